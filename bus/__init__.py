@@ -1,0 +1,1 @@
+"""The bus: typed messages over ZeroMQ, msgpack headers beside raw frames."""

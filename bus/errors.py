@@ -1,0 +1,79 @@
+"""Every error `dart` raises on purpose, in one tree.
+
+`UserError` and its children are the user's to mend (exit code 2); the others are faults of the
+run (exit code 1). Each message names the place and the cure in one line.
+"""
+
+from __future__ import annotations
+
+
+class DartError(Exception):
+    """Root of all errors raised on purpose; `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class UserError(DartError):
+    """The user gave something that cannot work; the message says what to change."""
+
+    exit_code = 2
+
+
+class ConfigError(UserError):
+    """A configuration file or `--set` override is wrong: file, key and cure in one line."""
+
+
+class TaskError(UserError):
+    """A task or suite does not exist or is malformed."""
+
+
+class ModelError(UserError):
+    """A model folder is missing, incomplete or of an unsupported class."""
+
+
+class MissingPartError(UserError):
+    """An optional package, program or device is not installed; the message names the install step."""
+
+
+class RunDirectoryError(UserError):
+    """A run directory cannot be used: wrong owner or mode, another schema, already in use."""
+
+
+class BusError(DartError):
+    """A fault on the wire."""
+
+
+class DeadlineError(BusError):
+    """A wait ran past its deadline; the message names who waited for what and how long."""
+
+
+class ProtocolError(BusError):
+    """A message was refused: unknown kind, other protocol version, wrong, missing or unknown fields."""
+
+
+class RefusedError(BusError):
+    """The other side answered the request with an error; the message carries its text."""
+
+
+class EnvError(DartError):
+    """An environment broke; the episode is invalid, never failed."""
+
+
+class ActionError(DartError):
+    """A model's text is not an action of the codec's grammar; an ordinary step outcome."""
+
+
+class EngineError(DartError):
+    """An inference engine could not serve a request."""
+
+
+class WeightsError(DartError):
+    """A weight set was refused: truncated, wrong names, shapes, dtypes or digest."""
+
+
+class StoreError(DartError):
+    """The database could not be read or written."""
+
+
+class CheckpointError(DartError):
+    """A trainer checkpoint cannot be written or resumed."""

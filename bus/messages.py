@@ -1,0 +1,336 @@
+"""Every type that crosses a process boundary: who sends it, who reads it, shapes and units.
+
+Axes: `[P]` prompt tokens, `[A]` completion tokens, `[I]` images of a prompt in reading order,
+`[S]` samples of a batch. Times are seconds; log-probabilities and entropies are in nats.
+A `bytes` field is a raw frame beside the msgpack header, never a part of it (see codec.py).
+
+    env   -> data     LeaseRequest, StepRecord, TrajectoryEnd
+    env   -> rollout  ActRequest
+    train -> data     TrainerHello, BatchRequest, BatchTrained, WeightsPublished
+    any   -> data     StatusRequest, StopRequest
+    any   -> all      Heartbeat (published)
+    data  -> all      RunState (published)
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PROTOCOL_VERSION = 1
+"""Raised by any change of a message's fields or meaning; other versions are refused by name."""
+
+Role = Literal["env", "rollout", "data", "train", "status", "eval"]
+Outcome = Literal["pass", "fail", "invalid"]
+StopReason = Literal[
+    "done",  # the policy said it was finished, or the environment ended the episode
+    "gave_up",  # the policy said the task cannot be done
+    "step_limit",  # the step cap was reached
+    "malformed",  # the completion was no action of the grammar
+    "environment",  # the environment broke: the verdict is invalid
+    "cancelled",  # the run or the lease ended first
+]
+
+
+class Message(BaseModel):
+    """Base of all wire types: immutable, strict types, unknown and missing fields refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Reply(Message):
+    """Base of all answers to a request."""
+
+
+class Request(Message):
+    """Base of all requests; `reply_type` is what a good answer is."""
+
+    reply_type: ClassVar[type[Reply]]
+
+
+# --- parts ----------------------------------------------------------------------------------
+
+
+class Sampling(Message):
+    """How a completion is drawn."""
+
+    temperature: float = Field(ge=0)  # 0 is greedy
+    max_tokens: int = Field(ge=1)  # tokens
+    seed: int = Field(ge=0)
+
+
+class VersionSpan(Message):
+    """Completion tokens [start, end) were produced by the weights of `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+class Turn(Message):
+    """One past step of the episode as the model may see it, oldest first in a prompt."""
+
+    text: str  # the completion, as the model wrote it
+    screenshot: bytes | None = None  # encoded image before the action; None where history dropped it
+
+
+class Lease(Message):
+    """data -> env: play this task once. The trajectory's id is the lease's id."""
+
+    trajectory_id: str
+    group_id: str
+    suite: str
+    task_id: str
+    task_seed: int  # seeds the environment's reset
+    max_steps: int  # steps
+    sampling: Sampling  # its seed is the episode's; step i adds i
+    expires_s: float  # without a step or heartbeat for this long, the lease is taken back
+
+
+class Sample(Message):
+    """One step of one trajectory, ready to train on."""
+
+    trajectory_id: str
+    step: int
+    prompt_token_ids: list[int]  # [P], image placeholders expanded
+    token_ids: list[int]  # [A]
+    behaviour_logprobs: list[float]  # [A], nats, of the distribution sampled from
+    version_spans: list[VersionSpan]
+    image_hashes: list[str]  # [I], keys of Batch.images
+    advantage: float
+    weight: float  # multiplies the sample's loss; 1.0 for a fresh sample
+
+
+class Batch(Message):
+    """data -> train: one update's work."""
+
+    batch_id: int
+    group_ids: list[str]
+    temperature: float  # logits are divided by it before the trainer's log-softmax
+    samples: list[Sample]  # [S]
+    images: dict[str, bytes]  # content hash -> encoded image
+
+
+# --- env -> data ----------------------------------------------------------------------------
+
+
+class Ack(Reply):
+    """The request is durable. `accepted` is False where it came too late; `note` says why."""
+
+    accepted: bool = True
+    note: str = ""
+
+
+class LeaseReply(Reply):
+    """data -> env: a task to play, or when to ask again and what the wait is for."""
+
+    lease: Lease | None = None
+    retry_after_s: float = 0.0
+    reason: str = ""
+
+
+class LeaseRequest(Request):
+    """env -> data: slot `slot` of `worker` is free."""
+
+    reply_type: ClassVar[type[Reply]] = LeaseReply
+    worker: str
+    slot: int
+    suites: list[str]  # the suites this worker can play
+
+
+class StepRecord(Request):
+    """env -> data: one step, as it happened: the screenshot and the completion it drew."""
+
+    reply_type: ClassVar[type[Reply]] = Ack
+    trajectory_id: str
+    step: int  # 0-based
+    screenshot: bytes  # encoded image before the action
+    media_type: str  # e.g. image/png
+    image_hashes: list[str]  # [I], the prompt's images; the last is this screenshot's
+    prompt_token_ids: list[int]  # [P]
+    token_ids: list[int]  # [A]
+    behaviour_logprobs: list[float]  # [A], nats
+    entropies: list[float]  # [A], nats
+    version_spans: list[VersionSpan]
+    text: str  # the completion, decoded
+    action: dict[str, Any] | None  # envs.actions.Action as a dict; None where malformed
+    error: str  # why the text is no action; empty where it is one
+    model_s: float  # waited for the completion
+    env_s: float  # the environment's step
+
+
+class TrajectoryEnd(Request):
+    """env -> data: the episode is over."""
+
+    reply_type: ClassVar[type[Reply]] = Ack
+    trajectory_id: str
+    steps: int  # how many StepRecords belong to it
+    outcome: Outcome
+    reason: str
+    stop_reason: StopReason
+    screenshot: bytes | None  # encoded image after the last action
+    reset_s: float
+    wall_s: float
+
+
+# --- env -> rollout -------------------------------------------------------------------------
+
+
+class Completion(Reply):
+    """rollout -> env: what the policy said to one screen."""
+
+    prompt_token_ids: list[int]  # [P]
+    token_ids: list[int]  # [A]
+    behaviour_logprobs: list[float]  # [A], nats, of the distribution sampled from
+    entropies: list[float]  # [A], nats
+    version_spans: list[VersionSpan]
+    text: str
+    stop: Literal["end", "length"]  # end-of-turn token, or max_tokens reached
+    queue_s: float  # waited before the engine took it up
+    engine_s: float
+
+
+class ActRequest(Request):
+    """env -> rollout: the screen, the instruction and what came before; what next?"""
+
+    reply_type: ClassVar[type[Reply]] = Completion
+    trajectory_id: str
+    step: int
+    instruction: str
+    turns: list[Turn]  # oldest first; history has already chosen what is visible
+    screenshot: bytes  # encoded image
+    width: int  # pixels of the screenshot
+    height: int
+    sampling: Sampling
+
+
+# --- train -> data --------------------------------------------------------------------------
+
+
+class TrainerHello(Request):
+    """train -> data: (re)started from a checkpoint; serve again what it has not seen."""
+
+    reply_type: ClassVar[type[Reply]] = Ack
+    policy_version: int
+    batches_trained: list[int]  # ids in the checkpoint's history since the previous checkpoint
+    last_batch_id: int  # newest batch the checkpoint contains; 0 before the first
+
+
+class BatchReply(Reply):
+    """data -> train: a batch, or when to ask again and what the wait is for."""
+
+    batch: Batch | None = None
+    retry_after_s: float = 0.0
+    reason: str = ""
+
+
+class BatchRequest(Request):
+    """train -> data: give me the next batch."""
+
+    reply_type: ClassVar[type[Reply]] = BatchReply
+    policy_version: int
+
+
+class BatchTrained(Request):
+    """train -> data: the batch is in the weights; its metrics."""
+
+    reply_type: ClassVar[type[Reply]] = Ack
+    batch_id: int
+    policy_version: int  # after the update
+    metrics: dict[str, float]
+
+
+class WeightsPublished(Request):
+    """train -> data: a weight set is complete on disk and may be taken."""
+
+    reply_type: ClassVar[type[Reply]] = Ack
+    policy_version: int
+    path: str  # directory with manifest.json
+    digest: str  # of the manifest
+
+
+# --- any -> data ----------------------------------------------------------------------------
+
+
+class StatusReply(Reply):
+    """data -> status: the run at one moment (see dart_cli/data/service.py for the fields)."""
+
+    snapshot: dict[str, Any]
+
+
+class StatusRequest(Request):
+    """status -> data: how is the run?"""
+
+    reply_type: ClassVar[type[Reply]] = StatusReply
+
+
+class StopRequest(Request):
+    """any -> data: lease nothing more and tell everyone to end."""
+
+    reply_type: ClassVar[type[Reply]] = Ack
+    reason: str
+
+
+class ErrorReply(Reply):
+    """any server -> requester: the request was understood and refused."""
+
+    error: str
+    error_type: str  # class name in bus.errors
+
+
+# --- published ------------------------------------------------------------------------------
+
+
+class Heartbeat(Message):
+    """any -> all, every second: I live, this is my load, this is what I wait for."""
+
+    role: Role
+    worker: str  # unique in the run, e.g. env-0
+    host: str
+    pid: int
+    started_at: float  # unix seconds
+    sent_at: float  # unix seconds
+    endpoint: str  # where it serves requests; empty if it does not
+    policy_version: int  # weights it holds; -1 if none
+    state: str  # one word: starting, ready, waiting, syncing, training, stopping
+    waiting_for: str  # what it waits for in words; empty if nothing
+    waiting_s: float  # for how long
+    gauges: dict[str, float]  # role-specific numbers, named in docs
+    trajectories: list[str]  # env: leases in play, which this heartbeat renews
+
+
+class RunState(Message):
+    """data -> all, every second and at each change: the run's newest weights and whether to end."""
+
+    run_id: str
+    policy_version: int  # newest published; -1 before the first
+    weights_path: str
+    stopping: bool
+    reason: str  # why it stops
+
+
+MESSAGES: dict[str, type[Message]] = {
+    cls.__name__: cls
+    for cls in (
+        Ack,
+        ActRequest,
+        BatchReply,
+        BatchRequest,
+        BatchTrained,
+        Completion,
+        ErrorReply,
+        Heartbeat,
+        LeaseReply,
+        LeaseRequest,
+        RunState,
+        StatusReply,
+        StatusRequest,
+        StepRecord,
+        StopRequest,
+        TrainerHello,
+        TrajectoryEnd,
+        WeightsPublished,
+    )
+}
+"""Every kind that may stand alone on the wire, by name."""

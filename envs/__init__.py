@@ -1,0 +1,1 @@
+"""Environments: real GUIs behind one contract."""

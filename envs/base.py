@@ -1,0 +1,89 @@
+"""The contract every environment keeps: gymnasium's `reset` and `step`, and a tri-state verdict.
+
+An environment plays one task at a time in one GUI. Observations are encoded screenshots; actions
+are `envs.actions`; the evaluator looks at the state, never at the policy's claims.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from envs.actions import Action
+
+Outcome = Literal["pass", "fail", "invalid"]
+Split = Literal["train", "heldout"]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One screenshot, encoded, with its size in pixels."""
+
+    screenshot: bytes
+    media_type: str  # image/png or image/jpeg
+    width: int  # pixels
+    height: int  # pixels
+
+
+@dataclass(frozen=True)
+class Task:
+    """A goal and its evaluator, by name; the seed given to `reset` makes one instance of it."""
+
+    id: str  # unique in its suite, e.g. mini/popup
+    suite: str
+    instruction: str  # what the policy is told; may hold {fields} that reset fills in
+    max_steps: int  # steps after which an episode is cut off
+    tier: int = 1  # shortest solution in steps, roughly; 1 is easiest
+    split: Split = "train"  # whether the template may be trained on
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the evaluator says: pass, fail, or invalid (broken environment or evaluator)."""
+
+    outcome: Outcome
+    reason: str
+
+    @property
+    def reward(self) -> float | None:
+        """1.0 for pass, 0.0 for fail; None for invalid, which is never trained on."""
+        return {"pass": 1.0, "fail": 0.0, "invalid": None}[self.outcome]
+
+
+@runtime_checkable
+class GuiEnv(Protocol):
+    """One GUI that plays one task at a time. Not thread-safe: one slot owns it."""
+
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Start the task `options["task"]` (a Task) from `seed`.
+
+        Returns the first observation and an info dict that holds `instruction`, the task's text
+        with its fields filled in. Raises EnvError if the GUI cannot be brought up.
+        """
+        ...
+
+    def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Perform one action; returns (observation, reward, terminated, truncated, info).
+
+        `reward` is 1.0 only on the step that ends in a pass. An action that hits nothing is
+        harmless. Raises EnvError if the GUI broke.
+        """
+        ...
+
+    def evaluate(self) -> Verdict:
+        """Judge the present state. Never raises for a wrong state; invalid says what broke."""
+        ...
+
+    def close(self) -> None:
+        """Free everything; may be called twice."""
+        ...
+
+
+def content_hash(blob: bytes) -> str:
+    """Name of a blob by its content: 32 hex digits of BLAKE2b."""
+    return hashlib.blake2b(blob, digest_size=16).hexdigest()
