@@ -1,0 +1,306 @@
+"""The whole configuration of a run: one TOML file, validated before anything starts.
+
+Each section is a class, each field carries its meaning, unit and range below it. `dart init`
+writes these texts as comments, `dart config` in docs/ shows them, and an error cites the field.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from bus.errors import ConfigError
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, unknown keys refused, field docstrings are the help."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
+    )
+
+
+Positive = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class RunConfig(Section):
+    """Where the run lives and what makes it repeatable."""
+
+    dir: Path = Path("runs/default")
+    """Run directory: database, weights, logs, sockets; made private (0700). Relative to the shell."""
+
+    seed: int = Field(default=0, ge=0)
+    """Seeds task order, environments and sampling."""
+
+
+class BusConfig(Section):
+    """How the processes reach each other."""
+
+    transport: Literal["ipc", "tcp"] = "ipc"
+    """`ipc`: sockets in the run directory, one host. `tcp`: across hosts, with CURVE keys."""
+
+    host: str = "127.0.0.1"
+    """Address `dart data` and `dart rollout` bind with tcp; beyond loopback it needs `keys`."""
+
+    port: int = Field(default=7800, ge=1024, le=65000)
+    """First of three tcp ports of `dart data`: requests, telemetry in, telemetry out."""
+
+    keys: Path | None = None
+    """Folder of CURVE keys; required beyond loopback."""
+
+    deadline_s: Seconds = 30.0
+    """Seconds a request may take before it is an error that names who waited for whom."""
+
+
+class ModelConfig(Section):
+    """The policy network."""
+
+    path: str = "builtin:tiny"
+    """A Hugging Face folder (Qwen2-VL, Qwen2.5-VL / UI-TARS, Qwen3-VL), or `builtin:tiny`."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Floating point type of weights and activations."""
+
+    freeze_vision: bool = False
+    """Leave the vision tower as it is."""
+
+
+class PolicyConfig(Section):
+    """How screens become prompts and text becomes actions."""
+
+    codec: Literal["compact", "uitars"] = "compact"
+    """The model's action language: `compact` (tiny model) or `uitars` (UI-TARS text)."""
+
+    coordinates: Literal["thousandths", "resized"] = "thousandths"
+    """Numbers in actions: 0-999 of each side, or pixels of the smart-resized screenshot."""
+
+    history_images: int = Field(default=1, ge=1, le=32)
+    """Screenshots in a prompt, the current one included."""
+
+    history_turns: int = Field(default=0, ge=0, le=1000)
+    """Past turns whose text stays in the prompt."""
+
+    system_prompt: str = ""
+    """Put first in every prompt; empty for none."""
+
+
+class EnvConfig(Section):
+    """The environments of one `dart env` process."""
+
+    suite: str = "mini"
+    """Name of a task suite, or `package.module:Suite` / `file.py:Suite` of your own."""
+
+    tasks: list[str] = []
+    """Task ids to train on; empty for all of the suite's training split."""
+
+    slots: Positive = 16
+    """Environments played at once by one process."""
+
+    options: dict[str, Any] = {}
+    """Passed to the environment, e.g. its resolution."""
+
+    reset_deadline_s: Seconds = 60.0
+    """Seconds a reset may take before the episode is invalid and the slot starts afresh."""
+
+    step_deadline_s: Seconds = 30.0
+    """Seconds an action may take, likewise."""
+
+    malformed: Literal["end", "noop"] = "end"
+    """A completion that is no action: `end` fails the episode, `noop` spends a step."""
+
+
+class RolloutConfig(Section):
+    """One rollout worker: an engine and how it samples."""
+
+    engine: Literal["transformers", "scripted"] = "transformers"
+    """What runs the model. `scripted` answers at random without one, to try the plumbing."""
+
+    temperature: float = Field(default=1.0, gt=0, le=10)
+    """Sampling temperature; the trainer divides logits by the same."""
+
+    max_tokens: Positive = 16
+    """Longest completion, tokens."""
+
+    max_batch: Positive = 32
+    """Requests decoded together."""
+
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:N`."""
+
+    threads: Positive = 1
+    """CPU threads of torch; more than the free cores stalls."""
+
+    deadline_s: Seconds = 60.0
+    """Seconds an environment waits for a completion, over all workers."""
+
+
+class DataConfig(Section):
+    """What is played next and what is trained on."""
+
+    group_size: int = Field(default=8, ge=2, le=1024)
+    """Trajectories of one task and seed that are compared."""
+
+    groups_per_batch: Positive = 8
+    """Groups with a gradient (mixed rewards) in one batch."""
+
+    max_open_groups: Positive = 24
+    """Groups leased or waiting to be trained at once: the bound on work in flight."""
+
+    max_staleness: int = Field(default=4, ge=0)
+    """A group whose oldest token is more versions behind than this is dropped, with the reason."""
+
+    task_sampling: Literal["uniform", "frontier"] = "frontier"
+    """`frontier` prefers tasks near 50 % success (moving average); `uniform` takes all alike."""
+
+    advantage: Literal["group_std", "group_mean"] = "group_std"
+    """Centre rewards in the group; `group_std` also divides by their standard deviation."""
+
+    lease_s: Seconds = 60.0
+    """Seconds without a step or heartbeat after which a lease is taken back."""
+
+
+class TrainConfig(Section):
+    """The optimizer and the objective (arXiv 2509.23866 section 3)."""
+
+    updates: int = Field(default=200, ge=0)
+    """The run ends after this many optimizer updates."""
+
+    max_minutes: float = Field(default=0.0, ge=0)
+    """The run ends after this many minutes of training; 0 for no limit."""
+
+    lr: float = Field(default=1e-6, ge=0, le=1, allow_inf_nan=False)
+    """AdamW learning rate after warm-up; 0 trains nothing (a control)."""
+
+    lr_end: float = Field(default=1.0, ge=0, le=1)
+    """Fraction of `lr` reached linearly at the last update."""
+
+    warmup: int = Field(default=0, ge=0)
+    """Updates over which the learning rate rises from 0."""
+
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
+        0.9,
+        0.99,
+    )
+    """AdamW's moment decay rates."""
+
+    weight_decay: float = Field(default=0.0, ge=0, le=1)
+    """AdamW's decoupled weight decay."""
+
+    grad_clip: float = Field(default=1.0, gt=0)
+    """Largest gradient norm."""
+
+    clip_low: float = Field(default=0.2, ge=0, lt=1)
+    """Ratios below 1 - clip_low are clipped."""
+
+    clip_high: float = Field(default=0.28, ge=0)
+    """Ratios above 1 + clip_high are clipped (clip-higher)."""
+
+    is_cap: float = Field(default=1.0, gt=0)
+    """C of truncated importance sampling: min(proximal / behaviour, C) per token."""
+
+    kl_beta: float = Field(default=0.0, ge=0)
+    """Weight of the k3 KL to the model the run began with; 0 keeps no reference model."""
+
+    micro_batch: Positive = 32
+    """Samples in one forward; the update accumulates over all of them."""
+
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:N`."""
+
+    threads: Positive = 1
+    """CPU threads of torch."""
+
+    checkpoint_every: Positive = 10
+    """Updates between checkpoints."""
+
+    keep_checkpoints: Positive = 2
+    """Newest checkpoints kept."""
+
+
+class WeightsConfig(Section):
+    """How new weights reach the rollout workers."""
+
+    channel: Literal["file"] = "file"
+    """`file`: safetensors and a manifest in a directory, published atomically."""
+
+    directory: Path | None = None
+    """Where weight sets are written; empty for `weights/` of the run (or put it in /dev/shm)."""
+
+    publish_every: Positive = 1
+    """Updates between publications."""
+
+    keep: int = Field(default=3, ge=2)
+    """Newest weight sets kept."""
+
+
+class EvalConfig(Section):
+    """Held-out evaluation, by `dart eval` and around `dart up`."""
+
+    episodes: int = Field(default=400, ge=0)
+    """Episodes per evaluation and mode (sampled, greedy), spread over the tasks; 0 for none."""
+
+    tasks: list[str] = []
+    """Task ids to evaluate; empty for the training tasks (on held-out seeds)."""
+
+    compositions: list[str] = []
+    """Task ids never trained on, reported apart; empty for the suite's held-out split."""
+
+    seed: int = Field(default=1_000_000, ge=0)
+    """First seed of the evaluation's episodes."""
+
+    around: bool = False
+    """`dart up` evaluates before and after the run and writes a report."""
+
+
+class UpConfig(Section):
+    """What `dart up` starts."""
+
+    envs: int = Field(default=1, ge=0, le=256)
+    """`dart env` processes."""
+
+    rollouts: int = Field(default=1, ge=0, le=256)
+    """`dart rollout` processes."""
+
+    restart: int = Field(default=3, ge=0)
+    """Times a process that died is started again before the run is ended."""
+
+
+class Config(Section):
+    """A run, whole."""
+
+    run: RunConfig = RunConfig()
+    bus: BusConfig = BusConfig()
+    model: ModelConfig = ModelConfig()
+    policy: PolicyConfig = PolicyConfig()
+    env: EnvConfig = EnvConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
+    weights: WeightsConfig = WeightsConfig()
+    eval: EvalConfig = EvalConfig()
+    up: UpConfig = UpConfig()
+
+
+def load_config(path: Path, overrides: list[str] | None = None) -> Config:
+    """Read and validate a TOML file with `section.key=value` overrides (TOML values).
+
+    Raises ConfigError: one line with key, value, file and cure.
+    """
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"no such file: {path}; `dart init DIR` writes a starter") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"not TOML: {error} ({path})") from None
+    for override in overrides or []:
+        section, _, value = override.partition("=")
+        *parents, key = section.split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[key] = tomllib.loads(f"v = {value}")["v"]
+    return Config.model_validate(tree)

@@ -1,0 +1,70 @@
+"""What an inference engine is: prompts of token ids and images in, exact samples out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from bus.messages import Sampling, VersionSpan
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """One completion to draw."""
+
+    request_id: str
+    prompt_token_ids: list[int]  # [P], image placeholders expanded
+    images: list[bytes]  # [I], encoded, in prompt order
+    sampling: Sampling
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One completion, with the numbers the trainer needs."""
+
+    token_ids: list[int]  # [A], the end-of-turn token included where it was drawn
+    behaviour_logprobs: list[float]  # [A], nats, of the distribution sampled from
+    entropies: list[float]  # [A], nats, of the same distribution
+    version_spans: list[VersionSpan]
+    stop: Literal["end", "length"]
+    queue_s: float
+    engine_s: float
+
+
+@dataclass(frozen=True)
+class UpdateTiming:
+    """Where a weight update's time went, seconds."""
+
+    pause_s: float
+    transfer_s: float
+    finish_s: float
+
+
+class Engine(Protocol):
+    """Serves completions from one set of weights, which can be replaced while it serves."""
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights that serve now."""
+        ...
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Draw one completion. Raises EngineError; cancelling the task frees its place."""
+        ...
+
+    async def update_weights(self, directory: Path, policy_version: int) -> UpdateTiming:
+        """Take a published weight set; no request is lost.
+
+        Raises WeightsError before anything is touched if the set is incomplete or does not fit;
+        the old weights then go on serving.
+        """
+        ...
+
+    def gauges(self) -> dict[str, float]:
+        """Load for the heartbeat: in_flight, waiting, busy_s, idle_s, tokens."""
+        ...
+
+    async def close(self) -> None:
+        """Cancel what is in flight and free the engine."""
+        ...
