@@ -1,0 +1,104 @@
+"""The run at one moment: what `StatusReply.snapshot` holds, written by data, drawn by status.
+
+`Snapshot.model_dump(mode="json")` goes on the wire; a reader calls `Snapshot.model_validate`.
+Unknown fields are ignored, so that an older `dart status` can watch a newer run. Times are
+seconds, moments are unix seconds, rates are per minute.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Part(BaseModel):
+    """Base of the snapshot's parts: frozen; fields of a newer version are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class ProcessView(Part):
+    """One process, as its last heartbeat told it."""
+
+    role: str
+    worker: str
+    host: str
+    pid: int
+    alive: bool  # heard of within the liveness limit
+    heartbeat_age_s: float
+    started_at: float  # unix seconds
+    policy_version: int  # weights it holds; -1 if none
+    state: str  # one word: starting, ready, waiting, syncing, training, stopping
+    waiting_for: str  # empty if nothing
+    waiting_s: float
+    gauges: dict[str, float] = {}
+
+
+class TaskView(Part):
+    """How one training task fares."""
+
+    suite: str
+    task_id: str
+    trajectories: int  # judged pass or fail
+    passed: int
+    invalid: int
+    success: float | None  # exponential moving average in [0, 1]; None before the first verdict
+    weight: float  # probability of being the next group's task
+    curve: list[float | None] = []  # mean success by policy version bucket, oldest first
+
+
+class StalenessView(Part):
+    """Trainer version minus the version that sampled a token, over the tokens of recent batches."""
+
+    mean: float
+    max: int
+    histogram: dict[int, int] = {}  # versions behind -> tokens
+
+
+class Rates(Part):
+    """Throughput over the last `window_s` seconds, per minute."""
+
+    window_s: float
+    trajectories: float
+    steps: float
+    actions: float  # steps whose completion was an action of the grammar
+    train_steps: float
+
+
+class GroupsView(Part):
+    """Where the groups stand."""
+
+    open: int  # some member is not over yet
+    ready: int  # informative and complete, waiting for a batch
+    batched: int  # served to the trainer, not yet acknowledged
+    trained: int
+    limit: int  # data.max_open_groups: bound on open + ready
+    dropped: dict[str, int] = {}  # reason -> groups
+
+
+class Snapshot(Part):
+    """The whole run, for `dart status`, `dart up` and anything that watches."""
+
+    run_id: str
+    run_dir: str
+    now: float  # unix seconds, when this was taken
+    uptime_s: float  # of this data process
+    run_s: float  # since the run was first started
+    stopping: bool
+    reason: str  # why it stops; empty while it runs
+    policy_version: int  # newest published; -1 before the first
+    updates: int  # batches in the weights
+    updates_total: int  # config.train.updates: the run ends there
+    processes: list[ProcessView] = []
+    trajectories: dict[str, int] = {}  # ledger state -> count
+    verdicts: dict[str, int] = {}  # pass, fail, invalid -> count
+    dropped: dict[str, int] = {}  # reason -> trajectories
+    groups: GroupsView
+    tasks: list[TaskView] = []
+    success: float | None = None  # over the most recent trajectories of all tasks
+    success_curve: list[float | None] = []  # all tasks, by policy version bucket, oldest first
+    rates: Rates
+    staleness: StalenessView
+    metrics: dict[str, float] = {}  # newest train metrics: loss, reward, entropy, kl, lr, ...
+    metric_curves: dict[str, list[float]] = {}  # the same by update, recent, oldest first
+    store_bytes: int = 0  # database on disk
+    warnings: list[str] = []  # who waits for whom, since when, and the likely cure
