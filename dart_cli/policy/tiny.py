@@ -1,0 +1,290 @@
+"""The tiny policy: a 0.6 M parameter Qwen3-VL that learns GUI tasks by RL on one CPU core.
+
+    words         the closed vocabulary: numbers, action heads, instruction words, ASCII characters
+    tokenizer     a word-level fast tokenizer whose decode(encode(text)) is text, for any ASCII text
+    config        sizes of the same `Qwen3VLForConditionalGeneration` that loads real checkpoints
+    initialise    random starting values that keep what a pre-trained model knows about geometry
+    save          a standard Hugging Face folder, so that one loader serves tiny and real models
+
+The trained checkpoint stands beside this module in `tiny/`; scripts/build_tiny_base.py makes it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen2VLImageProcessorPil,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+)
+
+FOLDER = Path(__file__).parent / "tiny"
+"""Where `builtin:tiny` lives."""
+
+SCREEN = 168
+"""Side in pixels of the screen the model is trained on; other multiples of 28 work, untrained."""
+
+NUMBERS = 1000
+"""Numbers 0-999 are one token each: coordinates in thousandths of the screen."""
+
+IMAGE, VIDEO, END = "<|image_pad|>", "<|video_pad|>", "<|im_end|>"
+SPECIALS = (
+    "<|pad|>",
+    "<unk>",
+    "<|im_start|>",
+    END,
+    "<|vision_start|>",
+    "<|vision_end|>",
+    IMAGE,
+    VIDEO,
+)
+
+ACTION_HEADS = (
+    "click",
+    "right_click",
+    "double_click",
+    "move",
+    "drag",
+    "scroll",
+    "type",
+    "key",
+    "wait",
+    "done",
+    "fail",
+    "answer",
+)
+"""`name(` is one token for each of these."""
+
+WORDS = tuple(
+    """
+    a above add after all alt an and are arrow at back backspace bar before below big blue bottom
+    box brown button cancel center check checkbox checked choose circle click close colour confirm
+    cross ctrl cyan dark delete dialog diamond disable done double down drag drop dropdown edit
+    eighth email empty enable enter escape every field fifth file files find first folder form
+    fourth from go green grey has heart hidden home icon if image in into is item it its last left
+    light link list lower magenta make mark menu middle minus mode modal move name navy new next
+    nothing number of off ok old olive on one only open option or orange out over page panel pink
+    plus popup press previous purple put radio rectangle red remove rename right ring row same
+    save screen scroll second select set settings seventh shape shift show sixth slider small
+    square star submit swatch switch tab tap task teal text than that the then there third this
+    three tick tile time title to toggle top triangle turn two type uncheck unlabelled until up
+    upper user using value visible volume wait what white window with word yellow yes no black
+    pointing matching marked coloured large short long wide tall near far under beside between
+    """.split()
+)
+"""Words of instructions; each is a token with and without a leading space. Others are spelt."""
+
+ROLES = ("system\n", "user\n", "assistant\n")
+
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{% if message.content is string %}{{ message.content }}{% else -%}
+{%- for part in message.content -%}
+{%- if part.type == 'image' -%}<|vision_start|><|image_pad|><|vision_end|>
+{%- else -%}{{ part.text }}{%- endif -%}
+{%- endfor -%}
+{%- endif -%}<|im_end|>
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant
+{% endif -%}
+"""
+
+_PIECES = r"(?:system|user|assistant)\n|[a-z_]+\(| ?[A-Za-z]+|[0-9]{1,3}|[\s\S]"
+
+
+@dataclass(frozen=True)
+class TinySizes:
+    """Sizes of the two towers; the defaults give 0.6 M parameters, 2.5 MB in float32."""
+
+    text_hidden: int = 96
+    text_layers: int = 2
+    text_heads: int = 4
+    text_mlp: int = 192
+    vision_hidden: int = 64
+    vision_layers: int = 2
+    vision_heads: int = 4
+    vision_mlp: int = 128
+    patch: int = 14  # pixels
+    merge: int = 2  # patches per image token, each way
+    screen: int = SCREEN  # pixels; one learned vision position per patch of this screen
+
+
+def vocabulary() -> list[str]:
+    """Every ordinary token in id order, after the specials: numbers first, then the rest."""
+    tokens = [str(number) for number in range(NUMBERS)]
+    tokens += [f"{name}(" for name in ACTION_HEADS]
+    tokens += list(ROLES)
+    for word in dict.fromkeys(WORDS):
+        tokens += [word, f" {word}"]
+    tokens += ["\n", "\t", *(chr(code) for code in range(32, 127))]
+    return list(dict.fromkeys(tokens))
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """The tokenizer. Unigram with equal scores: the fewest tokens win, so known words stay whole
+    and anything else that is ASCII is spelt; decoding joins without inserting spaces."""
+    scored = [(token, -1.0) for token in (*SPECIALS, *vocabulary())]
+    core = Tokenizer(models.Unigram(scored, unk_id=SPECIALS.index("<unk>")))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")
+    core.decoder = decoders.Fuse()
+    core.add_special_tokens([AddedToken(token, special=True) for token in SPECIALS])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token="<|pad|>",
+        unk_token="<unk>",
+        eos_token=END,
+        additional_special_tokens=[s for s in SPECIALS if s not in ("<|pad|>", "<unk>", END)],
+        clean_up_tokenization_spaces=False,
+        padding_side="left",
+        model_max_length=4096,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def build_config(vocab_size: int, sizes: TinySizes = TinySizes()) -> Qwen3VLConfig:
+    """The model's configuration for a vocabulary of `vocab_size` rows."""
+    special = {token: index for index, token in enumerate(SPECIALS)}
+    head = sizes.text_hidden // sizes.text_heads
+    pairs = head // 2
+    section = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]  # time, height, width
+    return Qwen3VLConfig(
+        text_config={
+            "model_type": "qwen3_vl_text",
+            "vocab_size": vocab_size,
+            "hidden_size": sizes.text_hidden,
+            "intermediate_size": sizes.text_mlp,
+            "num_hidden_layers": sizes.text_layers,
+            "num_attention_heads": sizes.text_heads,
+            "num_key_value_heads": sizes.text_heads,
+            "head_dim": head,
+            "max_position_embeddings": 4096,
+            "initializer_range": 0.08,
+            "pad_token_id": special["<|pad|>"],
+            "eos_token_id": special[END],
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "mrope_section": section,
+                "mrope_interleaved": True,
+            },
+        },
+        vision_config={
+            "model_type": "qwen3_vl_vision",
+            "depth": sizes.vision_layers,
+            "hidden_size": sizes.vision_hidden,
+            "intermediate_size": sizes.vision_mlp,
+            "num_heads": sizes.vision_heads,
+            "patch_size": sizes.patch,
+            "spatial_merge_size": sizes.merge,
+            "temporal_patch_size": 1,
+            "out_hidden_size": sizes.text_hidden,
+            "num_position_embeddings": (sizes.screen // sizes.patch) ** 2,
+            "deepstack_visual_indexes": [0],
+            "initializer_range": 0.08,
+        },
+        image_token_id=special[IMAGE],
+        video_token_id=special[VIDEO],
+        vision_start_token_id=special["<|vision_start|>"],
+        vision_end_token_id=special["<|vision_end|>"],
+        tie_word_embeddings=True,
+        pad_token_id=special["<|pad|>"],
+        eos_token_id=special[END],
+    )
+
+
+def build_image_processor(sizes: TinySizes = TinySizes()) -> Qwen2VLImageProcessorPil:
+    """Screens of 28 x 28 up to 1280 x 720 pixels, values scaled to [-1, 1]."""
+    return Qwen2VLImageProcessorPil(
+        patch_size=sizes.patch,
+        merge_size=sizes.merge,
+        temporal_patch_size=1,
+        size={"shortest_edge": 28 * 28, "longest_edge": 1280 * 728},
+        image_mean=[0.5, 0.5, 0.5],
+        image_std=[0.5, 0.5, 0.5],
+    )
+
+
+def fourier_features(positions: torch.Tensor, width: int) -> torch.Tensor:
+    """Sines and cosines [N, width] of positions [N] in [0, 1], half a turn and octaves above it."""
+    octaves = torch.arange(width // 2, dtype=torch.float32) * (6.0 / max(1, width // 2 - 1))
+    angles = positions[:, None] * math.pi * torch.exp2(octaves)[None, :]
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+def initialise(model: Qwen3VLForConditionalGeneration, seed: int) -> None:
+    """Give `model` its random starting values, in place; the same seed gives the same values.
+
+    Learning to ground needs a metric of the screen: vision positions start as 2-D Fourier
+    features mixed at random (standard deviation 0.5) and number tokens as Fourier rows (0.08).
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def mixed(features: torch.Tensor, width: int, std: float) -> torch.Tensor:
+        projection = torch.randn(features.shape[1], width, generator=generator)
+        rows = features @ projection
+        return rows * (std / rows.std())
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim >= 2:
+                parameter.normal_(0.0, 0.08, generator=generator)
+            elif name.endswith("bias"):
+                parameter.zero_()
+            else:
+                parameter.fill_(1.0)
+        visual = model.model.visual
+        patch = visual.patch_embed.proj.weight
+        patch.normal_(0.0, 1.0 / math.sqrt(patch[0].numel()), generator=generator)
+
+        side = visual.num_grid_per_side
+        line = (torch.arange(side) + 0.5) / side
+        width = visual.pos_embed.weight.shape[1]
+        axis = fourier_features(line, 16)
+        grid = torch.cat(
+            [axis[:, None, :].expand(-1, side, -1), axis[None, :, :].expand(side, -1, -1)], dim=2
+        )
+        visual.pos_embed.weight.copy_(mixed(grid.reshape(side * side, -1), width, 0.5))
+
+        rows = model.get_input_embeddings().weight
+        numbers = fourier_features((torch.arange(NUMBERS) + 0.5) / NUMBERS, 24)
+        first = len(SPECIALS)
+        rows[first : first + NUMBERS] = mixed(numbers, rows.shape[1], 0.08)
+    model.tie_weights()
+
+
+def build_tiny(
+    seed: int, sizes: TinySizes = TinySizes()
+) -> tuple[Qwen3VLForConditionalGeneration, PreTrainedTokenizerFast, Qwen2VLImageProcessorPil]:
+    """An untrained tiny model with its tokenizer and image processor."""
+    tokenizer = build_tokenizer()
+    model = Qwen3VLForConditionalGeneration(build_config(len(tokenizer), sizes))
+    initialise(model, seed)
+    return model.eval(), tokenizer, build_image_processor(sizes)
+
+
+def save(
+    folder: Path,
+    model: Qwen3VLForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerFast,
+    image_processor: Qwen2VLImageProcessorPil,
+    build: dict[str, Any],
+) -> None:
+    """Write a standard Hugging Face folder and `build.json`, the record of how it was made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    image_processor.save_pretrained(folder)
+    (folder / "build.json").write_text(json.dumps(build, indent=2, sort_keys=True) + "\n")
