@@ -1,0 +1,247 @@
+"""The policy's forward pass, shared by the engine and the trainer, and how it is kept fast.
+
+    ModelInputs      a left-padded batch with its distinct images
+    collate          token ids and screenshots -> ModelInputs
+    image_features   distinct images through the vision tower, once each
+    logits           the last positions' logits, over a KV cache if given
+    masked_logprobs  logits -> log-probabilities of the distribution that is sampled from
+    use_batched_vision   equal-size images attend in one call instead of one by one
+
+Screens repeat: the trajectories of a group share their first one and a click on nothing changes
+none. Each distinct image goes through the vision tower once and its features are scattered to
+every place that shows it; gradients add up over the places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface, Cache, PreTrainedModel
+
+from dart_cli.policy.images import PreparedImage
+
+BATCHED_VISION = "dart_flash_equal_lengths"
+"""Our vision attention's name at transformers; `flash` in it asks for the packed call."""
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """A batch of sequences, left-padded, and the distinct images they show."""
+
+    input_ids: torch.Tensor  # [B, L], int64
+    attention_mask: torch.Tensor  # [B, L], int64, 0 on padding
+    position_ids: torch.Tensor  # [3, B, L], int64: time, row, column
+    next_position: torch.Tensor  # [B], the position of the first token after each sequence
+    images: tuple[PreparedImage, ...]  # distinct, in order of first appearance
+    shown: tuple[int, ...]  # index into `images` of each image place, in reading order
+
+
+@dataclass(frozen=True)
+class ImageFeatures:
+    """What the vision tower says of each distinct image."""
+
+    embeds: tuple[torch.Tensor, ...]  # per image [tokens, hidden]
+    deepstack: tuple[tuple[torch.Tensor, ...], ...]  # per level, per image [tokens, hidden]
+
+
+def rope_positions(
+    token_ids: Sequence[int], grids: Sequence[tuple[int, int, int]], image_token: int, merge: int
+) -> tuple[torch.Tensor, int]:
+    """Positions [3, L] of one sequence in Qwen's multi-modal RoPE, and the next free position.
+
+    Text advances all three axes together; an image's tokens share their time and spread over
+    rows and columns; text after it goes on behind the larger side (arXiv 2409.12191, 2.1).
+    """
+    parts: list[torch.Tensor] = []
+    position, index, waiting = 0, 0, list(grids)
+    length = len(token_ids)
+    while index < length:
+        if token_ids[index] == image_token:
+            if not waiting:
+                raise ValueError("the prompt shows more images than were given")
+            _, rows, columns = waiting.pop(0)
+            rows, columns = rows // merge, columns // merge
+            row = torch.arange(rows).repeat_interleave(columns)
+            column = torch.arange(columns).repeat(rows)
+            parts.append(torch.stack([torch.zeros_like(row), row, column]) + position)
+            position += max(rows, columns)
+            index += rows * columns
+        else:
+            end = index
+            while end < length and token_ids[end] != image_token:
+                end += 1
+            parts.append((torch.arange(end - index) + position).expand(3, -1))
+            position += end - index
+            index = end
+    if waiting:
+        raise ValueError(f"the prompt leaves {len(waiting)} of its images without a place")
+    return torch.cat(parts, dim=1), position
+
+
+def collate(
+    sequences: Sequence[Sequence[int]],
+    images: Sequence[Sequence[PreparedImage]],
+    *,
+    pad_token: int,
+    image_token: int,
+    merge: int,
+) -> ModelInputs:
+    """Pad sequences (token ids [L_b]) on the left and gather their images [I_b] without repeats.
+
+    Raises ValueError where a sequence's placeholders and its images do not agree.
+    """
+    longest = max(len(sequence) for sequence in sequences)
+    input_ids = torch.full((len(sequences), longest), pad_token, dtype=torch.long)
+    attention_mask = torch.zeros_like(input_ids)
+    position_ids = torch.zeros((3, len(sequences), longest), dtype=torch.long)
+    next_position = torch.zeros(len(sequences), dtype=torch.long)
+    distinct: dict[str, int] = {}
+    kept: list[PreparedImage] = []
+    shown: list[int] = []
+    for row, (sequence, pictures) in enumerate(zip(sequences, images, strict=True)):
+        places = sum(token == image_token for token in sequence)
+        needed = sum(picture.tokens for picture in pictures)
+        if places != needed:
+            raise ValueError(
+                f"sequence {row} holds {places} image placeholders, its images need {needed}"
+            )
+        start = longest - len(sequence)
+        input_ids[row, start:] = torch.tensor(sequence, dtype=torch.long)
+        attention_mask[row, start:] = 1
+        positions, following = rope_positions(
+            sequence, [picture.grid for picture in pictures], image_token, merge
+        )
+        position_ids[:, row, start:] = positions
+        next_position[row] = following
+        for picture in pictures:
+            if picture.key not in distinct:
+                distinct[picture.key] = len(kept)
+                kept.append(picture)
+            shown.append(distinct[picture.key])
+    return ModelInputs(
+        input_ids, attention_mask, position_ids, next_position, tuple(kept), tuple(shown)
+    )
+
+
+def image_features(model: PreTrainedModel, images: Sequence[PreparedImage]) -> ImageFeatures:
+    """Features of each image [I]; differentiable with respect to the vision tower."""
+    device = next(model.parameters()).device
+    patches = torch.cat([image.patches for image in images]).to(device)
+    grids = torch.tensor([image.grid for image in images], dtype=torch.long, device=device)
+    inner: Any = model.model
+    output = inner.get_image_features(patches, grids, return_dict=True)
+    levels = getattr(output, "deepstack_features", None) or []
+    return ImageFeatures(
+        embeds=tuple(output.pooler_output), deepstack=tuple(tuple(level) for level in levels)
+    )
+
+
+def logits(
+    model: PreTrainedModel,
+    inputs: ModelInputs,
+    *,
+    last: int,
+    features: ImageFeatures | None = None,
+    cache: Cache | None = None,
+) -> torch.Tensor:
+    """Logits [B, last, V] in float32 of the last positions; `cache` is filled if given.
+
+    `features` are those of `inputs.images`, computed here where they are not given.
+    """
+    device = next(model.parameters()).device
+    extra: dict[str, Any] = {}
+    if inputs.images:
+        if features is None:
+            features = image_features(model, inputs.images)
+        extra["mm_encoder_outputs"] = {
+            "image": SimpleNamespace(
+                pooler_output=[features.embeds[index] for index in inputs.shown],
+                deepstack_features=[
+                    [level[index] for index in inputs.shown] for level in features.deepstack
+                ],
+            )
+        }
+    output = model(
+        input_ids=inputs.input_ids.to(device),
+        attention_mask=inputs.attention_mask.to(device),
+        position_ids=inputs.position_ids.to(device),
+        past_key_values=cache,
+        use_cache=cache is not None,
+        logits_to_keep=last,
+        **extra,
+    )
+    result: torch.Tensor = output.logits
+    return result.float()
+
+
+def masked_logprobs(
+    values: torch.Tensor, forbidden: torch.Tensor, temperature: torch.Tensor | float
+) -> torch.Tensor:
+    """Log-probabilities [..., V] of the distribution that is sampled from, natural log, float32.
+
+    `values` are logits [..., V]; `forbidden` token ids [K] have probability 0; `temperature`
+    divides what is left (a number, or [..., 1]). The engine samples from this and the trainer
+    scores with it, so that both mean the same distribution.
+    """
+    masked = values.float().index_fill(-1, forbidden, float("-inf"))
+    return F.log_softmax(masked / temperature, dim=-1)
+
+
+def use_batched_vision(model: PreTrainedModel) -> None:
+    """Let equal-size images attend in one call, and embed patches by a matrix product.
+
+    transformers splits the packed images and attends to them one after another, and embeds
+    patches through a Conv3d whose kernel is the whole patch; on a CPU both cost more than the
+    arithmetic they do. The results are the same up to rounding (tests/policy/test_model.py).
+    """
+    visual: Any = getattr(model, "model").visual
+    for block in visual.blocks:
+        block.attn.config._attn_implementation = BATCHED_VISION
+    projection = visual.patch_embed.proj
+
+    def embed(patches: torch.Tensor) -> torch.Tensor:
+        weight = projection.weight.flatten(1)
+        return F.linear(patches.reshape(-1, weight.shape[1]).to(weight.dtype), weight, projection.bias)
+
+    visual.patch_embed.forward = embed
+
+
+def _equal_length_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,  # [1, heads, patches, width]
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,  # [images + 1], where each image starts
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Full attention within each image; returns [1, patches, heads, width]."""
+    if cu_seq_lens_q is None:
+        raise ValueError("packed vision attention needs cu_seq_lens_q")
+    starts = cu_seq_lens_q.tolist()
+    lengths = [end - start for start, end in zip(starts, starts[1:], strict=False)]
+    heads, width = query.shape[1], query.shape[3]
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, images: int) -> torch.Tensor:
+        q, k, v = (
+            part.reshape(heads, images, -1, width).transpose(0, 1) for part in (q[0], k[0], v[0])
+        )
+        out = F.scaled_dot_product_attention(q, k, v, scale=scaling)  # [images, heads, L, width]
+        return out.transpose(1, 2).reshape(1, -1, heads, width)
+
+    if len(set(lengths)) == 1:
+        return attend(query, key, value, len(lengths)), None
+    parts = [
+        attend(*(part[:, :, start:end] for part in (query, key, value)), 1)
+        for start, end in zip(starts, starts[1:], strict=False)
+    ]
+    return torch.cat(parts, dim=1), None
+
+
+AttentionInterface.register(BATCHED_VISION, _equal_length_attention)

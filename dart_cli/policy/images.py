@@ -1,0 +1,140 @@
+"""Encoded screenshots to model input, exactly as the Hugging Face image processor makes it.
+
+    prepare       bytes -> patches and grid, remembered by content hash in a bounded cache
+    token_count   bytes -> how many placeholder tokens the prompt needs, from the header alone
+
+The processor scales and normalises each byte on its own, so its result is a table of 256 values
+per channel: the table is taken from the processor itself, which makes the fast path exact.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+from transformers import Qwen2VLImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+from bus.errors import EngineError
+from envs.base import content_hash
+
+
+@dataclass(frozen=True)
+class PreparedImage:
+    """One screenshot as the vision tower reads it."""
+
+    key: str  # content hash of the encoded bytes
+    patches: torch.Tensor  # [patches, channels * temporal * patch * patch], float32
+    grid: tuple[int, int, int]  # time, rows, columns, in patches
+    tokens: int  # placeholders it takes in a prompt
+
+
+class ImagePreparer:
+    """Turns encoded screenshots into patches. Thread-safe; holds at most `cache_bytes` of them."""
+
+    def __init__(
+        self, processor: Qwen2VLImageProcessorPil, cache_bytes: int = 256 * 2**20
+    ) -> None:
+        self.processor = processor
+        self.patch = int(processor.patch_size)
+        self.merge = int(processor.merge_size)
+        self.temporal = int(processor.temporal_patch_size)
+        self._table = _byte_table(processor)
+        self._cache: OrderedDict[str, PreparedImage] = OrderedDict()
+        self._cache_bytes = cache_bytes
+        self._held_bytes = 0
+        self._lock = threading.Lock()
+
+    def resized(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height in pixels the vision tower sees of a `width` x `height` screen."""
+        size = self.processor.size
+        rows, columns = smart_resize(
+            height,
+            width,
+            factor=self.patch * self.merge,
+            min_pixels=size["shortest_edge"],
+            max_pixels=size["longest_edge"],
+        )
+        return columns, rows
+
+    def token_count(self, encoded: bytes) -> int:
+        """Placeholder tokens of a screenshot. Raises EngineError if it is no image."""
+        with self._lock:
+            held = self._cache.get(content_hash(encoded))
+        if held is not None:
+            return held.tokens
+        with _open(encoded) as image:
+            width, height = self.resized(*image.size)
+        return (width // self.patch // self.merge) * (height // self.patch // self.merge)
+
+    def prepare(self, encoded: bytes) -> PreparedImage:
+        """Patches of a screenshot, from the cache where it has been seen.
+
+        Raises EngineError if `encoded` is no image.
+        """
+        key = content_hash(encoded)
+        with self._lock:
+            held = self._cache.get(key)
+            if held is not None:
+                self._cache.move_to_end(key)
+                return held
+        prepared = self._prepare(key, encoded)
+        with self._lock:
+            if key not in self._cache:
+                self._cache[key] = prepared
+                self._held_bytes += _size(prepared)
+            while self._held_bytes > self._cache_bytes and len(self._cache) > 1:
+                self._held_bytes -= _size(self._cache.popitem(last=False)[1])
+        return prepared
+
+    def _prepare(self, key: str, encoded: bytes) -> PreparedImage:
+        with _open(encoded) as opened:
+            image = opened.convert("RGB")
+        size = self.resized(*image.size)
+        if size != image.size:
+            image = image.resize(size, resample=Image.Resampling(int(self.processor.resample)))
+        pixels = np.asarray(image)  # [height, width, 3], bytes
+        rows, columns = size[1] // self.patch, size[0] // self.patch
+        merge, patch = self.merge, self.patch
+        blocks = pixels.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
+        ordered = blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, 3, patch * patch)
+        values = np.empty((rows * columns, 3, self.temporal, patch * patch), dtype=np.float32)
+        for channel in range(3):  # a single frame fills every temporal slot of a patch
+            values[:, channel] = self._table[channel][ordered[:, channel]][:, None, :]
+        return PreparedImage(
+            key=key,
+            patches=torch.from_numpy(values.reshape(rows * columns, -1)),
+            grid=(1, rows, columns),
+            tokens=(rows // merge) * (columns // merge),
+        )
+
+
+def _byte_table(processor: Qwen2VLImageProcessorPil) -> NDArray[np.float32]:
+    """What the processor makes of each byte, per channel: [3, 256]."""
+    ramp = np.repeat(np.arange(256, dtype=np.uint8)[None, :], 3, axis=0)[:, None, :]  # [3, 1, 256]
+    values = ramp
+    if processor.do_rescale:
+        values = processor.rescale(values, processor.rescale_factor)
+    if processor.do_normalize:
+        values = processor.normalize(values, processor.image_mean, processor.image_std)
+    return np.asarray(values, dtype=np.float32).reshape(3, 256)
+
+
+def _open(encoded: bytes) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(encoded))
+    except UnidentifiedImageError:
+        raise EngineError(
+            f"a screenshot of {len(encoded)} bytes is no PNG or JPEG image; "
+            "the environment must send encoded images"
+        ) from None
+
+
+def _size(image: PreparedImage) -> int:
+    return image.patches.numel() * image.patches.element_size()

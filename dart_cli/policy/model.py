@@ -1,0 +1,272 @@
+"""The one loader of a policy folder, for the engine and the trainer, tiny and real alike.
+
+    load_policy   Hugging Face folder (or `builtin:tiny`) -> LoadedPolicy
+    LoadedPolicy  model, tokenizer, image preparer, and the token ids that matter
+
+Folders of Qwen2-VL, Qwen2.5-VL (UI-TARS-1.5-7B is one) and Qwen3-VL load. Nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2VLImageProcessorPil,
+)
+from transformers.utils import logging as transformers_logging
+
+from bus.errors import ModelError
+from dart_cli.policy.forward import ModelInputs, collate, use_batched_vision
+from dart_cli.policy.images import ImagePreparer
+from dart_cli.policy.tiny import FOLDER as TINY_FOLDER
+
+BUILTIN = {"builtin:tiny": TINY_FOLDER}
+"""Models that ship with the package."""
+
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+"""`model_type` of the folders that load."""
+
+_STRUCTURAL = (
+    "<|im_start|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+"""Tokens that build a prompt; sampled, they would break the next forward pass or the next prompt."""
+
+
+@dataclass
+class LoadedPolicy:
+    """A vision-language policy and what the engine and the trainer must know of its tokens."""
+
+    folder: Path
+    family: str  # one of FAMILIES
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+    images: ImagePreparer
+    image_token_id: int
+    pad_token_id: int
+    end_token_ids: tuple[int, ...]  # a completion ends with the first of these
+    forbidden_token_ids: tuple[int, ...]  # probability 0 in sampling and in training
+    max_positions: int  # tokens of prompt and completion together
+    _forbidden: dict[torch.device, torch.Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model stands."""
+        return next(self.model.parameters()).device
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """What the model computes in."""
+        return next(self.model.parameters()).dtype
+
+    def forbidden(self, device: torch.device) -> torch.Tensor:
+        """`forbidden_token_ids` [K] as a tensor on `device`, for `masked_logprobs`."""
+        if device not in self._forbidden:
+            self._forbidden[device] = torch.tensor(self.forbidden_token_ids, device=device)
+        return self._forbidden[device]
+
+    def inputs(
+        self, sequences: Sequence[Sequence[int]], images: Sequence[Sequence[bytes]]
+    ) -> ModelInputs:
+        """Batch token ids [B][L] with their encoded screenshots [B][I]; see `collate`."""
+        return collate(
+            sequences,
+            [[self.images.prepare(encoded) for encoded in row] for row in images],
+            pad_token=self.pad_token_id,
+            image_token=self.image_token_id,
+            merge=self.images.merge,
+        )
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of a completion, without the end token and other structure."""
+        kept = [token for token in token_ids if token not in self.end_token_ids]
+        return str(self.tokenizer.decode(kept, skip_special_tokens=False))
+
+
+def resolve(name: str | Path) -> Path:
+    """The folder a configuration's `model` means. Raises ModelError if there is none."""
+    if str(name).startswith("builtin:"):
+        if str(name) not in BUILTIN:
+            raise ModelError(f"model {name} is unknown; built in are: {', '.join(BUILTIN)}")
+        return BUILTIN[str(name)]
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        raise ModelError(
+            f"model folder {folder} does not exist; give a local Hugging Face folder or builtin:tiny"
+        )
+    return folder
+
+
+def load_policy(
+    name: str | Path, dtype: str | torch.dtype = "float32", device: str | torch.device = "cpu"
+) -> LoadedPolicy:
+    """Load a policy folder in evaluation mode; `dtype` may be "auto" for the folder's own.
+
+    Raises ModelError, naming the file and the cure, where the folder is missing, of another
+    model class, or incomplete.
+    """
+    folder = resolve(name)
+    config = _read_json(folder, "config.json")
+    family = str(config.get("model_type", ""))
+    if family not in FAMILIES:
+        raise ModelError(
+            f"{folder / 'config.json'}: model_type is {family or 'missing'}, "
+            f"supported are {', '.join(FAMILIES)}"
+        )
+    _check_files(folder)
+    processor = _read_json(folder, "preprocessor_config.json")
+    model = _load_weights(folder, _dtype(dtype))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        preparer = ImagePreparer(Qwen2VLImageProcessorPil.from_dict(processor))
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"{folder}: tokenizer or image processor does not load ({_first_line(error)}); "
+            "copy the files anew from the model's source"
+        ) from error
+    if not tokenizer.chat_template:
+        raise ModelError(
+            f"{folder}: the tokenizer has no chat template; add chat_template.jinja to the folder"
+        )
+    use_batched_vision(model)
+    return _assemble(folder, family, model.to(device).eval(), tokenizer, preparer)
+
+
+def _assemble(
+    folder: Path,
+    family: str,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    preparer: ImagePreparer,
+) -> LoadedPolicy:
+    config: Any = model.config
+    known = tokenizer.get_vocab()
+    ends = _as_ids(getattr(model.generation_config, "eos_token_id", None))
+    ends |= _as_ids(tokenizer.eos_token_id)
+    ends |= {known[token] for token in ("<|im_end|>",) if token in known}
+    if not ends:
+        raise ModelError(f"{folder / 'tokenizer_config.json'}: no end token; set eos_token")
+    pad = tokenizer.pad_token_id
+    pad = int(pad) if pad is not None else min(ends)
+    rows = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[arg-type]
+    named = set(known.values())
+    forbidden = {known[token] for token in _STRUCTURAL if token in known}
+    forbidden |= {pad, int(config.image_token_id), int(config.video_token_id)}
+    if tokenizer.unk_token_id is not None:
+        forbidden.add(int(tokenizer.unk_token_id))
+    forbidden |= {row for row in range(rows) if row not in named}  # rows no token stands for
+    return LoadedPolicy(
+        folder=folder,
+        family=family,
+        model=model,
+        tokenizer=tokenizer,
+        images=preparer,
+        image_token_id=int(config.image_token_id),
+        pad_token_id=pad,
+        end_token_ids=tuple(sorted(ends)),
+        forbidden_token_ids=tuple(sorted(forbidden - ends)),
+        max_positions=int(config.get_text_config().max_position_embeddings),
+    )
+
+
+def _load_weights(folder: Path, dtype: str | torch.dtype) -> PreTrainedModel:
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        model, report = AutoModelForImageTextToText.from_pretrained(
+            folder,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(
+            f"{folder}: the weights do not load ({_first_line(error)}); copy them anew"
+        ) from error
+    except Exception as error:  # safetensors raises a bare Exception subclass for a broken file
+        if type(error).__name__ != "SafetensorError":
+            raise
+        raise ModelError(
+            f"{folder}: a safetensors file is broken ({_first_line(error)}); copy it anew"
+        ) from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    missing = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))
+    if missing:
+        raise ModelError(
+            f"{folder}: {len(missing)} weights are missing or of another shape, "
+            f"the first is {missing[0]}; the folder is incomplete or belongs to another model"
+        )
+    loaded: PreTrainedModel = model
+    return loaded
+
+
+def _check_files(folder: Path) -> None:
+    """Name what is absent before transformers fails in its own words."""
+    for name in ("preprocessor_config.json", "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise ModelError(
+                f"{folder / name} is missing; copy it from the model's source beside config.json"
+            )
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        weight_map = _read_json(folder, index.name).get("weight_map", {})
+        shards = sorted(set(weight_map.values()))
+    else:
+        shards = ["model.safetensors"]
+    for shard in shards:
+        if not (folder / shard).is_file():
+            raise ModelError(
+                f"{folder / shard} is missing; only safetensors weights load, copy every shard"
+            )
+
+
+def _read_json(folder: Path, name: str) -> dict[str, Any]:
+    path = folder / name
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(
+            f"{path} is missing; copy it from the model's source, or is this another folder?"
+        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} is not JSON ({error}); copy it anew") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} does not hold a JSON object; copy it anew")
+    return value
+
+
+def _dtype(dtype: str | torch.dtype) -> str | torch.dtype:
+    if isinstance(dtype, torch.dtype) or dtype == "auto":
+        return dtype
+    found = getattr(torch, dtype, None)
+    if not isinstance(found, torch.dtype):
+        raise ModelError(f"dtype {dtype} is unknown; use auto, float32, bfloat16 or float16")
+    return found
+
+
+def _as_ids(value: Any) -> set[int]:
+    if value is None:
+        return set()
+    return {int(token) for token in value} if isinstance(value, list | tuple) else {int(value)}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
