@@ -159,6 +159,9 @@ class DataConfig(Section):
     advantage: Literal["group_std", "group_mean"] = "group_std"
     """Centre rewards in the group; `group_std` also divides by their standard deviation."""
 
+    early_stop: bool = False
+    """Play half of each group first and stop if all pass: saves trajectories without a gradient."""
+
     lease_s: Seconds = 60.0
     """Seconds without a step or heartbeat after which a lease is taken back."""
 
