@@ -27,7 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 from bus.errors import ModelError
 from dart_cli.policy.forward import ModelInputs, collate, use_batched_vision
-from dart_cli.policy.images import ImagePreparer
+from dart_cli.policy.images import ImagePreparer, PreparedImage
 from dart_cli.policy.tiny import FOLDER as TINY_FOLDER
 
 BUILTIN = {"builtin:tiny": TINY_FOLDER}
@@ -83,9 +83,17 @@ class LoadedPolicy:
         self, sequences: Sequence[Sequence[int]], images: Sequence[Sequence[bytes]]
     ) -> ModelInputs:
         """Batch token ids [B][L] with their encoded screenshots [B][I]; see `collate`."""
+        return self.inputs_of(
+            sequences, [[self.images.prepare(encoded) for encoded in row] for row in images]
+        )
+
+    def inputs_of(
+        self, sequences: Sequence[Sequence[int]], images: Sequence[Sequence[PreparedImage]]
+    ) -> ModelInputs:
+        """`inputs` for images that are prepared already."""
         return collate(
             sequences,
-            [[self.images.prepare(encoded) for encoded in row] for row in images],
+            images,
             pad_token=self.pad_token_id,
             image_token=self.image_token_id,
             merge=self.images.merge,
