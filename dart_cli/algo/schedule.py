@@ -1,0 +1,59 @@
+"""Which task to play next: success rates -> probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+FLOOR = 0.1
+"""Least weight of a task under `frontier`, as a fraction of the greatest possible."""
+
+DECAY = 0.95
+"""What an older outcome weighs against the next: the average looks back about 20 trajectories."""
+
+
+@dataclass(frozen=True)
+class MovingAverage:
+    """Exponential moving average of outcomes in [0, 1], without the bias of its start.
+
+    The weights of the outcomes seen always add up to one, so that the first outcomes give their
+    plain mean rather than a pull towards an initial value (as Adam corrects its moments,
+    arXiv 1412.6980 section 3).
+    """
+
+    total: float = 0.0
+    weight: float = 0.0
+
+    @property
+    def value(self) -> float | None:
+        """The average; None before the first outcome."""
+        return self.total / self.weight if self.weight else None
+
+    def add(self, outcome: float, decay: float = DECAY) -> MovingAverage:
+        """The average after one more outcome."""
+        return MovingAverage(self.total * decay + outcome, self.weight * decay + 1.0)
+
+
+def uniform_weights(tasks: int) -> list[float]:
+    """Every one of `tasks` tasks is as likely as another; sums to 1."""
+    return [1.0 / tasks] * tasks
+
+
+def frontier_weights(success: Sequence[float | None], floor: float = FLOOR) -> list[float]:
+    """Probability [T] of each task to be played next, from its success rate in [0, 1].
+
+    Proportional to max(4 p (1 - p), floor). p (1 - p) is the variance of a binary reward, so the
+    expected size of the group's advantages before scaling: greatest at 50 % success, nothing where
+    a task always or never succeeds. The floor keeps such tasks in play, so that a forgotten or
+    suddenly possible one is noticed; a task not yet judged (None) counts as 50 %.
+
+    Raises ValueError for a rate outside [0, 1] or a floor outside (0, 1].
+    """
+    if not 0 < floor <= 1:
+        raise ValueError(f"floor must be in (0, 1], got {floor}")
+    for rate in success:
+        if rate is not None and not 0 <= rate <= 1:
+            raise ValueError(f"a success rate must be in [0, 1], got {rate}")
+    raw = [1.0 if rate is None else max(4 * rate * (1 - rate), floor) for rate in success]
+    total = sum(raw)
+    return [weight / total for weight in raw]

@@ -1,0 +1,68 @@
+"""Advantages against numpy in float64."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dart_cli.algo.advantage import EPSILON, group_advantages
+
+rewards_of_groups = st.lists(
+    st.floats(-1e3, 1e3, allow_subnormal=False) | st.sampled_from([0.0, 1.0]),
+    min_size=1,
+    max_size=64,
+)
+binary_groups = st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=64)
+
+
+@given(rewards_of_groups)
+def test_group_std_is_grpos_formula_in_float64(rewards: list[float]) -> None:
+    array = np.asarray(rewards, dtype=np.float64)
+    centred = array - array.mean()
+    wanted = centred / (array.std(ddof=0) + EPSILON)
+    if array.min() == array.max():
+        wanted = np.zeros_like(array)
+    np.testing.assert_allclose(group_advantages(rewards), wanted, rtol=1e-9, atol=1e-6)
+
+
+@given(rewards_of_groups)
+def test_group_mean_only_centres(rewards: list[float]) -> None:
+    array = np.asarray(rewards, dtype=np.float64)
+    wanted = array - array.mean()
+    np.testing.assert_allclose(group_advantages(rewards, "group_mean"), wanted, atol=1e-9)
+
+
+@given(binary_groups)
+def test_mixed_groups_have_mean_zero_and_variance_one_at_any_size(rewards: list[float]) -> None:
+    advantages = group_advantages(rewards)
+    assert math.fsum(advantages) == pytest.approx(0.0, abs=1e-9)
+    if 0 < sum(rewards) < len(rewards):
+        assert np.var(advantages) == pytest.approx(1.0, rel=1e-4)
+
+
+@given(st.floats(-1e6, 1e6), st.integers(1, 32))
+def test_constant_rewards_give_exactly_zero(reward: float, size: int) -> None:
+    assert group_advantages([reward] * size) == [0.0] * size
+
+
+@given(binary_groups, st.randoms(use_true_random=False))
+def test_the_order_of_the_trajectories_does_not_matter(rewards: list[float], random) -> None:  # type: ignore[no-untyped-def]
+    order = list(range(len(rewards)))
+    random.shuffle(order)
+    straight = group_advantages(rewards)
+    shuffled = group_advantages([rewards[index] for index in order])
+    np.testing.assert_allclose(shuffled, [straight[index] for index in order], rtol=1e-12)
+
+
+def test_an_empty_group_has_no_advantages() -> None:
+    assert group_advantages([]) == []
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf])
+def test_a_reward_that_is_not_finite_is_refused(reward: float) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        group_advantages([0.0, reward])
