@@ -1,0 +1,55 @@
+"""Model text <-> GUI actions; one codec per action language.
+
+    Codec        what every language offers: parse, format, as_history
+    make_codec   the codec of a configured name (`policy.codec`)
+
+The languages stand in `codecs/`: `compact` (the tiny model) and `uitars` (UI-TARS text). Texts are
+parsed by an LALR grammar, never evaluated; what is no sentence of it raises ActionError and nothing
+else. Torch-free: environment processes import it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Protocol
+
+from bus.errors import ConfigError
+from dart_cli.policy.frames import Frame
+from envs.actions import Action
+
+
+class Codec(Protocol):
+    """One action language."""
+
+    def parse(self, text: str, frame: Frame) -> Action:
+        """The action a completion means, in pixels of the screenshot.
+
+        Raises ActionError that names what is wrong and where in the text.
+        """
+        ...
+
+    def format(self, action: Action, frame: Frame, thought: str = "") -> str:
+        """The text that `parse` reads as `action`, as the model would write it.
+
+        Exact up to the frame's grid (see frames.py). Raises ActionError for an action that the
+        language cannot say, e.g. another number of scroll notches than it means by one scroll.
+        """
+        ...
+
+    def as_history(self, text: str) -> str:
+        """A past completion as the model expects to see it in a prompt."""
+        ...
+
+
+@cache
+def make_codec(name: str) -> Codec:
+    """The codec called `name`; built once. Raises ConfigError for an unknown name."""
+    if name == "compact":
+        from dart_cli.policy.codecs.compact import CompactCodec
+
+        return CompactCodec()
+    if name == "uitars":
+        from dart_cli.policy.codecs.uitars import UitarsCodec
+
+        return UitarsCodec()
+    raise ConfigError(f"policy.codec must be compact or uitars, got {name}")

@@ -1,0 +1,1 @@
+"""Action languages, one module each; see dart_cli/policy/codec.py."""

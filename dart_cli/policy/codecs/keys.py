@@ -1,0 +1,51 @@
+"""Names of keys: lower case, one per key, the same in every action language."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from bus.errors import ActionError
+
+ALIASES = {
+    "arrowup": "up",
+    "arrowdown": "down",
+    "arrowleft": "left",
+    "arrowright": "right",
+    "control": "ctrl",
+    "return": "enter",
+    "esc": "escape",
+}
+"""Spellings that models use, and ours."""
+
+_KEY = re.compile(r"[a-z0-9_]+|[!-/:-@\[-`{-~]")
+
+
+def split_keys(text: str, separator: str | None) -> list[str]:
+    """Names in a text such as `ctrl+a`, canonical. Raises ActionError for what is no key's name."""
+    keys = [ALIASES.get(key, key) for key in text.lower().split(separator)]
+    return [_spoken(key) for key in _checked(keys)]
+
+
+def join_keys(keys: Sequence[str], separator: str) -> str:
+    """The text that `split_keys` reads as `keys`. Raises ActionError if there is none."""
+    names = ["plus" if key == "+" else key for key in _checked(keys)]
+    text = separator.join(names)
+    if split_keys(text, separator) != list(keys):
+        raise ActionError(
+            f"keys {list(keys)!r} are not the names used here (see ALIASES in keys.py)"
+        )
+    return text
+
+
+def _checked(keys: Sequence[str]) -> Sequence[str]:
+    if not keys:
+        raise ActionError("no key is named")
+    for key in keys:
+        if not _KEY.fullmatch(key):
+            raise ActionError(f"{key[:24]!r} is no key's name")
+    return keys
+
+
+def _spoken(key: str) -> str:
+    return "+" if key == "plus" else key

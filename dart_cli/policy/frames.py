@@ -1,0 +1,102 @@
+"""Coordinate frames: the numbers a model writes <-> pixels of the screenshot it saw.
+
+    Frame         one screenshot's mapping; pure, exact integer arithmetic
+    make_frame    the frame of a configured convention (`policy.coordinates`)
+    smart_resize  the size Qwen's image processors give a screenshot
+
+A model number names a cell of its grid; it maps to the pixel that holds the cell's centre, and a
+pixel maps to the cell that holds the pixel's centre. Where the grid is at least as fine as the
+screen, pixel -> number -> pixel is exact. Numbers beyond the grid are an ActionError, never
+clamped: a click that the policy aimed off the screen is a mistake that it should see as one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from bus.errors import ActionError
+
+Coordinates = Literal["thousandths", "resized"]
+
+THOUSAND = 1000
+MAX_ASPECT = 200  # smart_resize refuses longer strips, as Qwen's processors do
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Maps a model's grid of `grid_width` x `grid_height` onto `width` x `height` pixels."""
+
+    width: int  # pixels of the screenshot
+    height: int
+    grid_width: int  # the model writes x in 0 .. grid_width - 1
+    grid_height: int
+
+    def to_screen(self, x: int, y: int) -> tuple[int, int]:
+        """The screenshot pixel a model's (x, y) names. Raises ActionError beyond the screen."""
+        return (
+            _rescale("x", x, self.grid_width, self.width),
+            _rescale("y", y, self.grid_height, self.height),
+        )
+
+    def to_model(self, x: int, y: int) -> tuple[int, int]:
+        """What a model writes for pixel (x, y). Raises ActionError beyond the screen."""
+        return (
+            _rescale("x", x, self.width, self.grid_width),
+            _rescale("y", y, self.height, self.grid_height),
+        )
+
+
+def make_frame(
+    coordinates: Coordinates,
+    width: int,
+    height: int,
+    *,
+    factor: int = 28,
+    min_pixels: int = 100 * 28 * 28,
+    max_pixels: int = 16384 * 28 * 28,
+) -> Frame:
+    """The frame of one screenshot of `width` x `height` pixels.
+
+    `thousandths`: numbers 0-999 of each side. `resized`: absolute pixels of the screenshot as
+    the model's image processor resizes it; `factor`, `min_pixels` and `max_pixels` are the
+    processor's (patch size x merge size, and its bounds on the area); the defaults are
+    UI-TARS-1.5's, which make 1932x1092 of a 1920x1080 screen.
+    """
+    if coordinates == "thousandths":
+        return Frame(width, height, THOUSAND, THOUSAND)
+    grid_height, grid_width = smart_resize(
+        height, width, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels
+    )
+    return Frame(width, height, grid_width, grid_height)
+
+
+def smart_resize(
+    height: int, width: int, *, factor: int, min_pixels: int, max_pixels: int
+) -> tuple[int, int]:
+    """(height, width) after Qwen2-VL's resize (arXiv 2409.12191; transformers Qwen2VLImageProcessor).
+
+    Both sides become multiples of `factor`, the area stays within the bounds and the aspect ratio
+    as near as that allows. Raises ActionError for a strip longer than 200 : 1.
+    """
+    if max(height, width) > MAX_ASPECT * min(height, width):
+        raise ActionError(f"a {width}x{height} screenshot is too long a strip (over 200 : 1)")
+    new_height = round(height / factor) * factor
+    new_width = round(width / factor) * factor
+    if new_height * new_width > max_pixels:
+        shrink = math.sqrt(height * width / max_pixels)
+        new_height = max(factor, math.floor(height / shrink / factor) * factor)
+        new_width = max(factor, math.floor(width / shrink / factor) * factor)
+    elif new_height * new_width < min_pixels:
+        grow = math.sqrt(min_pixels / (height * width))
+        new_height = math.ceil(height * grow / factor) * factor
+        new_width = math.ceil(width * grow / factor) * factor
+    return new_height, new_width
+
+
+def _rescale(axis: str, value: int, from_size: int, to_size: int) -> int:
+    """The cell of `to_size` that holds the centre of cell `value` of `from_size`."""
+    if not 0 <= value < from_size:
+        raise ActionError(f"{axis}={value} is beyond the screen: 0 to {from_size - 1}")
+    return (2 * value + 1) * to_size // (2 * from_size)

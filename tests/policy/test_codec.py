@@ -1,0 +1,302 @@
+"""Promises of the action languages: golden texts, round trips, and refusals that name the cause."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from bus.errors import ActionError, ConfigError
+from dart_cli.policy.codec import Codec, make_codec
+from dart_cli.policy.codecs import compact, uitars
+from dart_cli.policy.frames import Frame, make_frame
+from envs.actions import (
+    Action,
+    Answer,
+    Click,
+    Done,
+    DoubleClick,
+    Drag,
+    Fail,
+    KeyPress,
+    Move,
+    Scroll,
+    Type,
+    Wait,
+)
+
+WIDTH, HEIGHT = 448, 336
+THOUSANDTHS = make_frame("thousandths", WIDTH, HEIGHT)
+SCREEN = Frame(1920, 1080, 1932, 1092)
+COMPACT, UITARS = make_codec("compact"), make_codec("uitars")
+
+COMPACT_GOLDEN = [
+    ("click(63,91)", Click(x=28, y=30)),
+    ("click(0,0)", Click(x=0, y=0)),
+    ("click(999,999)", Click(x=447, y=335)),
+    ("click(007,7)", Click(x=3, y=2)),
+    ("right_click(500,500)", Click(x=224, y=168, button="right")),
+    ("double_click(500,500)", DoubleClick(x=224, y=168)),
+    ("move(1,2)", Move(x=0, y=0)),
+    ("drag(0,0,999,999)", Drag(path=[(0, 0), (447, 335)])),
+    ("scroll(500,500,up)", Scroll(x=224, y=168, dy=-3)),
+    ("scroll(500,500,down)", Scroll(x=224, y=168, dy=3)),
+    ("type(f(x) = (1))", Type(text="f(x) = (1)")),
+    ("type()", Type(text="")),
+    ("type(two\nlines)", Type(text="two\nlines")),
+    ("type(click(1,2))", Type(text="click(1,2)")),
+    ("key(enter)", KeyPress(keys=["enter"])),
+    ("key(ctrl+shift+s)", KeyPress(keys=["ctrl", "shift", "s"])),
+    ("key(ctrl+plus)", KeyPress(keys=["ctrl", "+"])),
+    ("wait()", Wait(seconds=1.0)),
+    ("done()", Done()),
+    ("fail()", Fail()),
+    ("answer(42 (about))", Answer(text="42 (about)")),
+]
+
+UITARS_GOLDEN = [
+    (
+        "Thought: The field is empty.\nI click it.\nAction: click(start_box='(640,52)')",
+        Click(x=636, y=51),
+    ),
+    ("Action: click(start_box='<|box_start|>(640,52)<|box_end|>')", Click(x=636, y=51)),
+    ('Action: click(start_box="(640, 52)")', Click(x=636, y=51)),
+    ("Action: click(start_box='(600,40,680,64)')", Click(x=636, y=51)),
+    ("Thought: a\nAction: left_double(start_box='(0,0)')", DoubleClick(x=0, y=0)),
+    (
+        "Thought: a\nAction: right_single(start_box='(1931,1091)')",
+        Click(x=1919, y=1079, button="right"),
+    ),
+    (
+        "Thought: a\nAction: drag(start_box='(0,0)', end_box='(1931,1091)')",
+        Drag(path=[(0, 0), (1919, 1079)]),
+    ),
+    ("Thought: a\nAction: hotkey(key='ctrl c')", KeyPress(keys=["ctrl", "c"])),
+    ("Thought: a\nAction: hotkey(key='Ctrl+Return')", KeyPress(keys=["ctrl", "enter"])),
+    ("Thought: a\nAction: hotkey(key='arrowdown')", KeyPress(keys=["down"])),
+    ("Thought: a\nAction: type(content='hello\\n')", Type(text="hello\n")),
+    ("Thought: a\nAction: type(content='it\\'s \\\"so\\\"')", Type(text='it\'s "so"')),
+    ("Thought: a\nAction: type(content='don't')", Type(text="don't")),
+    ("Thought: a\nAction: type(content='C:\\\\new')", Type(text="C:\\new")),
+    ("Thought: a\nAction: type(content='100\\%')", Type(text="100\\%")),
+    ("Thought: a\nAction: type(content='see\nAction')", Type(text="see\nAction")),
+    ("Action: scroll(start_box='(0,0)', direction='up')", Scroll(x=0, y=0, dy=-5)),
+    ("Action: scroll(direction='right', start_box='(0,0)')", Scroll(x=0, y=0, dx=5)),
+    ("Thought: a\nAction: wait()", Wait(seconds=5.0)),
+    ("Thought: a\nAction: finished()", Done()),
+    ("Thought: a\nAction: finished(content='')", Done()),
+    ("Thought: a\nAction: finished(content='42')", Answer(text="42")),
+    ("Thought: a\nAction: call_user()", Fail()),
+    (
+        "Thought: first\nAction: wait()? No.\nAction: call_user()\n",
+        Fail(),
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "action"), COMPACT_GOLDEN)
+def test_compact_text_means_this_action(text: str, action: Action) -> None:
+    assert COMPACT.parse(text, THOUSANDTHS) == action
+
+
+@pytest.mark.parametrize(("text", "action"), UITARS_GOLDEN)
+def test_uitars_text_means_this_action(text: str, action: Action) -> None:
+    assert UITARS.parse(text, SCREEN) == action
+
+
+COMPACT_REFUSED = [
+    ("", "empty"),
+    ("click(1,2", "ends too early; expected )"),
+    ("click(1000,2)", "expected ,"),
+    ("click(1,2) ", "expected the end"),
+    (" click(1,2)", "character 0"),
+    ("click(1,2)click(1,2)", "character 10"),
+    ("click(-1,2)", "a number 0-999"),
+    ("click(1,2,3)", "expected )"),
+    ("Click(1,2)", "click("),
+    ("scroll(1,2,left)", "up or down"),
+    ("key()", "keys joined by +"),
+    ("key(ctrl++)", "is no key's name"),
+    ("key(two words)", "keys joined by +"),
+    ("type(never closed", "type(TEXT)"),
+    ("__import__('os').system('true')", "character 0"),
+]
+UITARS_REFUSED = [
+    ("", "empty"),
+    ("click(start_box='(1,2)')", "Action:"),
+    ("Thought: I wonder", "Action:"),
+    ("Action: clack()", "'clack()' at character 8"),
+    ("Action: click(start_box='(1932,2)')", "x=1932 is beyond the screen: 0 to 1931"),
+    ("Action: click(start_box='(1,1092)')", "y=1092 is beyond the screen: 0 to 1091"),
+    ("Action: click(start_box='(1,2,3)')", "expected ,"),
+    ("Action: click(1,2)", "start_box"),
+    ("Action: wait()\n\nAction: wait()", "'Action: wait()' at character 16"),
+    ("Action: click(start_box='(1,2)')\n\nclick(start_box='(1,2)')", "expected the end"),
+    ("Action: scroll(start_box='(1,2)', direction='in')", "direction must be"),
+    ("Action: hotkey(key='')", "no key is named"),
+    ("Action: hotkey(key='ctrl é')", "'é' is no key's name"),
+    ("Action: type(content='never closed)", "a quoted text"),
+    ("Action: click(start_box='(" + "9" * 5000 + ",1)')", "expected ,"),
+]
+
+
+@pytest.mark.parametrize(("text", "cause"), COMPACT_REFUSED)
+def test_malformed_compact_text_names_the_cause(text: str, cause: str) -> None:
+    with pytest.raises(ActionError) as refusal:
+        COMPACT.parse(text, THOUSANDTHS)
+    assert cause in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(("text", "cause"), UITARS_REFUSED)
+def test_malformed_uitars_text_names_the_cause(text: str, cause: str) -> None:
+    with pytest.raises(ActionError) as refusal:
+        UITARS.parse(text, SCREEN)
+    assert cause in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_completion_of_absurd_length_is_refused_unread() -> None:
+    with pytest.raises(ActionError, match="characters are no action"):
+        UITARS.parse("Action: type(content='" + "a" * 20_000 + "')", SCREEN)
+
+
+# --- round trips ------------------------------------------------------------------------------
+
+_x, _y = st.integers(0, WIDTH - 1), st.integers(0, HEIGHT - 1)
+_points = st.tuples(_x, _y)
+_key = st.sampled_from(["ctrl", "shift", "alt", "enter", "f5", "a", "7", "+", "-", ")", "pagedown"])
+_keys = st.lists(_key, min_size=1, max_size=4).map(lambda keys: KeyPress(keys=keys))
+_texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+_common: list[st.SearchStrategy[Action]] = [
+    st.builds(Click, x=_x, y=_y, button=st.sampled_from(["left", "right"])),
+    st.builds(DoubleClick, x=_x, y=_y),
+    st.builds(Drag, path=st.lists(_points, min_size=2, max_size=2)),
+    _keys,
+    st.builds(Type, text=_texts),
+    st.just(Done()),
+    st.just(Fail()),
+]
+_compact_actions = st.one_of(
+    *_common,
+    st.builds(Move, x=_x, y=_y),
+    st.builds(Scroll, x=_x, y=_y, dy=st.sampled_from([-compact.NOTCHES, compact.NOTCHES])),
+    st.builds(Answer, text=_texts),
+    st.just(Wait(seconds=compact.WAIT_S)),
+)
+_uitars_actions = st.one_of(
+    *_common,
+    st.sampled_from([(0, 5), (0, -5), (5, 0), (-5, 0)]).flatmap(
+        lambda turn: st.builds(Scroll, x=_x, y=_y, dx=st.just(turn[0]), dy=st.just(turn[1]))
+    ),
+    st.builds(Answer, text=_texts.filter(bool)),
+    st.just(Wait(seconds=uitars.WAIT_S)),
+)
+
+
+@given(_compact_actions)
+@example(Type(text=")("))
+@example(KeyPress(keys=["+"]))
+def test_every_action_round_trips_through_compact_text(action: Action) -> None:
+    assert COMPACT.parse(COMPACT.format(action, THOUSANDTHS), THOUSANDTHS) == action
+
+
+@given(_uitars_actions, _texts)
+@example(Type(text="a\nAction: wait()"), "b\nAction: wait()")
+@example(Type(text="'"), "")
+@example(Type(text="a'b\\'\\n\r\n"), "")
+def test_every_action_round_trips_through_uitars_text(action: Action, thought: str) -> None:
+    frame = make_frame("resized", WIDTH, HEIGHT)
+    assert UITARS.parse(UITARS.format(action, frame, thought), frame) == action
+
+
+@given(_uitars_actions)
+def test_history_text_has_box_tokens_and_still_parses(action: Action) -> None:
+    text = UITARS.format(action, SCREEN, "why")
+    shown = UITARS.as_history(text)
+    assert shown.count("<|box_start|>") == shown.count("<|box_end|>") == text.count("_box='")
+    assert UITARS.parse(shown, SCREEN) == UITARS.parse(text, SCREEN)
+    assert UITARS.as_history(shown) == shown
+
+
+@pytest.mark.parametrize("codec", [COMPACT, UITARS])
+@pytest.mark.parametrize(
+    "action",
+    [
+        Click(x=1, y=1, button="middle"),
+        Scroll(x=1, y=1, dy=2),
+        Scroll(x=1, y=1, dx=5, dy=5),
+        Drag(path=[(1, 1), (2, 2), (3, 3)]),
+        Wait(seconds=0.5),
+        KeyPress(keys=["Return"]),
+        Click(x=448, y=0),
+    ],
+)
+def test_an_action_the_language_cannot_say_is_refused_not_bent(
+    codec: Codec, action: Action
+) -> None:
+    with pytest.raises(ActionError):
+        codec.format(action, THOUSANDTHS)
+
+
+# --- hostile texts ----------------------------------------------------------------------------
+
+_fragments = st.sampled_from(
+    ["click(", "type(", "key(", "finished(", "start_box=", "content=", "wait()", "Action:"]
+) | st.sampled_from(
+    [
+        "'",
+        '"',
+        "(",
+        ")",
+        ",",
+        "+",
+        "\\",
+        "\n",
+        " ",
+        "\x00",
+        "\u202e",
+        "<|box_start|>",
+        "9",
+        "١",
+        "😀",
+    ]
+)
+
+
+@given(st.one_of(st.text(max_size=200), st.lists(_fragments, max_size=30).map("".join)))
+def test_any_text_is_an_action_or_an_action_error(text: str) -> None:
+    for codec, frame in ((COMPACT, THOUSANDTHS), (UITARS, SCREEN)):
+        try:
+            codec.parse(text, frame)
+        except ActionError as refusal:
+            message = str(refusal)
+        else:
+            message = ""
+        assert len(message) < 400
+
+
+@pytest.mark.parametrize("piece", ["'a", "\\'", "(((", "Action: ", "\nAction:", "a'b", "type("])
+def test_long_hostile_texts_are_read_in_linear_time(piece: str) -> None:
+    """A pattern that backtracks would run for minutes here; the file's timeout would tell."""
+    text = (piece * 8000)[:16_000]
+    for prefix in ("", "Action: type(content='", "type("):
+        for codec in (COMPACT, UITARS):
+            with pytest.raises(ActionError):
+                codec.parse((prefix + text)[:16_000], SCREEN)
+
+
+def test_an_unknown_codec_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigError, match=r"policy\.codec"):
+        make_codec("json")
+
+
+def test_the_language_side_of_the_policy_never_loads_torch() -> None:
+    code = (
+        "import sys; from dart_cli.policy.codec import make_codec; make_codec('uitars');"
+        "import dart_cli.policy.history; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
