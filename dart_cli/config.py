@@ -1,36 +1,52 @@
 """The whole configuration of a run: one TOML file, validated before anything starts.
 
-Each section is a class, each field carries its meaning, unit and range below it. `dart init`
-writes these texts as comments, `dart config` in docs/ shows them, and an error cites the field.
+    Config       the sections; each field carries its meaning, unit and range below it
+    load_config  TOML file and `--set` overrides -> Config: keys, types and ranges
+    Source       where a configuration came from, to cite in an error
+
+Every mistake is one line with key, value, file and cure; checks.py finds those that no single
+field can show. `dart init` writes the field texts as comments, docs/config.md holds them as tables.
 """
 
 from __future__ import annotations
 
+import difflib
 import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
+from pydantic_core import ErrorDetails
 
 from bus.errors import ConfigError
 
 
 class Section(BaseModel):
-    """Base of all sections: frozen, unknown keys refused, field docstrings are the help."""
+    """Base of all sections: frozen, strict, unknown keys refused, field docstrings are the help."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        validate_default=True,
     )
 
 
 Positive = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0)]
+Folder = Annotated[Path, Strict(False)]
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
 class RunConfig(Section):
     """Where the run lives and what makes it repeatable."""
 
-    dir: Path = Path("runs/default")
+    dir: Folder = Path("runs/default")
     """Run directory: database, weights, logs, sockets; made private (0700). Relative to the shell."""
 
     seed: int = Field(default=0, ge=0)
@@ -49,7 +65,7 @@ class BusConfig(Section):
     port: int = Field(default=7800, ge=1024, le=65000)
     """First of three tcp ports of `dart data`: requests, telemetry in, telemetry out."""
 
-    keys: Path | None = None
+    keys: Folder | None = None
     """Folder of CURVE keys; required beyond loopback."""
 
     deadline_s: Seconds = 30.0
@@ -128,7 +144,7 @@ class RolloutConfig(Section):
     max_batch: Positive = 32
     """Requests decoded together."""
 
-    device: str = "auto"
+    device: Device = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
 
     threads: Positive = 1
@@ -175,7 +191,7 @@ class TrainConfig(Section):
     max_minutes: float = Field(default=0.0, ge=0)
     """The run ends after this many minutes of training; 0 for no limit."""
 
-    lr: float = Field(default=1e-6, ge=0, le=1, allow_inf_nan=False)
+    lr: float = Field(default=1e-6, ge=0, le=1)
     """AdamW learning rate after warm-up; 0 trains nothing (a control)."""
 
     lr_end: float = Field(default=1.0, ge=0, le=1)
@@ -184,10 +200,7 @@ class TrainConfig(Section):
     warmup: int = Field(default=0, ge=0)
     """Updates over which the learning rate rises from 0."""
 
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
-        0.9,
-        0.99,
-    )
+    betas: Annotated[tuple[Fraction, Fraction], Strict(False)] = (0.9, 0.99)
     """AdamW's moment decay rates."""
 
     weight_decay: float = Field(default=0.0, ge=0, le=1)
@@ -211,7 +224,7 @@ class TrainConfig(Section):
     micro_batch: Positive = 32
     """Samples in one forward; the update accumulates over all of them."""
 
-    device: str = "auto"
+    device: Device = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
 
     threads: Positive = 1
@@ -230,7 +243,7 @@ class WeightsConfig(Section):
     channel: Literal["file"] = "file"
     """`file`: safetensors and a manifest in a directory, published atomically."""
 
-    directory: Path | None = None
+    directory: Folder | None = None
     """Where weight sets are written; empty for `weights/` of the run (or put it in /dev/shm)."""
 
     publish_every: Positive = 1
@@ -288,22 +301,177 @@ class Config(Section):
     up: UpConfig = UpConfig()
 
 
+# --- reading --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a configuration came from, so that a mistake can be cited."""
+
+    path: Path
+    overrides: tuple[str, ...] = ()
+
+    def cite(self, key: str) -> str:
+        """`(FILE)`, or `(--set KEY=VALUE over FILE)` where an override set the key."""
+        for override in reversed(self.overrides):
+            name = override.partition("=")[0].strip()
+            if key == name or key.startswith((f"{name}.", f"{name}[")):
+                return f"(--set {shown(override, quote=False)} over {self.path})"
+        return f"({self.path})"
+
+
 def load_config(path: Path, overrides: list[str] | None = None) -> Config:
-    """Read and validate a TOML file with `section.key=value` overrides (TOML values).
+    """Read a TOML file with `section.key=value` overrides; values are TOML, or text unquoted.
 
     Raises ConfigError: one line with key, value, file and cure.
     """
+    source = Source(path, tuple(overrides or ()))
+    tree = _read_toml(path)
+    for override in source.overrides:
+        _apply(override, tree, path)
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        # A misspelt key explains the others, so it is told first.
+        mistakes = sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+        key, text = _explain(mistakes[0])
+        raise ConfigError(f"{text} {source.cite(key)}") from None
+
+
+def section_types() -> dict[str, type[Section]]:
+    """The sections of a configuration by name, in their order of presentation."""
+    return {name: type(field.default) for name, field in Config.model_fields.items()}
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"no such file: {path}; `dart init DIR` writes a starter") from None
+        cure = "`dart init DIR` writes a starter"
+        raise ConfigError(f"no such file: {path}; {cure}") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a directory; name the TOML file in it") from None
+    except UnicodeDecodeError as error:
+        at = f"byte {error.start}"
+        raise ConfigError(f"not UTF-8 text at {at}; save it as UTF-8 ({path})") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"not TOML: {error} ({path})") from None
-    for override in overrides or []:
-        section, _, value = override.partition("=")
-        *parents, key = section.split(".")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[key] = tomllib.loads(f"v = {value}")["v"]
-    return Config.model_validate(tree)
+        cure = "text stands in quotes, a section is [name], a value is key = value"
+        raise ConfigError(f"not TOML: {error}; {cure} ({path})") from None
+
+
+def _apply(override: str, tree: dict[str, Any], path: Path) -> None:
+    """Put one `section.key=value` into the tree of the file."""
+    name, equals, text = override.partition("=")
+    *parents, key = (part.strip() for part in name.split("."))
+    if not equals or not key or not all(parents):
+        raise ConfigError(
+            f"--set {shown(override, quote=False)}: want SECTION.KEY=VALUE, "
+            f"e.g. --set train.lr=1e-5 ({path})"
+        )
+    if not parents:
+        raise ConfigError(f"--set {override}: want SECTION.KEY=VALUE{_where_is(key)} ({path})")
+    node = tree
+    for depth, parent in enumerate(parents, start=1):
+        node = node.setdefault(parent, {})
+        if not isinstance(node, dict):
+            value = ".".join(parents[:depth])
+            raise ConfigError(f"--set {override}: {value} is a value, not a section ({path})")
+    try:
+        node[key] = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        node[key] = text.strip()
+
+
+_WANTED = {
+    "bool_type": "true or false",
+    "dict_type": "a table, e.g. { width = 448 }",
+    "finite_number": "a finite number",
+    "float_type": "a number",
+    "int_type": "a whole number",
+    "list_type": 'a list, e.g. ["a", "b"]',
+    "path_type": "a path in quotes",
+    "string_type": "text in quotes",
+    "tuple_type": "a list of two numbers",
+    "too_long": "a list of two numbers",
+    "missing": "a list of two numbers",
+}
+_BOUNDS = {
+    "greater_than_equal": (">=", "ge"),
+    "greater_than": (">", "gt"),
+    "less_than_equal": ("<=", "le"),
+    "less_than": ("<", "lt"),
+}
+
+
+def _explain(error: ErrorDetails) -> tuple[str, str]:
+    """(key, mistake in one line) of one of pydantic's errors."""
+    kind, value, context = error["type"], error["input"], error.get("ctx", {})
+    key = ""
+    for part in error["loc"]:
+        key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else part
+    if kind == "extra_forbidden":
+        return key, _unknown(key, value)
+    if kind == "model_type":
+        return key, f"{key} must be a section: write [{key}] above its keys, got {shown(value)}"
+    if kind in _BOUNDS:
+        sign, bound = _BOUNDS[kind]
+        return key, f"{key} must be {sign} {context[bound]:g}, got {shown(value)}"
+    if kind == "literal_error":
+        choices = _choices(key)
+        hint = _did_you_mean(str(value), choices)
+        return key, f"{key} must be one of {', '.join(choices)}, got {shown(value)}{hint}"
+    if kind == "string_pattern_mismatch":
+        return key, f"{key} must be auto, cpu, cuda or cuda:N, got {shown(value)}"
+    wanted = _WANTED.get(kind)
+    if wanted is None:
+        return key, f"{key}: {error['msg']}, got {shown(value)}"
+    if kind == "missing":  # a tuple that is too short: the error stands at its absent element
+        key = key.partition("[")[0]
+    return key, f"{key} must be {wanted}, got {shown(value)}"
+
+
+def _choices(key: str) -> list[str]:
+    section, _, name = key.partition(".")
+    return [
+        str(choice) for choice in get_args(section_types()[section].model_fields[name].annotation)
+    ]
+
+
+def _unknown(key: str, value: object) -> str:
+    sections = section_types()
+    section, _, name = key.partition(".")
+    if name:
+        known = list(sections[section].model_fields)
+        hint = _did_you_mean(name, known) or _where_is(name)
+        return f"unknown key {key}{hint or f'; [{section}] has ' + ', '.join(known)}"
+    if isinstance(value, Mapping):
+        hint = _did_you_mean(section, list(sections))
+        return f"unknown section [{key}]{hint or '; there are ' + ', '.join(sections)}"
+    return f"unknown key {key} outside any section{_where_is(key)}"
+
+
+def _where_is(name: str) -> str:
+    """`; did you mean train.lr?` for a key that some other section has, or nearly has."""
+    homes = {
+        field: section for section, kind in section_types().items() for field in kind.model_fields
+    }
+    close = difflib.get_close_matches(name, homes, n=1)
+    return f"; did you mean {homes[close[0]]}.{close[0]}?" if close else ""
+
+
+def _did_you_mean(wrong: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(wrong, known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def shown(value: object, *, quote: bool = True) -> str:
+    """A value as TOML would show it, in one short line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str) and not quote:
+        text = " ".join(value.split())
+    else:
+        text = repr(str(value) if isinstance(value, Path) else value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,260 @@
+"""What no single field of a configuration can show: combinations, places, tasks, model, devices.
+
+    check_config   raises the first mistake as one line with key, value, file and cure
+    find_mistakes  all of them, the cheapest to find first
+
+One place for all of it, torch-free and fast, so that every verb refuses before it starts anything.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from bus.errors import ConfigError, TaskError
+from bus.messages import Role
+from dart_cli.config import Config, Source, shown
+from envs.registry import check_options, find_task, load_suite
+
+BUILTIN_TINY = "builtin:tiny"
+
+MIN_HELDOUT_SEED = 1_000_000
+"""Training episodes are seeded below this, held-out ones from here on: they never meet."""
+
+MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+"""`model_type` in the config.json of the folders that the policy can load."""
+
+
+class Mistake(NamedTuple):
+    """`key` and the rest of a sentence that begins with it."""
+
+    key: str
+    text: str
+
+
+def check_config(config: Config, source: Source | None = None, role: Role | None = None) -> None:
+    """Raise ConfigError for the first thing that cannot work, for one role or (None) for all.
+
+    An environment or data host needs no model folder, a rollout or train host no environments.
+    """
+    for key, text in find_mistakes(config, role):
+        raise ConfigError(f"{key} {text} {source.cite(key)}" if source else f"{key} {text}")
+
+
+def find_mistakes(config: Config, role: Role | None = None) -> Iterator[Mistake]:
+    """Every mistake that single fields cannot show, the cheapest to find first."""
+    yield from _policy(config)
+    yield from _numbers(config)
+    yield from _places(config)
+    yield from _bus(config)
+    yield from _lists(config)
+    if role in (None, "env", "data", "eval"):
+        yield from _tasks(config)
+    if role in (None, "rollout", "train", "eval"):
+        yield from _model(config, role)
+        yield from _devices(config, role)
+
+
+def _policy(config: Config) -> Iterator[Mistake]:
+    policy = config.policy
+    past = policy.history_images - 1
+    if past > policy.history_turns:
+        yield Mistake(
+            "policy.history_images",
+            f"= {past + 1} shows {past} past screenshots but policy.history_turns keeps "
+            f"{policy.history_turns} turns; set policy.history_turns >= {past}",
+        )
+    if policy.codec == "compact" and policy.coordinates != "thousandths":
+        yield Mistake(
+            "policy.coordinates",
+            'must be "thousandths" with policy.codec = "compact", which writes numbers 0-999, '
+            f"got {shown(policy.coordinates)}",
+        )
+    if config.model.path == BUILTIN_TINY and policy.codec != "compact":
+        yield Mistake(
+            "policy.codec",
+            f'must be "compact", all that model.path = "{BUILTIN_TINY}" speaks, '
+            f"got {shown(policy.codec)}",
+        )
+
+
+def _numbers(config: Config) -> Iterator[Mistake]:
+    data, train, evaluation = config.data, config.train, config.eval
+    if data.max_open_groups < data.groups_per_batch:
+        yield Mistake(
+            "data.max_open_groups",
+            f"must be >= data.groups_per_batch ({data.groups_per_batch}) or no batch ever fills, "
+            f"got {data.max_open_groups}",
+        )
+    if train.warmup > train.updates > 0:
+        yield Mistake(
+            "train.warmup",
+            f"must be <= train.updates ({train.updates}) or the learning rate never reaches "
+            f"train.lr, got {train.warmup}",
+        )
+    if evaluation.seed < MIN_HELDOUT_SEED:
+        yield Mistake(
+            "eval.seed",
+            f"must be >= {MIN_HELDOUT_SEED}, below are the training seeds, got {evaluation.seed}",
+        )
+    if evaluation.around and evaluation.episodes == 0:
+        yield Mistake(
+            "eval.episodes", "must be >= 1 with eval.around = true, got 0; or set it to false"
+        )
+
+
+def _places(config: Config) -> Iterator[Mistake]:
+    directories = {"run.dir": config.run.dir, "weights.directory": config.weights.directory}
+    for key, path in directories.items():
+        if path is not None and path.exists() and not path.is_dir():
+            yield Mistake(key, f"is a file, want a directory: {path}; choose another")
+    if Path.cwd().resolve().is_relative_to(config.run.dir.resolve()):
+        yield Mistake(
+            "run.dir",
+            f"holds the directory you stand in, got {shown(config.run.dir)}; "
+            "choose one for this run alone, e.g. runs/a",
+        )
+
+
+def _bus(config: Config) -> Iterator[Mistake]:
+    bus = config.bus
+    if bus.keys is not None and bus.transport == "ipc":
+        yield Mistake(
+            "bus.keys", 'needs bus.transport = "tcp": ipc sockets are private already; remove it'
+        )
+    if bus.keys is not None and not bus.keys.is_dir():
+        yield Mistake("bus.keys", f"is no folder: {bus.keys}; name the folder of CURVE keys")
+    if bus.transport == "tcp" and bus.keys is None and not _is_loopback(bus.host):
+        yield Mistake(
+            "bus.host",
+            f"= {shown(bus.host)} is beyond loopback and needs CURVE keys; set bus.keys, "
+            'or bus.host = "127.0.0.1"',
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _task_lists(config: Config) -> dict[str, list[str]]:
+    return {
+        "env.tasks": config.env.tasks,
+        "eval.tasks": config.eval.tasks,
+        "eval.compositions": config.eval.compositions,
+    }
+
+
+def _lists(config: Config) -> Iterator[Mistake]:
+    for key, listed in _task_lists(config).items():
+        for task_id in sorted({each for each in listed if listed.count(each) > 1}):
+            yield Mistake(key, f"lists {task_id!r} twice; remove one")
+    for task_id in config.eval.compositions:
+        if task_id in config.env.tasks:
+            yield Mistake(
+                "eval.compositions",
+                f"holds {task_id!r}, which env.tasks trains on; remove it from one of them",
+            )
+
+
+def _tasks(config: Config) -> Iterator[Mistake]:
+    """Whether suite, options and every task id exist, and training keeps to its split."""
+    suite = config.env.suite
+    try:
+        load_suite(suite)
+    except TaskError as error:
+        yield Mistake("env.suite", f"cannot be used: {error}")
+        return
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything
+        yield Mistake(
+            "env.suite", f"cannot be used: importing {suite} failed, mend it: {_one_line(error)}"
+        )
+        return
+    try:
+        check_options(suite, config.env.options)
+    except TaskError as error:
+        yield Mistake("env.options", f"cannot be used: {error}")
+    for key, listed in _task_lists(config).items():
+        for task_id in listed:
+            try:
+                task = find_task(suite, task_id)
+            except TaskError as error:
+                yield Mistake(key, f"cannot be used: {error}")
+                continue
+            if key == "env.tasks" and task.split == "heldout":
+                yield Mistake(
+                    key,
+                    f"holds {task_id!r}, which its suite keeps out of training; "
+                    "move it to eval.compositions",
+                )
+
+
+def _model(config: Config, role: Role | None) -> Iterator[Mistake]:
+    """Whether the model folder can be loaded, as far as its files tell without torch."""
+    path = config.model.path
+    if path == BUILTIN_TINY or (role == "rollout" and config.rollout.engine == "scripted"):
+        return
+    folder = Path(path)
+    if path.startswith("builtin:"):
+        text = f"= {shown(path)} does not ship with dart; there is {BUILTIN_TINY!r}"
+    elif not folder.is_dir():
+        text = (
+            f"is no folder: {path}; fetch one with `hf download REPO --local-dir {path}`, "
+            f"or set {BUILTIN_TINY!r}"
+        )
+    elif (kind := _model_type(folder)) is None:
+        text = f"= {shown(path)} has no readable config.json; name a complete model folder"
+    elif kind not in MODEL_TYPES:
+        text = f"= {shown(path)} is of model_type {kind}; want one of {', '.join(MODEL_TYPES)}"
+    elif not any(folder.glob("*.safetensors")):
+        text = (
+            f"= {shown(path)} has no *.safetensors; other formats are never unpickled, "
+            "convert the weights first"
+        )
+    else:
+        return
+    yield Mistake("model.path", text)
+
+
+def _model_type(folder: Path) -> str | None:
+    try:
+        tree = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return str(tree.get("model_type")) if isinstance(tree, dict) else None
+
+
+def _devices(config: Config, role: Role | None) -> Iterator[Mistake]:
+    count = visible_gpus()
+    asked = {"rollout": config.rollout.device, "train": config.train.device}
+    for section, device in asked.items():
+        if count is None or not device.startswith("cuda") or role not in (None, "eval", section):
+            continue
+        if count == 0:
+            text = f'= "{device}" but no GPU is visible; set "auto" or "cpu"'
+        elif int(device.partition(":")[2] or 0) >= count:
+            text = f'= "{device}" but there are only cuda:0 to cuda:{count - 1}'
+        else:
+            continue
+        yield Mistake(f"{section}.device", text)
+
+
+def visible_gpus() -> int | None:
+    """How many NVIDIA GPUs this process can use; None where only torch could tell (WSL, ROCm)."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return len([each for each in chosen.split(",") if each.strip() not in ("", "-1")])
+    if Path("/dev/dxg").exists() or Path("/dev/kfd").exists():
+        return None
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= 200 else f"{text[:197]}..."
