@@ -72,7 +72,7 @@ class Turn(Message):
     """One past step of the episode as the model may see it, oldest first in a prompt."""
 
     text: str  # the completion, as the model wrote it
-    screenshot: bytes | None = None  # encoded image before the action; None where history dropped it
+    screenshot: bytes | None = None  # encoded, before the action; None where history dropped it
 
 
 class Lease(Message):

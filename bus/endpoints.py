@@ -1,0 +1,179 @@
+"""Where the processes of a run meet: addresses, private directories, CURVE keys.
+
+    Endpoints        name -> address: ipc:// below the run directory, tcp:// where configured
+    make_private_dir a directory that nobody else can enter
+    Curve            the keys of one process; read_curve and write_key_pair for its files
+    check_secure     refuses a socket beyond loopback that has no keys
+
+Names: `data` (request/reply), `telemetry-in` and `telemetry-out` (publish, subscribe; both ends
+of the forwarder bind in data), `rollout-<id>` (request/reply, one for each rollout worker).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import zmq
+
+from bus.errors import ConfigError, RunDirectoryError
+
+DATA = "data"
+TELEMETRY_IN = "telemetry-in"
+TELEMETRY_OUT = "telemetry-out"
+
+MAX_IPC_PATH_BYTES = 107
+"""A Unix socket's path with its closing zero fits 108 bytes (unix(7))."""
+
+_LONGEST_NAME_BYTES = 24  # room kept for "<name>.ipc" when the directory is chosen
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_Z85_KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+
+
+def make_private_dir(path: Path) -> Path:
+    """Create the directory with mode 0700, or check that it is ours and closed to others.
+
+    Raises RunDirectoryError naming the path and the cure.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        raise RunDirectoryError(f"{path}: cannot be made: {error.strerror}") from None
+    if not stat.S_ISDIR(found.st_mode):
+        raise RunDirectoryError(f"{path}: not a directory (links are refused): choose another")
+    if found.st_uid != os.getuid():
+        raise RunDirectoryError(f"{path}: belongs to another user: choose another run directory")
+    if found.st_mode & 0o077:
+        mode = stat.S_IMODE(found.st_mode)
+        raise RunDirectoryError(f"{path}: others can enter (mode {mode:04o}): chmod 700 {path}")
+    return path
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """The addresses of one run; `overrides` maps names to tcp:// addresses from the config."""
+
+    run_dir: Path
+    overrides: Mapping[str, str] = field(default_factory=dict)
+
+    def address(self, name: str) -> str:
+        """Address of `name`; makes the private directories an ipc:// address stands in.
+
+        Raises RunDirectoryError where the run directory is not private, ConfigError for a name
+        that cannot be an address.
+        """
+        if not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"endpoint name {name!r}: use lower-case letters, digits, '.', '_' and '-'"
+            )
+        if name in self.overrides:
+            return self.overrides[name]
+        path = self._socket_dir(f"{name}.ipc") / f"{name}.ipc"
+        return f"ipc://{path}"
+
+    def _socket_dir(self, file_name: str) -> Path:
+        """RUN/sock; for a run directory of a long path, a short one in /tmp that stands for it.
+
+        The short one depends on nothing but the user and the run directory's real path, so all
+        processes of the run agree on it, whatever their environment variables are.
+        """
+        run_dir = Path(os.path.realpath(self.run_dir))
+        make_private_dir(run_dir)
+        sock = run_dir / "sock"
+        room = max(_LONGEST_NAME_BYTES, len(file_name))
+        if len(os.fsencode(sock)) + 1 + room <= MAX_IPC_PATH_BYTES:
+            return make_private_dir(sock)
+        digest = hashlib.blake2b(os.fsencode(run_dir), digest_size=8).hexdigest()
+        mine = make_private_dir(Path("/tmp") / f"dart-{os.getuid()}")  # noqa: S108 - checked to be ours
+        return make_private_dir(mine / digest)
+
+
+# --- keys -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The CURVE keys of one process, Z85 text of 40 characters each.
+
+    A process that serves needs `allowed`, the public keys it lets in; a process that connects
+    needs `server`, the public key of those it connects to.
+    """
+
+    public: str
+    secret: str = field(repr=False)
+    server: str = ""
+    allowed: frozenset[str] = frozenset()
+
+
+def write_key_pair(path: Path) -> str:
+    """Write a new key pair to `path` (JSON, mode 0600, never overwritten); returns the public key.
+
+    Raises ConfigError if the file exists or cannot be written.
+    """
+    public, secret = (key.decode("ascii") for key in zmq.curve_keypair())
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot write keys: {error.strerror}") from None
+    with os.fdopen(handle, "w", encoding="ascii") as file:
+        json.dump({"public": public, "secret": secret}, file, indent=1)
+    return public
+
+
+def read_curve(path: Path, *, server: str = "", allowed: Path | None = None) -> Curve:
+    """Keys of this process from its key file.
+
+    `server` is the public key of the other side. `allowed` is a file of lines "KEY any comment";
+    a line whose first word is "#" is a comment too. Raises ConfigError naming file and cure.
+    """
+    try:
+        found = path.stat()
+        value = json.loads(path.read_text(encoding="ascii"))
+        lines = allowed.read_text(encoding="ascii").splitlines() if allowed else []
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot read keys: {error}") from None
+    if found.st_mode & 0o077:
+        raise ConfigError(f"{path}: others can read the secret key: chmod 600 {path}")
+    if not isinstance(value, dict) or value.keys() != {"public", "secret"}:
+        raise ConfigError(f"{path}: want a JSON object of public and secret")
+    keys = {words[0] for words in map(str.split, lines) if words} - {"#"}
+    curve = Curve(value["public"], value["secret"], server, frozenset(keys))
+    for key in (curve.public, curve.secret, *([server] if server else []), *curve.allowed):
+        if not isinstance(key, str) or not _Z85_KEY.fullmatch(key):
+            raise ConfigError(f"{path}: not a CURVE key of 40 Z85 characters: {str(key)[:8]}...")
+    return curve
+
+
+def check_secure(endpoint: str, curve: Curve | None) -> None:
+    """Refuse an address that others can reach unless keys guard it.
+
+    ipc:// and inproc:// are private by their directory; tcp:// to loopback is left to the user.
+    Raises ConfigError.
+    """
+    transport, _, rest = endpoint.partition("://")
+    if transport in ("ipc", "inproc"):
+        return
+    if transport != "tcp" or not rest:
+        raise ConfigError(f"endpoint {endpoint}: want ipc://PATH or tcp://HOST:PORT")
+    if curve is None and not _is_loopback(endpoint):
+        raise ConfigError(
+            f"endpoint {endpoint} needs CURVE keys: anyone who can reach it could feed the run; "
+            "set bus.keys, or use ipc:// or 127.0.0.1"
+        )
+
+
+def _is_loopback(endpoint: str) -> bool:
+    try:
+        host = urlsplit(endpoint).hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

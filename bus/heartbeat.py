@@ -1,0 +1,196 @@
+"""Who lives and what they wait for.
+
+HeartbeatSender   publishes one Heartbeat a second from a callable that tells the load
+Liveness          the newest heartbeat of each worker, and who has fallen silent
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol, Self
+
+from bus.messages import Heartbeat, Message, Role
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+DEAD_AFTER_S = 10.0
+"""Ten heartbeats missed: long enough for a machine that is busy compiling or swapping."""
+FORGET_AFTER_S = 3600.0
+
+
+class Publishes(Protocol):
+    """What a HeartbeatSender speaks into: a bus.sockets.Publisher."""
+
+    def publish(self, message: Message) -> None:
+        """Send without waiting."""
+        ...
+
+
+@dataclass(frozen=True)
+class Load:
+    """The changing part of a Heartbeat, as the worker tells it each second."""
+
+    state: str
+    policy_version: int = -1
+    gauges: dict[str, float] = field(default_factory=dict)
+    trajectories: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Wait:
+    what: str
+    since: float  # monotonic seconds
+
+
+class HeartbeatSender:
+    """An async context manager: while inside, a Heartbeat goes out each second and on `beat`."""
+
+    def __init__(
+        self,
+        publisher: Publishes,
+        role: Role,
+        worker: str,
+        load: Callable[[], Load],
+        *,
+        endpoint: str = "",
+        every_s: float = HEARTBEAT_S,
+    ) -> None:
+        self._publisher = publisher
+        self._role: Role = role
+        self._worker = worker
+        self._load = load
+        self._endpoint = endpoint
+        self._every_s = every_s
+        self._started_at = time.time()
+        self._host = socket.gethostname()
+        self._waits: dict[int, _Wait] = {}  # in order of entry, so the first is the longest
+        self._entered = 0
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    @contextmanager
+    def waiting(self, what: str, deadline_s: float | None = None) -> Iterator[None]:
+        """Say in the heartbeats what this process waits for, e.g. "for a batch from data".
+
+        Of several waits the longest is told. `deadline_s` is only shown; the wait itself keeps it.
+        """
+        self._entered += 1
+        key = self._entered
+        shown = what if deadline_s is None else f"{what} (at most {deadline_s:g} s)"
+        self._waits[key] = _Wait(shown, time.monotonic())
+        try:
+            yield
+        finally:
+            del self._waits[key]
+
+    def beat(self) -> Heartbeat:
+        """Publish one heartbeat now, e.g. at a change of state; returns what was said."""
+        load = self._load()
+        wait = next(iter(self._waits.values()), None)
+        heartbeat = Heartbeat(
+            role=self._role,
+            worker=self._worker,
+            host=self._host,
+            pid=os.getpid(),
+            started_at=self._started_at,
+            sent_at=time.time(),
+            endpoint=self._endpoint,
+            policy_version=load.policy_version,
+            state=load.state,
+            waiting_for=wait.what if wait else "",
+            waiting_s=time.monotonic() - wait.since if wait else 0.0,
+            gauges=load.gauges,
+            trajectories=load.trajectories,
+        )
+        self._publisher.publish(heartbeat)
+        return heartbeat
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                self.beat()
+            except Exception:
+                # A broken gauge must not make a living process look dead.
+                log.exception("%s: heartbeat not sent", self._worker)
+            await asyncio.sleep(self._every_s)
+
+
+@dataclass
+class _Seen:
+    heartbeat: Heartbeat
+    at: float  # monotonic seconds of this process: the sender's clock is not trusted
+
+
+class Liveness:
+    """The newest heartbeat of each worker; one not heard for `dead_after_s` is dead."""
+
+    def __init__(
+        self,
+        dead_after_s: float = DEAD_AFTER_S,
+        *,
+        forget_after_s: float = FORGET_AFTER_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.dead_after_s = dead_after_s
+        self._forget_after_s = forget_after_s
+        self._clock = clock
+        self._seen: dict[str, _Seen] = {}
+
+    def observe(self, heartbeat: Heartbeat) -> bool:
+        """Note a heartbeat; True if the worker is new, back from the dead, or a new process."""
+        now = self._clock()
+        before = self._seen.get(heartbeat.worker)
+        self._seen[heartbeat.worker] = _Seen(heartbeat, now)
+        self._seen = {
+            worker: seen
+            for worker, seen in self._seen.items()
+            if now - seen.at <= self._forget_after_s
+        }
+        return (
+            before is None
+            or now - before.at > self.dead_after_s
+            or (before.heartbeat.pid, before.heartbeat.started_at)
+            != (heartbeat.pid, heartbeat.started_at)
+        )
+
+    def alive(self, role: Role | None = None) -> list[Heartbeat]:
+        """Heartbeats of the living, by worker name."""
+        return [hb for hb in self._of(role) if self.silent_s(hb.worker) <= self.dead_after_s]
+
+    def dead(self, role: Role | None = None) -> list[Heartbeat]:
+        """Last heartbeats of those that fell silent and have not been forgotten."""
+        return [hb for hb in self._of(role) if self.silent_s(hb.worker) > self.dead_after_s]
+
+    def get(self, worker: str) -> Heartbeat | None:
+        """The worker's newest heartbeat, whether it lives or not."""
+        seen = self._seen.get(worker)
+        return seen.heartbeat if seen else None
+
+    def silent_s(self, worker: str) -> float:
+        """Seconds since the worker was heard; infinite if it never was."""
+        seen = self._seen.get(worker)
+        return self._clock() - seen.at if seen else float("inf")
+
+    def forget(self, worker: str) -> None:
+        """Drop a worker that said goodbye."""
+        self._seen.pop(worker, None)
+
+    def _of(self, role: Role | None) -> list[Heartbeat]:
+        found = (self._seen[worker].heartbeat for worker in sorted(self._seen))
+        return [hb for hb in found if role is None or hb.role == role]

@@ -1,0 +1,624 @@
+"""Typed sockets over ZeroMQ: request/reply that loses nothing, publish/subscribe for telemetry.
+
+    Requester    asks one server; same id again and again until the answer or the deadline
+    Replier      serves typed requests; a repeated id is answered from the record, never redone
+    Publisher    connects to telemetry-in and sends; drops rather than waits
+    Subscriber   connects to telemetry-out and iterates typed messages
+    Forwarder    binds both in `data`, so that everybody else only connects
+
+On the wire a request is `[request id, *codec frames]` (DEALER), for the server with the client's
+routing id in front (ROUTER); a reply goes back the same way. Published messages are codec frames;
+the kind is the topic.
+
+What bounds what: requests in flight by `max_in_flight`, handlers by `max_handlers` (the server
+reads no further while all are busy), queues by the high-water mark, frames by ZMQ_MAXMSGSIZE,
+recorded replies by count and bytes. All classes but Forwarder are made inside a running loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import zmq
+import zmq.asyncio
+from zmq.auth.thread import ThreadAuthenticator
+
+from bus import errors
+from bus.codec import MAX_BLOB_BYTES, MAX_HEADER_BYTES, decode, encode
+from bus.endpoints import Curve, check_secure
+from bus.errors import BusError, DartError, DeadlineError, ProtocolError, RefusedError
+from bus.messages import ErrorReply, Message, Reply, Request
+
+log = logging.getLogger(__name__)
+
+HIGH_WATER_MARK = 256
+"""Messages that wait on one connection before the sender waits (request/reply) or drops (PUB)."""
+RETRY_S = 2.0
+LINGER_S = 2.0
+_ID_BYTES = 16
+_UNBIND_S = 1.0
+
+Handler = Callable[[str, Request], Awaitable[Reply]]
+"""(client's name, request) -> reply; a DartError it raises becomes an ErrorReply."""
+
+_Socket = TypeVar("_Socket", bound=zmq.Socket[Any])
+
+
+# --- opening and closing --------------------------------------------------------------------
+
+
+def _prepare(socket: _Socket, endpoint: str) -> _Socket:
+    socket.set_hwm(HIGH_WATER_MARK)
+    socket.setsockopt(zmq.MAXMSGSIZE, max(MAX_BLOB_BYTES, MAX_HEADER_BYTES))
+    socket.setsockopt(zmq.LINGER, int(LINGER_S * 1000))
+    socket.setsockopt(zmq.RECONNECT_IVL, 50)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+    if endpoint.startswith("tcp:"):
+        # A host that vanished without a word is noticed, and its connection made anew.
+        socket.setsockopt(zmq.IPV6, int("[" in endpoint))
+        socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 20000)
+    return socket
+
+
+@contextmanager
+def _closed_on_error(socket: zmq.Socket[Any], task: str) -> Iterator[None]:
+    try:
+        yield
+    except DartError:
+        socket.close(linger=0)
+        raise
+    except zmq.ZMQError as error:
+        socket.close(linger=0)
+        raise BusError(f"{task}: {error.strerror}") from None
+
+
+def _connect(socket: _Socket, endpoint: str, curve: Curve | None) -> _Socket:
+    """Connect, at once or whenever the other side appears. Raises ConfigError, BusError."""
+    with _closed_on_error(socket, f"cannot connect to {endpoint}"):
+        check_secure(endpoint, curve)
+        _prepare(socket, endpoint)
+        if curve is not None and endpoint.startswith("tcp:"):
+            socket.curve_publickey = curve.public.encode("ascii")
+            socket.curve_secretkey = curve.secret.encode("ascii")
+            socket.curve_serverkey = curve.server.encode("ascii")
+        socket.connect(endpoint)
+    return socket
+
+
+def _bind(socket: _Socket, endpoint: str, curve: Curve | None) -> _Socket:
+    """Serve at the address, the allow-list in force. Raises ConfigError; BusError if it is taken."""
+    with _closed_on_error(socket, f"cannot serve at {endpoint} (does another process?)"):
+        check_secure(endpoint, curve)
+        _prepare(socket, endpoint)
+        if curve is not None and endpoint.startswith("tcp:"):
+            _GATES.admit(socket.context, endpoint, curve.allowed)
+            socket.zap_domain = endpoint.encode("utf-8")
+            socket.curve_secretkey = curve.secret.encode("ascii")
+            socket.curve_publickey = curve.public.encode("ascii")
+            socket.curve_server = True
+        socket.bind(endpoint)
+    return socket
+
+
+def _bound_address(socket: zmq.Socket[Any]) -> str:
+    address = socket.getsockopt(zmq.LAST_ENDPOINT)
+    assert isinstance(address, bytes)
+    return address.rstrip(b"\0").decode("utf-8")
+
+
+def _unbind_path(socket: zmq.Socket[Any], address: str) -> Path | None:
+    """Stop listening; returns the socket file that ZeroMQ is about to remove.
+
+    It removes the file from its own thread, a moment later. Whoever binds the same address before
+    that loses the new file to the old socket, so a server waits for it to go before it is closed.
+    """
+    if not address.startswith("ipc://"):
+        return None
+    try:
+        socket.unbind(address)
+    except zmq.ZMQError:
+        return None  # the context was ended first; nothing listens any more
+    return Path(address.removeprefix("ipc://"))
+
+
+class _AllowedKeys:
+    """The authenticator's question for one address: may this public key come in?"""
+
+    def __init__(self, allowed: Iterable[str]) -> None:
+        self._allowed = frozenset(allowed)
+
+    def callback(self, domain: str, key: bytes) -> bool:  # noqa: ARG002 - pyzmq calls it so
+        """`key` is Z85 text."""
+        return key.decode("ascii") in self._allowed
+
+
+class _Gates:
+    """One ZAP authenticator for each context; without one, ZeroMQ lets in any key."""
+
+    def __init__(self) -> None:
+        self._by_context: dict[int, ThreadAuthenticator] = {}
+
+    def admit(self, context: zmq.Context[Any], domain: str, allowed: Iterable[str]) -> None:
+        gate = self._by_context.get(context.underlying)
+        if gate is None:
+            gate = ThreadAuthenticator(zmq.Context.shadow(context.underlying))
+            gate.start()
+            self._by_context[context.underlying] = gate
+        gate.configure_curve_callback(domain, credentials_provider=_AllowedKeys(allowed))
+
+
+_GATES = _Gates()
+
+
+# --- request --------------------------------------------------------------------------------
+
+
+@dataclass
+class _Pending:
+    frames: list[bytes]
+    answer: asyncio.Future[list[bytes]]
+    sent: int = 0
+
+
+class Requester:
+    """Asks one server. Any number of tasks may ask at once; `peer` names the server in errors."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        name: str = "client",
+        peer: str = "",
+        curve: Curve | None = None,
+        max_in_flight: int = 256,
+    ) -> None:
+        self.endpoint = endpoint
+        self._peer = peer
+        self._places = asyncio.Semaphore(max_in_flight)
+        self._pending: dict[bytes, _Pending] = {}
+        self._outbox: OrderedDict[bytes, None] = OrderedDict()  # ids to send, each at most once
+        self._wake = asyncio.Event()
+        socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+        socket.setsockopt(zmq.ROUTING_ID, f"{name[:200]}.{uuid.uuid4().hex[:12]}".encode())
+        # Send only into a live connection: nothing piles up for a server that is away, and the
+        # first thing a restarted one hears is what is still wanted.
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        self._socket = _connect(socket, endpoint, curve)
+        self._tasks = [asyncio.create_task(self._send()), asyncio.create_task(self._receive())]
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that wait for their answer."""
+        return len(self._pending)
+
+    async def request(
+        self,
+        message: Request,
+        deadline_s: float,
+        retry_s: float = RETRY_S,
+        *,
+        request_id: bytes | None = None,
+    ) -> Reply:
+        """The server's answer, of the request's `reply_type`.
+
+        The request is sent again with the same id every `retry_s` seconds until `deadline_s`,
+        across restarts of the server; `request_id` (16 bytes) may be given to ask another server
+        the same thing. Raises DeadlineError; ProtocolError for an answer that is none; where the
+        server refused, the error it names from bus.errors, or RefusedError.
+        """
+        frames = encode(message)
+        key = request_id or uuid.uuid4().bytes
+        if len(key) != _ID_BYTES:
+            raise ValueError(f"request_id of {len(key)} bytes, want {_ID_BYTES}")
+        pending = _Pending(frames, asyncio.get_running_loop().create_future())
+        try:
+            async with asyncio.timeout(deadline_s), self._places:
+                reply = await self._ask(key, pending, retry_s)
+        except TimeoutError:
+            raise DeadlineError(self._late(message, pending, deadline_s)) from None
+        return self._checked(message, reply)
+
+    async def close(self) -> None:
+        """Give up what is in flight (its callers get a BusError) and close."""
+        self._closed = True
+        for pending in self._pending.values():
+            if not pending.answer.done():
+                pending.answer.set_exception(BusError(f"{self.endpoint}: requester closed"))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._socket.close(linger=0)
+
+    async def _ask(self, key: bytes, pending: _Pending, retry_s: float) -> Reply:
+        if self._closed:
+            raise BusError(f"{self.endpoint}: requester closed")
+        self._pending[key] = pending
+        try:
+            while not pending.answer.done():
+                self._outbox[key] = None
+                self._wake.set()
+                await asyncio.wait([pending.answer], timeout=retry_s)
+            answer = decode(pending.answer.result())
+        finally:
+            del self._pending[key]
+            self._outbox.pop(key, None)
+        if not isinstance(answer, Reply):
+            raise ProtocolError(f"{self.endpoint} answered with {type(answer).__name__}")
+        return answer
+
+    async def _send(self) -> None:
+        while True:
+            await self._wake.wait()
+            if not self._outbox:
+                self._wake.clear()
+                continue
+            key, _ = self._outbox.popitem(last=False)
+            pending = self._pending[key]
+            await self._socket.send_multipart([key, *pending.frames], copy=False)
+            pending.sent += 1
+
+    async def _receive(self) -> None:
+        while True:
+            frames = await self._socket.recv_multipart()
+            pending = self._pending.get(frames[0])
+            if pending is not None and not pending.answer.done():  # else: answered before
+                pending.answer.set_result(frames[1:])
+
+    def _checked(self, message: Request, reply: Reply) -> Reply:
+        if isinstance(reply, ErrorReply):
+            known = getattr(errors, reply.error_type, None)
+            if isinstance(known, type) and issubclass(known, DartError):
+                raise known(reply.error)
+            raise RefusedError(f"{self.endpoint} refused {_kind(message)}: {reply.error}")
+        if not isinstance(reply, message.reply_type):
+            raise ProtocolError(
+                f"{self.endpoint} answered {_kind(message)} with {_kind(reply)}, "
+                f"want {message.reply_type.__name__}"
+            )
+        return reply
+
+    def _late(self, message: Request, pending: _Pending, deadline_s: float) -> str:
+        peer = self._peer or "the server"
+        start = f"start `{self._peer}`" if self._peer else "start the server"
+        if pending.sent:
+            cure = f"{peer} took it {pending.sent} times but did not answer; see its log"
+        else:
+            cure = f"nobody took it there; {start}"
+        return f"{_kind(message)} to {self.endpoint} had no answer in {deadline_s:g} s: {cure}"
+
+
+def _kind(message: Message) -> str:
+    return type(message).__name__
+
+
+# --- reply ----------------------------------------------------------------------------------
+
+
+class _Record:
+    """The newest replies by request id, bounded by count and by bytes."""
+
+    def __init__(self, max_count: int, max_bytes: int) -> None:
+        self._max_count, self._max_bytes = max_count, max_bytes
+        self._replies: OrderedDict[bytes, list[bytes]] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, key: bytes) -> list[bytes] | None:
+        return self._replies.get(key)
+
+    def put(self, key: bytes, frames: list[bytes]) -> None:
+        """Keep the reply; the oldest go first, the newest always stays."""
+        self._replies[key] = frames
+        self._bytes += sum(map(len, frames))
+        while len(self._replies) > 1 and (
+            len(self._replies) > self._max_count or self._bytes > self._max_bytes
+        ):
+            _, dropped = self._replies.popitem(last=False)
+            self._bytes -= sum(map(len, dropped))
+
+
+@dataclass
+class Served:
+    """What a Replier has done so far."""
+
+    requests: int = 0  # handed to the handler
+    repeats: int = 0  # answered from the record, or joined to one in work
+    malformed: int = 0  # refused by the codec
+    refused: int = 0  # the handler raised a DartError
+    crashed: int = 0  # the handler raised anything else
+
+
+@dataclass
+class _Job:
+    task: asyncio.Task[None]
+    clients: set[bytes] = field(default_factory=set)
+
+
+class Replier:
+    """Serves typed requests at one address; each id is executed once while its reply is kept.
+
+    After a restart of the server the record is empty: what a handler does must then be idempotent
+    by the message's own keys (trajectory and step, batch id), as it is throughout `dart`.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        curve: Curve | None = None,
+        max_handlers: int = 64,
+        record_count: int = 8192,
+        record_bytes: int = 256 * 2**20,
+    ) -> None:
+        socket = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client that reconnects keeps its name
+        self._socket = _bind(socket, endpoint, curve)
+        self.endpoint = _bound_address(self._socket)
+        self.served = Served()
+        self._places = asyncio.Semaphore(max_handlers)
+        self._record = _Record(record_count, record_bytes)
+        self._jobs: dict[bytes, _Job] = {}
+        self._loop: asyncio.Task[None] | None = None
+        self._closing = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def serve(self, handler: Handler) -> None:
+        """Answer requests until `close` is called; nothing a client sends ends the loop."""
+        self._loop = asyncio.create_task(self._receive(handler))
+        try:
+            await self._loop
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if not self._closing or (current is not None and current.cancelling()):
+                raise
+
+    async def close(self, linger_s: float = LINGER_S) -> None:
+        """Take no more, give the handlers in work `linger_s` to answer, and free the address."""
+        if self._closing:
+            return
+        self._closing = True
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.wait([self._loop])
+        tasks = [job.task for job in self._jobs.values()]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=linger_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        path = _unbind_path(self._socket, self.endpoint)
+        deadline = time.monotonic() + _UNBIND_S
+        # ZeroMQ's thread tells nobody when it is done, so this looks.
+        while path is not None and path.exists() and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        self._socket.close(linger=int(linger_s * 1000))
+
+    async def _receive(self, handler: Handler) -> None:
+        while True:
+            await self._places.acquire()
+            taken = False
+            try:
+                frames = await self._socket.recv_multipart()
+                taken = self._take(frames, handler)
+            finally:
+                if not taken:
+                    self._places.release()
+
+    def _take(self, frames: list[bytes], handler: Handler) -> bool:
+        """Start a handler for a new request; True if it now holds a place."""
+        if len(frames) < 2 or len(frames[1]) != _ID_BYTES:
+            self.served.malformed += 1
+            return False
+        client, key = frames[0], frames[1]
+        recorded = self._record.get(key)
+        if recorded is not None:
+            self.served.repeats += 1
+            self._answer(client, key, recorded)
+            return False
+        if key in self._jobs:
+            self.served.repeats += 1
+            self._jobs[key].clients.add(client)
+            return False
+        try:
+            message = decode(frames[2:])
+            if not isinstance(message, Request):
+                raise ProtocolError(f"{_kind(message)} is not a request")
+        except ProtocolError as error:
+            self.served.malformed += 1
+            log.warning("%s: refused a message: %s", self.endpoint, error)
+            self._answer(client, key, encode(_error_reply(error)))
+            return False
+        self.served.requests += 1
+        self._jobs[key] = _Job(
+            asyncio.create_task(self._work(handler, client, key, message)), {client}
+        )
+        return True
+
+    async def _work(self, handler: Handler, client: bytes, key: bytes, message: Request) -> None:
+        try:
+            frames = await self._handle(handler, client.decode("utf-8", "replace"), message)
+            self._record.put(key, frames)
+            for waiting in self._jobs[key].clients:
+                self._answer(waiting, key, frames)
+        finally:
+            del self._jobs[key]
+            self._places.release()
+
+    async def _handle(self, handler: Handler, client: str, message: Request) -> list[bytes]:
+        try:
+            return encode(await handler(client, message))
+        except DartError as error:
+            self.served.refused += 1
+            return encode(_error_reply(error))
+        except Exception:
+            self.served.crashed += 1
+            log.exception("%s: %s from %s failed", self.endpoint, _kind(message), client)
+            return encode(
+                ErrorReply(
+                    error=f"{_kind(message)} failed at {self.endpoint}; its log tells why",
+                    error_type=RefusedError.__name__,
+                )
+            )
+
+    def _answer(self, client: bytes, key: bytes, frames: list[bytes]) -> None:
+        # A ROUTER never waits: it drops what a client that is away or full cannot take, and that
+        # client asks again.
+        self._socket.send_multipart([client, key, *frames], copy=False)
+
+
+def _error_reply(error: DartError) -> ErrorReply:
+    return ErrorReply(error=str(error), error_type=type(error).__name__)
+
+
+# --- publish and subscribe ------------------------------------------------------------------
+
+
+class Publisher:
+    """Sends messages to telemetry-in; drops them where nobody listens or the queue is full."""
+
+    def __init__(self, endpoint: str, *, curve: Curve | None = None) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._socket = _connect(context.socket(zmq.PUB), endpoint, curve)
+
+    def publish(self, message: Message) -> None:
+        """Send without waiting. Raises ProtocolError if the message cannot be encoded."""
+        self._socket.send_multipart(encode(message), copy=False)
+
+    def close(self) -> None:
+        """Give what is queued a moment to go out, and close."""
+        self._socket.close(linger=200)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+
+class Subscriber:
+    """Messages of the given types from telemetry-out, as an async iterator that never ends."""
+
+    def __init__(
+        self, endpoint: str, types: Iterable[type[Message]], *, curve: Curve | None = None
+    ) -> None:
+        self.malformed = 0
+        self._types = tuple(types)
+        socket = zmq.asyncio.Context.instance().socket(zmq.SUB)
+        for message_type in self._types:
+            socket.subscribe(message_type.__name__)
+        self._socket = _connect(socket, endpoint, curve)
+
+    async def next(self) -> Message:
+        """Wait for the next message; malformed ones are counted and passed over."""
+        while True:
+            frames = await self._socket.recv_multipart()
+            try:
+                message = decode(frames)
+            except ProtocolError as error:
+                self.malformed += 1
+                log.warning("dropped a published message: %s", error)
+                continue
+            if isinstance(message, self._types):  # a topic is a prefix: another kind may match it
+                return message
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        while True:
+            yield await self.next()
+
+    def close(self) -> None:
+        """Stop; a task that iterates must be cancelled first."""
+        self._socket.close(linger=0)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+
+class Forwarder:
+    """Passes everything published at one address on to the subscribers of the other.
+
+    Runs in a thread of its own inside ZeroMQ's proxy, so heartbeats flow while the process that
+    holds it is busy.
+    """
+
+    def __init__(self, publish_at: str, subscribe_at: str, *, curve: Curve | None = None) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._inlet = _bind(context.socket(zmq.XSUB), publish_at, curve)
+        try:
+            self._outlet = _bind(context.socket(zmq.XPUB), subscribe_at, curve)
+        except DartError:
+            self._inlet.close(linger=0)
+            raise
+        self.publish_at = _bound_address(self._inlet)
+        self.subscribe_at = _bound_address(self._outlet)
+        control = f"inproc://forwarder-{os.getpid()}-{uuid.uuid4().hex}"
+        self._switch: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+        self._switch.bind(control)
+        self._thread = threading.Thread(
+            target=self._pump, args=(context, control), name="forwarder", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread and free both addresses; may be called twice."""
+        if self._switch.closed:
+            return
+        self._switch.send(b"TERMINATE")
+        self._thread.join(timeout=LINGER_S)
+        self._switch.close(linger=0)
+        for socket, address in (
+            (self._inlet, self.publish_at),
+            (self._outlet, self.subscribe_at),
+        ):
+            path = _unbind_path(socket, address)
+            deadline = time.monotonic() + _UNBIND_S
+            while path is not None and path.exists() and time.monotonic() < deadline:
+                time.sleep(0.002)
+            socket.close(linger=0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _pump(self, context: zmq.Context[Any], control: str) -> None:
+        stop = context.socket(zmq.PAIR)
+        stop.connect(control)
+        try:
+            zmq.proxy_steerable(self._inlet, self._outlet, None, stop)
+        except zmq.ContextTerminated:
+            log.warning("forwarder ended with its context")
+        finally:
+            stop.close(linger=0)
