@@ -3,6 +3,7 @@
     Config       the sections; each field carries its meaning, unit and range below it
     load_config  TOML file and `--set` overrides -> Config: keys, types and ranges
     Source       where a configuration came from, to cite in an error
+    run_endpoints, run_curve   the addresses and keys of the run's processes
 
 Every mistake is one line with key, value, file and cure; checks.py finds those that no single
 field can show. `dart init` writes the field texts as comments, docs/config.md holds them as tables.
@@ -13,13 +14,14 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 from pydantic_core import ErrorDetails
 
+from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT, Curve, Endpoints, read_curve
 from bus.errors import ConfigError
 
 
@@ -475,3 +477,29 @@ def shown(value: object, *, quote: bool = True) -> str:
     else:
         text = repr(str(value) if isinstance(value, Path) else value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# --- where its processes meet ---------------------------------------------------------------
+
+KEY_FILE = "curve.json"
+
+
+def run_endpoints(config: Config) -> Endpoints:
+    """The addresses of the run's data process: below the run directory, or tcp as configured."""
+    if config.bus.transport == "ipc":
+        return Endpoints(config.run.dir)
+    names = (DATA, TELEMETRY_IN, TELEMETRY_OUT)
+    tcp = {name: f"tcp://{config.bus.host}:{config.bus.port + i}" for i, name in enumerate(names)}
+    return Endpoints(config.run.dir, tcp)
+
+
+def run_curve(config: Config) -> Curve | None:
+    """The run's CURVE keys: one pair, copied to `curve.json` in `bus.keys` of every host.
+
+    Raises ConfigError if the file is missing, malformed or readable by others.
+    """
+    if config.bus.keys is None:
+        return None
+    path = config.bus.keys / KEY_FILE
+    public = read_curve(path).public
+    return replace(read_curve(path, server=public), allowed=frozenset({public}))

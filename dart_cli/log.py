@@ -1,0 +1,57 @@
+"""Logging of one process: short lines to the terminal, all of it to a file in the run directory.
+
+    set_up_logging  the one call a process makes, before it does anything else
+    log_dir         where the files of a run are
+
+A process whose output `dart up` collects writes plain lines; on a terminal they are coloured.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from pathlib import Path
+
+_FILE_FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s"
+_PLAIN_FORMAT = "%(levelname)s %(message)s"
+
+
+def log_dir(run_dir: Path) -> Path:
+    """Directory of a run's log files."""
+    return run_dir / "logs"
+
+
+def set_up_logging(run_dir: Path, worker: str) -> Path:
+    """Log to the terminal (stderr) and to `logs/WORKER.log`, which is appended to; returns it.
+
+    Warnings of Python libraries go the same way.
+    """
+    path = log_dir(run_dir) / f"{worker}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    to_file = logging.FileHandler(path, encoding="utf-8")
+    formatter = logging.Formatter(_FILE_FORMAT, datefmt="%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    to_file.setFormatter(formatter)
+    root = logging.getLogger()
+    root.setLevel(logging.INFO)
+    root.handlers[:] = [to_file, _terminal_handler(worker)]
+    logging.captureWarnings(True)
+    for noisy in ("httpx", "PIL", "matplotlib", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    return path
+
+
+def _terminal_handler(worker: str) -> logging.Handler:
+    if not sys.stderr.isatty():
+        plain = logging.StreamHandler()
+        plain.setFormatter(logging.Formatter(_PLAIN_FORMAT))
+        return plain
+    from rich.console import Console
+    from rich.logging import RichHandler
+
+    coloured = RichHandler(
+        console=Console(stderr=True), show_path=False, rich_tracebacks=False, log_time_format="%X"
+    )
+    coloured.setFormatter(logging.Formatter(f"{worker}: %(message)s"))
+    return coloured
