@@ -1,0 +1,220 @@
+"""Layers of widgets and the way of an event through them.
+
+A scene gives its layers, bottom to top; a pop-up that a widget has open is one more. The topmost
+layer under the pointer gets the event. A modal layer lets nothing through to those beneath it; a
+pop-up closes when something else is pressed. After each event the layers are built anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from envs.actions import Action, Click, DoubleClick, Drag, KeyPress, Move, Scroll, Type
+from envs.embedded.draw import Canvas, Rect
+from envs.embedded.widgets import Handler, Pointer, Ui, Widget
+
+MAX_TYPED = 1000  # characters of one Type action that are looked at
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A widget tree at a place on the screen."""
+
+    root: Widget
+    box: Rect
+    modal: bool = False  # nothing beneath it can be reached
+    dims: bool = False  # what lies beneath is darkened
+    on_outside: Handler | None = None  # a press outside of it, or Escape
+
+
+@dataclass(frozen=True)
+class WidgetInfo:
+    """One widget that can be seen and reached now."""
+
+    role: str  # button, icon, box, file, ...
+    name: str  # unique on the screen
+    colour: str  # of theme.COLOURS; empty where it has none
+    bbox: Rect  # its visible part, pixels
+
+    @property
+    def centre(self) -> tuple[int, int]:
+        """Where to click it."""
+        return self.bbox.centre
+
+
+class App:
+    """A screen full of layers; dispatches actions to them and paints them."""
+
+    def __init__(self, ui: Ui, layers: Callable[[], list[Layer]]) -> None:
+        self.ui = ui
+        self._build = layers
+        self.layers: list[Layer] = []
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Build and place the layers that the state now calls for."""
+        screen = Rect(0, 0, self.ui.width, self.ui.height)
+        self.layers = self._build()
+        for layer in self.layers:
+            layer.root.place(self.ui, layer.box, screen)
+        opened = self.find(self.ui.opened) if self.ui.opened else None
+        popup = opened.popup(self.ui) if opened is not None else None
+        if popup is None:
+            self.ui.opened = ""
+        else:
+            root, box = popup
+            root.place(self.ui, box, screen)
+            self.layers.append(Layer(root, box, modal=True, on_outside=self._close_popup))
+
+    def paint(self) -> Canvas:
+        """The present screen."""
+        ui = self.ui
+        canvas = Canvas.blank(ui.width, ui.height, ui.palette, ui.theme.wall)
+        for layer in self.layers:
+            if layer.dims:
+                canvas.dim()
+            layer.root.paint(ui, canvas)
+        return canvas
+
+    # --- what is there ----------------------------------------------------------------------
+
+    def find(self, name: str) -> Widget | None:
+        """The widget of that name in the topmost layer that has it, reachable or not."""
+        for layer in reversed(self.layers):
+            for widget in layer.root.walk():
+                if widget.name == name:
+                    return widget
+        return None
+
+    def see(self, name: str) -> WidgetInfo | None:
+        """The widget of that name, if a click on the middle of its visible part reaches it."""
+        for layer in reversed(self.layers):
+            for widget in layer.root.walk():
+                if widget.name == name and self._reachable(widget):
+                    return _info(widget)
+            if layer.modal:
+                return None
+        return None
+
+    def widgets(self) -> list[WidgetInfo]:
+        """All widgets that have a role and can be reached now."""
+        found = []
+        for layer in reversed(self.layers):
+            found += [
+                _info(widget)
+                for widget in layer.root.walk()
+                if widget.role and widget.clickable and self._reachable(widget)
+            ]
+            if layer.modal:
+                break
+        return found
+
+    def _reachable(self, widget: Widget) -> bool:
+        if widget.visible.width <= 0 or widget.visible.height <= 0:
+            return False
+        return widget in self.path(*widget.visible.centre)
+
+    def path(self, x: int, y: int) -> list[Widget]:
+        """The widgets at (x, y) from a layer's root inwards; empty where nothing can be reached."""
+        layer = self._layer_at(x, y)
+        return layer.root.path_to(x, y) if layer is not None else []
+
+    def _layer_at(self, x: int, y: int) -> Layer | None:
+        for layer in reversed(self.layers):
+            if layer.box.contains(x, y) or layer.modal:
+                return layer
+        return None
+
+    # --- events -----------------------------------------------------------------------------
+
+    def dispatch(self, action: Action) -> None:
+        """Perform one action; what hits nothing changes nothing."""
+        match action:
+            case Click():
+                self._press(Pointer(action.x, action.y, action.button))
+            case DoubleClick():
+                self._double(action.x, action.y)
+            case Drag():
+                self._drag(action.path)
+            case Scroll():
+                self._scroll(action)
+            case Type():
+                for character in action.text[:MAX_TYPED]:
+                    self._key(["enter"] if character == "\n" else [character])
+                    self.refresh()
+            case KeyPress():
+                self._key([key.lower() if len(key) > 1 else key for key in action.keys])
+            case Move():
+                pass
+            case _:
+                return
+        self.refresh()
+
+    def _press(self, pointer: Pointer) -> None:
+        self.ui.by_keyboard = False
+        layer = self._layer_at(pointer.x, pointer.y)
+        if layer is None:
+            return
+        if not layer.box.contains(pointer.x, pointer.y):
+            if layer.on_outside is not None:
+                layer.on_outside()
+            return
+        path = layer.root.path_to(pointer.x, pointer.y)
+        for widget in reversed(path):
+            if widget.clickable:
+                if widget.focusable:
+                    self.ui.focus = widget.name
+                elif pointer.button == "left":
+                    self.ui.focus = ""
+                widget.press(self.ui, pointer)
+                return
+        self.ui.focus = ""
+
+    def _double(self, x: int, y: int) -> None:
+        before = [widget.name for widget in self.path(x, y)]
+        self._press(Pointer(x, y))
+        self.refresh()
+        same = [widget.name for widget in self.path(x, y)] == before
+        self._press(Pointer(x, y, double=same))
+
+    def _drag(self, path: Sequence[tuple[int, int]]) -> None:
+        for widget in reversed(self.path(*path[0])):
+            if widget.clickable:
+                widget.drag(self.ui, path)
+                return
+
+    def _scroll(self, action: Scroll) -> None:
+        if not action.dy:
+            return
+        for widget in reversed(self.path(action.x, action.y)):
+            if widget.scrollable and widget.scroll(self.ui, action.dy):
+                return
+
+    def _key(self, keys: Sequence[str]) -> None:
+        top = self.layers[-1]
+        focused = next((w for w in top.root.walk() if w.name and w.name == self.ui.focus), None)
+        if focused is not None and focused.key(self.ui, keys):
+            return
+        if list(keys) == ["escape"] and top.on_outside is not None:
+            top.on_outside()
+        elif list(keys) in (["tab"], ["shift", "tab"]):
+            self._move_focus(top, -1 if len(keys) == 2 else 1)
+
+    def _move_focus(self, top: Layer, step: int) -> None:
+        names = [widget.name for widget in top.root.walk() if widget.focusable and widget.name]
+        if not names:
+            return
+        at = names.index(self.ui.focus) + step if self.ui.focus in names else min(step, 0)
+        self.ui.focus = names[at % len(names)]
+        self.ui.by_keyboard = True
+        widget = self.find(self.ui.focus)
+        if widget is not None:
+            widget.focused(self.ui)
+
+    def _close_popup(self) -> None:
+        self.ui.opened = ""
+
+
+def _info(widget: Widget) -> WidgetInfo:
+    return WidgetInfo(widget.role, widget.name, widget.colour, widget.visible)

@@ -1,0 +1,169 @@
+"""EmbeddedEnv: scenes behind the GuiEnv contract."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+from bus.errors import EnvError, TaskError
+from envs.actions import Action, Answer, Done, Fail
+from envs.base import Observation, Task, Verdict
+from envs.embedded.app import App, WidgetInfo
+from envs.embedded.png import MEDIA_TYPES, Encoding, encode
+from envs.embedded.scene import Scene, SceneFactory
+from envs.embedded.theme import THEMES, Theme
+from envs.embedded.widgets import Ui
+
+MAX_SIDE = 4096  # pixels
+SOLVE_LIMIT = 100  # steps after which a solution is taken not to exist
+
+
+class EmbeddedEnv:
+    """Plays the scenes of one suite at one size. See envs.base.GuiEnv for the contract.
+
+    `info` of reset holds `instruction`, `need` (steps of a shortest solution) and `max_steps`
+    (steps after which this instance is truncated); `info` of a last step holds `verdict`.
+    """
+
+    def __init__(
+        self,
+        suite: str,
+        tasks: Mapping[str, Task],
+        scenes: Mapping[str, SceneFactory],
+        *,
+        size: tuple[int, int],
+        design: tuple[int, int],
+        max_scale: float,
+        encoding: Encoding = "png",
+        slack: int = 2,
+        themes: tuple[Theme, ...] = THEMES,
+    ) -> None:
+        """`design` is the smallest size that the scenes are laid out for, at scale 1.
+
+        `slack` is how many steps beyond `need` an instance allows. Raises TaskError for a size or
+        encoding that cannot be drawn.
+        """
+        width, height = size
+        if not (32 <= width <= MAX_SIDE and 32 <= height <= MAX_SIDE):
+            raise TaskError(f"size must be 32 to {MAX_SIDE} pixels a side, got {width}x{height}")
+        if encoding not in MEDIA_TYPES:
+            raise TaskError(f"encoding must be one of {', '.join(MEDIA_TYPES)}, got {encoding!r}")
+        self._suite = suite
+        self._tasks = tasks
+        self._scenes = scenes
+        self._size = size
+        self._scale = min(width / design[0], height / design[1], max_scale)
+        self._encoding: Encoding = encoding
+        self._slack = slack
+        self._themes = themes
+        self._fresh_seeds = Random()  # noqa: S311 - a seed, not a secret
+        self._scene: Scene | None = None
+        self._app: App | None = None
+        self._last: tuple[bytes, Observation] | None = None
+        self._steps = 0
+        self._max_steps = 0
+        self._ended = True
+
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Start `options["task"]`, a Task of this suite or its id, from `seed` (else any)."""
+        task = self._task((options or {}).get("task"))
+        seed = self._fresh_seeds.randrange(2**31) if seed is None else seed
+        need = self._need(task, seed)
+        self._scene, self._app = self._start(task, seed)
+        self._last = None
+        self._steps = 0
+        self._max_steps = min(task.max_steps, need + self._slack)
+        self._ended = False
+        info = {
+            "instruction": self._scene.instruction,
+            "task": task.id,
+            "seed": seed,
+            "need": need,
+            "max_steps": self._max_steps,
+        }
+        return self._observe(), info
+
+    def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Perform one action. Raises EnvError if no episode is being played."""
+        scene, app = self._playing()
+        if self._ended:
+            raise EnvError("the episode is over; call reset before the next step")
+        self._steps += 1
+        app.dispatch(action)
+        verdict = self.evaluate()
+        reached = scene.ends_at_goal and verdict.outcome != "fail"
+        terminated = scene.over or reached or isinstance(action, Done | Fail | Answer)
+        truncated = not terminated and self._steps >= self._max_steps
+        self._ended = terminated or truncated
+        info: dict[str, Any] = {"steps": self._steps}
+        if self._ended:
+            info["verdict"] = verdict
+        reward = (verdict.reward or 0.0) if self._ended else 0.0
+        return self._observe(), reward, terminated, truncated, info
+
+    def evaluate(self) -> Verdict:
+        """Judge the present state; a judge that breaks makes the verdict invalid."""
+        scene, _ = self._playing()
+        try:
+            return scene.judge()
+        except Exception as error:  # noqa: BLE001 - whatever broke is not the policy's fault
+            return Verdict("invalid", f"the evaluator broke: {type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """Nothing outlives the object; may be called twice."""
+        self._scene = self._app = None
+        self._ended = True
+
+    def widgets(self) -> list[WidgetInfo]:
+        """What can be seen and reached on the present screen."""
+        return self._playing()[1].widgets()
+
+    def oracle_action(self) -> Action:
+        """The next action of a shortest solution from the present state."""
+        scene, app = self._playing()
+        return scene.solve(app)
+
+    def _task(self, wanted: object) -> Task:
+        task_id = wanted.id if isinstance(wanted, Task) else wanted
+        if not isinstance(task_id, str):
+            raise TaskError(
+                f"reset needs options={{'task': ...}} with a task of suite {self._suite}"
+            )
+        if task_id not in self._tasks:
+            raise TaskError(f"suite {self._suite} has no task {task_id!r}")
+        return self._tasks[task_id]
+
+    def _start(self, task: Task, seed: int) -> tuple[Scene, App]:
+        rng = Random(f"{task.id}/{seed}")  # noqa: S311 - repeatable on purpose
+        width, height = self._size
+        ui = Ui(width, height, rng.choice(self._themes), self._scale)
+        scene = self._scenes[task.id](rng, ui)
+        return scene, App(ui, scene.layers)
+
+    def _need(self, task: Task, seed: int) -> int:
+        """Steps that the oracle takes, found by playing it on a scene that nobody sees."""
+        scene, app = self._start(task, seed)
+        for steps in range(1, SOLVE_LIMIT):
+            action = scene.solve(app)
+            app.dispatch(action)
+            if isinstance(action, Done) or (scene.ends_at_goal and scene.judge().outcome == "pass"):
+                return steps
+        raise EnvError(f"{task.id} seed {seed}: no solution within {SOLVE_LIMIT} steps")
+
+    def _observe(self) -> Observation:
+        """The present screen; one that looks like the last is not encoded again."""
+        canvas = self._playing()[1].paint()
+        pixels = canvas.image.tobytes()
+        if self._last is None or self._last[0] != pixels:
+            blob = encode(canvas, self._encoding)
+            width, height = self._size
+            self._last = pixels, Observation(blob, MEDIA_TYPES[self._encoding], width, height)
+        return self._last[1]
+
+    def _playing(self) -> tuple[Scene, App]:
+        if self._scene is None or self._app is None:
+            raise EnvError("no episode is being played; call reset first")
+        return self._scene, self._app

@@ -1,0 +1,150 @@
+"""Screens of suite `mini` with single-step questions, to train a base model that only grounds.
+
+Scenes are put into random states and asked about as they are: "click the red button", "click next".
+Nothing says which order of clicks reaches a goal; that is left for reinforcement learning to find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from PIL import Image
+
+from envs.base import Observation
+from envs.embedded.app import App
+from envs.embedded.draw import Canvas, Rect
+from envs.embedded.png import MEDIA_TYPES, encode, to_image
+from envs.embedded.suites import MiniSuite
+from envs.embedded.tasks import mini
+from envs.embedded.theme import COLOURS, THEMES
+from envs.embedded.widgets import Ui
+
+ICON_PHRASES = {
+    "ok": "click ok",
+    "close": "click close",
+    "next": "click next",
+    "back": "click back",
+    "menu": "click menu",
+    "submit": "click submit",
+    "trash": "click trash",
+    "up": "click up",
+    "down": "click down",
+    "folder": "click folder",
+    "list": "click list",
+}
+COLOUR_PHRASES = {
+    "button": ("click the {} button",),
+    "box": ("check the {} box",),
+    "swatch": ("pick {}",),
+    "file": ("click the {} file", "delete the {} file"),
+}
+TAB_PHRASE = "click the {} tab"
+
+INSTRUCTIONS: tuple[str, ...] = (
+    *(
+        p.format(colour)
+        for phrases in COLOUR_PHRASES.values()
+        for p in phrases
+        for colour in COLOURS
+    ),
+    *(TAB_PHRASE.format(shape) for shape in mini.SHAPES),
+    *ICON_PHRASES.values(),
+)
+"""Every instruction that suite mini and its grounding questions use."""
+
+VOCABULARY: tuple[str, ...] = tuple(
+    sorted({word for text in INSTRUCTIONS for word in text.split()})
+)
+"""Every word of them."""
+
+_SCENES: dict[str, Callable[..., mini.MiniScene]] = {
+    "buttons": mini.ClickScene,
+    "menus": mini.MenuScene,
+    "pages": mini.PageScene,
+    "tabs": mini.TabsScene,
+    "rows": mini.ScrollScene,
+    "folders": mini.FolderScene,
+    "boxes": mini.FormScene,
+    "choices": mini.DropdownScene,
+    "files": mini.DeleteScene,
+}
+_WEIGHTS = (2, 3, 3, 2, 2, 2, 3, 5, 2)  # so that no instruction is much rarer than the others
+_POPUP_SHARE = 0.12  # of the screens have a pop-up on top
+_CONFIRM_SHARE = 0.2  # of the plain button screens ask for a confirmation
+
+
+@dataclass(frozen=True)
+class GroundingScreen:
+    """One screen and what may be asked about it."""
+
+    canvas: Canvas
+    questions: list[tuple[str, Rect]]  # instruction, and where a click answers it
+    absent: list[str]  # of INSTRUCTIONS: those whose widget is nowhere on the screen
+    kind: str  # what is on top: dialog, menu, list, or else the kind of window
+    colours: list[str]  # of the widgets that can be reached
+
+    @property
+    def image(self) -> Image.Image:
+        """The screen, mode RGB."""
+        return to_image(self.canvas)
+
+    @property
+    def observation(self) -> Observation:
+        """The screen as an environment would show it."""
+        width, height = self.canvas.image.size
+        return Observation(encode(self.canvas), MEDIA_TYPES["png"], width, height)
+
+
+def grounding_screen(seed: int, size: tuple[int, int] = (168, 168)) -> GroundingScreen:
+    """A random screen with every question that has exactly one answer on it."""
+    rng = Random(f"grounding/{seed}")  # noqa: S311 - repeatable on purpose
+    scale = min(size) / min(MiniSuite.size)
+    ui = Ui(*size, rng.choice(THEMES), scale)
+    name = rng.choices(list(_SCENES), _WEIGHTS)[0]
+    popup = rng.random() < _POPUP_SHARE
+    confirm = name == "buttons" and rng.random() < _CONFIRM_SHARE
+    scene = _SCENES[name](rng, ui, popup=popup, confirm=confirm)
+    scene.wander(rng)
+    app = App(ui, scene.layers)
+    reachable = app.widgets()
+    asked: dict[str, list[Rect]] = {}
+    for widget in reachable:
+        for phrase in phrases(widget.role, widget.name, widget.colour):
+            asked.setdefault(phrase, []).append(widget.bbox)
+    anywhere = {
+        phrase
+        for layer in app.layers
+        for widget in layer.root.walk()
+        for phrase in phrases(widget.role, widget.name, widget.colour)
+    }
+    return GroundingScreen(
+        canvas=app.paint(),
+        questions=[(phrase, boxes[0]) for phrase, boxes in asked.items() if len(boxes) == 1],
+        absent=[phrase for phrase in INSTRUCTIONS if phrase not in anywhere],
+        kind=_on_top(scene, name),
+        colours=sorted({widget.colour for widget in reachable if widget.colour}),
+    )
+
+
+KINDS: tuple[str, ...] = ("dialog", "menu", "list", *_SCENES)
+"""Every value of `GroundingScreen.kind`."""
+
+
+def phrases(role: str, name: str, colour: str) -> tuple[str, ...]:
+    """The instructions that a click on such a widget answers."""
+    if role in COLOUR_PHRASES:
+        return tuple(phrase.format(colour) for phrase in COLOUR_PHRASES[role])
+    if role == "tab":
+        return (TAB_PHRASE.format(name.removesuffix(".tab")),)
+    short = name.rpartition(".")[2]
+    return (ICON_PHRASES[short],) if role and short in ICON_PHRASES else ()
+
+
+def _on_top(scene: mini.MiniScene, name: str) -> str:
+    if scene.popup_open or scene.pending is not None:
+        return "dialog"
+    if scene.overlay() is not None:
+        return "menu" if isinstance(scene, mini.MenuScene) else "list"
+    return name

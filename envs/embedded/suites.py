@@ -1,0 +1,118 @@
+"""The embedded suites: which templates they hold, and at which size they are drawn.
+
+Instances differ by seed: layout, theme, colours and distractors. By convention seeds below
+`HELDOUT_SEEDS` are for training and those from it on for evaluation; templates whose split is
+`heldout` are never trained on at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from bus.errors import TaskError
+from envs.base import Split, Task
+from envs.embedded.env import EmbeddedEnv
+from envs.embedded.png import Encoding
+from envs.embedded.scene import SceneFactory
+from envs.embedded.tasks import mini
+
+HELDOUT_SEEDS = 1_000_000
+"""Seeds below are for training, seeds from here on for evaluation."""
+
+_MINI_KINDS: dict[str, tuple[type[mini.MiniScene], int]] = {
+    "click": (mini.ClickScene, 1),
+    "menu": (mini.MenuScene, 2),
+    "page": (mini.PageScene, 3),
+    "tabs": (mini.TabsScene, 2),
+    "scroll": (mini.ScrollScene, 3),
+    "folder": (mini.FolderScene, 2),
+    "form": (mini.FormScene, 2),
+    "dropdown": (mini.DropdownScene, 2),
+    "delete": (mini.DeleteScene, 2),
+}
+"""Where the target is -> scene, and the most steps it takes to reach it."""
+
+MINI_TRAIN = (
+    "click",
+    "popup",
+    "menu",
+    "page",
+    "confirm",
+    "tabs",
+    "dropdown",
+    "form",
+    "scroll",
+    "folder",
+    "delete",
+)
+MINI_HELDOUT = (
+    "popup+menu",
+    "popup+tabs",
+    "popup+form",
+    "popup+delete",
+    "menu+confirm",
+    "page+confirm",
+    "folder+confirm",
+    "popup+scroll",
+    "popup+page+confirm",
+)
+"""Compositions of what is trained on apart, never trained on themselves."""
+
+SLACK = 2  # steps beyond the shortest solution
+
+
+class MiniSuite:
+    """Screens without letters for a very small model; the instruction names a colour."""
+
+    name = "mini"
+    size = (168, 168)
+
+    def __init__(self) -> None:
+        self.tasks: Mapping[str, Task] = {}
+        self.scenes: Mapping[str, SceneFactory] = {}
+        tasks: dict[str, Task] = {}
+        scenes: dict[str, SceneFactory] = {}
+        kinds: list[tuple[str, Split]] = [(kind, "train") for kind in MINI_TRAIN]
+        kinds += [(kind, "heldout") for kind in MINI_HELDOUT]
+        for kind, split in kinds:
+            parts = kind.split("+")
+            where = next((part for part in parts if part in _MINI_KINDS), "click")
+            scene, steps = _MINI_KINDS[where]
+            popup, confirm = "popup" in parts, "confirm" in parts
+            steps += popup + confirm
+            task_id = f"mini/{kind}"
+            scenes[task_id] = partial(scene, popup=popup, confirm=confirm)
+            tasks[task_id] = Task(
+                task_id, self.name, scene.phrase, max_steps=steps + SLACK, tier=steps, split=split
+            )
+        self.tasks, self.scenes = tasks, scenes
+
+    def make_env(
+        self,
+        *,
+        size: Sequence[int] | str = size,
+        encoding: Encoding = "png",
+        slack: int = SLACK,
+    ) -> EmbeddedEnv:
+        """An environment of `size` pixels: (width, height) or "168x168", in PNG or JPEG."""
+        return EmbeddedEnv(
+            self.name,
+            self.tasks,
+            self.scenes,
+            size=read_size(size),
+            design=self.size,
+            max_scale=8.0,
+            encoding=encoding,
+            slack=slack,
+        )
+
+
+def read_size(size: Sequence[int] | str) -> tuple[int, int]:
+    """(width, height) from a pair or from text like "448x336". Raises TaskError."""
+    parts = size.lower().split("x") if isinstance(size, str) else list(size)
+    try:
+        width, height = (int(part) for part in parts)
+    except ValueError:
+        raise TaskError(f"size must be WIDTHxHEIGHT such as 448x336, got {size!r}") from None
+    return width, height

@@ -1,0 +1,1 @@
+"""Task templates: each is a class whose instances are one seeded episode."""

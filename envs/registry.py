@@ -1,0 +1,158 @@
+"""Suites of tasks by name, and the environments that play them.
+
+    suite_names()        the suites that ship with dart
+    load_suite(name)     a Suite: its tasks by id
+    make_env(name, ...)  a GuiEnv that plays that suite's tasks
+    check_options(name, ...)  whether it would take these options
+
+A suite of one's own needs no entry here: `my_package.my_module:MySuite` and
+`path/to/file.py:MySuite` are names too, on every command line and in every configuration.
+Each suite's module is imported when it is first asked for, so a missing optional part (a browser,
+a container engine) concerns only those who use it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Protocol, runtime_checkable
+
+from bus.errors import TaskError
+from envs.base import GuiEnv, Split, Task
+
+SHIPPED: dict[str, str] = {
+    "mini": "envs.embedded.suites:MiniSuite",
+}
+"""Name -> `module:attribute`, where the attribute is a Suite or a class that makes one."""
+
+
+@runtime_checkable
+class Suite(Protocol):
+    """Tasks that one kind of environment plays."""
+
+    @property
+    def name(self) -> str:
+        """Unique name; every task's `suite` field."""
+        ...
+
+    @property
+    def tasks(self) -> Mapping[str, Task]:
+        """The tasks by id, in their order of presentation."""
+        ...
+
+    def make_env(self) -> GuiEnv:
+        """A fresh environment. May take keyword options, each with a default."""
+        ...
+
+
+def suite_names() -> list[str]:
+    """The suites that ship with dart."""
+    return sorted(SHIPPED)
+
+
+@lru_cache(maxsize=64)
+def load_suite(name: str) -> Suite:
+    """The suite called `name`: a shipped one, `package.module:Attribute` or `file.py:Attribute`.
+
+    Raises TaskError if there is none, or if it is not a Suite.
+    """
+    if ":" not in name:
+        if name not in SHIPPED:
+            raise TaskError(
+                f"no suite {name!r}{did_you_mean(name, SHIPPED)}; shipped suites are "
+                f"{', '.join(suite_names())}, your own is my_package.my_module:MySuite"
+            )
+        return _as_suite(name, SHIPPED[name])
+    return _as_suite(name, name)
+
+
+def make_env(suite: str, **options: object) -> GuiEnv:
+    """An environment that plays `suite`; `options` are that suite's own (size, encoding, ...).
+
+    Raises TaskError for an unknown suite or option.
+    """
+    check_options(suite, options)
+    return load_suite(suite).make_env(**options)
+
+
+def check_options(suite: str, options: Iterable[str]) -> None:
+    """Raise TaskError for an option that the suite's environments do not take; starts none."""
+    known = [
+        name
+        for name, parameter in inspect.signature(load_suite(suite).make_env).parameters.items()
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    for option in options:
+        if option not in known:
+            raise TaskError(
+                f"suite {suite} has no option {option!r}{did_you_mean(option, known)}; "
+                f"its options are {', '.join(known) or 'none'}"
+            )
+
+
+def find_task(suite: str, task_id: str) -> Task:
+    """One task of a suite. Raises TaskError naming the closest id if there is none."""
+    tasks = load_suite(suite).tasks
+    if task_id not in tasks:
+        raise TaskError(f"suite {suite} has no task {task_id!r}{did_you_mean(task_id, tasks)}")
+    return tasks[task_id]
+
+
+def tasks_of(suite: str, split: Split | None = None) -> list[Task]:
+    """The tasks of a suite, of one split or of both."""
+    return [task for task in load_suite(suite).tasks.values() if split in (None, task.split)]
+
+
+def did_you_mean(wrong: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the closest known name, or nothing."""
+    close = difflib.get_close_matches(wrong, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _as_suite(name: str, path: str) -> Suite:
+    module_name, _, attribute = path.rpartition(":")
+    module = _import(name, module_name)
+    if not hasattr(module, attribute):
+        public = [key for key in vars(module) if not key.startswith("_")]
+        raise TaskError(
+            f"suite {name}: {module_name} has no {attribute!r}{did_you_mean(attribute, public)}"
+        )
+    value = getattr(module, attribute)
+    suite = value() if isinstance(value, type) else value
+    if not isinstance(suite, Suite):
+        raise TaskError(
+            f"suite {name}: {attribute} is no Suite; it needs name, tasks and make_env(), "
+            "see docs/environments.md"
+        )
+    return suite
+
+
+def _import(name: str, module_name: str) -> ModuleType:
+    if not module_name.endswith(".py"):
+        try:
+            return importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            raise TaskError(
+                f"suite {name}: cannot import {module_name}: no module {error.name!r}; "
+                "install it or add its folder to PYTHONPATH"
+            ) from error
+    file = Path(module_name)
+    if not file.is_file():
+        raise TaskError(f"suite {name}: no file {file}; the path is relative to {Path.cwd()}")
+    # A name of its own, so that two files called my_env.py do not meet in sys.modules.
+    digest = hashlib.blake2b(str(file.resolve()).encode(), digest_size=4).hexdigest()
+    spec = importlib.util.spec_from_file_location(f"{file.stem}_{digest}", file)
+    if spec is None or spec.loader is None:
+        raise TaskError(f"suite {name}: {file} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
