@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket as unix
 import threading
 import time
 import uuid
@@ -100,8 +101,9 @@ def _connect(socket: _Socket, endpoint: str, curve: Curve | None) -> _Socket:
 
 def _bind(socket: _Socket, endpoint: str, curve: Curve | None) -> _Socket:
     """Serve at the address, the allow-list in force. Raises ConfigError; BusError if it is taken."""
-    with _closed_on_error(socket, f"cannot serve at {endpoint} (does another process?)"):
+    with _closed_on_error(socket, f"cannot serve at {endpoint}"):
         check_secure(endpoint, curve)
+        _check_free(endpoint)
         _prepare(socket, endpoint)
         if curve is not None and endpoint.startswith("tcp:"):
             _GATES.admit(socket.context, endpoint, curve.allowed)
@@ -119,19 +121,23 @@ def _bound_address(socket: zmq.Socket[Any]) -> str:
     return address.rstrip(b"\0").decode("utf-8")
 
 
-def _unbind_path(socket: zmq.Socket[Any], address: str) -> Path | None:
-    """Stop listening; returns the socket file that ZeroMQ is about to remove.
+def _check_free(endpoint: str) -> None:
+    """Refuse an ipc:// address where somebody listens: ZeroMQ would take it over in silence.
 
-    It removes the file from its own thread, a moment later. Whoever binds the same address before
-    that loses the new file to the old socket, so a server waits for it to go before it is closed.
+    A server that has just closed listens a moment longer, in ZeroMQ's own thread; that is waited
+    for. Raises BusError.
     """
-    if not address.startswith("ipc://"):
-        return None
-    try:
-        socket.unbind(address)
-    except zmq.ZMQError:
-        return None  # the context was ended first; nothing listens any more
-    return Path(address.removeprefix("ipc://"))
+    path = endpoint.removeprefix("ipc://")
+    deadline = time.monotonic() + _UNBIND_S
+    while path != endpoint and Path(path).exists():
+        with unix.socket(unix.AF_UNIX) as probe:
+            try:
+                probe.connect(path)
+            except OSError:
+                return  # left behind by a process that is gone
+        if time.monotonic() > deadline:
+            raise BusError(f"cannot serve at {endpoint}: another process does; stop it first")
+        time.sleep(0.01)
 
 
 class _AllowedKeys:
@@ -410,11 +416,6 @@ class Replier:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
-        path = _unbind_path(self._socket, self.endpoint)
-        deadline = time.monotonic() + _UNBIND_S
-        # ZeroMQ's thread tells nobody when it is done, so this looks.
-        while path is not None and path.exists() and time.monotonic() < deadline:  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
         self._socket.close(linger=int(linger_s * 1000))
 
     async def _receive(self, handler: Handler) -> None:
@@ -592,15 +593,8 @@ class Forwarder:
         self._switch.send(b"TERMINATE")
         self._thread.join(timeout=LINGER_S)
         self._switch.close(linger=0)
-        for socket, address in (
-            (self._inlet, self.publish_at),
-            (self._outlet, self.subscribe_at),
-        ):
-            path = _unbind_path(socket, address)
-            deadline = time.monotonic() + _UNBIND_S
-            while path is not None and path.exists() and time.monotonic() < deadline:
-                time.sleep(0.002)
-            socket.close(linger=0)
+        self._inlet.close(linger=0)
+        self._outlet.close(linger=0)
 
     def __enter__(self) -> Self:
         return self

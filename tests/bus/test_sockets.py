@@ -372,9 +372,13 @@ async def test_closing_a_requester_tells_those_who_wait(address: str) -> None:
         await waiting
 
 
-async def test_an_address_in_use_is_refused_with_the_cure() -> None:
+async def test_an_address_in_use_is_refused_and_its_server_goes_on(address: str) -> None:
+    async with serving(address, ack), Requester(address) as requester:
+        with pytest.raises(BusError, match="another process does; stop it first"):
+            Replier(address)
+        assert isinstance(await requester.request(ASK, DEADLINE_S), Ack)
     async with Replier("tcp://127.0.0.1:*") as replier:
-        with pytest.raises(BusError, match="does another process"):
+        with pytest.raises(BusError, match="in use"):
             Replier(replier.endpoint)
 
 
