@@ -1,0 +1,133 @@
+"""The live groups of a run: who plays what, in memory, rebuilt from the store at each start.
+
+    Attempt  one lease of one member      Group  the attempts at one task instance
+    Board    all groups that are open or wait for a batch
+
+A group wants `size` valid trajectories. An attempt that ends without a verdict (invalid, its lease
+lost) is replaced, at most `size` times in all; after that the group makes do with what it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from bus.messages import Outcome
+
+AttemptState = Literal["leased", "playing", "finished", "dropped"]
+
+
+@dataclass
+class Attempt:
+    """One trajectory of a live group."""
+
+    id: str
+    number: int  # from 0, within the group
+    worker: str
+    slot: int
+    sampling_seed: int
+    renewed_at: float  # monotonic seconds of the last sign of life
+    state: AttemptState = "leased"
+    outcome: Outcome | None = None  # pass or fail once finished
+    steps: int = 0
+    oldest_version: int | None = None  # of the weights that sampled its tokens so far
+
+    @property
+    def live(self) -> bool:
+        """Its lease is out."""
+        return self.state in ("leased", "playing")
+
+
+@dataclass
+class Group:
+    """One task instance and the attempts at it."""
+
+    id: str
+    number: int  # order of opening, from 1
+    suite: str
+    task_id: str
+    task_seed: int
+    size: int  # valid trajectories wanted
+    state: Literal["open", "ready"] = "open"
+    attempts: dict[str, Attempt] = field(default_factory=dict)
+
+    @property
+    def live(self) -> list[Attempt]:
+        """Attempts in play."""
+        return [attempt for attempt in self.attempts.values() if attempt.live]
+
+    @property
+    def finished(self) -> list[Attempt]:
+        """Attempts with a verdict of pass or fail."""
+        return [attempt for attempt in self.attempts.values() if attempt.state == "finished"]
+
+    @property
+    def oldest_version(self) -> int | None:
+        """Of the weights that sampled any token of it; None before the first."""
+        versions = [
+            attempt.oldest_version
+            for attempt in self.attempts.values()
+            if attempt.state != "dropped" and attempt.oldest_version is not None
+        ]
+        return min(versions, default=None)
+
+    def wanted(self, early_stop: bool) -> int:
+        """How many leases it may give out now."""
+        if self.state != "open":
+            return 0
+        finished, live = self.finished, self.live
+        target = self.size
+        if early_stop and all(attempt.outcome == "pass" for attempt in finished):
+            target = (self.size + 1) // 2
+        attempts_left = 2 * self.size - len(self.attempts)
+        return max(0, min(target - len(finished) - len(live), attempts_left))
+
+    def over(self, early_stop: bool) -> bool:
+        """Nothing is in play and nothing more will be."""
+        return not self.live and self.wanted(early_stop) == 0
+
+
+@dataclass
+class Board:
+    """All live groups, in the order they were opened."""
+
+    groups: dict[str, Group] = field(default_factory=dict)
+    opened: int = 0  # groups ever opened: the newest one's number
+
+    @property
+    def open(self) -> list[Group]:
+        """Groups that play."""
+        return [group for group in self.groups.values() if group.state == "open"]
+
+    @property
+    def ready(self) -> list[Group]:
+        """Groups that wait for a batch."""
+        return [group for group in self.groups.values() if group.state == "ready"]
+
+    def find(self, trajectory_id: str) -> tuple[Group, Attempt] | None:
+        """The attempt of that id and its group, if the group lives."""
+        group = self.groups.get(group_of(trajectory_id))
+        attempt = group.attempts.get(trajectory_id) if group else None
+        return (group, attempt) if group and attempt else None
+
+    def live(self) -> Iterator[tuple[Group, Attempt]]:
+        """Every attempt in play."""
+        for group in self.groups.values():
+            for attempt in group.live:
+                yield group, attempt
+
+
+def group_id(number: int) -> str:
+    """Id of the group that was opened as `number`."""
+    return f"g{number:06d}"
+
+
+def trajectory_id(group: str, attempt: int) -> str:
+    """Id of a group's attempt."""
+    return f"{group}-{attempt:02d}"
+
+
+def group_of(trajectory: str) -> str:
+    """Id of the group a trajectory belongs to."""
+    return trajectory.rpartition("-")[0]

@@ -1,0 +1,173 @@
+"""The database's schema, as a list of named steps that are never edited once released.
+
+A new version of dart appends a step; an older database is brought up to date when `dart data`
+opens it, each step in a transaction of its own. A database that has had a step this dart does not
+know is refused. Moments are unix seconds, durations seconds, log-probabilities nats.
+"""
+
+from __future__ import annotations
+
+from sqlite_utils import Database
+from sqlite_utils.migrations import Migrations
+
+APPLICATION_ID = 0x44415254
+"""Marks the file as dart's ("DART"), so that no other program's database is written to."""
+
+MIGRATIONS = Migrations("dart")
+
+_LEDGER = """
+CREATE TABLE runs (
+    id TEXT PRIMARY KEY,
+    created_at REAL NOT NULL,
+    seed INTEGER NOT NULL,
+    config TEXT NOT NULL,                -- JSON, of the newest start
+    active_s REAL NOT NULL DEFAULT 0     -- time `dart data` has served, over all starts
+);
+CREATE TABLE tasks (
+    suite TEXT NOT NULL,
+    task_id TEXT NOT NULL,
+    instruction TEXT NOT NULL,
+    tier INTEGER NOT NULL,
+    split TEXT NOT NULL,
+    max_steps INTEGER NOT NULL,
+    PRIMARY KEY (suite, task_id)
+);
+CREATE TABLE groups (
+    id TEXT PRIMARY KEY,
+    number INTEGER NOT NULL UNIQUE,      -- order of opening, from 1
+    suite TEXT NOT NULL,
+    task_id TEXT NOT NULL,
+    task_seed INTEGER NOT NULL,
+    size INTEGER NOT NULL,               -- trajectories wanted
+    state TEXT NOT NULL,                 -- open, ready, batched, trained, dropped
+    reason TEXT NOT NULL DEFAULT '',     -- why dropped
+    opened_at REAL NOT NULL,
+    closed_at REAL,
+    batch_id INTEGER
+);
+CREATE INDEX groups_by_state ON groups (state);
+CREATE TABLE trajectories (
+    id TEXT PRIMARY KEY,
+    group_id TEXT NOT NULL REFERENCES groups (id),
+    attempt INTEGER NOT NULL,            -- from 0, within the group
+    state TEXT NOT NULL,                 -- leased, playing, finished, batched, trained, dropped
+    reason TEXT NOT NULL DEFAULT '',     -- why dropped
+    worker TEXT NOT NULL,
+    slot INTEGER NOT NULL,
+    sampling_seed INTEGER NOT NULL,
+    leased_at REAL NOT NULL,
+    ended_at REAL,
+    outcome TEXT,                        -- pass, fail, invalid
+    verdict_reason TEXT,
+    stop_reason TEXT,
+    steps INTEGER,
+    oldest_version INTEGER,              -- of the weights that sampled its tokens
+    newest_version INTEGER,
+    final_screenshot TEXT,
+    reset_s REAL,
+    wall_s REAL,
+    batch_id INTEGER
+);
+CREATE INDEX trajectories_by_group ON trajectories (group_id);
+CREATE INDEX trajectories_by_state ON trajectories (state, reason);
+CREATE TABLE steps (
+    trajectory_id TEXT NOT NULL REFERENCES trajectories (id),
+    step INTEGER NOT NULL,               -- from 0
+    at REAL NOT NULL,
+    screenshot TEXT NOT NULL,            -- key of screenshots: the screen before the action
+    image_hashes TEXT NOT NULL,          -- JSON list: the prompt's images, the last is screenshot
+    prompt_token_ids BLOB NOT NULL,      -- see dart_cli/data/blobs.py for the four blobs
+    token_ids BLOB NOT NULL,
+    behaviour_logprobs BLOB NOT NULL,
+    entropies BLOB NOT NULL,
+    version_spans BLOB NOT NULL,
+    text TEXT NOT NULL,
+    action TEXT,                         -- JSON; NULL where the text is no action
+    error TEXT NOT NULL,
+    model_s REAL NOT NULL,
+    env_s REAL NOT NULL,
+    PRIMARY KEY (trajectory_id, step)
+);
+CREATE TABLE screenshots (
+    hash TEXT PRIMARY KEY,               -- envs.base.content_hash
+    media_type TEXT NOT NULL,
+    bytes BLOB NOT NULL
+);
+CREATE TABLE batches (
+    id INTEGER PRIMARY KEY,              -- from 1, in the order of training
+    state TEXT NOT NULL,                 -- batched, trained
+    formed_at REAL NOT NULL,
+    formed_version INTEGER NOT NULL,     -- the trainer's when it asked
+    temperature REAL NOT NULL,
+    reward REAL NOT NULL,                -- mean over its trajectories
+    trained_at REAL,
+    trained_version INTEGER              -- the trainer's after the update
+);
+CREATE TABLE batch_samples (
+    batch_id INTEGER NOT NULL REFERENCES batches (id),
+    position INTEGER NOT NULL,
+    trajectory_id TEXT NOT NULL,
+    step INTEGER NOT NULL,
+    advantage REAL NOT NULL,
+    weight REAL NOT NULL,
+    PRIMARY KEY (batch_id, position)
+) WITHOUT ROWID;
+CREATE TABLE staleness (
+    batch_id INTEGER NOT NULL REFERENCES batches (id),
+    versions_behind INTEGER NOT NULL,
+    tokens INTEGER NOT NULL,
+    PRIMARY KEY (batch_id, versions_behind)
+) WITHOUT ROWID;
+CREATE TABLE versions (
+    policy_version INTEGER PRIMARY KEY,
+    path TEXT NOT NULL,
+    digest TEXT NOT NULL,
+    published_at REAL NOT NULL
+);
+CREATE TABLE decisions (
+    id INTEGER PRIMARY KEY,
+    at REAL NOT NULL,
+    subject TEXT NOT NULL,               -- id of a group or a trajectory
+    used INTEGER NOT NULL,               -- 1 trained on, 0 dropped
+    reason TEXT NOT NULL,
+    weight REAL NOT NULL,
+    batch_id INTEGER
+);
+CREATE INDEX decisions_by_subject ON decisions (subject);
+CREATE TABLE metrics (
+    name TEXT NOT NULL,
+    step INTEGER NOT NULL,               -- batch id
+    at REAL NOT NULL,
+    value REAL NOT NULL,
+    PRIMARY KEY (name, step)
+) WITHOUT ROWID;
+CREATE TABLE processes (
+    worker TEXT PRIMARY KEY,
+    role TEXT NOT NULL,
+    host TEXT NOT NULL,
+    pid INTEGER NOT NULL,
+    started_at REAL NOT NULL,
+    heard_at REAL NOT NULL,
+    policy_version INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    waiting_for TEXT NOT NULL,
+    waiting_s REAL NOT NULL,
+    gauges TEXT NOT NULL                 -- JSON
+);
+"""
+
+
+@MIGRATIONS(name="0001_ledger")
+def ledger(db: Database) -> None:
+    """The tables of the first release."""
+    for statement in _LEDGER.split(";\n"):
+        if statement.strip():
+            db.execute(statement)
+    # A pragma is part of the transaction; the application id marks the file as ours with it.
+    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+
+
+def unknown_steps(db: Database) -> list[str]:
+    """Names of steps this database has had that this dart does not know: a newer one's."""
+    known = {step.name for step in MIGRATIONS.pending(Database(memory=True))}
+    return sorted({step.name for step in MIGRATIONS.applied(db)} - known)

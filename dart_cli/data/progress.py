@@ -1,0 +1,145 @@
+"""How the run fares, counted as it happens: success by task and version, throughput, metrics.
+
+Everything the status page shows again and again without asking the database. Rebuilt from the
+store's outcomes at each start; throughput begins anew.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from bus.messages import Outcome
+from bus.snapshot import Rates
+from dart_cli.algo.schedule import MovingAverage
+
+CURVE_POINTS = 32
+"""Points of a sparkline."""
+
+WINDOW_S = 60
+"""Seconds over which throughput is averaged."""
+
+
+@dataclass
+class Tally:
+    """Passed and failed trajectories by the policy version that sampled their oldest token."""
+
+    by_version: dict[int, tuple[int, int]] = field(default_factory=dict)  # -> passed, judged
+
+    def add(self, version: int, passed: bool) -> None:
+        """Count one trajectory."""
+        before = self.by_version.get(version, (0, 0))
+        self.by_version[version] = (before[0] + passed, before[1] + 1)
+
+    def curve(self, newest_version: int, points: int = CURVE_POINTS) -> list[float | None]:
+        """Success in equal buckets of versions 0..newest, oldest first; None where none ended."""
+        versions = max([newest_version, *self.by_version]) + 1 if self.by_version else 0
+        width = -(-versions // points)
+        buckets = [[0, 0] for _ in range(-(-versions // width))] if width else []
+        for version, (passed, judged) in self.by_version.items():
+            bucket = buckets[max(version, 0) // width]
+            bucket[0] += passed
+            bucket[1] += judged
+        return [passed / judged if judged else None for passed, judged in buckets]
+
+
+@dataclass
+class TaskProgress:
+    """One task's outcomes."""
+
+    passed: int = 0
+    failed: int = 0
+    invalid: int = 0
+    average: MovingAverage = MovingAverage()
+    tally: Tally = field(default_factory=Tally)
+
+    def add(self, outcome: Outcome, version: int | None) -> None:
+        """Count one trajectory; an invalid one says nothing about success."""
+        if outcome == "invalid":
+            self.invalid += 1
+            return
+        passed = outcome == "pass"
+        self.passed += passed
+        self.failed += not passed
+        self.average = self.average.add(float(passed))
+        self.tally.add(-1 if version is None else version, passed)
+
+
+class Meter:
+    """Events per minute over the last `window_s` seconds, in buckets of a second."""
+
+    def __init__(self, started: float, window_s: int = WINDOW_S) -> None:
+        self._started = started  # monotonic seconds
+        self._window_s = window_s
+        self._buckets: deque[tuple[int, int]] = deque()  # second, events
+
+    def add(self, now: float, events: int = 1) -> None:
+        """Count events at monotonic second `now`."""
+        second = int(now)
+        if self._buckets and self._buckets[-1][0] == second:
+            self._buckets[-1] = (second, self._buckets[-1][1] + events)
+        else:
+            self._buckets.append((second, events))
+        self._forget(now)
+
+    def per_minute(self, now: float) -> float:
+        """The rate over the window, or over the time since the start if that is shorter."""
+        self._forget(now)
+        seconds = min(max(now - self._started, 1.0), self._window_s)
+        return 60.0 * sum(events for _, events in self._buckets) / seconds
+
+    def _forget(self, now: float) -> None:
+        while self._buckets and self._buckets[0][0] < now - self._window_s:
+            self._buckets.popleft()
+
+
+class Progress:
+    """All of the above for one run."""
+
+    def __init__(self, task_ids: Iterable[str], now: float) -> None:
+        self.tasks = {task_id: TaskProgress() for task_id in task_ids}
+        self.all = TaskProgress()
+        self.trajectories = Meter(now)
+        self.steps = Meter(now)
+        self.actions = Meter(now)
+        self.train_steps = Meter(now)
+        self._metrics: dict[str, deque[tuple[int, float]]] = {}  # name -> (batch id, value)
+
+    def outcome(self, task_id: str, outcome: Outcome, version: int | None) -> None:
+        """A trajectory of the task was judged; `version` sampled its oldest token."""
+        self.tasks.setdefault(task_id, TaskProgress()).add(outcome, version)
+        self.all.add(outcome, version)
+
+    def success(self) -> dict[str, float | None]:
+        """Moving average of each task's success."""
+        return {task_id: task.average.value for task_id, task in self.tasks.items()}
+
+    def train_metrics(self, batch_id: int, values: Mapping[str, float]) -> None:
+        """The newest train step's metrics."""
+        for name, value in values.items():
+            self._metrics.setdefault(name, deque(maxlen=CURVE_POINTS)).append((batch_id, value))
+
+    def forget_metrics(self, after: int) -> None:
+        """Batches above `after` are to be trained again."""
+        for name, points in self._metrics.items():
+            kept = [(batch_id, value) for batch_id, value in points if batch_id <= after]
+            self._metrics[name] = deque(kept, maxlen=CURVE_POINTS)
+
+    def metrics(self) -> dict[str, float]:
+        """Newest value of each metric."""
+        return {name: points[-1][1] for name, points in self._metrics.items() if points}
+
+    def metric_curves(self) -> dict[str, list[float]]:
+        """Recent values of each metric, oldest first."""
+        return {name: [value for _, value in points] for name, points in self._metrics.items()}
+
+    def rates(self, now: float) -> Rates:
+        """Throughput of the last minute."""
+        return Rates(
+            window_s=WINDOW_S,
+            trajectories=self.trajectories.per_minute(now),
+            steps=self.steps.per_minute(now),
+            actions=self.actions.per_minute(now),
+            train_steps=self.train_steps.per_minute(now),
+        )

@@ -1,0 +1,880 @@
+"""The run's database: the only code that knows SQLite.
+
+    Reader   typed queries on a run, beside a live writer or long after   open_reader(run_dir)
+    Store    a Reader that also writes; one per run directory             open_store(run_dir)
+
+The database is `run.db` in write-ahead mode. A Store collects writes in one open transaction until
+`commit`, so that many hand-ins share it; with synchronous=NORMAL a commit survives the death of
+any process (kill -9), and a loss of power costs at most the commits since the last checkpoint,
+never the file. `data.lock` is held while a Store is open and names its process.
+
+Every failure of SQLite is a StoreError that names the file and the cure.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from sqlite_utils import Database
+
+from bus.endpoints import make_private_dir
+from bus.errors import DartError, RunDirectoryError, StoreError
+from bus.messages import (
+    BatchTrained,
+    Heartbeat,
+    Outcome,
+    Sample,
+    StepRecord,
+    TrajectoryEnd,
+    VersionSpan,
+    WeightsPublished,
+)
+from dart_cli.data.blobs import (
+    deflate_ids,
+    inflate_ids,
+    pack_floats,
+    pack_ids,
+    pack_spans,
+    unpack_floats,
+    unpack_ids,
+    unpack_spans,
+)
+from dart_cli.data.curate import Decision, PlannedSample
+from dart_cli.data.migrations import APPLICATION_ID, MIGRATIONS, unknown_steps
+from envs.base import Task, content_hash
+
+DATABASE = "run.db"
+LOCK = "data.lock"
+
+BUSY_TIMEOUT_S = 10.0
+"""How long one connection waits for another's lock before it is a StoreError."""
+
+CACHE_MIB = 32
+_HASHES_PER_QUERY = 500  # SQLite binds at most 999 parameters in old builds
+
+GroupState = Literal["open", "ready", "batched", "trained", "dropped"]
+TrajectoryState = Literal["leased", "playing", "finished", "batched", "trained", "dropped"]
+
+
+# --- rows -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """The run itself."""
+
+    id: str
+    created_at: float  # unix seconds
+    seed: int
+    config: str  # JSON, of the newest start
+    active_s: float  # `dart data` has served this long, over all starts
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """One task instance whose trajectories are compared."""
+
+    id: str
+    number: int  # order of opening, from 1
+    suite: str
+    task_id: str
+    task_seed: int
+    size: int  # trajectories wanted
+    state: GroupState
+    reason: str  # why dropped; else empty
+    opened_at: float
+    closed_at: float | None
+    batch_id: int | None
+
+
+@dataclass(frozen=True)
+class TrajectoryRow:
+    """One episode in the ledger."""
+
+    id: str
+    group_id: str
+    attempt: int  # from 0, within the group
+    state: TrajectoryState
+    reason: str  # why dropped; else empty
+    worker: str
+    slot: int
+    sampling_seed: int
+    leased_at: float
+    ended_at: float | None
+    outcome: Outcome | None
+    verdict_reason: str | None
+    stop_reason: str | None
+    steps: int | None
+    oldest_version: int | None  # of the weights that sampled its tokens
+    newest_version: int | None
+    final_screenshot: str | None  # key of screenshots
+    reset_s: float | None
+    wall_s: float | None
+    batch_id: int | None
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """One step as it was handed in; lists as in StepRecord."""
+
+    trajectory_id: str
+    step: int
+    at: float
+    screenshot: str  # key of screenshots
+    image_hashes: list[str]
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    behaviour_logprobs: list[float]
+    entropies: list[float]
+    version_spans: list[VersionSpan]
+    text: str
+    action: dict[str, Any] | None
+    error: str
+    model_s: float
+    env_s: float
+
+
+@dataclass(frozen=True)
+class BatchRow:
+    """One update's work."""
+
+    id: int
+    state: Literal["batched", "trained"]
+    formed_at: float
+    formed_version: int
+    temperature: float
+    reward: float
+    trained_at: float | None
+    trained_version: int | None
+
+
+@dataclass(frozen=True)
+class OutcomeRow:
+    """One judged trajectory, for curves."""
+
+    suite: str
+    task_id: str
+    outcome: Outcome
+    oldest_version: int | None
+    ended_at: float
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """Success of one task (or of all: task_id None) at one bucket of policy versions."""
+
+    task_id: str | None
+    policy_version: int  # first version of the bucket
+    trajectories: int  # judged pass or fail
+    passed: int
+    ended_at: float  # unix seconds of the last of them
+
+    @property
+    def success(self) -> float:
+        """Fraction passed."""
+        return self.passed / self.trajectories
+
+
+@dataclass(frozen=True)
+class MetricPoint:
+    """One value of one train metric."""
+
+    name: str
+    step: int  # batch id
+    at: float  # unix seconds
+    value: float
+
+
+@dataclass(frozen=True)
+class VersionRow:
+    """One published weight set."""
+
+    policy_version: int
+    path: str
+    digest: str
+    published_at: float
+
+
+# --- opening --------------------------------------------------------------------------------
+
+
+def open_store(run_dir: Path) -> Store:
+    """Open the run's database for writing; create or migrate it first.
+
+    Raises RunDirectoryError if another process writes to it or a newer dart made it, StoreError
+    if it is damaged or cannot be written.
+    """
+    make_private_dir(run_dir)
+    lock = _take_lock(run_dir)
+    try:
+        return Store(run_dir / DATABASE, lock)
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def open_reader(run_dir: Path) -> Reader:
+    """Open the run's database for reading; a live `dart data` is not disturbed.
+
+    Raises RunDirectoryError if there is no run or its schema is not this dart's, StoreError if it
+    is damaged.
+    """
+    path = run_dir / DATABASE
+    if not path.is_file():
+        raise RunDirectoryError(f"no run in {run_dir}: {DATABASE} is missing; start `dart data`")
+    return Reader(path)
+
+
+def _take_lock(run_dir: Path) -> int:
+    """File descriptor that holds the run directory for this process, until it is closed."""
+    path = run_dir / LOCK
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise RunDirectoryError(f"{path}: cannot be written: {error.strerror}") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.read(handle, 32).decode("ascii", "replace").strip() or "unknown"
+        os.close(handle)
+        raise RunDirectoryError(
+            f"{run_dir} is in use by another `dart data`, process {holder}; "
+            "stop it, or choose another run.dir"
+        ) from None
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, f"{os.getpid()}\n".encode("ascii"), 0)
+    return handle
+
+
+def _explain(path: Path, error: Exception) -> StoreError:
+    """The StoreError for a failure of SQLite: file, fault and cure in one line."""
+    text = str(error).lower()
+    if "disk is full" in text or "disk i/o" in text:
+        cure = "free space on its disk and start again; nothing acknowledged is lost"
+    elif "readonly" in text or "unable to open" in text:
+        cure = "make the file and its directory writable for this user"
+    elif "malformed" in text or "not a database" in text or "corrupt" in text:
+        cure = (
+            "the file is damaged: put a copy back, or save what is readable with "
+            f"`sqlite3 {path} .recover | sqlite3 new.db`"
+        )
+    elif "locked" in text:
+        cure = "another program holds it open for writing; close that program"
+    elif "no such table" in text or "no such column" in text:
+        cure = "its tables are not dart's; choose another run.dir"
+    else:
+        cure = "see the log of `dart data`"
+    return StoreError(f"{path}: {error}; {cure}")
+
+
+# --- reading --------------------------------------------------------------------------------
+
+
+class Reader:
+    """Typed queries on one run. Use as a context manager, or call `close`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._connection = self._connect("ro")
+        try:
+            self._check_schema()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the file."""
+        self._connection.close()
+
+    def run(self) -> RunRow:
+        """The run. Raises StoreError before `dart data` has started it."""
+        rows = self._rows("SELECT * FROM runs ORDER BY created_at LIMIT 1")
+        if not rows:
+            raise StoreError(f"{self.path}: no run was started in it; start `dart data`")
+        return RunRow(**rows[0])
+
+    def groups(self, *states: GroupState) -> list[GroupRow]:
+        """Groups in the order they were opened; all, or those in one of the states."""
+        where = f"WHERE state IN ({_marks(states)})" if states else ""
+        rows = self._rows(f"SELECT * FROM groups {where} ORDER BY number", states)  # noqa: S608
+        return [GroupRow(**row) for row in rows]
+
+    def trajectories(
+        self,
+        *,
+        group_ids: Sequence[str] | None = None,
+        state: TrajectoryState | None = None,
+        task_id: str | None = None,
+        outcome: Outcome | None = None,
+        limit: int = 1_000_000,
+    ) -> list[TrajectoryRow]:
+        """Trajectories that match, in order of lease; of very many the newest `limit`."""
+        clauses: list[str] = []
+        values: list[object] = []
+        for column, wanted in (("t.state", state), ("g.task_id", task_id), ("t.outcome", outcome)):
+            if wanted is not None:
+                clauses.append(f"{column} = ?")
+                values.append(wanted)
+        if group_ids is not None:
+            clauses.append("t.group_id IN (SELECT value FROM json_each(?))")
+            values.append(json.dumps(list(group_ids)))
+        where = "WHERE " + " AND ".join(clauses) if clauses else ""
+        rows = self._rows(
+            f"SELECT t.* FROM trajectories t JOIN groups g ON g.id = t.group_id {where} "  # noqa: S608
+            "ORDER BY t.rowid DESC LIMIT ?",
+            [*values, limit],
+        )
+        return [TrajectoryRow(**row) for row in reversed(rows)]
+
+    def trajectory(self, trajectory_id: str) -> TrajectoryRow | None:
+        """One trajectory, or None."""
+        rows = self._rows("SELECT * FROM trajectories WHERE id = ?", (trajectory_id,))
+        return TrajectoryRow(**rows[0]) if rows else None
+
+    def steps(self, trajectory_id: str) -> list[StepRow]:
+        """The steps of one trajectory, in order."""
+        rows = self._rows(
+            "SELECT * FROM steps WHERE trajectory_id = ? ORDER BY step", (trajectory_id,)
+        )
+        return [_step_row(row) for row in rows]
+
+    def screenshots(self, hashes: Iterable[str]) -> dict[str, bytes]:
+        """Encoded images by content hash; unknown hashes are absent."""
+        wanted = list(dict.fromkeys(hashes))
+        found: dict[str, bytes] = {}
+        for start in range(0, len(wanted), _HASHES_PER_QUERY):
+            part = wanted[start : start + _HASHES_PER_QUERY]
+            rows = self._rows(
+                f"SELECT hash, bytes FROM screenshots WHERE hash IN ({_marks(part)})",  # noqa: S608
+                part,
+            )
+            found.update((row["hash"], row["bytes"]) for row in rows)
+        return found
+
+    def batches(self, after: int = 0) -> list[BatchRow]:
+        """Batches with an id above `after`, in order."""
+        rows = self._rows("SELECT * FROM batches WHERE id > ? ORDER BY id", (after,))
+        return [BatchRow(**row) for row in rows]
+
+    def batch_groups(self, batch_id: int) -> list[str]:
+        """Ids of the groups in one batch."""
+        rows = self._rows("SELECT id FROM groups WHERE batch_id = ? ORDER BY number", (batch_id,))
+        return [row["id"] for row in rows]
+
+    def batch_samples(self, batch_id: int) -> list[Sample]:
+        """The samples of one batch, exactly as they were first served."""
+        rows = self._rows(
+            "SELECT b.trajectory_id, b.step, b.advantage, b.weight, s.image_hashes, "
+            "s.prompt_token_ids, s.token_ids, s.behaviour_logprobs, s.version_spans "
+            "FROM batch_samples b JOIN steps s "
+            "ON s.trajectory_id = b.trajectory_id AND s.step = b.step "
+            "WHERE b.batch_id = ? ORDER BY b.position",
+            (batch_id,),
+        )
+        # Each value was validated when it came in: building 500 samples again need not repeat it.
+        return [
+            Sample.model_construct(
+                trajectory_id=row["trajectory_id"],
+                step=row["step"],
+                prompt_token_ids=inflate_ids(row["prompt_token_ids"]),
+                token_ids=unpack_ids(row["token_ids"]),
+                behaviour_logprobs=unpack_floats(row["behaviour_logprobs"]),
+                version_spans=unpack_spans(row["version_spans"]),
+                image_hashes=json.loads(row["image_hashes"]),
+                advantage=row["advantage"],
+                weight=row["weight"],
+            )
+            for row in rows
+        ]
+
+    def decisions(self, subject: str | None = None) -> list[Decision]:
+        """What was decided, oldest first: of one group or trajectory, or of all."""
+        where, values = ("WHERE subject = ?", (subject,)) if subject else ("", ())
+        rows = self._rows(
+            f"SELECT subject, used, reason, weight, batch_id FROM decisions {where} ORDER BY id",  # noqa: S608
+            values,
+        )
+        return [Decision(**{**row, "used": bool(row["used"])}) for row in rows]
+
+    def outcomes(self) -> list[OutcomeRow]:
+        """Every judged trajectory in the order they ended."""
+        rows = self._rows(
+            "SELECT g.suite, g.task_id, t.outcome, t.oldest_version, t.ended_at "
+            "FROM trajectories t JOIN groups g ON g.id = t.group_id "
+            "WHERE t.outcome IS NOT NULL ORDER BY t.ended_at, t.id"
+        )
+        return [OutcomeRow(**row) for row in rows]
+
+    def success_curve(self, *, by_task: bool = True, bucket: int = 1) -> list[CurvePoint]:
+        """Success over policy versions in buckets of `bucket` versions, oldest first.
+
+        A trajectory counts where its oldest token was sampled; invalid ones count nowhere.
+        """
+        task = "g.task_id" if by_task else "NULL"
+        rows = self._rows(
+            f"SELECT {task} AS task_id, (t.oldest_version / ?) * ? AS policy_version, "  # noqa: S608
+            "COUNT(*) AS trajectories, SUM(t.outcome = 'pass') AS passed, "
+            "MAX(t.ended_at) AS ended_at "
+            "FROM trajectories t JOIN groups g ON g.id = t.group_id "
+            "WHERE t.outcome IN ('pass', 'fail') AND t.oldest_version >= 0 "
+            "GROUP BY 1, 2 ORDER BY 1, 2",
+            (bucket, bucket),
+        )
+        return [CurvePoint(**row) for row in rows]
+
+    def metrics(self, name: str | None = None, after: int = 0) -> list[MetricPoint]:
+        """Train metrics of batches with an id above `after`, by name and batch."""
+        clause = "AND name = ?" if name else ""
+        rows = self._rows(
+            f"SELECT name, step, at, value FROM metrics WHERE step > ? {clause} ORDER BY name, step",  # noqa: S608
+            (after, name) if name else (after,),
+        )
+        return [MetricPoint(**row) for row in rows]
+
+    def staleness(self, after: int = 0) -> dict[int, int]:
+        """Trained tokens by how many versions behind the trainer they were sampled."""
+        rows = self._rows(
+            "SELECT versions_behind, SUM(tokens) AS tokens FROM staleness "
+            "WHERE batch_id > ? GROUP BY 1 ORDER BY 1",
+            (after,),
+        )
+        return {row["versions_behind"]: row["tokens"] for row in rows}
+
+    def newest_version(self) -> VersionRow | None:
+        """The weight set published last, or None."""
+        rows = self._rows("SELECT * FROM versions ORDER BY published_at DESC LIMIT 1")
+        return VersionRow(**rows[0]) if rows else None
+
+    def count(self, table: Literal["groups", "trajectories"]) -> dict[tuple[str, str], int]:
+        """Rows by (state, reason)."""
+        rows = self._rows(
+            f"SELECT state, reason, COUNT(*) AS number FROM {table} GROUP BY state, reason"  # noqa: S608
+        )
+        return {(row["state"], row["reason"]): row["number"] for row in rows}
+
+    def total(self, table: Literal["steps", "screenshots", "batches"]) -> int:
+        """Number of rows of a table."""
+        return int(self._rows(f"SELECT COUNT(*) AS number FROM {table}")[0]["number"])  # noqa: S608
+
+    def bytes_on_disk(self) -> int:
+        """Size of the database with its write-ahead log."""
+        names = (self.path, self.path.with_name(self.path.name + "-wal"))
+        return sum(name.stat().st_size for name in names if name.exists())
+
+    def _connect(self, mode: Literal["ro", "rwc"], *, threads: bool = False) -> sqlite3.Connection:
+        try:
+            return sqlite3.connect(
+                f"{self.path.absolute().as_uri()}?mode={mode}",
+                uri=True,
+                isolation_level=None,  # transactions are begun and ended here, never implicitly
+                timeout=BUSY_TIMEOUT_S,
+                check_same_thread=not threads,
+            )
+        except sqlite3.Error as error:
+            raise _explain(self.path, error) from None
+
+    def _check_schema(self) -> None:
+        try:
+            database = Database(self._connection, execute_plugins=False)
+            newer = unknown_steps(database)
+            pending = [step.name for step in MIGRATIONS.pending(database)]
+        except sqlite3.Error as error:
+            raise _explain(self.path, error) from None
+        self._connection.row_factory = _as_dict
+        if newer:
+            raise RunDirectoryError(_made_by_newer(self.path, newer))
+        if pending:
+            raise RunDirectoryError(
+                f"{self.path} is of an older schema (lacks {pending[0]}); "
+                "start `dart data` on it once, which brings it up to date"
+            )
+
+    def _rows(self, sql: str, values: Sequence[object] = ()) -> list[dict[str, Any]]:
+        try:
+            return self._connection.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            raise _explain(self.path, error) from error
+
+
+def _as_dict(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> dict[str, Any]:
+    return {column[0]: value for column, value in zip(cursor.description, row, strict=True)}
+
+
+def _marks(values: Sequence[object]) -> str:
+    return ",".join("?" * len(values))
+
+
+def _made_by_newer(path: Path, steps: Sequence[str]) -> str:
+    return f"{path} was written by a newer dart (schema step {steps[-1]}); use that version"
+
+
+def _step_row(row: dict[str, Any]) -> StepRow:
+    return StepRow(
+        **{
+            **row,
+            "image_hashes": json.loads(row["image_hashes"]),
+            "prompt_token_ids": inflate_ids(row["prompt_token_ids"]),
+            "token_ids": unpack_ids(row["token_ids"]),
+            "behaviour_logprobs": unpack_floats(row["behaviour_logprobs"]),
+            "entropies": unpack_floats(row["entropies"]),
+            "version_spans": unpack_spans(row["version_spans"]),
+            "action": json.loads(row["action"]) if row["action"] else None,
+        }
+    )
+
+
+# --- writing --------------------------------------------------------------------------------
+
+
+class Store(Reader):
+    """The one writer of a run. Writes are durable, and visible to others, after `commit`."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self._lock = lock
+        self.path = path
+        self._connection = self._connect("rwc")
+        try:
+            self._prepare()
+            # Moves pages from the log into the database in another thread: see checkpoint.
+            self._checkpointer = self._connect("rwc", threads=True)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def close(self) -> None:
+        """Commit what is written, fold the log into the database, and free the run directory."""
+        try:
+            if self._connection.in_transaction:
+                self.commit()
+        finally:
+            self._checkpointer.close()
+            self._connection.close()
+            os.close(self._lock)
+
+    def commit(self) -> None:
+        """Make everything written since the last commit durable, all or nothing."""
+        if self._connection.in_transaction:
+            self._write("COMMIT")
+
+    def rollback(self) -> None:
+        """Forget everything written since the last commit."""
+        if self._connection.in_transaction:
+            self._connection.rollback()
+
+    def checkpoint(self) -> None:
+        """Move committed pages from the log into the database, as far as readers allow.
+
+        Meant for another thread: it waits for the disk, while the writer goes on.
+        """
+        try:
+            self._checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        except sqlite3.Error as error:
+            raise _explain(self.path, error) from error
+
+    def begin_run(self, seed: int, config: str, tasks: Iterable[Task]) -> RunRow:
+        """Start the run, or start it again with a changed configuration (JSON)."""
+        self._write(
+            "INSERT INTO runs (id, created_at, seed, config) "
+            "SELECT ?, ?, ?, ? WHERE NOT EXISTS (SELECT 1 FROM runs)",
+            (uuid.uuid4().hex[:12], time.time(), seed, config),
+        )
+        self._write("UPDATE runs SET seed = ?, config = ?", (seed, config))
+        self._write_many(
+            "INSERT OR REPLACE INTO tasks (suite, task_id, instruction, tier, split, max_steps) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
+            [(t.suite, t.id, t.instruction, t.tier, t.split, t.max_steps) for t in tasks],
+        )
+        self.commit()
+        return self.run()
+
+    def save_active_s(self, active_s: float) -> None:
+        """Note how long the run has been served, over all starts."""
+        self._write("UPDATE runs SET active_s = ?", (active_s,))
+
+    def add_group(self, group: GroupRow) -> None:
+        """File a group that was just opened."""
+        self._insert("groups", group)
+
+    def add_lease(self, trajectory: TrajectoryRow) -> None:
+        """File a trajectory that was just leased."""
+        self._insert("trajectories", trajectory)
+
+    def add_step(self, record: StepRecord, at: float) -> bool:
+        """File one step and its screenshot; False if that step was there already."""
+        added = self._write(
+            "INSERT OR IGNORE INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                record.trajectory_id,
+                record.step,
+                at,
+                record.image_hashes[-1],
+                json.dumps(record.image_hashes),
+                deflate_ids(record.prompt_token_ids),
+                pack_ids(record.token_ids),
+                pack_floats(record.behaviour_logprobs),
+                pack_floats(record.entropies),
+                pack_spans(record.version_spans),
+                record.text,
+                None if record.action is None else json.dumps(record.action),
+                record.error,
+                record.model_s,
+                record.env_s,
+            ),
+        )
+        if not added:
+            return False
+        self.add_screenshot(record.image_hashes[-1], record.media_type, record.screenshot)
+        return True
+
+    def add_screenshot(self, key: str, media_type: str, image: bytes) -> None:
+        """Keep an encoded image under its content hash, once."""
+        self._write(
+            "INSERT OR IGNORE INTO screenshots (hash, media_type, bytes) VALUES (?, ?, ?)",
+            (key, media_type, image),
+        )
+
+    def start_playing(self, trajectory_id: str) -> None:
+        """The first step of a leased trajectory came in."""
+        self._write("UPDATE trajectories SET state = 'playing' WHERE id = ?", (trajectory_id,))
+
+    def finish(self, end: TrajectoryEnd, at: float, oldest: int | None, newest: int | None) -> None:
+        """The trajectory is over; `oldest` and `newest` are the versions that sampled it."""
+        final = None
+        if end.screenshot is not None:
+            final = content_hash(end.screenshot)
+            self.add_screenshot(final, _media_type(end.screenshot), end.screenshot)
+        self._write(
+            "UPDATE trajectories SET state = 'finished', ended_at = ?, outcome = ?, "
+            "verdict_reason = ?, stop_reason = ?, steps = ?, oldest_version = ?, "
+            "newest_version = ?, final_screenshot = ?, reset_s = ?, wall_s = ? WHERE id = ?",
+            (
+                at,
+                end.outcome,
+                end.reason,
+                end.stop_reason,
+                end.steps,
+                oldest,
+                newest,
+                final,
+                end.reset_s,
+                end.wall_s,
+                end.trajectory_id,
+            ),
+        )
+
+    def drop_trajectory(self, trajectory_id: str, reason: str, at: float) -> None:
+        """The trajectory will not be trained on."""
+        self._write(
+            "UPDATE trajectories SET state = 'dropped', reason = ?, "
+            "ended_at = COALESCE(ended_at, ?) WHERE id = ?",
+            (reason, at, trajectory_id),
+        )
+
+    def close_group(self, group_id: str, state: GroupState, reason: str, at: float) -> None:
+        """All members of the group are over: it is ready, or dropped for a reason."""
+        self._write(
+            "UPDATE groups SET state = ?, reason = ?, closed_at = ? WHERE id = ?",
+            (state, reason, at, group_id),
+        )
+
+    def add_batch(
+        self,
+        batch: BatchRow,
+        group_ids: Sequence[str],
+        samples: Sequence[PlannedSample],
+        trajectory_ids: Iterable[str],
+    ) -> None:
+        """File a batch: its samples, groups and trajectories."""
+        self._insert("batches", batch)
+        self._write_many(
+            "INSERT INTO batch_samples VALUES (?, ?, ?, ?, ?, ?)",
+            [
+                (
+                    batch.id,
+                    position,
+                    sample.trajectory_id,
+                    sample.step,
+                    sample.advantage,
+                    sample.weight,
+                )
+                for position, sample in enumerate(samples)
+            ],
+        )
+        self._write_many(
+            "UPDATE groups SET state = 'batched', batch_id = ? WHERE id = ?",
+            [(batch.id, group_id) for group_id in group_ids],
+        )
+        self._write_many(
+            "UPDATE trajectories SET state = 'batched', batch_id = ? WHERE id = ?",
+            [(batch.id, trajectory_id) for trajectory_id in trajectory_ids],
+        )
+
+    def add_staleness(self, batch_id: int, tokens: Mapping[int, int]) -> None:
+        """Tokens of the batch by how many versions behind the trainer they were sampled."""
+        self._write_many(
+            "INSERT INTO staleness VALUES (?, ?, ?)",
+            [(batch_id, behind, number) for behind, number in tokens.items()],
+        )
+
+    def batch_trained(self, trained: BatchTrained, at: float) -> None:
+        """The batch is in the weights; keep its metrics."""
+        self._set_batch_state(trained.batch_id, "trained", at, trained.policy_version)
+        self._write_many(
+            "INSERT OR REPLACE INTO metrics (name, step, at, value) VALUES (?, ?, ?, ?)",
+            [(name, trained.batch_id, at, value) for name, value in trained.metrics.items()],
+        )
+
+    def batch_in_checkpoint(self, batch_id: int, at: float) -> None:
+        """The trainer's checkpoint holds the batch, though its acknowledgement never came."""
+        self._set_batch_state(batch_id, "trained", at, None)
+
+    def batch_untrained(self, batch_id: int) -> None:
+        """The trainer went back to before this batch: it is to be served again."""
+        self._set_batch_state(batch_id, "batched", None, None)
+
+    def add_version(self, weights: WeightsPublished, at: float) -> None:
+        """A weight set may be taken; published again after a restart, the newer one counts."""
+        self._write(
+            "INSERT OR REPLACE INTO versions VALUES (?, ?, ?, ?)",
+            (weights.policy_version, weights.path, weights.digest, at),
+        )
+
+    def add_decisions(self, decisions: Iterable[Decision], at: float) -> None:
+        """Write down what was decided."""
+        self._write_many(
+            "INSERT INTO decisions (at, subject, used, reason, weight, batch_id) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
+            [(at, d.subject, int(d.used), d.reason, d.weight, d.batch_id) for d in decisions],
+        )
+
+    def save_processes(
+        self, heartbeats: Mapping[str, Heartbeat], heard_at: Mapping[str, float]
+    ) -> None:
+        """Keep each worker's newest heartbeat and when it was heard (unix seconds)."""
+        self._write_many(
+            "INSERT OR REPLACE INTO processes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                (
+                    worker,
+                    beat.role,
+                    beat.host,
+                    beat.pid,
+                    beat.started_at,
+                    heard_at[worker],
+                    beat.policy_version,
+                    beat.state,
+                    beat.waiting_for,
+                    beat.waiting_s,
+                    json.dumps(beat.gauges),
+                )
+                for worker, beat in heartbeats.items()
+            ],
+        )
+
+    def versions_sampled(self, trajectory_id: str) -> tuple[int, int] | None:
+        """Oldest and newest weights that sampled the trajectory's tokens; None without a token."""
+        rows = self._rows(
+            "SELECT version_spans FROM steps WHERE trajectory_id = ?", (trajectory_id,)
+        )
+        versions = [span.version for row in rows for span in unpack_spans(row["version_spans"])]
+        return (min(versions), max(versions)) if versions else None
+
+    def missing_parts(self, trajectory_id: str, steps: int) -> str:
+        """What the trajectory lacks of `steps` steps and their images; empty if nothing."""
+        rows = self._rows(
+            "SELECT step, image_hashes FROM steps WHERE trajectory_id = ? ORDER BY step",
+            (trajectory_id,),
+        )
+        if [row["step"] for row in rows] != list(range(steps)):
+            return f"{len(rows)} of {steps} steps were handed in"
+        hashes = {name for row in rows for name in json.loads(row["image_hashes"])}
+        known = self._rows(
+            "SELECT COUNT(*) AS number FROM screenshots "
+            "WHERE hash IN (SELECT value FROM json_each(?))",
+            (json.dumps(sorted(hashes)),),
+        )[0]["number"]
+        return "" if known == len(hashes) else f"{len(hashes) - known} prompt images are unknown"
+
+    def _prepare(self) -> None:
+        """Check that the file is ours and whole, set the modes, bring the schema up to date."""
+        try:
+            [[mark]] = self._connection.execute("PRAGMA application_id")
+            tables = self._connection.execute("SELECT name FROM sqlite_master").fetchall()
+            if tables and mark != APPLICATION_ID:
+                raise StoreError(f"{self.path} is not dart's database; choose another run.dir")
+            if not tables:
+                self._connection.execute("PRAGMA page_size = 8192")
+            database = Database(self._connection, execute_plugins=False)
+            if newer := unknown_steps(database):
+                raise RunDirectoryError(_made_by_newer(self.path, newer))
+            database.enable_wal()
+            self._connection.execute("PRAGMA synchronous = NORMAL")
+            self._connection.execute(f"PRAGMA cache_size = -{CACHE_MIB * 1024}")
+            # The service moves the log in another thread; this bounds it where that does not run.
+            self._connection.execute("PRAGMA wal_autocheckpoint = 8000")
+            MIGRATIONS.apply(database)
+        except DartError:
+            raise
+        except sqlite3.Error as error:
+            raise _explain(self.path, error) from error
+        self._connection.row_factory = _as_dict
+
+    def _set_batch_state(
+        self,
+        batch_id: int,
+        state: Literal["batched", "trained"],
+        at: float | None,
+        version: int | None,
+    ) -> None:
+        self._write(
+            "UPDATE batches SET state = ?, trained_at = ?, trained_version = ? WHERE id = ?",
+            (state, at, version, batch_id),
+        )
+        for table in ("groups", "trajectories"):
+            self._write(
+                f"UPDATE {table} SET state = ? WHERE batch_id = ?",  # noqa: S608
+                (state, batch_id),
+            )
+
+    def _insert(self, table: str, row: GroupRow | TrajectoryRow | BatchRow) -> None:
+        values = vars(row)
+        self._write(
+            f"INSERT INTO {table} ({','.join(values)}) VALUES ({_marks(list(values))})",  # noqa: S608
+            list(values.values()),
+        )
+
+    def _write(self, sql: str, values: Sequence[object] = ()) -> int:
+        """Execute within the open transaction; the number of rows it changed."""
+        try:
+            if not self._connection.in_transaction:
+                self._connection.execute("BEGIN IMMEDIATE")
+            return self._connection.execute(sql, values).rowcount
+        except sqlite3.Error as error:
+            raise _explain(self.path, error) from error
+
+    def _write_many(self, sql: str, rows: Sequence[Sequence[object]]) -> None:
+        try:
+            if not self._connection.in_transaction:
+                self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.executemany(sql, rows)
+        except sqlite3.Error as error:
+            raise _explain(self.path, error) from error
+
+
+def _media_type(image: bytes) -> str:
+    return "image/png" if image.startswith(b"\x89PNG") else "image/jpeg"
