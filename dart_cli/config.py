@@ -446,7 +446,8 @@ def _unknown(key: str, value: object) -> str:
     section, _, name = key.partition(".")
     if name:
         known = list(sections[section].model_fields)
-        hint = _did_you_mean(name, known) or _where_is(name)
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {section}.{close[0]}?" if close else _where_is(name)
         return f"unknown key {key}{hint or f'; [{section}] has ' + ', '.join(known)}"
     if isinstance(value, Mapping):
         hint = _did_you_mean(section, list(sections))

@@ -1,0 +1,339 @@
+"""The verbs of `dart`. Each checks its configuration whole, then starts one part, imported late.
+
+    env, rollout, data, train   one process of a run, started by hand in any order
+    up, status                  all of them at once; what they do and wait for
+    eval, init                  held-out success; a commented starter configuration
+
+Only the standard library and typer are imported here, so that `dart --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+
+import typer
+
+from bus.errors import DartError
+
+if TYPE_CHECKING:
+    from bus.messages import Role
+    from dart_cli.config import Config
+
+app = typer.Typer(
+    name="dart",
+    help="Reinforcement learning for vision-language GUI agents, in decoupled processes.\n\n"
+    "Everything at once:   dart up configs/quickstart.toml\n\n"
+    "By hand, any order:   dart data C.toml;  dart train C.toml;  dart rollout C.toml;  "
+    "dart env C.toml",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+ConfigPath = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="TOML file of the run; `dart init` writes one.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one key, e.g. --set train.lr=1e-5."),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check everything, say what would run, start nothing.")
+]
+Worker = Annotated[
+    str, typer.Option("--worker", metavar="NAME", help="Name in the run; default ROLE-0, -1, ...")
+]
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line; an error is one line on stderr and its class's exit code."""
+    try:
+        app(arguments)
+    except DartError as error:
+        _say_error(str(error))
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(0)
+
+
+def _say_error(text: str) -> None:
+    sys.stderr.write(f"error: {' '.join(text.split())}\n")
+
+
+def _load(path: Path, overrides: list[str] | None, role: Role | None) -> Config:
+    """The configuration, checked for `role`. Raises ConfigError."""
+    from dart_cli.checks import check_config
+    from dart_cli.config import Source, load_config
+
+    config = load_config(path, overrides)
+    check_config(config, Source(path, tuple(overrides or ())), role)
+    return config
+
+
+def _tell(config: Config, role: Role | None) -> None:
+    """What `--dry-run` prints."""
+    from dart_cli.plan import describe
+
+    for subject, text in describe(config, role):
+        typer.echo(f"{subject + ':':<10} {text}")
+    typer.echo("valid; nothing was started")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from dart_cli import __version__
+
+        typer.echo(f"dart {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _dart(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and end.")
+    ] = False,
+) -> None:
+    pass
+
+
+# --- one process ----------------------------------------------------------------------------
+
+
+@app.command()
+def env(
+    config_path: ConfigPath,
+    overrides: Overrides = None,
+    worker: Worker = "",
+    slots: Annotated[
+        int, typer.Option(min=0, help="Environments played at once; default env.slots.")
+    ] = 0,
+    dry_run: DryRun = False,
+) -> None:
+    """Play tasks: lease one, ask a rollout worker at each step, hand the trajectory in.
+
+    Start as many as the machine has room for; they may come and go at any time.
+
+    Example: dart env configs/quickstart.toml --slots 32
+    """
+    config = _load(config_path, overrides, "env")
+    if slots:
+        config = config.model_copy(update={"env": config.env.model_copy(update={"slots": slots})})
+    if dry_run:
+        _tell(config, "env")
+        return
+    from dart_cli.process import run_role
+
+    async def play(name: str, stop: asyncio.Event) -> None:
+        from dart_cli.env.worker import run
+
+        await run(config, name, config.env.slots, stop)
+
+    raise typer.Exit(run_role("env", config, play, worker=worker))
+
+
+@app.command()
+def rollout(
+    config_path: ConfigPath,
+    overrides: Overrides = None,
+    worker: Worker = "",
+    dry_run: DryRun = False,
+) -> None:
+    """Serve the policy: answer environments with actions, take new weights while serving.
+
+    One per GPU (or group of GPUs); they may come and go at any time.
+
+    Example: CUDA_VISIBLE_DEVICES=2 dart rollout configs/ui-tars-7b.toml
+    """
+    config = _load(config_path, overrides, "rollout")
+    if dry_run:
+        _tell(config, "rollout")
+        return
+    from dart_cli.process import run_role
+
+    async def serve(name: str, stop: asyncio.Event) -> None:
+        from dart_cli.rollout.worker import run
+
+        await run(config, name, stop)
+
+    threads = config.rollout.threads
+    raise typer.Exit(run_role("rollout", config, serve, worker=worker, threads=threads))
+
+
+@app.command()
+def data(config_path: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False) -> None:
+    """Keep the ledger: say what is played next, file trajectories, serve batches.
+
+    One per run. It may be stopped and started again; nothing acknowledged is lost.
+
+    Example: dart data configs/quickstart.toml --set data.group_size=16
+    """
+    config = _load(config_path, overrides, "data")
+    if dry_run:
+        _tell(config, "data")
+        return
+    from dart_cli.process import run_role
+
+    async def keep(_name: str, stop: asyncio.Event) -> None:
+        from dart_cli.data.service import run
+
+        await run(config, stop)
+
+    raise typer.Exit(run_role("data", config, keep))
+
+
+@app.command()
+def train(config_path: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False) -> None:
+    """Train: take a batch, update, publish the new weights; resume from the last checkpoint.
+
+    One per run.
+
+    Example: dart train configs/quickstart.toml --set train.lr=1e-4
+    """
+    config = _load(config_path, overrides, "train")
+    if dry_run:
+        _tell(config, "train")
+        return
+    from dart_cli.process import run_role
+
+    async def learn(_name: str, stop: asyncio.Event) -> None:
+        from dart_cli.train.loop import run
+
+        await run(config, stop)
+
+    raise typer.Exit(run_role("train", config, learn, threads=config.train.threads))
+
+
+# --- the whole run --------------------------------------------------------------------------
+
+
+@app.command()
+def up(
+    config_path: ConfigPath,
+    overrides: Overrides = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Move an older run directory aside and begin anew.")
+    ] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Start data, train, rollout and env processes, show one live page, end them together.
+
+    A run that was stopped goes on where it was. Ctrl-C ends everything cleanly.
+
+    Example: dart up configs/quickstart.toml --set train.lr=0 --fresh
+    """
+    config = _load(config_path, overrides, None)
+    if dry_run:
+        _tell(config, None)
+        return
+    from dart_cli.up import run_up
+
+    raise typer.Exit(run_up(config, config_path, overrides or [], fresh=fresh))
+
+
+@app.command()
+def status(
+    target: Annotated[
+        Path, typer.Argument(metavar="RUN_OR_CONFIG", help="Run directory, or its TOML file.")
+    ],
+    overrides: Overrides = None,
+    once: Annotated[bool, typer.Option("--once", help="Print the page once and end.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the snapshot as one line of JSON.")
+    ] = False,
+    watch: Annotated[
+        float, typer.Option("--watch", metavar="SECONDS", min=0.2, help="Seconds between looks.")
+    ] = 2.0,
+) -> None:
+    """Show the run live: processes, pipeline, success by task, throughput, staleness, stalls.
+
+    Ends with 0 where the run is healthy, 1 where a process is dead or a stall is known, or no
+    data process answers. Without a terminal it prints once; with --json and --watch, lines.
+
+    Example: dart status runs/quickstart --once --json | jq .success
+    """
+    from dart_cli.status.watch import run_status
+
+    if target.is_dir():
+        from dart_cli.process import read_run
+
+        config = read_run(target)
+    else:
+        from dart_cli.config import load_config
+
+        config = load_config(target, overrides)
+    raise typer.Exit(asyncio.run(run_status(config, once=once, as_json=as_json, every_s=watch)))
+
+
+@app.command("eval")
+def evaluate(
+    config_path: ConfigPath,
+    overrides: Overrides = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="A published weight set, e.g. one of RUN/weights."),
+    ] = None,
+    model: Annotated[
+        str, typer.Option(metavar="PATH", help="A model as it comes, without the run's weights.")
+    ] = "",
+    episodes: Annotated[
+        int, typer.Option(min=0, help="Episodes per mode; default eval.episodes.")
+    ] = 0,
+    mode: Annotated[
+        Literal["sampled", "greedy", "both"], typer.Option(help="How actions are chosen.")
+    ] = "both",
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option("--tasks", metavar="TASK", help="Play only this task; may be given again."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as one line of JSON.")
+    ] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Play held-out tasks, sampled and greedily; success by task with 95 % intervals.
+
+    Plays the newest weights of the run, or the model as it comes where there are none. Needs no
+    other process. The result is kept in RUN/eval.
+
+    Example: dart eval configs/quickstart.toml --episodes 200 --mode greedy
+    """
+    changes = list(overrides or [])
+    if model:
+        changes.append(f"model.path={model}")
+    if episodes:
+        changes.append(f"eval.episodes={episodes}")
+    config = _load(config_path, changes, "eval")
+    if dry_run:
+        _tell(config, "eval")
+        return
+    from dart_cli.evaluate import run_eval
+
+    run_eval(
+        config,
+        weights=weights,
+        as_it_comes=bool(model),
+        modes=("sampled", "greedy") if mode == "both" else (mode,),
+        tasks=tasks or [],
+        as_json=as_json,
+    )
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder; made if need be.")],
+) -> None:
+    """Write a starter configuration: every key at its default, with its meaning as a comment.
+
+    Nothing is overwritten.
+
+    Example: dart init my-run && dart up my-run/dart.toml
+    """
+    from dart_cli.starter import write_starter
+
+    path = write_starter(folder)
+    typer.echo(f"wrote {path}; edit it, then: dart up {path}")

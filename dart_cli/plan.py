@@ -1,0 +1,122 @@
+"""What a run would do, told without starting it: `--dry-run`.
+
+describe  a configuration's consequences as (subject, text) lines
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from bus.endpoints import DATA
+from bus.messages import Role
+from dart_cli.checks import BUILTIN_TINY
+from dart_cli.config import Config, run_endpoints
+from envs.registry import tasks_of
+
+_LENGTH_BYTES = 8  # a safetensors file begins with the length of its JSON header
+_MAX_HEADER_BYTES = 100_000_000
+
+
+def describe(config: Config, role: Role | None = None) -> list[tuple[str, str]]:
+    """(subject, text) lines for one role, or (None) for all of `dart up`."""
+    lines = [*_everywhere(config)]
+    if role in (None, "env", "data", "eval"):
+        lines += _tasks(config)
+    if role in (None, "rollout", "train", "eval"):
+        lines.append(("model", _model(config)))
+    if role in (None, "env"):
+        processes = f"{config.up.envs} processes x " if role is None else ""
+        lines.append(("env", f"{processes}{config.env.slots} slots"))
+    if role in (None, "rollout"):
+        processes = f"{config.up.rollouts} processes: " if role is None else ""
+        lines.append(("rollout", processes + _rollout(config)))
+    if role in (None, "data"):
+        lines.append(("data", _data(config)))
+    if role in (None, "train"):
+        lines.append(("train", _train(config)))
+    if role == "eval" or (role is None and config.eval.around):
+        lines.append(("eval", _eval(config)))
+    return lines
+
+
+def _everywhere(config: Config) -> Iterator[tuple[str, str]]:
+    state = "continues what is there" if config.run.dir.exists() else "new"
+    yield "run", f"{config.run.dir} ({state}), seed {config.run.seed}"
+    if config.bus.transport == "tcp":
+        endpoints = run_endpoints(config)
+        keys = f"keys of {config.bus.keys}" if config.bus.keys else "loopback, no keys"
+        yield "bus", f"data at {endpoints.address(DATA)} and the two ports above ({keys})"
+    else:
+        yield "bus", f"ipc sockets in {config.run.dir / 'sock'}"
+
+
+def _tasks(config: Config) -> Iterator[tuple[str, str]]:
+    suite = config.env.suite
+    trained = config.env.tasks or [task.id for task in tasks_of(suite, "train")]
+    heldout = config.eval.compositions or [task.id for task in tasks_of(suite, "heldout")]
+    yield "tasks", f"{len(trained)} of {suite}: {_some(trained)}"
+    yield "held out", f"{len(heldout)} compositions: {_some(heldout)}"
+
+
+def _some(names: list[str], limit: int = 6) -> str:
+    more = f", and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more if names else "none"
+
+
+def _model(config: Config) -> str:
+    if config.model.path == BUILTIN_TINY:
+        return f"{BUILTIN_TINY}, {config.model.dtype}"
+    count = parameter_count(Path(config.model.path))
+    size = f", {count / 1e9:.2f} billion parameters" if count else ""
+    return f"{config.model.path}, {config.model.dtype}{size}"
+
+
+def parameter_count(folder: Path) -> int:
+    """Numbers in a folder's safetensors files, read from their headers alone."""
+    total = 0
+    for path in folder.glob("*.safetensors"):
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            header = json.loads(file.read(min(length, _MAX_HEADER_BYTES)))
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                count = 1
+                for side in tensor["shape"]:
+                    count *= side
+                total += count
+    return total
+
+
+def _rollout(config: Config) -> str:
+    rollout = config.rollout
+    return (
+        f"{rollout.engine} on {rollout.device}, up to {rollout.max_batch} requests together, "
+        f"{rollout.max_tokens} tokens each at temperature {rollout.temperature:g}"
+    )
+
+
+def _data(config: Config) -> str:
+    data = config.data
+    return (
+        f"groups of {data.group_size}, {data.groups_per_batch} groups "
+        f"({data.groups_per_batch * data.group_size} trajectories) a batch, "
+        f"at most {data.max_open_groups} groups in flight, staleness up to {data.max_staleness}"
+    )
+
+
+def _train(config: Config) -> str:
+    train = config.train
+    limit = f" or {train.max_minutes:g} minutes" if train.max_minutes else ""
+    return (
+        f"{train.updates} updates{limit} on {train.device}, lr {train.lr:g} falling to "
+        f"{train.lr * train.lr_end:g}, checkpoint every {train.checkpoint_every}"
+    )
+
+
+def _eval(config: Config) -> str:
+    return (
+        f"{config.eval.episodes} episodes sampled and {config.eval.episodes} greedy, "
+        f"seeds from {config.eval.seed}"
+    )
