@@ -500,9 +500,7 @@ async def test_curve_guards_telemetry_too() -> None:
         mine = Curve(*known, server=server[0])
         async with (
             Publisher(forwarder.publish_at, curve=mine) as publisher,
-            Publisher(
-                forwarder.publish_at, curve=Curve(*stranger, server=server[0])
-            ) as intruder,
+            Publisher(forwarder.publish_at, curve=Curve(*stranger, server=server[0])) as intruder,
             Subscriber(forwarder.subscribe_at, [RunState], curve=mine) as subscriber,
         ):
             for _ in range(20):

@@ -1,0 +1,125 @@
+"""Promises of heartbeats: they go out whatever happens, and death is judged by our own clock."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from bus.heartbeat import HeartbeatSender, Liveness, Load
+from bus.messages import Heartbeat, Message, Role
+
+
+class Listener:
+    """Keeps what is published."""
+
+    def __init__(self) -> None:
+        self.heard: list[Heartbeat] = []
+        self.news = asyncio.Event()
+
+    def publish(self, message: Message) -> None:
+        assert isinstance(message, Heartbeat)
+        self.heard.append(message)
+        self.news.set()
+
+
+def heartbeat(worker: str, *, role: Role = "env", pid: int = 1, sent_at: float = 0.0) -> Heartbeat:
+    return Heartbeat(
+        role=role,
+        worker=worker,
+        host="host",
+        pid=pid,
+        started_at=0.0,
+        sent_at=sent_at,
+        endpoint="",
+        policy_version=-1,
+        state="ready",
+        waiting_for="",
+        waiting_s=0.0,
+        gauges={},
+        trajectories=[],
+    )
+
+
+async def test_heartbeats_go_out_by_themselves_with_the_load_of_the_moment() -> None:
+    listener = Listener()
+    versions = iter(range(1000))
+    async with HeartbeatSender(
+        listener,
+        "rollout",
+        "rollout-0",
+        lambda: Load("ready", policy_version=next(versions), gauges={"in_flight": 2.0}),
+        endpoint="ipc:///x",
+        every_s=0.01,
+    ):
+        async with asyncio.timeout(10):
+            while len(listener.heard) < 3:
+                listener.news.clear()
+                await listener.news.wait()
+    assert [hb.policy_version for hb in listener.heard[:3]] == [0, 1, 2]
+    assert listener.heard[0].endpoint == "ipc:///x"
+    assert listener.heard[0].gauges == {"in_flight": 2.0}
+
+
+async def test_the_longest_wait_is_told_with_its_deadline() -> None:
+    sender = HeartbeatSender(Listener(), "train", "train", lambda: Load("waiting"))
+    with sender.waiting("for a batch from data", 30):
+        with sender.waiting("for a disk"):
+            assert sender.beat().waiting_for == "for a batch from data (at most 30 s)"
+        assert sender.beat().waiting_s > 0
+    assert sender.beat().waiting_for == ""
+
+
+async def test_a_broken_gauge_does_not_stop_the_heart(caplog: pytest.LogCaptureFixture) -> None:
+    listener = Listener()
+    calls = iter(range(1000))
+
+    def load() -> Load:
+        if next(calls) == 0:
+            raise ZeroDivisionError("gauge")
+        return Load("ready")
+
+    with caplog.at_level(logging.ERROR):
+        async with HeartbeatSender(listener, "env", "env-0", load, every_s=0.01):
+            async with asyncio.timeout(10):
+                await listener.news.wait()
+    assert "heartbeat not sent" in caplog.text
+
+
+def test_a_worker_is_dead_when_silent_by_our_clock_whatever_its_own_says() -> None:
+    now = 0.0
+    liveness = Liveness(dead_after_s=5, clock=lambda: now)
+    liveness.observe(heartbeat("env-0", sent_at=1e12))
+    liveness.observe(heartbeat("env-1", sent_at=-1e12))
+    now = 5.0
+    liveness.observe(heartbeat("env-1", sent_at=-1e12))
+    now = 6.0
+    assert [hb.worker for hb in liveness.alive()] == ["env-1"]
+    assert [hb.worker for hb in liveness.dead()] == ["env-0"]
+    assert liveness.silent_s("env-1") == 1.0
+    assert liveness.silent_s("nobody") == float("inf")
+
+
+def test_new_returned_and_restarted_workers_are_news() -> None:
+    now = 0.0
+    liveness = Liveness(dead_after_s=5, clock=lambda: now)
+    assert liveness.observe(heartbeat("env-0"))
+    assert not liveness.observe(heartbeat("env-0"))
+    assert liveness.observe(heartbeat("env-0", pid=2))
+    now = 10.0
+    assert liveness.observe(heartbeat("env-0", pid=2))
+
+
+def test_workers_are_found_by_role_and_forgotten_in_the_end() -> None:
+    now = 0.0
+    liveness = Liveness(dead_after_s=5, forget_after_s=100, clock=lambda: now)
+    liveness.observe(heartbeat("b", role="rollout"))
+    liveness.observe(heartbeat("a", role="rollout"))
+    liveness.observe(heartbeat("env-0"))
+    assert [hb.worker for hb in liveness.alive("rollout")] == ["a", "b"]
+    liveness.forget("a")
+    assert liveness.get("a") is None
+    now = 101.0
+    liveness.observe(heartbeat("env-0"))
+    assert liveness.get("b") is None
