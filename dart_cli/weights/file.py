@@ -169,8 +169,8 @@ def _read(
         if _digest(file) != manifest.digest:
             raise WeightsError(f"{file} is not what its manifest says: the digest differs")
         tensors: dict[str, torch.Tensor] = load_file(file)
-    except OSError as error:
-        raise WeightsError(f"{file}: {error.strerror}; removed while it was read") from None
+    except (OSError, RuntimeError) as error:  # torch raises the latter for a file that has gone
+        raise WeightsError(f"{file}: removed while it was read, or unreadable ({error})") from None
     except SafetensorError as error:
         raise WeightsError(f"{file} is no safetensors file: {error}") from None
     if {name: _info(tensor) for name, tensor in tensors.items()} != manifest.tensors:
