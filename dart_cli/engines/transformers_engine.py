@@ -16,7 +16,7 @@ import asyncio
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,11 +24,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from transformers import DynamicCache
 
-from bus.errors import DartError, EngineError, WeightsError
+from bus.errors import DartError, EngineError
 from bus.messages import VersionSpan
 from dart_cli.engines.base import GenerateRequest, Generation, UpdateTiming
 from dart_cli.policy.forward import (
@@ -39,7 +37,10 @@ from dart_cli.policy.forward import (
     masked_logprobs,
 )
 from dart_cli.policy.images import PreparedImage
-from dart_cli.policy.model import LoadedPolicy
+from dart_cli.policy.model import LoadedPolicy, weight_tensors
+
+WeightLoader = Callable[[Path, Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
+"""Directory and the model's tensors by name -> new ones; raises WeightsError if they do not fit."""
 
 UPDATE_DEADLINE_S = 600.0
 """A weight set that is not in place after this long is an error: a batch never takes so long."""
@@ -67,7 +68,9 @@ class _Swap:
 class TransformersEngine:
     """Serves one policy from a worker thread. Bounds: `max_waiting` requests may wait.
 
-    `linger_s` is how long the worker waits for companions after the first request of a batch.
+    `load_weights` reads and checks a published set (dart_cli.weights.file.load). `linger_s` is how
+    long the worker waits for companions after the first request of a batch, `feature_bytes` how
+    much of the vision tower's output is remembered.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class TransformersEngine:
         policy: LoadedPolicy,
         *,
         policy_version: int = 0,
+        load_weights: WeightLoader | None = None,
         max_batch: int = 64,
         max_waiting: int = 4096,
         linger_s: float = 0.001,
@@ -82,6 +86,7 @@ class TransformersEngine:
     ) -> None:
         self.policy = policy
         self._version = policy_version
+        self._load_weights = load_weights
         self._max_batch = max_batch
         self._max_waiting = max_waiting
         self._linger_s = linger_s
@@ -134,7 +139,11 @@ class TransformersEngine:
         not fit this model.
         """
         started = time.monotonic()
-        tensors = await asyncio.to_thread(self._read, directory)
+        if self._load_weights is None:
+            raise EngineError("this engine was started without load_weights; its weights stay")
+        tensors = await asyncio.to_thread(
+            self._load_weights, directory, weight_tensors(self.policy.model)
+        )
         swap = _Swap(tensors, policy_version)
         with self._changed:
             if self._closing:
@@ -148,8 +157,7 @@ class TransformersEngine:
         return UpdateTiming(timing.pause_s, read_s, timing.finish_s)
 
     def gauges(self) -> dict[str, float]:
-        """in_flight and waiting requests, busy_s and idle_s since the start, tokens drawn,
-        batches and requests finished."""
+        """Load: in_flight, waiting, busy_s, idle_s, and tokens, batches, finished since the start."""
         with self._changed:
             lived = time.monotonic() - self._started
             return {
@@ -194,28 +202,6 @@ class TransformersEngine:
             )
         return images
 
-    def _read(self, directory: Path) -> dict[str, torch.Tensor]:
-        """Read a weight set and check it against the model. Raises WeightsError."""
-        path = directory / "model.safetensors"
-        try:
-            tensors = load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise WeightsError(f"{path} does not load ({error}); publish the set again") from None
-        expected = weight_names(self.policy)
-        for name, parameter in expected.items():
-            given = tensors.get(name)
-            if given is None:
-                raise WeightsError(f"{path} lacks {name}; publish the set again")
-            if given.shape != parameter.shape:
-                raise WeightsError(
-                    f"{path}: {name} has shape {tuple(given.shape)}, the model has "
-                    f"{tuple(parameter.shape)}; it belongs to another model"
-                )
-        unknown = sorted(set(tensors) - set(expected))
-        if unknown:
-            raise WeightsError(f"{path} holds {unknown[0]}, which the model has not")
-        return tensors
-
     # --- the worker thread --------------------------------------------------------------------
 
     def _serve(self) -> None:
@@ -259,8 +245,8 @@ class TransformersEngine:
     def _apply(self, swap: _Swap) -> None:
         started = time.monotonic()
         with torch.no_grad():
-            for name, parameter in weight_names(self.policy).items():
-                parameter.copy_(swap.tensors[name])
+            for name, tensor in weight_tensors(self.policy.model).items():
+                tensor.copy_(swap.tensors[name])
         self._features.clear()
         with self._changed:
             self._version = swap.policy_version
@@ -422,11 +408,6 @@ class _FeatureCache:
             embeds=tuple(row[0] for row in rows),
             deepstack=tuple(tuple(row[level + 1] for row in rows) for level in range(levels)),
         )
-
-
-def weight_names(policy: LoadedPolicy) -> dict[str, torch.nn.Parameter]:
-    """The model's parameters by the names of its weight sets; tied ones appear once."""
-    return dict(policy.model.named_parameters())
 
 
 def _nbytes(tensors: tuple[torch.Tensor, ...]) -> int:

@@ -1,1 +1,1 @@
-"""The policy: what the model sees, how it is run, and what its text means."""
+"""The policy: what the model reads, what it writes, and the model itself."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -199,24 +200,27 @@ def use_batched_vision(model: PreTrainedModel) -> None:
     patches through a Conv3d whose kernel is the whole patch; on a CPU both cost more than the
     arithmetic they do. The results are the same up to rounding (tests/policy/test_model.py).
     """
-    visual: Any = getattr(model, "model").visual
+    inner: Any = model.model
+    visual = inner.visual
     for block in visual.blocks:
-        block.attn.config._attn_implementation = BATCHED_VISION
+        block.attn.config._attn_implementation = BATCHED_VISION  # noqa: SLF001 (no public setter)
     projection = visual.patch_embed.proj
 
     def embed(patches: torch.Tensor) -> torch.Tensor:
         weight = projection.weight.flatten(1)
-        return F.linear(patches.reshape(-1, weight.shape[1]).to(weight.dtype), weight, projection.bias)
+        return F.linear(
+            patches.reshape(-1, weight.shape[1]).to(weight.dtype), weight, projection.bias
+        )
 
     visual.patch_embed.forward = embed
 
 
 def _equal_length_attention(
-    module: torch.nn.Module,
+    module: torch.nn.Module,  # noqa: ARG001 (the signature is transformers')
     query: torch.Tensor,  # [1, heads, patches, width]
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | None,  # noqa: ARG001
     scaling: float | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,  # [images + 1], where each image starts
     **_: Any,
@@ -225,7 +229,7 @@ def _equal_length_attention(
     if cu_seq_lens_q is None:
         raise ValueError("packed vision attention needs cu_seq_lens_q")
     starts = cu_seq_lens_q.tolist()
-    lengths = [end - start for start, end in zip(starts, starts[1:], strict=False)]
+    lengths = [end - start for start, end in pairwise(starts)]
     heads, width = query.shape[1], query.shape[3]
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, images: int) -> torch.Tensor:
@@ -239,7 +243,7 @@ def _equal_length_attention(
         return attend(query, key, value, len(lengths)), None
     parts = [
         attend(*(part[:, :, start:end] for part in (query, key, value)), 1)
-        for start, end in zip(starts, starts[1:], strict=False)
+        for start, end in pairwise(starts)
     ]
     return torch.cat(parts, dim=1), None
 

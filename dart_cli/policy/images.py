@@ -38,9 +38,7 @@ class PreparedImage:
 class ImagePreparer:
     """Turns encoded screenshots into patches. Thread-safe; holds at most `cache_bytes` of them."""
 
-    def __init__(
-        self, processor: Qwen2VLImageProcessorPil, cache_bytes: int = 256 * 2**20
-    ) -> None:
+    def __init__(self, processor: Qwen2VLImageProcessorPil, cache_bytes: int = 256 * 2**20) -> None:
         self.processor = processor
         self.patch = int(processor.patch_size)
         self.merge = int(processor.merge_size)
@@ -95,7 +93,11 @@ class ImagePreparer:
 
     def _prepare(self, key: str, encoded: bytes) -> PreparedImage:
         with _open(encoded) as opened:
-            image = opened.convert("RGB")
+            return self.of_image(key, opened)
+
+    def of_image(self, key: str, image: Image.Image) -> PreparedImage:
+        """Patches of an image that needs no decoding; `key` must be unique to its content."""
+        image = image.convert("RGB")
         size = self.resized(*image.size)
         if size != image.size:
             image = image.resize(size, resample=Image.Resampling(int(self.processor.resample)))

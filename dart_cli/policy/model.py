@@ -1,5 +1,6 @@
 """The one loader of a policy folder, for the engine and the trainer, tiny and real alike.
 
+    weight_tensors  what the trainer publishes and the engine takes
     load_policy   Hugging Face folder (or `builtin:tiny`) -> LoadedPolicy
     LoadedPolicy  model, tokenizer, image preparer, and the token ids that matter
 
@@ -103,6 +104,14 @@ class LoadedPolicy:
         """The text of a completion, without the end token and other structure."""
         kept = [token for token in token_ids if token not in self.end_token_ids]
         return str(self.tokenizer.decode(kept, skip_special_tokens=False))
+
+
+def weight_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The tensors of a model's weight sets, by name: its parameters, tied ones once.
+
+    The trainer publishes these and the engine takes these; copying into them changes the model.
+    """
+    return {name: parameter.data for name, parameter in model.named_parameters()}
 
 
 def resolve(name: str | Path) -> Path:

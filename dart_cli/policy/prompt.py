@@ -42,9 +42,7 @@ class PromptRenderer:
         self._template = template
         self._tokenise = lru_cache(maxsize=4096)(self._tokenise_uncached)
 
-    def render(
-        self, instruction: str, turns: Sequence[Turn], screenshot: bytes
-    ) -> RenderedPrompt:
+    def render(self, instruction: str, turns: Sequence[Turn], screenshot: bytes) -> RenderedPrompt:
         """Token ids [P] and images [I]. Raises EngineError if a screenshot is no image."""
         images = [turn.screenshot for turn in turns if turn.screenshot is not None]
         images.append(screenshot)

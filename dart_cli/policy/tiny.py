@@ -78,6 +78,7 @@ WORDS = tuple(
     three tick tile time title to toggle top triangle turn two type uncheck unlabelled until up
     upper user using value visible volume wait what white window with word yellow yes no black
     pointing matching marked coloured large short long wide tall near far under beside between
+    pick trash buttons menus pages tabs rows folders boxes choices info chevron here wrong not
     """.split()
 )
 """Words of instructions; each is a token with and without a leading space. Others are spelt."""
@@ -130,8 +131,10 @@ def vocabulary() -> list[str]:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer. Unigram with equal scores: the fewest tokens win, so known words stay whole
-    and anything else that is ASCII is spelt; decoding joins without inserting spaces."""
+    """The tokenizer: known words stay whole, other ASCII is spelt, decoding inserts no spaces.
+
+    It is a Unigram model with equal scores, so that the fewest tokens win.
+    """
     scored = [(token, -1.0) for token in (*SPECIALS, *vocabulary())]
     core = Tokenizer(models.Unigram(scored, unk_id=SPECIALS.index("<unk>")))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")

@@ -1,0 +1,349 @@
+"""Build the base checkpoint of the tiny policy from scratch: single-step grounding, nothing else.
+
+    .venv/bin/python scripts/build_tiny_base.py --seed 0 --seconds 360 --out /tmp/base-0
+
+Each screen is one sequence: the image, then its questions, each of which sees the image and
+itself alone (a block mask, and positions that start anew), so that a question is trained exactly
+as it is asked in use. A question is "click the red button" about a red button that is in sight,
+"is red visible", or "what screen". A click is learnt as a distribution over the inside of the
+target, not as its centre, so that the policy keeps some of the freedom that RL explores with.
+
+Learning is a plateau and then a sudden transition; the printed hit rate shows whether it came.
+One core, one thread; `--seconds` is CPU time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from dart_cli.policy import tiny
+from dart_cli.policy.forward import image_features, rope_positions, use_batched_vision
+from dart_cli.policy.images import ImagePreparer, PreparedImage
+from dart_cli.policy.model import LoadedPolicy, load_policy
+from envs.embedded.grounding import INSTRUCTIONS, grounding_screen
+from envs.embedded.theme import COLOURS
+
+HELDOUT = 5_000_000
+"""Grounding seeds from here on are never trained on."""
+
+SPREAD = 0.35
+"""Standard deviation of a target click, in half sides of the widget; cut off at 0.85."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One instruction about a screen and its answer: a box to click, or a word."""
+
+    text: str
+    box: tuple[float, float, float, float] | None = None  # left, top, right, bottom; 0 to 1
+    word: str = ""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One screen and the questions asked about it."""
+
+    image: PreparedImage
+    questions: list[Question]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Sheets as one batch; `tokens` and `clicks` say which positions predict what."""
+
+    input_ids: torch.Tensor  # [B, L]
+    mask: torch.Tensor  # [B, 1, L, L], 0 or -inf
+    position_ids: torch.Tensor  # [3, B, L]
+    images: list[PreparedImage]  # [B]
+    tokens: torch.Tensor  # [T, 2]: flat position, the token it predicts
+    clicks: torch.Tensor  # [C]: flat position that predicts a coordinate
+    spans: torch.Tensor  # [C, 2]: low and high end of that coordinate, 0 to 1
+
+
+class Packer:
+    """Sheets to batches, with one tokenizer."""
+
+    def __init__(self, tokenizer: Any, image_token: int, merge: int) -> None:
+        self._image_token = image_token
+        self._merge = merge
+        self._encode = lru_cache(maxsize=4096)(
+            lambda text: tuple(tokenizer.encode(text, add_special_tokens=False))
+        )
+        self._zero = self._encode("0")[0]
+
+    def pack(self, sheets: Sequence[Sheet], rng: Random) -> Packed:
+        """One batch; click coordinates that later tokens are conditioned on come from `rng`."""
+        rows = [self._row(sheet, rng) for sheet in sheets]
+        length = max(len(row.ids) for row in rows)
+        batch = len(rows)
+        input_ids = torch.zeros(batch, length, dtype=torch.long)
+        segments = torch.full((batch, length), -1)
+        position_ids = torch.zeros(3, batch, length, dtype=torch.long)
+        tokens: list[tuple[int, int]] = []
+        clicks: list[int] = []
+        spans: list[tuple[float, float]] = []
+        for index, row in enumerate(rows):
+            size, start = len(row.ids), index * length
+            input_ids[index, :size] = torch.tensor(row.ids)
+            segments[index, :size] = torch.tensor(row.segments)
+            position_ids[:, index, :size] = row.positions
+            tokens += [(start + at, token) for at, token in row.tokens]
+            clicks += [start + at for at, _, _ in row.clicks]
+            spans += [(low, high) for _, low, high in row.clicks]
+        own = segments[:, :, None] == segments[:, None, :]
+        shared = segments[:, None, :] == 0
+        causal = torch.ones(length, length, dtype=torch.bool).tril()
+        visible = (causal & (own | shared))[:, None]
+        mask = torch.zeros(batch, 1, length, length).masked_fill(~visible, float("-inf"))
+        return Packed(
+            input_ids,
+            mask,
+            position_ids,
+            [sheet.image for sheet in sheets],
+            torch.tensor(tokens, dtype=torch.long).reshape(-1, 2),
+            torch.tensor(clicks, dtype=torch.long),
+            torch.tensor(spans, dtype=torch.float32).reshape(-1, 2),
+        )
+
+    def _row(self, sheet: Sheet, rng: Random) -> SimpleNamespace:
+        prefix = [
+            *self._encode("<|im_start|>user\n<|vision_start|>"),
+            *[self._image_token] * sheet.image.tokens,
+            *self._encode("<|vision_end|>"),
+        ]
+        positions, following = rope_positions(
+            prefix, [sheet.image.grid], self._image_token, self._merge
+        )
+        row = SimpleNamespace(
+            ids=prefix, segments=[0] * len(prefix), positions=[positions], tokens=[], clicks=[]
+        )
+        for number, question in enumerate(sheet.questions, start=1):
+            asked = self._encode(question.text + "<|im_end|><|im_start|>assistant\n")
+            answer, spans = self._answer(question, rng)
+            first = len(row.ids) + len(asked) - 1  # this position predicts the answer's first token
+            for offset, (token, span) in enumerate(zip(answer, spans, strict=True)):
+                if span is None:
+                    row.tokens.append((first + offset, token))
+                else:
+                    row.clicks.append((first + offset, *span))
+            size = len(asked) + len(answer) - 1
+            row.ids += [*asked, *answer[:-1]]
+            row.segments += [number] * size
+            row.positions.append((torch.arange(size) + following).expand(3, -1))
+        row.positions = torch.cat(row.positions, dim=1)
+        return row
+
+    def _answer(
+        self, question: Question, rng: Random
+    ) -> tuple[list[int], list[tuple[float, float] | None]]:
+        """Tokens of the answer, and for each the span of a coordinate or None."""
+        if question.box is None:
+            answer = [*self._encode(question.word), *self._encode(tiny.END)]
+            return answer, [None] * len(answer)
+        left, top, right, bottom = question.box
+        x, y = (
+            (low + high) / 2 + (high - low) / 2 * max(-0.8, min(0.8, rng.gauss(0, SPREAD)))
+            for low, high in ((left, right), (top, bottom))
+        )
+        text = f"click({min(999, int(x * 1000))},{min(999, int(y * 1000))}){tiny.END}"
+        return list(self._encode(text)), [None, (left, right), None, (top, bottom), None, None]
+
+    def loss(self, model: Any, packed: Packed) -> torch.Tensor:
+        """Mean over answer tokens: cross entropy, for coordinates KL to the target's inside."""
+        features = image_features(model, packed.images)
+        vision = SimpleNamespace(
+            pooler_output=list(features.embeds),
+            deepstack_features=[list(level) for level in features.deepstack],
+        )
+        hidden = model.model(
+            input_ids=packed.input_ids,
+            attention_mask=packed.mask,
+            position_ids=packed.position_ids,
+            mm_encoder_outputs={"image": vision},
+            use_cache=False,
+        ).last_hidden_state.flatten(0, 1)
+        weight = model.lm_head.weight
+        plain = F.cross_entropy(
+            hidden[packed.tokens[:, 0]] @ weight.T, packed.tokens[:, 1], reduction="sum"
+        )
+        logprobs = F.log_softmax(hidden[packed.clicks] @ weight.T, dim=-1)
+        numbers = logprobs[:, self._zero : self._zero + tiny.NUMBERS]
+        goal = click_distribution(packed.spans)
+        coordinate = (torch.xlogy(goal, goal) - goal * numbers).sum()
+        return (plain + coordinate) / (len(packed.tokens) + len(packed.clicks))
+
+
+def click_distribution(spans: torch.Tensor) -> torch.Tensor:
+    """Where a good click falls: a cut-off bell over each span [C, 2] -> [C, 1000]."""
+    at = (torch.arange(tiny.NUMBERS) + 0.5) / tiny.NUMBERS
+    centre = spans.mean(dim=1, keepdim=True)
+    half = (spans[:, 1:] - spans[:, :1]) / 2
+    z = (at[None, :] - centre) / half
+    density = torch.exp(-0.5 * (z / SPREAD) ** 2) * (z.abs() <= 0.85)
+    return density / density.sum(dim=1, keepdim=True)
+
+
+def sheet(preparer: ImagePreparer, seed: int, rng: Random, clicks: int, extras: int) -> Sheet:
+    """A random screen with up to `clicks` grounding and `extras` other questions."""
+    screen = grounding_screen(seed)
+    width, height = screen.image.size
+    asked = rng.sample(screen.questions, min(clicks, len(screen.questions)))
+    questions = [
+        Question(text, (box.x0 / width, box.y0 / height, box.x1 / width, box.y1 / height))
+        for text, box in asked
+    ]
+    others = []
+    for colour in rng.sample(list(COLOURS), min(extras, len(COLOURS))):
+        word = "yes" if colour in screen.colours else "no"
+        others.append(Question(f"is {colour} visible", word=word))
+    if extras:
+        others[-1] = Question("what screen", word=screen.kind)
+    return Sheet(preparer.of_image(f"grounding-{seed}", screen.image), questions + others)
+
+
+def train(
+    policy: LoadedPolicy, *, seed: int, seconds: float, rate: float, batch: int
+) -> Iterator[str]:
+    """Train in place for `seconds` of CPU time; yields a line of progress now and then."""
+    model = policy.model
+    packer = Packer(policy.tokenizer, policy.image_token_id, policy.images.merge)
+    rng = Random(f"base/{seed}")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=0.01)
+    started = time.process_time()
+    last_line, step, running = 0.0, 0, 0.0
+    while (spent := time.process_time() - started) < seconds:
+        progress = spent / seconds
+        for group in optimizer.param_groups:
+            group["lr"] = rate * learning_rate(step, progress)
+        model.train()
+        extras = 2 if progress > 0.5 else 0
+        sheets = [
+            sheet(policy.images, rng.randrange(HELDOUT), rng, 6, extras) for _ in range(batch)
+        ]
+        loss = packer.loss(model, packer.pack(sheets, rng))
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        step += 1
+        running = loss.item() if step == 1 else 0.95 * running + 0.05 * loss.item()
+        if spent - last_line > 15:
+            last_line = spent
+            hits = evaluate(policy, screens=64)
+            yield f"{spent:5.0f} s  step {step}  loss {running:.3f}  hit rate {hits['all']:.2f}"
+
+
+def learning_rate(step: int, progress: float) -> float:
+    """Factor of the rate: a short warm-up, constant to 60 %, then a line down to 2 %."""
+    warm = min(1.0, (step + 1) / 50)
+    return warm * (1.0 if progress < 0.6 else 0.02 + 0.98 * (1 - progress) / 0.4)
+
+
+@torch.inference_mode()
+def evaluate(policy: LoadedPolicy, screens: int) -> dict[str, float]:
+    """Probability of hitting the asked widget on held-out screens, by kind and over `all`.
+
+    It is the exact probability that a sampled x falls inside, times that for y given the
+    target's centre as x.
+    """
+    model: Any = policy.model.eval()
+    packer = Packer(policy.tokenizer, policy.image_token_id, policy.images.merge)
+    rng = Random("evaluate")
+    sums: dict[str, list[float]] = defaultdict(list)
+    for start in range(0, screens, 32):
+        seeds = range(HELDOUT + start, HELDOUT + min(screens, start + 32))
+        sheets = [sheet(policy.images, seed, rng, 8, 0) for seed in seeds]
+        packed = packer.pack(sheets, rng)
+        features = image_features(model, packed.images)
+        vision = SimpleNamespace(
+            pooler_output=list(features.embeds),
+            deepstack_features=[list(level) for level in features.deepstack],
+        )
+        hidden = model.model(
+            input_ids=packed.input_ids,
+            attention_mask=packed.mask,
+            position_ids=packed.position_ids,
+            mm_encoder_outputs={"image": vision},
+            use_cache=False,
+        ).last_hidden_state.flatten(0, 1)
+        zero = policy.tokenizer.convert_tokens_to_ids("0")
+        chances = (hidden[packed.clicks] @ model.lm_head.weight.T).softmax(dim=-1)
+        numbers = chances[:, zero : zero + tiny.NUMBERS]
+        at = (torch.arange(tiny.NUMBERS) + 0.5) / tiny.NUMBERS
+        inside = (at >= packed.spans[:, :1]) & (at <= packed.spans[:, 1:])
+        hit = (numbers * inside).sum(dim=1).reshape(-1, 2).prod(dim=1).tolist()
+        for question, chance in zip((q for s in sheets for q in s.questions), hit, strict=True):
+            sums["all"].append(chance)
+            sums[kind_of(question.text)].append(chance)
+    return {kind: sum(values) / len(values) for kind, values in sums.items()}
+
+
+def kind_of(text: str) -> str:
+    """A question with its colour or shape left out."""
+    words = [word for word in text.split() if word not in COLOURS]
+    return "click tab" if words[-1] == "tab" else " ".join(words)
+
+
+def main() -> None:
+    """Build one checkpoint and say how good it is."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=360.0, help="CPU seconds of training")
+    parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
+    parser.add_argument("--batch", type=int, default=32, help="screens an update")
+    parser.add_argument("--start", help="go on from this folder instead of random values")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(arguments.seed)
+    if not arguments.start:
+        model, tokenizer, processor = tiny.build_tiny(arguments.seed)
+        tiny.save(arguments.out, model, tokenizer, processor, {})
+    policy = load_policy(arguments.start or arguments.out)
+    words = {word for text in INSTRUCTIONS for word in policy.tokenizer.tokenize(text)}
+    print(f"{len(words)} distinct tokens in {len(INSTRUCTIONS)} instructions", flush=True)
+    for line in train(
+        policy,
+        seed=arguments.seed,
+        seconds=arguments.seconds,
+        rate=arguments.rate,
+        batch=arguments.batch,
+    ):
+        print(line, flush=True)
+    hits = evaluate(policy, screens=512)
+    build = {
+        "script": "scripts/build_tiny_base.py",
+        "seed": arguments.seed,
+        "cpu_seconds": arguments.seconds,
+        "rate": arguments.rate,
+        "batch": arguments.batch,
+        "heldout_hit_rate": {kind: round(value, 4) for kind, value in sorted(hits.items())},
+    }
+    tiny.save(
+        arguments.out,
+        policy.model,  # type: ignore[arg-type]
+        policy.tokenizer,
+        policy.images.processor,
+        build,
+    )
+    print(json.dumps(build))
+
+
+if __name__ == "__main__":
+    main()
