@@ -1,0 +1,216 @@
+"""A snapshot of a run as one terminal page, 80 columns or wider.
+
+status_page  all of it: header, problems, processes, pipeline, tasks, training
+sparkline    numbers as one line of blocks
+progress_line  the run in one line, where there is no terminal
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich import box
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from bus.snapshot import Snapshot
+from dart_cli.status.health import problems
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_BAR_CELLS = 24
+_ROLE_ORDER = ("data", "train", "rollout", "env", "eval", "status")
+_STATE_STYLES = {"ready": "green", "training": "green", "waiting": "yellow", "syncing": "cyan"}
+_METRICS = (  # shown first and in this order, as far as the trainer sends them
+    *("loss", "reward", "entropy", "kl", "mismatch_kl", "clip_fraction", "is_weight", "grad_norm"),
+    *("lr", "tokens", "samples", "update_s", "wait_s"),
+)
+_MAX_METRICS = 10
+_MAX_GAUGES = 4
+
+
+def status_page(snapshot: Snapshot) -> RenderableType:
+    """The whole page; `dart status` prints it once or keeps it up to date."""
+    parts: list[RenderableType] = [_header(snapshot)]
+    found = problems(snapshot)
+    if found:
+        parts.append(Panel("\n".join(found), title="needs attention", style="red", box=box.ROUNDED))
+    parts.append(_processes(snapshot))
+    parts.append(Columns([_pipeline(snapshot), _throughput(snapshot), _training(snapshot)]))
+    if snapshot.tasks:
+        parts.append(_tasks(snapshot))
+    return Group(*parts)
+
+
+def progress_line(snapshot: Snapshot) -> str:
+    """One line: time, updates, success, throughput, staleness."""
+    alive = sum(process.alive for process in snapshot.processes)
+    return (
+        f"{minutes(snapshot.run_s)}  update {snapshot.updates}/{snapshot.updates_total}  "
+        f"success {fraction(snapshot.success)} {sparkline(snapshot.success_curve[-24:], 0, 1)}  "
+        f"{snapshot.rates.trajectories:.0f} trajectories/min  "
+        f"staleness {snapshot.staleness.mean:.1f}  {alive} processes"
+    )
+
+
+def sparkline(
+    values: Sequence[float | None], low: float | None = None, high: float | None = None
+) -> str:
+    """Numbers as blocks of eight heights, a gap for None; scaled to `low`..`high` or to fit."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    bottom = min(known) if low is None else low
+    span = (max(known) if high is None else high) - bottom
+    return "".join(
+        " " if value is None else _BLOCKS[_level(value - bottom, span)] for value in values
+    )
+
+
+def _level(above: float, span: float) -> int:
+    top = len(_BLOCKS) - 1
+    return 0 if span <= 0 else min(top, max(0, round(above / span * top)))
+
+
+def minutes(seconds: float) -> str:
+    """`3:05`, or `1:03:05` from an hour on."""
+    whole = int(seconds)
+    hours, rest = divmod(whole, 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
+
+
+def fraction(value: float | None) -> str:
+    """Two digits, or a dash where nothing is known yet."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _header(snapshot: Snapshot) -> RenderableType:
+    total = max(1, snapshot.updates_total)
+    filled = min(_BAR_CELLS, round(_BAR_CELLS * snapshot.updates / total))
+    state = Text(f"stopping: {snapshot.reason}", "yellow") if snapshot.stopping else Text("running")
+    if problems(snapshot):
+        state = Text("needs attention", "bold red")
+    line = Text.assemble(
+        (f"{snapshot.run_dir}  ", "bold"),
+        ("━" * filled, "green"),
+        ("━" * (_BAR_CELLS - filled), "bright_black"),
+        f"  update {snapshot.updates}/{snapshot.updates_total}  {minutes(snapshot.run_s)}  ",
+        state,
+    )
+    success = Text.assemble(
+        "success ",
+        (fraction(snapshot.success), "bold green"),
+        f"  {sparkline(snapshot.success_curve[-60:], 0, 1)}",
+    )
+    return Group(line, success)
+
+
+def _table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
+    table = Table(
+        title=f"\n{title}",
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1),
+        pad_edge=False,
+    )
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left")
+    return table
+
+
+def _processes(snapshot: Snapshot) -> Table:
+    names = ["process", "state", "version", "load", "waits for", "heard"]
+    several_hosts = len({process.host for process in snapshot.processes}) > 1
+    table = _table("processes", *names, right=("version", "heard"))
+    order = {role: index for index, role in enumerate(_ROLE_ORDER)}
+    for process in sorted(snapshot.processes, key=lambda p: (order.get(p.role, 9), p.worker)):
+        waits = f"{process.waiting_for} ({process.waiting_s:.0f} s)" if process.waiting_for else ""
+        table.add_row(
+            f"{process.worker} ({process.host})" if several_hosts else process.worker,
+            Text(process.state, _STATE_STYLES.get(process.state, "")) if process.alive else "dead",
+            "-" if process.policy_version < 0 else str(process.policy_version),
+            _gauges(process.gauges),
+            waits,
+            f"{process.heartbeat_age_s:.0f} s",
+            style="" if process.alive else "red",
+        )
+    return table
+
+
+def _gauges(gauges: Mapping[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in list(gauges.items())[:_MAX_GAUGES])
+
+
+def _pairs(title: str, rows: Sequence[tuple[str, str]]) -> Table:
+    table = Table(
+        title=f"\n{title}",
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        show_header=False,
+        pad_edge=False,
+    )
+    table.add_column(style="bright_black")
+    table.add_column(justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _pipeline(snapshot: Snapshot) -> Table:
+    groups = snapshot.groups
+    rows = [
+        ("groups open", f"{groups.open} of {groups.limit}"),
+        ("ready for a batch", str(groups.ready)),
+        ("in a batch", str(groups.batched)),
+        ("trained", str(groups.trained)),
+        *((f"dropped: {why}", str(count)) for why, count in sorted(groups.dropped.items())),
+        *((f"trajectories {state}", str(n)) for state, n in sorted(snapshot.trajectories.items())),
+        *((f"dropped: {why}", str(count)) for why, count in sorted(snapshot.dropped.items())),
+    ]
+    return _pairs("pipeline", rows)
+
+
+def _throughput(snapshot: Snapshot) -> Table:
+    rates, stale = snapshot.rates, snapshot.staleness
+    histogram = [float(stale.histogram.get(age, 0)) for age in range(stale.max + 1)]
+    rows = [
+        ("trajectories/min", f"{rates.trajectories:.0f}"),
+        ("actions/min", f"{rates.actions:.0f}"),
+        ("updates/min", f"{rates.train_steps:.1f}"),
+        ("newest version", "-" if snapshot.policy_version < 0 else str(snapshot.policy_version)),
+        ("staleness", f"mean {stale.mean:.2f}, max {stale.max} {sparkline(histogram, 0)}"),
+        *((f"verdict {verdict}", str(n)) for verdict, n in sorted(snapshot.verdicts.items())),
+        ("on disk", f"{snapshot.store_bytes / 1e6:.1f} MB"),
+    ]
+    return _pairs("throughput", rows)
+
+
+def _training(snapshot: Snapshot) -> Table:
+    names = [name for name in _METRICS if name in snapshot.metrics]
+    names += sorted(set(snapshot.metrics) - set(names))
+    rows = []
+    for name in names[:_MAX_METRICS]:
+        curve = sparkline(snapshot.metric_curves.get(name, [])[-16:])
+        rows.append((name, f"{snapshot.metrics[name]:.4g} {curve}"))
+    return _pairs("training", rows or [("no update yet", "")])
+
+
+def _tasks(snapshot: Snapshot) -> Table:
+    columns = ("task", "success", "over versions", "trajectories", "invalid", "played next")
+    table = _table("tasks", *columns, right=("success", "trajectories", "invalid", "played next"))
+    for task in snapshot.tasks:
+        invalid = Text(str(task.invalid), "yellow" if task.invalid else "")
+        table.add_row(
+            task.task_id,
+            fraction(task.success),
+            sparkline(task.curve[-30:], 0, 1),
+            str(task.trajectories),
+            invalid,
+            f"{task.weight:.0%}",
+        )
+    return table
