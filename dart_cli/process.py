@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -39,6 +40,9 @@ logger = logging.getLogger(__name__)
 GRACE_S = 10.0
 """Seconds a process may take to end after it was asked to."""
 
+PARENT_VARIABLE = "DART_PARENT_PID"
+PARENT_POLL_S = 1.0
+
 MAX_WORKERS = 1024  # of one role on one host
 _SINGLE: frozenset[Role] = frozenset({"data", "train"})
 _WORKER_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -54,6 +58,7 @@ def run_role(role: Role, config: Config, main: Main, *, worker: str = "", thread
     and whole in the log. `threads` bounds the CPU threads of torch and BLAS in this process.
     """
     limit_threads(threads)
+    end_with_parent()
     try:
         make_private_dir(config.run.dir)
         with claim(config, role, worker) as name:
@@ -78,6 +83,19 @@ def limit_threads(threads: int) -> None:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, str(threads))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def end_with_parent() -> None:
+    """If a `dart up` started this process, end it (as SIGTERM does) when that one is gone."""
+    parent = os.environ.pop(PARENT_VARIABLE, "")
+    if parent:
+        threading.Thread(target=_watch_parent, args=(int(parent),), daemon=True).start()
+
+
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(PARENT_POLL_S)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _guarded(main: Main, name: str, log_file: Path) -> int:
@@ -152,7 +170,7 @@ class _Stopping:
 
 @contextlib.contextmanager
 def claim(config: Config, role: Role, worker: str = "") -> Iterator[str]:
-    """A worker name that no other living process has; given back when the process ends.
+    """A worker name that no other living process has; given back when the block or process ends.
 
     `worker` asks for a certain one. A run has one data and one train process. Raises ConfigError
     for an impossible name, RunDirectoryError where the name is taken.

@@ -1,0 +1,209 @@
+"""Child processes that belong together: started, restarted when they die, ended as one.
+
+    Crew   runs named commands until its leaders have ended, one cannot be kept alive, or it is
+           told to stop; then ends all of them, process groups included
+
+Each child leads its own process group, so that Ctrl-C reaches only us and nothing it started stays
+behind. Its output goes line by line to one log file, with its name in front.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+from bus.errors import DartError, UserError
+from dart_cli.process import GRACE_S, PARENT_VARIABLE
+
+FOLLOW_S = 20.0
+"""Seconds the other children may go on once one leader has ended cleanly."""
+
+USER_ERROR_CODE = UserError.exit_code
+_BACKOFF_S = 0.5
+_MAX_BACKOFF_S = 10.0
+_CHUNK_BYTES = 65536
+_TOLD = re.compile(r"(WARNING|ERROR|error:)")
+
+
+class ChildError(DartError):
+    """A child ended with an error and is not started again; the message names its log."""
+
+
+@dataclass
+class Child:
+    """One command and its present process."""
+
+    name: str
+    arguments: Sequence[str]
+    process: asyncio.subprocess.Process | None = None
+    restarts: int = 0
+    last_words: str = ""  # last line of output, to tell why it ended
+    ended: asyncio.Event = field(default_factory=asyncio.Event)  # for good
+
+    @property
+    def running(self) -> bool:
+        """Whether it has a living process."""
+        return self.process is not None and self.process.returncode is None
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Send a signal to the child and everything it started."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, number)
+
+
+class Crew:
+    """Named `dart` commands that run together; made and used inside one running loop."""
+
+    def __init__(
+        self,
+        commands: Mapping[str, Sequence[str]],
+        *,
+        leaders: Collection[str],
+        restarts: int,
+        log_file: Path,
+        notice: Callable[[str], None],
+    ) -> None:
+        """`commands` is name -> arguments of `dart`, the last ones ended last.
+
+        The crew is done when all `leaders` ended with 0. `restarts` bounds how often each child is
+        started again; `notice` is told what a person should know.
+        """
+        self._children = {name: Child(name, arguments) for name, arguments in commands.items()}
+        self._leaders = [self._children[name] for name in leaders]
+        self._restarts = restarts
+        self._log_file = log_file
+        self._notice = notice
+        self._ending = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Keep the children running until the work is done or `stop` is set, then end them all.
+
+        Raises ChildError, once all have ended, if one could not be kept alive.
+        """
+        self._log_file.parent.mkdir(parents=True, exist_ok=True)
+        with self._log_file.open("a", encoding="utf-8") as log:
+            keeping = [
+                asyncio.create_task(self._keep(child, log)) for child in self._children.values()
+            ]
+            done = asyncio.create_task(self._leaders_done())
+            stopped = asyncio.create_task(stop.wait())
+            try:
+                watched = {done, stopped, *keeping}
+                while not (done.done() or stopped.done() or any(map(_failed, keeping))):
+                    _, watched = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await self._end()
+                done.cancel()
+                stopped.cancel()
+                results = await asyncio.gather(*keeping, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    def kill(self) -> None:
+        """End everything at once."""
+        self._ending = True
+        for child in self._children.values():
+            child.signal_group(signal.SIGKILL)
+
+    async def _keep(self, child: Child, log: TextIO) -> None:
+        """Start the child, and again when it dies; returns when it ended cleanly."""
+        try:
+            while not self._ending:
+                code = await self._run_once(child, log)
+                child.signal_group(signal.SIGKILL)  # whatever it left behind
+                if code == 0 or self._ending:
+                    return
+                how = (
+                    f"was ended by {signal.Signals(-code).name}"
+                    if code < 0
+                    else f"ended with {code}"
+                )
+                what = f"{child.name} {how}"
+                why = f": {child.last_words}" if child.last_words else ""
+                if code == USER_ERROR_CODE or child.restarts >= self._restarts:
+                    raise ChildError(
+                        f"{what}{why or ' without a word'}; restarted {child.restarts} times, "
+                        f"its log is {self._log_file}"
+                    )
+                child.restarts += 1
+                self._notice(f"{what}{why}; starting it again ({child.restarts}/{self._restarts})")
+                await asyncio.sleep(min(_MAX_BACKOFF_S, _BACKOFF_S * 2**child.restarts))
+        finally:
+            child.ended.set()
+
+    async def _run_once(self, child: Child, log: TextIO) -> int:
+        environment = {**os.environ, PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "dart_cli", *child.arguments),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+            env=environment,
+        )
+        child.process = process
+        if self._ending:  # told to end while it started
+            child.signal_group(signal.SIGTERM)
+        assert process.stdout is not None
+        reading = asyncio.create_task(self._read(child, process.stdout, log))
+        code = await process.wait()
+        # A grandchild may hold the pipe open for ever; it is killed with the group after this.
+        await asyncio.wait([reading], timeout=1.0)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        return code
+
+    async def _read(self, child: Child, stream: asyncio.StreamReader, log: TextIO) -> None:
+        """Copy output to the log by lines; a carriage return ends a line too."""
+        rest = ""
+        while chunk := await stream.read(_CHUNK_BYTES):
+            *lines, rest = re.split(r"[\r\n]+", rest + chunk.decode("utf-8", "replace"))
+            for line in filter(str.strip, lines):
+                log.write(f"{child.name} | {line}\n")
+                child.last_words = line.strip()[:300]
+                if _TOLD.match(line):
+                    self._notice(f"{child.name}: {child.last_words}")
+            log.flush()
+            rest = rest[-_CHUNK_BYTES:]
+
+    async def _leaders_done(self) -> None:
+        """Return when all leaders have ended, or `FOLLOW_S` after the first of them."""
+        waits = [asyncio.create_task(child.ended.wait()) for child in self._leaders]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waits, timeout=FOLLOW_S)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _end(self) -> None:
+        """End everything: first all but the last command, which the others still speak to."""
+        self._ending = True
+        *others, last = self._children.values()
+        for part in (others, [last]):
+            for child in part:
+                if child.running:
+                    child.signal_group(signal.SIGTERM)
+            waits = [asyncio.create_task(child.ended.wait()) for child in part]
+            if waits:
+                _, late = await asyncio.wait(waits, timeout=GRACE_S + 2)
+                for child in part:
+                    if not child.ended.is_set():
+                        self._notice(f"{child.name} did not end in time; killed")
+                        child.signal_group(signal.SIGKILL)
+                for wait in late:
+                    wait.cancel()
+
+
+def _failed(task: asyncio.Task[None]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is not None
