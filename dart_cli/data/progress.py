@@ -51,7 +51,7 @@ class TaskProgress:
     passed: int = 0
     failed: int = 0
     invalid: int = 0
-    average: MovingAverage = MovingAverage()
+    average: MovingAverage = field(default_factory=MovingAverage)
     tally: Tally = field(default_factory=Tally)
 
     def add(self, outcome: Outcome, version: int | None) -> None:

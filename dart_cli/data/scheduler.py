@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from bus.errors import TaskError
 from dart_cli.algo.schedule import frontier_weights, uniform_weights
 from dart_cli.config import Config
 from dart_cli.data.groups import Board, Group
@@ -50,7 +51,10 @@ class Scheduler(Protocol):
     def next(
         self, board: Board, success: Success, suites: Collection[str]
     ) -> Group | NewGroup | Wait:
-        """What a free slot that can play `suites` does next."""
+        """What a free slot that can play `suites` does next.
+
+        Raises TaskError if that is none of the run's.
+        """
         ...
 
     def probabilities(self, success: Success) -> dict[str, float]:
@@ -88,7 +92,7 @@ class RolloutWise:
     ) -> Group | NewGroup | Wait:
         """See Scheduler."""
         if self._suite not in suites:
-            return Wait(f"the run plays suite {self._suite}, this worker only {', '.join(suites)}")
+            raise TaskError(f"the run plays {self._suite}, this worker only {', '.join(suites)}")
         for group in board.groups.values():
             if group.wanted(self._early_stop):
                 return group

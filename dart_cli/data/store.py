@@ -17,6 +17,7 @@ import fcntl
 import json
 import os
 import sqlite3
+import threading
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,6 +50,7 @@ from dart_cli.data.blobs import (
     unpack_spans,
 )
 from dart_cli.data.curate import Decision, PlannedSample
+from dart_cli.data.groups import Attempt
 from dart_cli.data.migrations import APPLICATION_ID, MIGRATIONS, unknown_steps
 from envs.base import Task, content_hash
 
@@ -371,6 +373,13 @@ class Reader:
         rows = self._rows("SELECT * FROM batches WHERE id > ? ORDER BY id", (after,))
         return [BatchRow(**row) for row in rows]
 
+    def batch(self, batch_id: int) -> BatchRow:
+        """One batch. Raises StoreError if there is none of that id."""
+        rows = self._rows("SELECT * FROM batches WHERE id = ?", (batch_id,))
+        if not rows:
+            raise StoreError(f"{self.path}: no batch {batch_id}")
+        return BatchRow(**rows[0])
+
     def batch_groups(self, batch_id: int) -> list[str]:
         """Ids of the groups in one batch."""
         rows = self._rows("SELECT id FROM groups WHERE batch_id = ? ORDER BY number", (batch_id,))
@@ -552,6 +561,7 @@ class Store(Reader):
             self._prepare()
             # Moves pages from the log into the database in another thread: see checkpoint.
             self._checkpointer = self._connect("rwc", threads=True)
+            self._checkpointing = threading.Lock()
         except BaseException:
             self._connection.close()
             raise
@@ -562,7 +572,8 @@ class Store(Reader):
             if self._connection.in_transaction:
                 self.commit()
         finally:
-            self._checkpointer.close()
+            with self._checkpointing:
+                self._checkpointer.close()
             self._connection.close()
             os.close(self._lock)
 
@@ -581,10 +592,13 @@ class Store(Reader):
 
         Meant for another thread: it waits for the disk, while the writer goes on.
         """
-        try:
-            self._checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-        except sqlite3.Error as error:
-            raise _explain(self.path, error) from error
+        with self._checkpointing:
+            try:
+                self._checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            except sqlite3.ProgrammingError:
+                return  # closed while this thread waited
+            except sqlite3.Error as error:
+                raise _explain(self.path, error) from error
 
     def begin_run(self, seed: int, config: str, tasks: Iterable[Task]) -> RunRow:
         """Start the run, or start it again with a changed configuration (JSON)."""
@@ -610,9 +624,21 @@ class Store(Reader):
         """File a group that was just opened."""
         self._insert("groups", group)
 
-    def add_lease(self, trajectory: TrajectoryRow) -> None:
-        """File a trajectory that was just leased."""
-        self._insert("trajectories", trajectory)
+    def add_lease(self, attempt: Attempt, group: str, at: float) -> None:
+        """File a trajectory of `group` that was just leased."""
+        self._write(
+            "INSERT INTO trajectories (id, group_id, attempt, state, worker, slot, sampling_seed, "
+            "leased_at) VALUES (?, ?, ?, 'leased', ?, ?, ?, ?)",
+            (
+                attempt.id,
+                group,
+                attempt.number,
+                attempt.worker,
+                attempt.slot,
+                attempt.sampling_seed,
+                at,
+            ),
+        )
 
     def add_step(self, record: StepRecord, at: float) -> bool:
         """File one step and its screenshot; False if that step was there already."""
@@ -851,7 +877,7 @@ class Store(Reader):
                 (state, batch_id),
             )
 
-    def _insert(self, table: str, row: GroupRow | TrajectoryRow | BatchRow) -> None:
+    def _insert(self, table: str, row: GroupRow | BatchRow) -> None:
         values = vars(row)
         self._write(
             f"INSERT INTO {table} ({','.join(values)}) VALUES ({_marks(list(values))})",  # noqa: S608

@@ -1,0 +1,490 @@
+r"""The run's ledger: every transition of a trajectory, in memory and in the store, in one place.
+
+    leased -> playing -> finished -> batched -> trained
+       \________\__________\______ dropped(reason)
+
+Synchronous, without sockets or waits. What a method changes becomes durable with the store's next
+commit; the caller acknowledges after that. A message that was handled before changes nothing, so
+it may come again after any crash. What happens in memory follows from what is in the store: a
+ledger made on the same database stands where the old one stood.
+
+A trajectory's drop reasons beside curate's: `lease_expired` (no sign of life), `worker_lost` (its
+process died or began anew), `incomplete` (steps or images are missing), `cancelled` (the
+environment gave it up). A group's: `task_removed` (the run was started again without its task).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from bus.errors import CheckpointError, ProtocolError
+from bus.messages import (
+    Ack,
+    Batch,
+    BatchTrained,
+    Lease,
+    LeaseRequest,
+    Sampling,
+    StepRecord,
+    TrainerHello,
+    TrajectoryEnd,
+    WeightsPublished,
+)
+from dart_cli.config import Config
+from dart_cli.data.curate import (
+    Decision,
+    FinishedGroup,
+    Member,
+    curate,
+    drop_decisions,
+    is_stale,
+    no_gradient,
+    use_decisions,
+)
+from dart_cli.data.groups import Attempt, Board, Group, group_id, trajectory_id
+from dart_cli.data.progress import Progress
+from dart_cli.data.scheduler import NewGroup, Scheduler, Wait, sampling_seed
+from dart_cli.data.store import BatchRow, GroupRow, Store, TrajectoryRow
+from envs.base import Task, content_hash
+
+log = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
+
+
+class Ledger:
+    """The live state of one run. Not thread-safe: one event loop owns it."""
+
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        tasks: Iterable[Task],
+        scheduler: Scheduler,
+        *,
+        wall: Clock = time.time,
+        monotonic: Clock = time.monotonic,
+    ) -> None:
+        self.store = store
+        self.board = Board()
+        self.updates = 0  # batches in the weights
+        self.trainer_version = 0  # what the trainer said last
+        self.weights: WeightsPublished | None = None
+        self._config = config
+        self._tasks = {task.id: task for task in tasks}
+        self._scheduler = scheduler
+        self._wall = wall
+        self._monotonic = monotonic
+        self.progress = Progress(self._tasks, monotonic())
+        self._batches: dict[int, str] = {}  # id -> batched or trained
+        self._served: Batch | None = None
+        self._restore()
+
+    # --- playing ------------------------------------------------------------------------
+
+    def lease(self, request: LeaseRequest) -> Lease | Wait:
+        """The next trajectory for a free slot.
+
+        A slot that asks again before its first step gets the same lease again: the answer was
+        lost. One that has begun to play has given up what it played.
+        """
+        for group, attempt in list(self.board.live()):
+            if (attempt.worker, attempt.slot) != (request.worker, request.slot):
+                continue
+            if attempt.state == "leased":
+                attempt.renewed_at = self._monotonic()
+                return self._as_lease(group, attempt)
+            self._drop_attempt(group, attempt, "worker_lost")
+        choice = self._scheduler.next(self.board, self.progress.success(), request.suites)
+        if isinstance(choice, Wait):
+            return choice
+        group = self._open_group(choice) if isinstance(choice, NewGroup) else choice
+        return self._as_lease(group, self._add_attempt(group, request))
+
+    def step(self, record: StepRecord) -> Ack:
+        """File one step. Raises ProtocolError if its parts do not fit together."""
+        _check_step(record)
+        found = self.board.find(record.trajectory_id)
+        if found is None or not found[1].live:
+            return self._late(record.trajectory_id)
+        attempt = found[1]
+        attempt.renewed_at = self._monotonic()
+        if not self.store.add_step(record, self._wall()):
+            return Ack()
+        if attempt.state == "leased":
+            attempt.state = "playing"
+            self.store.start_playing(attempt.id)
+        attempt.steps += 1
+        for span in record.version_spans:
+            oldest = attempt.oldest_version
+            attempt.oldest_version = span.version if oldest is None else min(oldest, span.version)
+        now = self._monotonic()
+        self.progress.steps.add(now)
+        if record.action is not None:
+            self.progress.actions.add(now)
+        return Ack()
+
+    def end(self, end: TrajectoryEnd) -> Ack:
+        """The episode is over; its group may be, too."""
+        found = self.board.find(end.trajectory_id)
+        if found is None or not found[1].live:
+            return self._late(end.trajectory_id)
+        group, attempt = found
+        now = self._wall()
+        missing = self.store.missing_parts(attempt.id, end.steps)
+        versions = self.store.versions_sampled(attempt.id)
+        self.store.finish(end, now, *(versions or (None, None)))
+        attempt.steps = end.steps
+        attempt.oldest_version = versions[0] if versions else None
+        self.progress.trajectories.add(self._monotonic())
+        if missing:
+            log.warning("%s is incomplete and will not be trained on: %s", attempt.id, missing)
+            self._drop_attempt(group, attempt, "incomplete")
+            return Ack(note=f"dropped: {missing}")
+        self.progress.outcome(group.task_id, end.outcome, attempt.oldest_version)
+        if end.outcome == "invalid":
+            reason = "cancelled" if end.stop_reason == "cancelled" else "invalid"
+            self._drop_attempt(group, attempt, reason)
+            return Ack()
+        attempt.state, attempt.outcome = "finished", end.outcome
+        self._settle(group)
+        return Ack()
+
+    def renew(self, trajectory_ids: Iterable[str]) -> None:
+        """These are still being played, says their worker's heartbeat."""
+        for name in trajectory_ids:
+            if found := self.board.find(name):
+                found[1].renewed_at = self._monotonic()
+
+    def take_back_expired(self) -> int:
+        """Drop every lease without a sign of life for data.lease_s; how many there were."""
+        limit = self._monotonic() - self._config.data.lease_s
+        return self._take_back(lambda attempt: attempt.renewed_at < limit, "lease_expired")
+
+    def take_back_from(self, worker: str, playing: Iterable[str] = ()) -> int:
+        """Drop the leases of a worker that is gone, but for those in `playing`; how many."""
+        kept = set(playing)
+        return self._take_back(lambda a: a.worker == worker and a.id not in kept, "worker_lost")
+
+    # --- training -----------------------------------------------------------------------
+
+    def next_batch(self, trainer_version: int) -> Batch | Wait:
+        """The oldest batch that is not trained on yet; else a new one, if there is enough."""
+        self._trainer_is_at(trainer_version)
+        unacknowledged = [key for key, state in self._batches.items() if state == "batched"]
+        if unacknowledged:
+            return self._read_batch(min(unacknowledged))
+        return self._form_batch()
+
+    def batch_trained(self, trained: BatchTrained) -> Ack:
+        """The batch is in the weights; said twice, it counts once."""
+        state = self._batches.get(trained.batch_id)
+        if state is None:
+            return Ack(accepted=False, note=f"no batch {trained.batch_id} in this run")
+        if state == "batched":
+            self.store.batch_trained(trained, self._wall())
+            self._batches[trained.batch_id] = "trained"
+            self.updates += 1
+            self.progress.train_metrics(trained.batch_id, trained.metrics)
+            self.progress.train_steps.add(self._monotonic())
+        self._trainer_is_at(trained.policy_version)
+        return Ack()
+
+    def hello(self, hello: TrainerHello) -> Ack:
+        """The trainer stands at its checkpoint: batches after it are served again, in order.
+
+        Raises CheckpointError if the checkpoint is not of this run.
+        """
+        newest = max(self._batches, default=0)
+        if hello.last_batch_id > newest:
+            raise CheckpointError(
+                f"the trainer's checkpoint holds batch {hello.last_batch_id}, {self.store.path} "
+                f"ends at {newest}: they are of different runs; choose another run.dir"
+            )
+        for batch_id, state in self._batches.items():
+            if batch_id <= hello.last_batch_id and state == "batched":
+                self.store.batch_in_checkpoint(batch_id, self._wall())
+                self._batches[batch_id] = "trained"
+            elif batch_id > hello.last_batch_id and state == "trained":
+                self.store.batch_untrained(batch_id)
+                self._batches[batch_id] = "batched"
+        self.updates = sum(state == "trained" for state in self._batches.values())
+        self.progress.forget_metrics(hello.last_batch_id)
+        self._trainer_is_at(hello.policy_version)
+        return Ack()
+
+    def weights_published(self, weights: WeightsPublished) -> Ack:
+        """A weight set may be taken by the rollout workers."""
+        if weights != self.weights:
+            self.store.add_version(weights, self._wall())
+            self.weights = weights
+        return Ack()
+
+    # --- inside -------------------------------------------------------------------------
+
+    def _restore(self) -> None:
+        """Stand where the ledger of the same database stood."""
+        now = self._monotonic()
+        rows = self.store.groups()
+        self.board.opened = max((row.number for row in rows), default=0)
+        for row in rows:
+            if row.state in ("open", "ready"):
+                self.board.groups[row.id] = Group(
+                    row.id,
+                    row.number,
+                    row.suite,
+                    row.task_id,
+                    row.task_seed,
+                    row.size,
+                    "open" if row.state == "open" else "ready",
+                )
+        for member in self.store.trajectories(group_ids=list(self.board.groups)):
+            group = self.board.groups[member.group_id]
+            group.attempts[member.id] = self._restored(member, now)
+        for batch in self.store.batches():
+            self._batches[batch.id] = batch.state
+            self.trainer_version = batch.trained_version or self.trainer_version
+        self.updates = sum(state == "trained" for state in self._batches.values())
+        self._reconcile()
+        for judged in self.store.outcomes():
+            self.progress.outcome(judged.task_id, judged.outcome, judged.oldest_version)
+        for point in self.store.metrics(after=max(self._batches, default=0) - 100):
+            self.progress.train_metrics(point.step, {point.name: point.value})
+        if newest := self.store.newest_version():
+            self.weights = WeightsPublished(
+                policy_version=newest.policy_version, path=newest.path, digest=newest.digest
+            )
+
+    def _reconcile(self) -> None:
+        """The configuration may have changed: drop groups of tasks that are gone, close others."""
+        for group in list(self.board.groups.values()):
+            if group.task_id in self._tasks:
+                self._settle(group)
+            else:
+                self._drop_group(group, "task_removed")
+        self.store.commit()
+
+    def _restored(self, row: TrajectoryRow, now: float) -> Attempt:
+        # A lease may have gone on being played while no data process was there: it gets its whole
+        # time again, and its worker's heartbeats or their absence decide.
+        attempt = Attempt(row.id, row.attempt, row.worker, row.slot, row.sampling_seed, now)
+        attempt.outcome = row.outcome
+        attempt.oldest_version = row.oldest_version
+        attempt.steps = row.steps or 0
+        match row.state:
+            case "leased" | "playing" | "finished" | "dropped":
+                attempt.state = row.state
+            case "batched" | "trained":
+                attempt.state = "finished"
+        if attempt.state == "playing" and (versions := self.store.versions_sampled(row.id)):
+            attempt.oldest_version = versions[0]
+        return attempt
+
+    def _open_group(self, new: NewGroup) -> Group:
+        self.board.opened += 1
+        number = self.board.opened
+        group = Group(
+            group_id(number),
+            number,
+            new.suite,
+            new.task.id,
+            new.task_seed,
+            self._config.data.group_size,
+        )
+        self.board.groups[group.id] = group
+        self.store.add_group(
+            GroupRow(
+                id=group.id,
+                number=number,
+                suite=group.suite,
+                task_id=group.task_id,
+                task_seed=group.task_seed,
+                size=group.size,
+                state="open",
+                reason="",
+                opened_at=self._wall(),
+                closed_at=None,
+                batch_id=None,
+            )
+        )
+        return group
+
+    def _add_attempt(self, group: Group, request: LeaseRequest) -> Attempt:
+        number = len(group.attempts)
+        attempt = Attempt(
+            trajectory_id(group.id, number),
+            number,
+            request.worker,
+            request.slot,
+            sampling_seed(self._config.run.seed, group.number, number),
+            self._monotonic(),
+        )
+        group.attempts[attempt.id] = attempt
+        self.store.add_lease(attempt, group.id, self._wall())
+        return attempt
+
+    def _as_lease(self, group: Group, attempt: Attempt) -> Lease:
+        rollout = self._config.rollout
+        return Lease(
+            trajectory_id=attempt.id,
+            group_id=group.id,
+            suite=group.suite,
+            task_id=group.task_id,
+            task_seed=group.task_seed,
+            max_steps=self._tasks[group.task_id].max_steps,
+            sampling=Sampling(
+                temperature=rollout.temperature,
+                max_tokens=rollout.max_tokens,
+                seed=attempt.sampling_seed,
+            ),
+            expires_s=self._config.data.lease_s,
+        )
+
+    def _late(self, name: str) -> Ack:
+        """Answer to a step or an end of a trajectory that is not in play."""
+        row = self.store.trajectory(name)
+        if row is None:
+            return Ack(accepted=False, note=f"no trajectory {name} in this run")
+        if row.outcome is not None:
+            return Ack(note="handed in before")
+        return Ack(accepted=False, note=f"{name} was dropped: {row.reason}")
+
+    def _take_back(self, gone: Callable[[Attempt], bool], reason: str) -> int:
+        lost = [(group, attempt) for group, attempt in self.board.live() if gone(attempt)]
+        for group, attempt in lost:
+            log.warning("%s of %s is taken back: %s", attempt.id, attempt.worker, reason)
+            self._drop_attempt(group, attempt, reason)
+        return len(lost)
+
+    def _drop_attempt(self, group: Group, attempt: Attempt, reason: str) -> None:
+        """One attempt yields nothing; its group asks for another, or is over."""
+        attempt.state = "dropped"
+        now = self._wall()
+        self.store.drop_trajectory(attempt.id, reason, now)
+        self.store.add_decisions([Decision(attempt.id, False, reason, 0.0)], now)
+        self._settle(group)
+
+    def _settle(self, group: Group) -> None:
+        """Close the group if all of it is over: ready for a batch, or dropped."""
+        if group.state != "open" or not group.over(self._config.data.early_stop):
+            return
+        finished = _finished(group)
+        reason = no_gradient([member.outcome for member in finished.members])
+        if reason is None:
+            group.state = "ready"
+            self.store.close_group(group.id, "ready", "", self._wall())
+        else:
+            self._drop_group(group, reason)
+
+    def _drop_group(self, group: Group, reason: str) -> None:
+        """None of the group is trained on; what is still in play is not waited for."""
+        now = self._wall()
+        decisions = drop_decisions(_finished(group), reason)
+        decisions += [Decision(attempt.id, False, reason, 0.0) for attempt in group.live]
+        for decision in decisions[1:]:
+            self.store.drop_trajectory(decision.subject, reason, now)
+        self.store.close_group(group.id, "dropped", reason, now)
+        self.store.add_decisions(decisions, now)
+        del self.board.groups[group.id]
+
+    def _trainer_is_at(self, version: int) -> None:
+        """Drop what the trainer has left behind, so that no more work goes into it."""
+        self.trainer_version = version
+        limit = self._config.data.max_staleness
+        for group in list(self.board.groups.values()):
+            if is_stale(group.oldest_version, version, limit):
+                self._drop_group(group, "stale")
+
+    def _form_batch(self) -> Batch | Wait:
+        data = self._config.data
+        curation = curate(
+            [_finished(group) for group in self.board.ready],
+            groups_per_batch=data.groups_per_batch,
+            trainer_version=self.trainer_version,
+            max_staleness=data.max_staleness,
+            advantage=data.advantage,
+        )
+        for group, reason in curation.dropped:
+            self._drop_group(self.board.groups[group.id], reason)
+        if not curation.chosen:
+            return Wait(
+                f"{len(curation.waiting)} of {data.groups_per_batch} groups with a gradient are "
+                f"ready, {len(self.board.open)} more play"
+            )
+        now = self._wall()
+        row = BatchRow(
+            id=max(self._batches, default=0) + 1,
+            state="batched",
+            formed_at=now,
+            formed_version=self.trainer_version,
+            temperature=self._config.rollout.temperature,
+            reward=curation.reward,
+            trained_at=None,
+            trained_version=None,
+        )
+        self.store.add_batch(
+            row,
+            [group.id for group in curation.chosen],
+            curation.samples,
+            [member.trajectory_id for group in curation.chosen for member in group.valid],
+        )
+        for group in curation.chosen:
+            self.store.add_decisions(use_decisions(group, row.id), now)
+            del self.board.groups[group.id]
+        self._batches[row.id] = row.state
+        batch = self._read_batch(row.id)
+        self.store.add_staleness(row.id, _staleness(batch, row.formed_version))
+        return batch
+
+    def _read_batch(self, batch_id: int) -> Batch:
+        if self._served is not None and self._served.batch_id == batch_id:
+            return self._served
+        samples = self.store.batch_samples(batch_id)
+        hashes = (name for sample in samples for name in sample.image_hashes)
+        self._served = Batch.model_construct(
+            batch_id=batch_id,
+            group_ids=self.store.batch_groups(batch_id),
+            temperature=self.store.batch(batch_id).temperature,
+            samples=samples,
+            images=self.store.screenshots(hashes),
+        )
+        return self._served
+
+
+def _finished(group: Group) -> FinishedGroup:
+    members = tuple(
+        Member(attempt.id, attempt.outcome, attempt.steps, attempt.oldest_version)
+        for attempt in group.finished
+        if attempt.outcome is not None
+    )
+    return FinishedGroup(group.id, members)
+
+
+def _staleness(batch: Batch, trainer_version: int) -> dict[int, int]:
+    """Tokens of the batch by how many versions behind the trainer they were sampled."""
+    tokens: dict[int, int] = {}
+    for sample in batch.samples:
+        for span in sample.version_spans:
+            behind = max(trainer_version - span.version, 0)
+            tokens[behind] = tokens.get(behind, 0) + span.end - span.start
+    return tokens
+
+
+def _check_step(record: StepRecord) -> None:
+    """Raise ProtocolError if lengths, spans or hashes do not fit together."""
+    where = f"step {record.step} of {record.trajectory_id}"
+    length = len(record.token_ids)
+    for name in ("behaviour_logprobs", "entropies"):
+        if len(getattr(record, name)) != length:
+            raise ProtocolError(f"{where}: {name} must be as many as token_ids, {length}")
+    covered = 0
+    for span in record.version_spans:
+        if span.start != covered or span.end <= span.start:
+            raise ProtocolError(f"{where}: version_spans must cover the tokens in order, once")
+        covered = span.end
+    if covered != length:
+        raise ProtocolError(f"{where}: version_spans cover {covered} of {length} tokens")
+    if not record.image_hashes or record.image_hashes[-1] != content_hash(record.screenshot):
+        raise ProtocolError(f"{where}: the last of image_hashes must be the screenshot's")

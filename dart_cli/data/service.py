@@ -1,0 +1,567 @@
+"""`dart data`: the process that owns the run's database and says what is played and trained.
+
+    Replier     the `data` address: leases, steps, hand-ins, batches, status   -> DataService.handle
+    Forwarder   telemetry of all processes, in a thread of its own
+    _listen     heartbeats: who lives, which leases go on                      -> Ledger.renew
+    _tend       each second: expiry, dead workers, RunState, limits of the run
+    Commits     many requests share one transaction; each is answered after it is durable
+
+A request that cannot be answered yet (no lease free, no batch ready) is held for `HOLD_S` and
+answered the moment that changes, so nobody polls. All handlers run in one event loop; only the
+database's log is moved in another thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
+from bus.errors import DartError, ProtocolError, StoreError
+from bus.heartbeat import HeartbeatSender, Liveness, Load
+from bus.messages import (
+    Ack,
+    BatchReply,
+    BatchRequest,
+    BatchTrained,
+    Heartbeat,
+    Lease,
+    LeaseReply,
+    LeaseRequest,
+    Reply,
+    Request,
+    RunState,
+    StatusReply,
+    StatusRequest,
+    StepRecord,
+    StopRequest,
+    TrainerHello,
+    TrajectoryEnd,
+    WeightsPublished,
+)
+from bus.snapshot import GroupsView, ProcessView, Snapshot, StalenessView, TaskView
+from bus.sockets import Forwarder, Publisher, Replier, Subscriber
+from dart_cli.config import Config, run_curve, run_endpoints
+from dart_cli.data.ledger import Ledger
+from dart_cli.data.scheduler import Scheduler, Wait, make_scheduler, training_tasks
+from dart_cli.data.store import RunRow, Store, open_store
+from envs.base import Task
+
+log = logging.getLogger(__name__)
+
+WORKER = "data"
+HOLD_S = 2.0
+"""Longest time a request is held that cannot be answered yet."""
+COMMIT_S = 0.005
+"""How long a transaction stays open for more requests to join."""
+TEND_S = 1.0
+SAVE_S = 5.0
+"""Between notes of what the processes last said and moves of the database's log."""
+SNAPSHOT_S = 0.5
+"""A snapshot younger than this is given again."""
+STOP_S = 10.0
+"""Longest time the service stays up for the others after the run is over."""
+STOP_LEAST_S = 2.0
+RECENT_BATCHES = 20
+"""Batches over which the status page shows staleness."""
+WARN_AFTER_S = 30.0
+MAX_HANDLERS = 4096
+"""Requests in work or held at once: one for each slot and each step on its way."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class _FreeSlot:
+    """An environment slot whose request for a lease is held."""
+
+    request: LeaseRequest
+    answer: asyncio.Future[Lease | Wait]
+
+
+async def run(config: Config, stop: asyncio.Event) -> None:
+    """Serve the run until it is over (its updates are done, or a StopRequest) or `stop` is set.
+
+    The run is over when train.updates are trained, train.max_minutes have been served, or someone
+    asked for it: then everybody is told for a few seconds. `stop` ends only this process; the run
+    goes on with the next one. Raises RunDirectoryError if another process serves the run,
+    StoreError if the database cannot be read or written.
+    """
+    tasks = training_tasks(config)
+    with open_store(config.run.dir) as store:
+        service = DataService(config, store, tasks, make_scheduler(config, tasks))
+        await service.serve(stop)
+
+
+class Commits:
+    """Group commit: whoever waits on `durable` is let go when the shared transaction is on disk.
+
+    After a failure memory and file may differ, so nothing is ever acknowledged again: `failed`
+    ends the process, and the next one begins from the file.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._next: asyncio.Future[None] | None = None
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def durable(self) -> None:
+        """Return when everything written so far is durable. Raises StoreError if it cannot be."""
+        if self.failed.done():
+            self.failed.result()
+        if self._next is None:
+            loop = asyncio.get_running_loop()
+            self._next = loop.create_future()
+            loop.call_later(COMMIT_S, self.flush)
+        await asyncio.shield(self._next)
+
+    def flush(self) -> None:
+        """Commit now and let go those who wait."""
+        if self.failed.done():
+            return
+        try:
+            self._store.commit()
+        except StoreError as error:
+            self.fail(error)
+            return
+        waiting, self._next = self._next, None
+        if waiting is not None:
+            waiting.set_result(None)
+
+    def fail(self, error: StoreError) -> None:
+        """The database broke: forget what is not committed, and tell all who wait for it."""
+        if self.failed.done():
+            return
+        self.failed.set_exception(error)
+        if self._next is not None:
+            self._next.set_exception(error)
+        self._store.rollback()
+
+
+class DataService:
+    """The live service of one run; made inside a running loop."""
+
+    def __init__(
+        self, config: Config, store: Store, tasks: list[Task], scheduler: Scheduler
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._scheduler = scheduler
+        self._run: RunRow = store.begin_run(config.run.seed, config.model_dump_json(), tasks)
+        self.ledger = Ledger(config, store, tasks, scheduler)
+        self._tasks = tasks
+        self._commits = Commits(store)
+        self._liveness = Liveness()
+        self._started = time.monotonic()
+        self._changed = asyncio.Event()
+        self._slots: dict[tuple[str, int], _FreeSlot] = {}  # that wait for a lease, longest first
+        self._lease_wait = ""  # why the first of them waits
+        self._ending = False  # this process, not the run
+        self._over = asyncio.Event()
+        self._reason = ""
+        self._over_at = 0.0
+        self._publisher: Publisher | None = None
+        self._snapshot: tuple[float, dict[str, Any]] | None = None
+        self._handlers: dict[type[Request], Callable[[Any], Awaitable[Reply]]] = {
+            LeaseRequest: self._on_lease,
+            StepRecord: self._filed(self.ledger.step),
+            TrajectoryEnd: self._filed(self.ledger.end, wakes=True),
+            TrainerHello: self._filed(self.ledger.hello, wakes=True),
+            BatchRequest: self._on_batch,
+            BatchTrained: self._filed(self.ledger.batch_trained, wakes=True),
+            WeightsPublished: self._on_weights,
+            StatusRequest: self._on_status,
+            StopRequest: self._on_stop,
+        }
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Answer until the run is over and told, `stop` is set, or the database breaks."""
+        addresses = run_endpoints(self._config)
+        curve = run_curve(self._config)
+        telemetry_in = addresses.address(TELEMETRY_IN)
+        telemetry_out = addresses.address(TELEMETRY_OUT)
+        async with AsyncExitStack() as stack:
+            stack.enter_context(Forwarder(telemetry_in, telemetry_out, curve=curve))
+            self._publisher = await stack.enter_async_context(Publisher(telemetry_in, curve=curve))
+            heartbeats = await stack.enter_async_context(
+                Subscriber(telemetry_out, [Heartbeat], curve=curve)
+            )
+            replier = await stack.enter_async_context(
+                Replier(addresses.address(DATA), curve=curve, max_handlers=MAX_HANDLERS)
+            )
+            await stack.enter_async_context(
+                HeartbeatSender(
+                    self._publisher, "data", WORKER, self._load, endpoint=replier.endpoint
+                )
+            )
+            log.info("run %s: %s", self._run.id, replier.endpoint)
+            tasks = [
+                asyncio.create_task(job, name=name)
+                for name, job in (
+                    ("replier", replier.serve(self.handle)),
+                    ("heartbeats", self._listen(heartbeats)),
+                    ("tend", self._tend()),
+                    ("end", self._end(stop)),
+                )
+            ]
+            try:
+                done, _ = await asyncio.wait(
+                    [*tasks, self._commits.failed], return_when=asyncio.FIRST_COMPLETED
+                )
+                for each in done:
+                    each.result()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                self._ending = True
+                self._wake()
+                await replier.close()
+                self._save()
+
+    async def handle(self, _client: str, request: Request) -> Reply:
+        """Answer one request; what it changed is durable when this returns."""
+        handler = self._handlers.get(type(request))
+        if handler is None:
+            raise ProtocolError(f"dart data answers no {type(request).__name__}")
+        try:
+            return await handler(request)
+        except StoreError as error:
+            self._commits.fail(error)
+            raise
+
+    # --- requests -----------------------------------------------------------------------
+
+    def _filed(
+        self, method: Callable[[_T], Ack], *, wakes: bool = False
+    ) -> Callable[[_T], Awaitable[Ack]]:
+        """A handler that files a message in the ledger and acknowledges when it is durable."""
+
+        async def handler(message: _T) -> Ack:
+            ack = method(message)
+            if wakes:
+                self._wake()
+            await self._commits.durable()
+            return ack
+
+        return handler
+
+    async def _on_lease(self, request: LeaseRequest) -> LeaseReply:
+        if refusal := self._refusal():
+            return LeaseReply(retry_after_s=1.0, reason=refusal)
+        key = (request.worker, request.slot)
+        slot = _FreeSlot(request, asyncio.get_running_loop().create_future())
+        if before := self._slots.pop(key, None):
+            before.answer.set_result(Wait("the slot has asked again since"))
+        self._slots[key] = slot
+        self._lease_to_slots()
+        await asyncio.wait([slot.answer], timeout=HOLD_S)
+        if not slot.answer.done():
+            del self._slots[key]
+            return LeaseReply(reason=self._lease_wait)
+        found = slot.answer.result()
+        if isinstance(found, Wait):
+            return LeaseReply(reason=found.reason)
+        await self._commits.durable()
+        return LeaseReply(lease=found)
+
+    def _lease_to_slots(self) -> None:
+        """Give trajectories to the slots that wait, longest first, until there is none to give."""
+        for key, slot in list(self._slots.items()):
+            try:
+                found = self.ledger.lease(slot.request)
+            except DartError as error:
+                slot.answer.set_exception(error)
+            else:
+                if isinstance(found, Wait):
+                    self._lease_wait = found.reason
+                    return
+                slot.answer.set_result(found)
+            del self._slots[key]
+
+    async def _on_batch(self, request: BatchRequest) -> BatchReply:
+        deadline = time.monotonic() + HOLD_S
+        while True:
+            found = self.ledger.next_batch(request.policy_version)
+            if not isinstance(found, Wait):
+                self._wake()
+                await self._commits.durable()
+                return BatchReply.model_construct(batch=found, retry_after_s=0.0, reason="")
+            if refusal := self._refusal():
+                return BatchReply(retry_after_s=1.0, reason=refusal)
+            if not await self._change_before(deadline):
+                return BatchReply(reason=found.reason)
+
+    def _refusal(self) -> str:
+        """Why nothing new is begun; empty while the run goes on."""
+        if self._over.is_set():
+            return f"the run is over: {self._reason}"
+        return "dart data is stopping" if self._ending else ""
+
+    async def _on_weights(self, weights: WeightsPublished) -> Ack:
+        ack = self.ledger.weights_published(weights)
+        await self._commits.durable()
+        self._publish()
+        return ack
+
+    async def _on_status(self, _request: StatusRequest) -> StatusReply:
+        return StatusReply(snapshot=self.snapshot())
+
+    async def _on_stop(self, request: StopRequest) -> Ack:
+        self._finish_run(request.reason)
+        return Ack()
+
+    # --- time ---------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        """Something changed that a held request may wait for."""
+        if self.ledger.updates >= self._config.train.updates:
+            self._finish_run(f"{self.ledger.updates} updates are done")
+        if refusal := self._refusal():
+            for slot in self._slots.values():
+                slot.answer.set_result(Wait(refusal))
+            self._slots.clear()
+        self._lease_to_slots()
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _change_before(self, deadline: float) -> bool:
+        """Wait for `_wake`; False once the deadline (monotonic seconds) is past."""
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _listen(self, heartbeats: Subscriber) -> None:
+        async for message in heartbeats:
+            if isinstance(message, Heartbeat):
+                self._liveness.observe(message)
+                self.ledger.renew(message.trajectories)
+
+    async def _tend(self) -> None:
+        saved = time.monotonic()
+        self._wake()
+        while True:
+            lost = self.ledger.take_back_expired()
+            for dead in self._liveness.dead("env"):
+                lost += self.ledger.take_back_from(dead.worker)
+            if lost:
+                self._wake()
+            if self._config.train.max_minutes and self._served_s() >= (
+                60 * self._config.train.max_minutes
+            ):
+                self._finish_run(f"{self._config.train.max_minutes:g} minutes are over")
+            self._publish()
+            if time.monotonic() - saved >= SAVE_S:
+                saved = time.monotonic()
+                self._save()
+                await asyncio.to_thread(self._store.checkpoint)
+            await asyncio.sleep(TEND_S)
+
+    def _save(self) -> None:
+        beats = {beat.worker: beat for beat in self._heard()}
+        now = time.time()
+        self._store.save_processes(
+            beats, {worker: now - self._liveness.silent_s(worker) for worker in beats}
+        )
+        self._store.save_active_s(self._served_s())
+        self._commits.flush()
+
+    def _finish_run(self, reason: str) -> None:
+        """Lease nothing more and tell everybody."""
+        if self._over.is_set():
+            return
+        log.info("the run is over: %s", reason)
+        self._reason = reason
+        self._over_at = time.monotonic()
+        self._over.set()
+        self._publish()
+        self._wake()
+
+    async def _end(self, stop: asyncio.Event) -> None:
+        """Return when this process should end."""
+        waits = [asyncio.create_task(event.wait()) for event in (stop, self._over)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            while not stop.is_set():
+                told_s = time.monotonic() - self._over_at
+                others = [beat for beat in self._liveness.alive() if self._speaks(beat)]
+                if told_s >= STOP_S or (told_s >= STOP_LEAST_S and not others):
+                    return
+                await asyncio.sleep(0.1)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def _speaks(self, beat: Heartbeat) -> bool:
+        """Whether another process of the run was heard in the last moments."""
+        return beat.role in ("env", "rollout", "train") and (
+            self._liveness.silent_s(beat.worker) < STOP_LEAST_S
+        )
+
+    # --- what others see ----------------------------------------------------------------
+
+    def _publish(self) -> None:
+        if self._publisher is None:
+            return
+        weights = self.ledger.weights
+        self._publisher.publish(
+            RunState(
+                run_id=self._run.id,
+                policy_version=weights.policy_version if weights else -1,
+                weights_path=weights.path if weights else "",
+                stopping=self._over.is_set(),
+                reason=self._reason,
+            )
+        )
+
+    def _load(self) -> Load:
+        board = self.ledger.board
+        return Load(
+            state="stopping" if self._over.is_set() else "ready",
+            policy_version=self.ledger.weights.policy_version if self.ledger.weights else -1,
+            gauges={
+                "open_groups": float(len(board.open)),
+                "ready_groups": float(len(board.ready)),
+                "leases": float(sum(1 for _ in board.live())),
+            },
+        )
+
+    def _served_s(self) -> float:
+        """Seconds this run has been served, over all starts."""
+        return self._run.active_s + time.monotonic() - self._started
+
+    def _heard(self) -> list[Heartbeat]:
+        return [*self._liveness.alive(), *self._liveness.dead()]
+
+    def snapshot(self) -> dict[str, Any]:
+        """The run at this moment as a bus.snapshot.Snapshot, dumped."""
+        now = time.monotonic()
+        if self._snapshot is None or now - self._snapshot[0] >= SNAPSHOT_S:
+            self._snapshot = (now, self._take_snapshot(now).model_dump(mode="json"))
+        return self._snapshot[1]
+
+    def _take_snapshot(self, now: float) -> Snapshot:
+        ledger, progress = self.ledger, self.ledger.progress
+        newest = ledger.weights.policy_version if ledger.weights else -1
+        groups = self._store.count("groups")
+        trajectories = self._store.count("trajectories")
+        histogram = self._store.staleness(after=ledger.updates - RECENT_BATCHES)
+        tokens = sum(histogram.values())
+        return Snapshot(
+            run_id=self._run.id,
+            run_dir=str(self._config.run.dir),
+            now=time.time(),
+            uptime_s=now - self._started,
+            run_s=self._served_s(),
+            stopping=self._over.is_set(),
+            reason=self._reason,
+            policy_version=newest,
+            updates=ledger.updates,
+            updates_total=self._config.train.updates,
+            processes=[self._process(beat) for beat in self._heard()],
+            trajectories=_by_state(trajectories),
+            verdicts={
+                "pass": progress.all.passed,
+                "fail": progress.all.failed,
+                "invalid": progress.all.invalid,
+            },
+            dropped=_by_reason(trajectories),
+            groups=GroupsView(
+                open=len(ledger.board.open),
+                ready=len(ledger.board.ready),
+                batched=_by_state(groups).get("batched", 0),
+                trained=_by_state(groups).get("trained", 0),
+                limit=self._config.data.max_open_groups,
+                dropped=_by_reason(groups),
+            ),
+            tasks=self._task_views(newest),
+            success=progress.all.average.value,
+            success_curve=progress.all.tally.curve(newest),
+            rates=progress.rates(now),
+            staleness=StalenessView(
+                mean=sum(k * v for k, v in histogram.items()) / tokens if tokens else 0.0,
+                max=max(histogram, default=0),
+                histogram=histogram,
+            ),
+            metrics=progress.metrics(),
+            metric_curves=progress.metric_curves(),
+            store_bytes=self._store.bytes_on_disk(),
+            warnings=self._warnings(),
+        )
+
+    def _process(self, beat: Heartbeat) -> ProcessView:
+        silent_s = self._liveness.silent_s(beat.worker)
+        return ProcessView(
+            role=beat.role,
+            worker=beat.worker,
+            host=beat.host,
+            pid=beat.pid,
+            alive=silent_s <= self._liveness.dead_after_s,
+            heartbeat_age_s=silent_s,
+            started_at=beat.started_at,
+            policy_version=beat.policy_version,
+            state=beat.state,
+            waiting_for=beat.waiting_for,
+            waiting_s=beat.waiting_s,
+            gauges=beat.gauges,
+        )
+
+    def _task_views(self, newest: int) -> list[TaskView]:
+        progress = self.ledger.progress
+        weights = self._scheduler.probabilities(progress.success())
+        views = []
+        for task in self._tasks:
+            fares = progress.tasks[task.id]
+            views.append(
+                TaskView(
+                    suite=task.suite,
+                    task_id=task.id,
+                    trajectories=fares.passed + fares.failed,
+                    passed=fares.passed,
+                    invalid=fares.invalid,
+                    success=fares.average.value,
+                    weight=weights[task.id],
+                    curve=fares.tally.curve(newest),
+                )
+            )
+        return views
+
+    def _warnings(self) -> list[str]:
+        """Who is missing, and who waits too long for what."""
+        found = [
+            f"{beat.worker} (pid {beat.pid} on {beat.host}) was last heard "
+            f"{self._liveness.silent_s(beat.worker):.0f} s ago; see its log, or start it again"
+            for beat in self._liveness.dead()
+            if beat.role in ("env", "rollout", "train")
+        ]
+        found += [
+            f"{beat.worker} has waited {beat.waiting_s:.0f} s: {beat.waiting_for}"
+            for beat in self._liveness.alive()
+            if beat.waiting_s >= WARN_AFTER_S
+        ]
+        roles = {beat.role for beat in self._liveness.alive()}
+        found += [
+            f"no {role} process is alive; start `dart {role}`"
+            for role in ("env", "rollout", "train")
+            if role not in roles and not self._over.is_set()
+        ]
+        return found
+
+
+def _by_state(counts: dict[tuple[str, str], int]) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for (state, _), number in counts.items():
+        totals[state] = totals.get(state, 0) + number
+    return totals
+
+
+def _by_reason(counts: dict[tuple[str, str], int]) -> dict[str, int]:
+    return {reason: number for (state, reason), number in counts.items() if state == "dropped"}

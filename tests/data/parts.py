@@ -1,0 +1,307 @@
+"""What the data tests share: a small run, and clients that speak as env and train do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
+from bus.messages import (
+    Ack,
+    Batch,
+    BatchReply,
+    BatchRequest,
+    BatchTrained,
+    Heartbeat,
+    Lease,
+    LeaseReply,
+    LeaseRequest,
+    Outcome,
+    RunState,
+    StatusReply,
+    StatusRequest,
+    StepRecord,
+    StopReason,
+    StopRequest,
+    TrainerHello,
+    TrajectoryEnd,
+    VersionSpan,
+    WeightsPublished,
+)
+from bus.snapshot import Snapshot
+from bus.sockets import Publisher, Requester, Subscriber
+from dart_cli.config import Config, run_endpoints
+from dart_cli.data import service
+from dart_cli.data.curate import FinishedGroup, Member
+from dart_cli.data.ledger import Ledger
+from dart_cli.data.scheduler import Wait, make_scheduler, training_tasks
+from dart_cli.data.store import Store
+from envs.base import content_hash
+
+DEADLINE_S = 20.0
+
+
+def small_config(run_dir: Path, **data: object) -> Config:
+    """A run of two tasks in groups of four, two groups a batch."""
+    settings = {"group_size": 4, "groups_per_batch": 2, "max_open_groups": 6, **data}
+    tasks = [task.id for task in training_tasks(Config())[:2]]
+    return Config.model_validate(
+        {"run": {"dir": run_dir, "seed": 3}, "env": {"tasks": tasks}, "data": settings}
+    )
+
+
+def picture(*parts: object) -> bytes:
+    """Bytes that stand for a screenshot, other ones for other parts."""
+    return b"\x89PNG" + hashlib.blake2b(repr(parts).encode()).digest() * 20
+
+
+def step_record(
+    trajectory_id: str, step: int, *, version: int = 0, image: bytes | None = None
+) -> StepRecord:
+    """A step whose numbers follow from its trajectory and index."""
+    image = image or picture(trajectory_id, step)
+    tokens = [step + 1, step + 2, 7]
+    return StepRecord(
+        trajectory_id=trajectory_id,
+        step=step,
+        screenshot=image,
+        media_type="image/png",
+        image_hashes=[content_hash(image)],
+        prompt_token_ids=[5] * 40 + [step],
+        token_ids=tokens,
+        behaviour_logprobs=[-0.1 * (step + 1), -1 / 3, -2.0],
+        entropies=[0.1, 0.2, 0.3],
+        version_spans=[VersionSpan(version=version, start=0, end=3)],
+        text="Action: click(start_box='(1,2)')",
+        action={"kind": "click", "x": 1, "y": 2, "button": "left"},
+        error="",
+        model_s=0.01,
+        env_s=0.001,
+    )
+
+
+def trajectory_end(
+    trajectory_id: str, steps: int, outcome: Outcome = "pass", stop_reason: StopReason = "done"
+) -> TrajectoryEnd:
+    """The end of an episode."""
+    return TrajectoryEnd(
+        trajectory_id=trajectory_id,
+        steps=steps,
+        outcome=outcome,
+        reason="because",
+        stop_reason=stop_reason,
+        screenshot=picture(trajectory_id, "final"),
+        reset_s=0.01,
+        wall_s=0.1,
+    )
+
+
+def finished_group(name: str, outcomes: list[Outcome], version: int = 0) -> FinishedGroup:
+    """A group whose members took two steps each."""
+    return FinishedGroup(
+        name, tuple(Member(f"{name}-{i:02d}", o, 2, version) for i, o in enumerate(outcomes))
+    )
+
+
+@dataclass
+class Clock:
+    """Time that a test moves."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make_ledger(config: Config, store: Store, clock: Clock | None = None) -> Ledger:
+    """A ledger as the service makes it."""
+    tasks = training_tasks(config)
+    store.begin_run(config.run.seed, config.model_dump_json(), tasks)
+    clock = clock or Clock()
+    return Ledger(
+        config, store, tasks, make_scheduler(config, tasks), wall=clock, monotonic=clock
+    )
+
+
+def ask_lease(ledger: Ledger, slot: int, worker: str = "env-0") -> Lease:
+    """A lease that must be there."""
+    found = ledger.lease(LeaseRequest(worker=worker, slot=slot, suites=["mini"]))
+    assert isinstance(found, Lease), found
+    return found
+
+
+def play(
+    ledger: Ledger, slot: int, outcome: Outcome = "pass", *, steps: int = 2, version: int = 0
+) -> Lease:
+    """Lease, play and hand in one trajectory."""
+    lease = ask_lease(ledger, slot)
+    for step in range(steps):
+        assert ledger.step(step_record(lease.trajectory_id, step, version=version)).accepted
+    assert ledger.end(trajectory_end(lease.trajectory_id, steps, outcome)).accepted
+    return lease
+
+
+def play_group(
+    ledger: Ledger, outcomes: list[Outcome], *, steps: int = 2, version: int = 0
+) -> str:
+    """Play one group with these outcomes, in order of its members; returns its id."""
+    leases = [ask_lease(ledger, slot) for slot in range(len(outcomes))]
+    assert len({lease.group_id for lease in leases}) == 1
+    for lease, outcome in zip(leases, outcomes, strict=True):
+        for step in range(steps):
+            ledger.step(step_record(lease.trajectory_id, step, version=version))
+        ledger.end(trajectory_end(lease.trajectory_id, steps, outcome))
+    return leases[0].group_id
+
+
+MIXED: list[Outcome] = ["pass", "fail", "fail", "pass"]
+
+
+def a_batch(found: Batch | Wait) -> Batch:
+    """A batch that must be there."""
+    assert isinstance(found, Batch), found
+    return found
+
+
+@dataclass
+class Client:
+    """One connection to a live service, speaking for env and train alike."""
+
+    requester: Requester
+    publisher: Publisher
+    states: Subscriber
+    acks: list[Ack] = field(default_factory=list)
+
+    async def lease(self, slot: int, worker: str = "env-0") -> LeaseReply:
+        """Ask for a lease."""
+        request = LeaseRequest(worker=worker, slot=slot, suites=["mini"])
+        reply = await self.requester.request(request, DEADLINE_S)
+        assert isinstance(reply, LeaseReply)
+        return reply
+
+    async def must_lease(self, slot: int, worker: str = "env-0") -> Lease:
+        """A lease, asked for until it is there."""
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                if lease := (await self.lease(slot, worker)).lease:
+                    return lease
+
+    async def tell(
+        self,
+        message: StepRecord
+        | TrajectoryEnd
+        | TrainerHello
+        | BatchTrained
+        | WeightsPublished
+        | StopRequest,
+    ) -> Ack:
+        """Hand something in."""
+        reply = await self.requester.request(message, DEADLINE_S)
+        assert isinstance(reply, Ack)
+        return reply
+
+    async def play(
+        self, slot: int, outcome: Outcome = "pass", *, steps: int = 2, version: int = 0
+    ) -> Lease:
+        """Lease, play and hand in one trajectory."""
+        lease = await self.must_lease(slot)
+        await self.hand_in(lease, outcome, steps=steps, version=version)
+        return lease
+
+    async def hand_in(
+        self, lease: Lease, outcome: Outcome, *, steps: int = 2, version: int = 0
+    ) -> None:
+        """Hand in a whole trajectory."""
+        for step in range(steps):
+            record = step_record(lease.trajectory_id, step, version=version)
+            assert (await self.tell(record)).accepted
+        assert (await self.tell(trajectory_end(lease.trajectory_id, steps, outcome))).accepted
+
+    async def play_group(self, outcomes: list[Outcome], *, version: int = 0) -> str:
+        """Play one group with these outcomes; returns its id."""
+        leases = [await self.must_lease(slot) for slot in range(len(outcomes))]
+        assert len({lease.group_id for lease in leases}) == 1
+        for lease, outcome in zip(leases, outcomes, strict=True):
+            await self.hand_in(lease, outcome, version=version)
+        return leases[0].group_id
+
+    async def batch(self, version: int = 0) -> BatchReply:
+        """Ask for a batch."""
+        reply = await self.requester.request(BatchRequest(policy_version=version), DEADLINE_S)
+        assert isinstance(reply, BatchReply)
+        return reply
+
+    async def must_batch(self, version: int = 0) -> Batch:
+        """A batch that must be there at once."""
+        reply = await self.batch(version)
+        assert reply.batch is not None, reply.reason
+        return reply.batch
+
+    async def snapshot(self) -> Snapshot:
+        """The run as status sees it."""
+        reply = await self.requester.request(StatusRequest(), DEADLINE_S)
+        assert isinstance(reply, StatusReply)
+        return Snapshot.model_validate(reply.snapshot)
+
+    async def state(self) -> RunState:
+        """The next published RunState."""
+        async with asyncio.timeout(DEADLINE_S):
+            message = await self.states.next()
+        assert isinstance(message, RunState)
+        return message
+
+    def beat(self, trajectories: list[str], worker: str = "env-0") -> None:
+        """Publish an environment's heartbeat."""
+        self.publisher.publish(
+            Heartbeat(
+                role="env",
+                worker=worker,
+                host="here",
+                pid=1,
+                started_at=1.0,
+                sent_at=2.0,
+                endpoint="",
+                policy_version=-1,
+                state="ready",
+                waiting_for="",
+                waiting_s=0.0,
+                gauges={"slots": 2.0},
+                trajectories=trajectories,
+            )
+        )
+
+
+@contextlib.asynccontextmanager
+async def connect(config: Config) -> AsyncIterator[Client]:
+    """A client of the run's service, which may start later."""
+    addresses = run_endpoints(config)
+    async with (
+        Requester(addresses.address(DATA), name="test", peer="dart data") as requester,
+        Publisher(addresses.address(TELEMETRY_IN)) as publisher,
+        Subscriber(addresses.address(TELEMETRY_OUT), [RunState]) as states,
+    ):
+        yield Client(requester, publisher, states)
+
+
+@contextlib.asynccontextmanager
+async def serving(config: Config) -> AsyncIterator[Client]:
+    """A live service in this loop and a client of it."""
+    stop = asyncio.Event()
+    task = asyncio.create_task(service.run(config, stop))
+    try:
+        async with connect(config) as client:
+            waiting = asyncio.create_task(client.snapshot())
+            await asyncio.wait([waiting, task], return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                waiting.cancel()
+                task.result()
+            await waiting
+            yield client
+    finally:
+        stop.set()
+        async with asyncio.timeout(DEADLINE_S):
+            await task
