@@ -110,7 +110,10 @@ def env(
     overrides: Overrides = None,
     worker: Worker = "",
     slots: Annotated[
-        int, typer.Option(min=0, help="Environments played at once; default env.slots.")
+        int,
+        typer.Option(
+            min=0, show_default=False, help="Environments played at once; default env.slots."
+        ),
     ] = 0,
     dry_run: DryRun = False,
 ) -> None:
@@ -281,7 +284,8 @@ def evaluate(
         str, typer.Option(metavar="PATH", help="A model as it comes, without the run's weights.")
     ] = "",
     episodes: Annotated[
-        int, typer.Option(min=0, help="Episodes per mode; default eval.episodes.")
+        int,
+        typer.Option(min=0, show_default=False, help="Episodes per mode; default eval.episodes."),
     ] = 0,
     mode: Annotated[
         Literal["sampled", "greedy", "both"], typer.Option(help="How actions are chosen.")

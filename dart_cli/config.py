@@ -317,7 +317,11 @@ class Source:
         """`(FILE)`, or `(--set KEY=VALUE over FILE)` where an override set the key."""
         for override in reversed(self.overrides):
             name = override.partition("=")[0].strip()
-            if key == name or key.startswith((f"{name}.", f"{name}[")):
+            if (
+                key == name
+                or key.startswith((f"{name}.", f"{name}["))
+                or name.startswith(f"{key}.")
+            ):
                 return f"(--set {shown(override, quote=False)} over {self.path})"
         return f"({self.path})"
 

@@ -1,0 +1,67 @@
+"""Reference pages made from the code: `python -m dart_cli.reference` writes docs/cli.md, config.md.
+
+cli_reference     every verb with its arguments and options, as Markdown
+config_reference  every key (see starter.py)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from dart_cli.cli import app
+from dart_cli.starter import config_reference
+
+
+def cli_reference() -> str:
+    """Markdown of all verbs, from the same texts as `--help`."""
+    root = typer.main.get_command(app)
+    lines = [
+        "# Command line",
+        "",
+        "This page is made from the code (`python -m dart_cli.reference`); a test compares them.",
+        "Every verb answers `--help`. Exit codes: 0 done, 1 a fault of the run, 2 a mistake that the",
+        "message says how to mend, 130 interrupted. `dart status` ends with 1 where the run is not",
+        "healthy.",
+    ]
+    with typer.Context(root, info_name="dart") as context:
+        commands = root.commands  # type: ignore[attr-defined]
+        for name, command in commands.items():
+            lines += ["", f"## `dart {name}`", "", *_unwrapped(command.help or "")]
+            for title, rows in _options(typer.Context(command, info_name=name, parent=context)):
+                lines += ["", f"| {title} | meaning |", "| --- | --- |"]
+                lines += [f"| `{left}` | {right} |" for left, right in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _unwrapped(text: str) -> list[str]:
+    """Help text as Markdown: examples in code blocks."""
+    lines: list[str] = []
+    for line in text.strip().splitlines():
+        if line.startswith("Example: "):
+            lines += ["```bash", line.removeprefix("Example: "), "```"]
+        else:
+            lines.append(line.strip())
+    return lines
+
+
+def _options(context: typer.Context) -> list[tuple[str, list[tuple[str, str]]]]:
+    arguments: list[tuple[str, str]] = []
+    options: list[tuple[str, str]] = []
+    for parameter in context.command.get_params(context):
+        record = parameter.get_help_record(context)
+        if record is not None:
+            rows = arguments if parameter.param_type_name == "argument" else options
+            rows.append((record[0].replace("|", "\\|"), record[1].replace("|", "\\|")))
+    return [(title, rows) for title, rows in (("argument", arguments), ("option", options)) if rows]
+
+
+def write_pages(docs: Path) -> None:
+    """Write docs/cli.md and docs/config.md."""
+    (docs / "cli.md").write_text(cli_reference(), encoding="utf-8")
+    (docs / "config.md").write_text(config_reference(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_pages(Path("docs"))
