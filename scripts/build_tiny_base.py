@@ -33,7 +33,7 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dart_cli.policy import tiny
-from dart_cli.policy.forward import image_features, rope_positions, use_batched_vision
+from dart_cli.policy.forward import image_features, rope_positions
 from dart_cli.policy.images import ImagePreparer, PreparedImage
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from envs.embedded.grounding import INSTRUCTIONS, grounding_screen

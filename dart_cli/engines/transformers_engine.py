@@ -255,20 +255,22 @@ class TransformersEngine:
 
     def _answer(self, batch: list[_Job]) -> None:
         started = time.monotonic()
+        generations: list[Generation] = []
+        fault: EngineError | None = None
         try:
             generations = self._decode(batch, started)
         except (DartError, RuntimeError, ValueError, MemoryError) as error:
             fault = EngineError(f"the batch of {len(batch)} failed: {error}")
-            for job in batch:
-                job.future.set_exception(fault)
-        else:
-            for job, generation in zip(batch, generations, strict=True):
-                job.future.set_result(generation)
-        with self._changed:
+        with self._changed:  # before anyone is told, so that whoever is told can read the gauges
             self._in_flight = 0
             self._busy_s += time.monotonic() - started
             self._batches += 1
             self._finished += len(batch)
+        for row, job in enumerate(batch):
+            if fault is None:
+                job.future.set_result(generations[row])
+            else:
+                job.future.set_exception(fault)
 
     @torch.inference_mode()
     def _decode(self, batch: list[_Job], started: float) -> list[Generation]:

@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from bus.errors import EngineError, WeightsError
+from dart_cli.engines.base import GenerateRequest, Generation
+from dart_cli.engines.transformers_engine import TransformersEngine
+from dart_cli.policy.forward import logits, masked_logprobs
+from dart_cli.policy.model import LoadedPolicy, weight_tensors
+from dart_cli.weights.file import load, publish
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Asker = Callable[..., GenerateRequest]
+
+
+@contextlib.asynccontextmanager
+async def serving(policy: LoadedPolicy, **options: object) -> AsyncIterator[TransformersEngine]:
+    engine = TransformersEngine(policy, load_weights=load, **options)  # type: ignore[arg-type]
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def gather(engine: TransformersEngine, requests: list[GenerateRequest]) -> list[Generation]:
+    return await asyncio.gather(*(engine.generate(request) for request in requests))
+
+
+@torch.inference_mode()
+def fresh_logprobs(
+    policy: LoadedPolicy, request: GenerateRequest, token_ids: list[int], temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities [A] and entropies [A] by one forward pass: no cache, no batch."""
+    inputs = policy.inputs([request.prompt_token_ids + token_ids], [request.images])
+    values = logits(policy.model, inputs, last=len(token_ids) + 1)[0, :-1]
+    logprobs = masked_logprobs(values, policy.forbidden(values.device), temperature)
+    finite = logprobs.masked_fill(logprobs.isinf(), 0.0)
+    entropies = -(logprobs.exp() * finite).sum(dim=-1)
+    return logprobs.gather(1, torch.tensor(token_ids)[:, None])[:, 0], entropies
+
+
+def assert_exact(
+    policy: LoadedPolicy, request: GenerateRequest, generation: Generation, temperature: float
+) -> None:
+    logprobs, entropies = fresh_logprobs(policy, request, generation.token_ids, temperature)
+    torch.testing.assert_close(
+        torch.tensor(generation.behaviour_logprobs), logprobs, atol=1e-5, rtol=0
+    )
+    torch.testing.assert_close(torch.tensor(generation.entropies), entropies, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+async def test_logprobs_match_a_fresh_forward_over_turns_and_images(
+    policy: LoadedPolicy, ask: Asker, temperature: float
+) -> None:
+    requests = [ask(i, past_images=i % 3, temperature=temperature) for i in range(24)]
+    async with serving(policy, max_batch=7) as engine:
+        generations = await gather(engine, requests)
+    assert {len(request.images) for request in requests} == {1, 2, 3}
+    for request, generation in zip(requests, generations, strict=True):
+        assert_exact(policy, request, generation, temperature)
+
+
+async def test_greedy_takes_the_likeliest_and_scores_the_untempered_distribution(
+    policy: LoadedPolicy, ask: Asker
+) -> None:
+    request = ask(1, temperature=0.0)
+    async with serving(policy) as engine:
+        generation = await engine.generate(request)
+    assert_exact(policy, request, generation, 1.0)
+    for end in range(len(generation.token_ids)):
+        tried = generation.token_ids[:end]
+        inputs = policy.inputs([request.prompt_token_ids + tried], [request.images])
+        with torch.inference_mode():
+            values = logits(policy.model, inputs, last=1)[:, 0]
+        best = masked_logprobs(values, policy.forbidden(values.device), 1.0).argmax()
+        assert generation.token_ids[end] == int(best)
+
+
+async def test_the_same_seed_gives_the_same_tokens_whatever_rides_along(
+    policy: LoadedPolicy, ask: Asker
+) -> None:
+    requests = [ask(i, past_images=i % 2) for i in range(12)]
+    async with serving(policy, max_batch=12, linger_s=0.05) as engine:
+        together = await gather(engine, requests)
+        alone = [await engine.generate(request) for request in reversed(requests)][::-1]
+    for one, other in zip(together, alone, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.behaviour_logprobs == pytest.approx(other.behaviour_logprobs, abs=1e-5)
+
+
+async def test_different_seeds_give_different_tokens(policy: LoadedPolicy, ask: Asker) -> None:
+    requests = [ask(5, sampling_seed=seed) for seed in range(8)]
+    async with serving(policy) as engine:
+        generations = await gather(engine, requests)
+    assert len({tuple(generation.token_ids) for generation in generations}) > 4
+
+
+async def test_tokens_come_as_often_as_their_probability_says(
+    policy: LoadedPolicy, ask: Asker
+) -> None:
+    count = 600
+    requests = [ask(5, sampling_seed=seed, max_tokens=1, temperature=0.3) for seed in range(count)]
+    async with serving(policy, max_batch=200, linger_s=0.2) as engine:
+        generations = await gather(engine, requests)
+    seen: dict[int, int] = {}
+    for generation in generations:
+        seen[generation.token_ids[0]] = seen.get(generation.token_ids[0], 0) + 1
+    token, times = max(seen.items(), key=lambda item: item[1])
+    logprobs, _ = fresh_logprobs(policy, requests[0], [token], 0.3)
+    chance = math.exp(float(logprobs[0]))
+    spread = math.sqrt(count * chance * (1 - chance))
+    assert abs(times - count * chance) < 4 * spread + 1
+
+
+async def test_forbidden_tokens_are_never_sampled(policy: LoadedPolicy, ask: Asker) -> None:
+    with torch.no_grad():  # make the forbidden ones the likeliest of all
+        rows = policy.model.get_input_embeddings().weight
+        rows[list(policy.forbidden_token_ids)] *= 30
+    requests = [ask(i, temperature=2.0, max_tokens=12) for i in range(40)]
+    async with serving(policy) as engine:
+        generations = await gather(engine, requests)
+    drawn = {token for generation in generations for token in generation.token_ids}
+    assert not drawn & set(policy.forbidden_token_ids)
+    assert all(math.isfinite(h) for generation in generations for h in generation.entropies)
+
+
+async def test_a_completion_ends_with_the_end_token_or_at_its_length(
+    policy: LoadedPolicy, ask: Asker
+) -> None:
+    with torch.no_grad():  # an end within a few tokens is likely, but not certain
+        policy.model.get_input_embeddings().weight[list(policy.end_token_ids)] *= 4
+    requests = [ask(i, max_tokens=1 + i % 9) for i in range(40)]
+    async with serving(policy) as engine:
+        generations = await gather(engine, requests)
+    for request, generation in zip(requests, generations, strict=True):
+        ends = [token in policy.end_token_ids for token in generation.token_ids]
+        if generation.stop == "end":
+            assert ends[-1]
+        else:
+            assert len(generation.token_ids) == request.sampling.max_tokens
+            assert not ends[-1]
+        assert not any(ends[:-1])
+    assert {generation.stop for generation in generations} == {"end", "length"}
+
+
+async def test_new_weights_arrive_under_load_without_losing_a_request(
+    policy: LoadedPolicy, ask: Asker, tmp_path: Path
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    versions = {0: {name: t.clone() for name, t in weight_tensors(policy.model).items()}}
+    for version in (1, 2, 3):
+        versions[version] = {
+            name: tensor + 0.02 * torch.randn(tensor.shape, generator=generator)
+            for name, tensor in versions[version - 1].items()
+        }
+    requests = [ask(i, past_images=i % 2, max_tokens=6) for i in range(120)]
+    async with serving(policy, max_batch=8) as engine:
+        waiting = [asyncio.create_task(engine.generate(request)) for request in requests]
+        for version in (1, 2, 3):
+            await asyncio.wait(waiting[: 25 * version], return_when=asyncio.ALL_COMPLETED)
+            published = publish(versions[version], tmp_path, version)
+            timing = await engine.update_weights(published.path, version)
+            assert timing.pause_s >= 0
+            assert engine.policy_version == version
+        generations = await asyncio.gather(*waiting)
+    used = set()
+    for request, generation in zip(requests, generations, strict=True):
+        (span,) = generation.version_spans
+        assert (span.start, span.end) == (0, len(generation.token_ids))
+        used.add(span.version)
+        for name, tensor in weight_tensors(policy.model).items():
+            tensor.copy_(versions[span.version][name])
+        assert_exact(policy, request, generation, 1.0)
+    assert used == {0, 1, 2, 3}
+
+
+async def test_a_bad_weight_set_is_refused_and_the_old_weights_go_on_serving(
+    policy: LoadedPolicy, ask: Asker, tmp_path: Path
+) -> None:
+    tensors = weight_tensors(policy.model)
+    lacking = dict(list(tensors.items())[1:])
+    reshaped = {**tensors, next(iter(tensors)): torch.zeros(3)}
+    poisoned = {**tensors, next(iter(tensors)): next(iter(tensors.values())) * float("nan")}
+    sets = [publish(bad, tmp_path, i + 1) for i, bad in enumerate((lacking, reshaped, poisoned))]
+    truncated = publish(tensors, tmp_path, 4)
+    file = truncated.path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    request = ask(1)
+    async with serving(policy) as engine:
+        before = await engine.generate(request)
+        for bad in [published.path for published in [*sets, truncated]] + [tmp_path / "absent"]:
+            with pytest.raises(WeightsError):
+                await engine.update_weights(bad, 9)
+        after = await engine.generate(request)
+    assert engine.policy_version == 0
+    assert after.token_ids == before.token_ids
+    assert after.behaviour_logprobs == before.behaviour_logprobs
+
+
+async def test_old_vision_features_are_forgotten_with_the_old_weights(
+    policy: LoadedPolicy, ask: Asker, tmp_path: Path
+) -> None:
+    request = ask(1)
+    async with serving(policy) as engine:
+        await engine.generate(request)
+        changed = {
+            name: tensor * 1.5 if "visual" in name else tensor
+            for name, tensor in weight_tensors(policy.model).items()
+        }
+        published = publish(changed, tmp_path, 1)
+        await engine.update_weights(published.path, 1)
+        assert_exact(policy, request, await engine.generate(request), 1.0)
+
+
+async def test_cancelling_frees_the_place(policy: LoadedPolicy, ask: Asker) -> None:
+    requests = [ask(i, max_tokens=30) for i in range(30)]
+    async with serving(policy, max_batch=2, max_waiting=40) as engine:
+        tasks = [asyncio.create_task(engine.generate(request)) for request in requests]
+        await asyncio.sleep(0)
+        for task in tasks[1:]:
+            task.cancel()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        gauges = engine.gauges()
+        assert gauges["finished"] < 10
+        again = await gather(engine, [ask(i, max_tokens=2) for i in range(4)])
+    assert isinstance(outcomes[0], Generation)
+    assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes[1:])
+    assert len(again) == 4
+
+
+async def test_a_full_waiting_line_refuses_by_name(policy: LoadedPolicy, ask: Asker) -> None:
+    async with serving(policy, max_batch=1, max_waiting=3) as engine:
+        tasks = [asyncio.create_task(engine.generate(ask(i, max_tokens=20))) for i in range(12)]
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    refused = [outcome for outcome in outcomes if isinstance(outcome, EngineError)]
+    assert refused
+    assert "max_waiting" in str(refused[0])
+    assert sum(isinstance(outcome, Generation) for outcome in outcomes) == 12 - len(refused)
+
+
+async def test_prompts_that_cannot_be_served_are_refused_before_they_wait(
+    policy: LoadedPolicy, ask: Asker
+) -> None:
+    good = ask(1)
+    without_image = GenerateRequest("a", good.prompt_token_ids, [], good.sampling)
+    empty = GenerateRequest("b", [], [], good.sampling)
+    long = GenerateRequest("c", [9] * policy.max_positions, [], good.sampling)
+    broken = GenerateRequest("d", good.prompt_token_ids, [b"no image"], good.sampling)
+    async with serving(policy) as engine:
+        for request in (without_image, empty, long, broken):
+            with pytest.raises(EngineError):
+                await engine.generate(request)
+        assert (await engine.generate(good)).token_ids
+
+
+async def test_a_closed_engine_refuses_requests(policy: LoadedPolicy, ask: Asker) -> None:
+    async with serving(policy) as engine:
+        pass
+    with pytest.raises(EngineError, match="closed"):
+        await engine.generate(ask(1))
+
+
+async def test_gauges_count_what_was_served(policy: LoadedPolicy, ask: Asker) -> None:
+    async with serving(policy, max_batch=4) as engine:
+        generations = await gather(engine, [ask(i) for i in range(9)])
+        gauges = engine.gauges()
+    assert gauges["finished"] == 9
+    assert gauges["tokens"] == sum(len(generation.token_ids) for generation in generations)
+    assert gauges["waiting"] == 0
+    assert 0 < gauges["busy_s"]
