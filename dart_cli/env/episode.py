@@ -1,0 +1,310 @@
+"""One episode: reset -> (ask the policy -> read its text -> act) ... -> verdict.
+
+    Conventions    how texts become actions and what the policy sees of the past
+    Policy         whoever answers a screen with a completion: a router, or an engine in-process
+    Journal        whoever keeps the steps and the end: data, or a list in memory
+    Episode        the control flow; `phase` says what it is at
+    play_episode   the same as one call
+
+Used by `dart env` for training and by `dart eval` for evaluation, so that both play alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from bus.errors import ActionError, BusError, DartError, EngineError, EnvError
+from bus.messages import (
+    Ack,
+    ActRequest,
+    Completion,
+    Lease,
+    StepRecord,
+    StopReason,
+    TrajectoryEnd,
+    Turn,
+)
+from dart_cli.config import Config
+from dart_cli.env.threaded import Stepped
+from dart_cli.policy.codec import Codec, make_codec
+from dart_cli.policy.frames import Frame, make_frame
+from dart_cli.policy.history import History
+from envs.actions import Action, Answer, Done, Fail, action_to_dict
+from envs.base import Observation, Task, Verdict, content_hash
+
+Phase = Literal["reset", "model", "env", "hand_in", "over"]
+
+
+class Policy(Protocol):
+    """Answers screens."""
+
+    async def act(self, request: ActRequest) -> Completion:
+        """What the policy says to one screen. Raises BusError, EngineError."""
+        ...
+
+
+class Journal(Protocol):
+    """Keeps what happens. An Ack that is not accepted means: the lease is not ours any more."""
+
+    async def step(self, record: StepRecord) -> Ack:
+        """Keep one step."""
+        ...
+
+    async def end(self, end: TrajectoryEnd) -> Ack:
+        """Keep the end; all steps have been acknowledged before."""
+        ...
+
+
+class PlaysTasks(Protocol):
+    """The part of ThreadedEnv that an episode uses."""
+
+    async def reset(self, task: Task, seed: int) -> tuple[Observation, str]:
+        """Start the task; returns the first observation and the instruction."""
+        ...
+
+    async def step(self, action: Action) -> Stepped:
+        """Perform one action."""
+        ...
+
+    async def evaluate(self) -> Verdict:
+        """Judge the present state."""
+        ...
+
+
+@dataclass(frozen=True)
+class Conventions:
+    """How the policy's world is read and written, the same for all episodes of a run."""
+
+    codec: Codec
+    history: History
+    frame_of: Callable[[int, int], Frame]  # (width, height) of a screenshot -> its frame
+    malformed: Literal["end", "noop"] = "end"
+
+
+def conventions_of(config: Config) -> Conventions:
+    """What the configuration says about codec, coordinates, history and malformed texts."""
+    policy = config.policy
+    return Conventions(
+        codec=make_codec(policy.codec),
+        history=History(images=policy.history_images, turns=policy.history_turns),
+        frame_of=lambda width, height: make_frame(policy.coordinates, width, height),
+        malformed=config.env.malformed,
+    )
+
+
+class _AbandonedError(DartError):
+    """The episode cannot go on though the environment is well: no policy, or the lease is gone."""
+
+
+async def play_episode(
+    env: PlaysTasks,
+    lease: Lease,
+    task: Task,
+    policy: Policy,
+    journal: Journal,
+    conventions: Conventions,
+) -> TrajectoryEnd:
+    """Play one lease to its end and hand everything in. Raises what the journal raises."""
+    return await Episode(env, lease, task, policy, journal, conventions).play()
+
+
+class Episode:
+    """One lease being played. Its numbers may be read at any time, from the same event loop."""
+
+    def __init__(
+        self,
+        env: PlaysTasks,
+        lease: Lease,
+        task: Task,
+        policy: Policy,
+        journal: Journal,
+        conventions: Conventions,
+    ) -> None:
+        self.lease = lease
+        self.phase: Phase = "reset"
+        self.steps = 0  # handed in
+        self.reset_s = 0.0
+        self.model_s = 0.0
+        self.env_s = 0.0
+        self._env = env
+        self._task = task
+        self._policy = policy
+        self._journal = journal
+        self._conventions = conventions
+        self._turns: list[Turn] = []
+        self._screen: Observation | None = None
+        self._ack: asyncio.Task[Ack] | None = None  # of the newest step, while it is on its way
+        self._began = time.monotonic()
+
+    async def play(self) -> TrajectoryEnd:
+        """Play to the end and hand everything in; returns the end as it was handed in.
+
+        A broken environment, evaluator or policy gives an invalid outcome. Raises what the journal
+        raises. Cancelled, it leaves the steps that were handed in; see `cancelled`.
+        """
+        try:
+            try:
+                stop_reason, verdict = await self._play()
+            except EnvError as error:
+                stop_reason, verdict = "environment", Verdict("invalid", str(error))
+            self.phase = "hand_in"
+            await self._settle()
+        except _AbandonedError as error:
+            stop_reason, verdict = "cancelled", Verdict("invalid", str(error))
+        finally:
+            if self._ack is not None:
+                self._ack.cancel()
+        self.phase = "hand_in"
+        end = self._end(stop_reason, verdict)
+        await self._journal.end(end)
+        self.phase = "over"
+        return end
+
+    def cancelled(self, reason: str) -> TrajectoryEnd:
+        """The end of an episode that was cancelled before its own."""
+        return self._end("cancelled", Verdict("invalid", reason))
+
+    async def _play(self) -> tuple[StopReason, Verdict]:
+        began = time.monotonic()
+        screen, instruction = await self._env.reset(self._task, self.lease.task_seed)
+        self._screen = screen
+        self.reset_s = time.monotonic() - began
+        for step in range(self.lease.max_steps):
+            request = self._request(step, instruction, screen)
+            completion, model_s = await self._ask(request)
+            action, error = self._read(completion.text, screen)
+            if action is None:
+                await self._hand_in(_record(request, screen, completion, None, error, model_s, 0.0))
+                if self._conventions.malformed == "end":
+                    return "malformed", Verdict("fail", error)
+            else:
+                stepped = await self._act(request, screen, completion, action, model_s)
+                self._screen = stepped.observation
+                if isinstance(action, Fail):
+                    return "gave_up", await self._env.evaluate()
+                if stepped.terminated or isinstance(action, Done | Answer):
+                    return "done", await self._env.evaluate()
+                if stepped.truncated:
+                    break
+            self._remember(completion.text, screen)
+            screen = self._screen
+        return "step_limit", await self._env.evaluate()
+
+    def _request(self, step: int, instruction: str, screen: Observation) -> ActRequest:
+        sampling = self.lease.sampling
+        return ActRequest(
+            trajectory_id=self.lease.trajectory_id,
+            step=step,
+            instruction=instruction,
+            turns=self._turns,
+            screenshot=screen.screenshot,
+            width=screen.width,
+            height=screen.height,
+            sampling=sampling.model_copy(update={"seed": sampling.seed + step}),
+        )
+
+    async def _ask(self, request: ActRequest) -> tuple[Completion, float]:
+        self.phase = "model"
+        began = time.monotonic()
+        try:
+            completion = await self._policy.act(request)
+        except (BusError, EngineError) as error:
+            raise _AbandonedError(f"no completion for step {request.step}: {error}") from error
+        seconds = time.monotonic() - began
+        self.model_s += seconds
+        return completion, seconds
+
+    def _read(self, text: str, screen: Observation) -> tuple[Action | None, str]:
+        try:
+            frame = self._conventions.frame_of(screen.width, screen.height)
+            return self._conventions.codec.parse(text, frame), ""
+        except ActionError as error:
+            return None, str(error) or "no action"
+
+    async def _act(
+        self,
+        request: ActRequest,
+        screen: Observation,
+        completion: Completion,
+        action: Action,
+        model_s: float,
+    ) -> Stepped:
+        """Perform the action and hand the step in, also where the environment broke on it."""
+        self.phase = "env"
+        began = time.monotonic()
+        broken: EnvError | None = None
+        try:
+            stepped = await self._env.step(action)
+        except EnvError as error:
+            broken = error
+        seconds = time.monotonic() - began
+        self.env_s += seconds
+        await self._hand_in(_record(request, screen, completion, action, "", model_s, seconds))
+        if broken is not None:
+            raise broken
+        return stepped
+
+    def _remember(self, text: str, screen: Observation) -> None:
+        turn = Turn(text=self._conventions.codec.as_history(text), screenshot=screen.screenshot)
+        # What history hides now it hides ever after, so its screenshots need not be kept.
+        self._turns = self._conventions.history.visible([*self._turns, turn])
+
+    async def _hand_in(self, record: StepRecord) -> None:
+        """Send the step while the episode goes on; steps leave one at a time, in their order."""
+        await self._settle()
+        self._ack = asyncio.create_task(self._journal.step(record))
+        self.steps += 1
+
+    async def _settle(self) -> None:
+        """Wait until the newest step is acknowledged."""
+        if self._ack is None:
+            return
+        ack = await self._ack
+        self._ack = None
+        if not ack.accepted:
+            raise _AbandonedError(f"the lease was taken back: {ack.note}")
+
+    def _end(self, stop_reason: StopReason, verdict: Verdict) -> TrajectoryEnd:
+        return TrajectoryEnd(
+            trajectory_id=self.lease.trajectory_id,
+            steps=self.steps,
+            outcome=verdict.outcome,
+            reason=verdict.reason,
+            stop_reason=stop_reason,
+            screenshot=self._screen.screenshot if self._screen else None,
+            reset_s=self.reset_s,
+            wall_s=time.monotonic() - self._began,
+        )
+
+
+def _record(
+    request: ActRequest,
+    screen: Observation,
+    completion: Completion,
+    action: Action | None,
+    error: str,
+    model_s: float,
+    env_s: float,
+) -> StepRecord:
+    past = [turn.screenshot for turn in request.turns if turn.screenshot is not None]
+    return StepRecord(
+        trajectory_id=request.trajectory_id,
+        step=request.step,
+        screenshot=screen.screenshot,
+        media_type=screen.media_type,
+        image_hashes=[content_hash(image) for image in (*past, screen.screenshot)],
+        prompt_token_ids=completion.prompt_token_ids,
+        token_ids=completion.token_ids,
+        behaviour_logprobs=completion.behaviour_logprobs,
+        entropies=completion.entropies,
+        version_spans=completion.version_spans,
+        text=completion.text,
+        action=None if action is None else action_to_dict(action),
+        error=error,
+        model_s=model_s,
+        env_s=env_s,
+    )

@@ -1,0 +1,227 @@
+"""Which rollout worker answers: learned from heartbeats, least loaded first, no episode lost.
+
+A worker is asked if it lives and says `ready` (or, where none does, `syncing`). Of those the one
+with the least of our own requests in flight is taken; the one that served the same trajectory
+before is preferred while its load is within `AFFINITY` of the least, for its prefix cache. When a
+worker falls silent or stops, the same request, with the same id, goes to another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import OrderedDict
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+from bus.endpoints import Curve
+from bus.errors import ConfigError, DeadlineError
+from bus.heartbeat import Liveness
+from bus.messages import ActRequest, Completion, Heartbeat
+from bus.sockets import Requester
+
+logger = logging.getLogger(__name__)
+
+AFFINITY = 1
+"""Requests that a trajectory's former worker may have in flight beyond the least loaded one."""
+
+DEAD_AFTER_S = 5.0
+LOOK_S = 0.25
+"""How often a request that waits looks whether its worker still lives."""
+
+_MAX_TRAJECTORIES = 16_384
+_NOBODY = "no rollout worker is ready: start `dart rollout`"
+
+
+class Waits(Protocol):
+    """The part of HeartbeatSender that tells what this process waits for."""
+
+    def waiting(self, what: str, deadline_s: float | None = None) -> AbstractContextManager[None]:
+        """Tell the wait in heartbeats while inside."""
+        ...
+
+
+@dataclass
+class _Worker:
+    name: str
+    endpoint: str
+    requester: Requester
+    in_flight: int = 0  # of ours
+
+
+class RolloutRouter:
+    """The policy as environments see it: all rollout workers of the run behind `act`."""
+
+    def __init__(
+        self,
+        name: str,
+        deadline_s: float,
+        *,
+        curve: Curve | None = None,
+        dead_after_s: float = DEAD_AFTER_S,
+        waits: Waits | None = None,
+    ) -> None:
+        """`name` is the client's name at the workers; `deadline_s` bounds `act` over all workers."""
+        self._name = name
+        self._deadline_s = deadline_s
+        self._curve = curve
+        self._waits = waits
+        self._liveness = Liveness(dead_after_s)
+        self._workers: dict[str, _Worker] = {}
+        self._served_by: OrderedDict[str, str] = OrderedDict()  # trajectory -> worker, newest last
+        self._news = asyncio.Event()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that wait for their completion."""
+        return sum(worker.in_flight for worker in self._workers.values())
+
+    def ready(self) -> list[str]:
+        """Names of the workers that can be asked: the ready ones, else those taking new weights."""
+        alive = [hb for hb in self._liveness.alive("rollout") if hb.worker in self._workers]
+        for state in ("ready", "syncing"):
+            names = [hb.worker for hb in alive if hb.state == state]
+            if names:
+                return names
+        return []
+
+    def observe(self, heartbeat: Heartbeat) -> None:
+        """Learn from a rollout worker's heartbeat; those of other roles are passed over."""
+        if heartbeat.role != "rollout" or not heartbeat.endpoint:
+            return
+        self._liveness.observe(heartbeat)
+        known = self._workers.get(heartbeat.worker)
+        if known is None or known.endpoint != heartbeat.endpoint:
+            self._connect(heartbeat)
+        self._drop_forgotten()
+        self._news.set()
+
+    async def wait_ready(self) -> None:
+        """Wait, as long as it takes, until some worker can be asked."""
+        if self.ready():
+            return
+        with self._telling("for a rollout worker: start `dart rollout`"):
+            while not self.ready():
+                await self._look()
+
+    async def act(self, request: ActRequest) -> Completion:
+        """One completion, from whichever worker; asked again elsewhere when one dies.
+
+        Raises DeadlineError that names what was waited for; ProtocolError, EngineError and others
+        as a worker raised them.
+        """
+        request_id = uuid.uuid4().bytes
+        deadline = time.monotonic() + self._deadline_s
+        where = f"step {request.step} of {request.trajectory_id}"
+        while True:
+            worker = await self._pick(request.trajectory_id, deadline)
+            if worker is None:
+                raise DeadlineError(f"{where}: after {self._deadline_s:g} s {_NOBODY}")
+            completion = await self._ask(worker, request, request_id, deadline)
+            if completion is not None:
+                return completion
+            logger.warning("%s: %s is gone, asking another worker", where, worker.name)
+
+    async def close(self) -> None:
+        """Give up what is in flight and close all connections."""
+        closing = [worker.requester.close() for worker in self._workers.values()]
+        self._workers.clear()
+        await asyncio.gather(*closing, *self._closing)
+
+    async def _pick(self, trajectory_id: str, deadline: float) -> _Worker | None:
+        """The worker to ask; None when the deadline passes without one."""
+        names = self.ready()
+        while not names:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                return None
+            with self._telling("for a rollout worker to be ready"):
+                await self._look(remaining)
+            names = self.ready()
+        least = min(names, key=self._load)
+        former = self._served_by.get(trajectory_id, "")
+        if former in names:
+            spare = self._workers[least].in_flight + AFFINITY
+            least = former if self._workers[former].in_flight <= spare else least
+        self._served_by[trajectory_id] = least
+        self._served_by.move_to_end(trajectory_id)
+        while len(self._served_by) > _MAX_TRAJECTORIES:
+            self._served_by.popitem(last=False)
+        return self._workers[least]
+
+    def _load(self, name: str) -> tuple[int, float]:
+        """Ours in flight, then everybody's as the worker told it."""
+        heartbeat = self._liveness.get(name)
+        told = heartbeat.gauges.get("in_flight", 0.0) if heartbeat else 0.0
+        return self._workers[name].in_flight, told
+
+    async def _ask(
+        self, worker: _Worker, request: ActRequest, request_id: bytes, deadline: float
+    ) -> Completion | None:
+        """The worker's completion; None if the worker went away first."""
+        remaining = max(0.001, deadline - time.monotonic())
+        worker.in_flight += 1
+        asking = asyncio.create_task(
+            worker.requester.request(request, remaining, request_id=request_id)
+        )
+        try:
+            with self._telling(f"for a completion from {worker.name}"):
+                while not asking.done():
+                    await asyncio.wait([asking], timeout=LOOK_S)
+                    if not asking.done() and self._gone(worker):
+                        return None
+            reply = asking.result()
+        finally:
+            worker.in_flight -= 1
+            asking.cancel()
+        assert isinstance(reply, Completion)  # the requester has checked it
+        return reply
+
+    def _gone(self, worker: _Worker) -> bool:
+        """Whether to stop waiting: it is dead, replaced, or stopping while another is ready."""
+        heartbeat = self._liveness.get(worker.name)
+        if self._workers.get(worker.name) is not worker or heartbeat is None:
+            return True
+        if self._liveness.silent_s(worker.name) > self._liveness.dead_after_s:
+            return True
+        return heartbeat.state == "stopping" and bool(self.ready())
+
+    def _connect(self, heartbeat: Heartbeat) -> None:
+        try:
+            requester = Requester(
+                heartbeat.endpoint, name=self._name, peer="dart rollout", curve=self._curve
+            )
+        except ConfigError as error:
+            logger.error("%s cannot be asked: %s", heartbeat.worker, error)
+            return
+        self._disconnect(heartbeat.worker)
+        self._workers[heartbeat.worker] = _Worker(heartbeat.worker, heartbeat.endpoint, requester)
+        logger.info("rollout worker %s at %s", heartbeat.worker, heartbeat.endpoint)
+
+    def _disconnect(self, name: str) -> None:
+        worker = self._workers.pop(name, None)
+        if worker is not None:
+            task = asyncio.create_task(worker.requester.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def _drop_forgotten(self) -> None:
+        """Close connections to workers that have been dead for so long that nobody knows them."""
+        for name in [name for name in self._workers if self._liveness.get(name) is None]:
+            self._disconnect(name)
+
+    async def _look(self, at_most_s: float = 1.0) -> None:
+        """Wait for a heartbeat, or for a moment: silence is news too."""
+        self._news.clear()
+        try:
+            async with asyncio.timeout(min(1.0, at_most_s)):
+                await self._news.wait()
+        except TimeoutError:
+            return
+
+    def _telling(self, what: str) -> AbstractContextManager[None]:
+        return self._waits.waiting(what) if self._waits else nullcontext()

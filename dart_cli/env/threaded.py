@@ -1,0 +1,173 @@
+"""An environment in a thread of its own, with a deadline on every call.
+
+GUI environments block; some must be used from the thread that made them. ThreadedEnv makes, uses
+and closes one there, so that the event loop that plays many of them never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from bus.errors import DartError, EnvError
+from envs.actions import Action
+from envs.base import GuiEnv, Observation, Task, Verdict
+
+logger = logging.getLogger(__name__)
+
+CLOSE_DEADLINE_S = 5.0
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What one action led to."""
+
+    observation: Observation
+    terminated: bool
+    truncated: bool
+
+
+@dataclass(frozen=True)
+class _Job:
+    work: Callable[[GuiEnv], Any]
+    answer: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop
+
+
+class ThreadedEnv:
+    """Calls one GuiEnv from the event loop; `name` stands in errors.
+
+    The environment is made at the first call and again after `renew`. Whatever it raises becomes
+    an EnvError; a call that overruns its deadline leaves its thread to itself and the next call
+    begins with a fresh environment.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], GuiEnv],
+        *,
+        name: str,
+        reset_deadline_s: float,
+        step_deadline_s: float,
+    ) -> None:
+        self._make = make
+        self._name = name
+        self._reset_deadline_s = reset_deadline_s
+        self._step_deadline_s = step_deadline_s
+        self._jobs: queue.SimpleQueue[_Job | None] | None = None
+        self._ended: asyncio.Future[None] | None = None
+
+    async def reset(self, task: Task, seed: int) -> tuple[Observation, str]:
+        """Start the task; returns the first observation and the instruction. Raises EnvError."""
+        observation, info = await self._call(
+            "reset",
+            self._reset_deadline_s,
+            lambda env: env.reset(seed=seed, options={"task": task}),
+        )
+        return observation, str(info.get("instruction", task.instruction))
+
+    async def step(self, action: Action) -> Stepped:
+        """Perform one action. Raises EnvError."""
+        observation, _, terminated, truncated, _ = await self._call(
+            "step", self._step_deadline_s, lambda env: env.step(action)
+        )
+        return Stepped(observation, bool(terminated), bool(truncated))
+
+    async def evaluate(self) -> Verdict:
+        """Judge the present state. Raises EnvError where the evaluator broke."""
+        return await self._call("evaluate", self._step_deadline_s, lambda env: env.evaluate())
+
+    async def renew(self) -> None:
+        """Close the environment; the next call makes a fresh one."""
+        jobs, ended = self._jobs, self._ended
+        self._jobs = self._ended = None
+        if jobs is None or ended is None:
+            return
+        jobs.put(None)
+        await asyncio.wait([ended], timeout=CLOSE_DEADLINE_S)
+        if not ended.done():
+            logger.warning(
+                "%s: did not close in %g s; left to itself", self._name, CLOSE_DEADLINE_S
+            )
+
+    async def close(self) -> None:
+        """Free everything; may be called twice."""
+        await self.renew()
+
+    async def _call(self, what: str, deadline_s: float, work: Callable[[GuiEnv], _T]) -> _T:
+        loop = asyncio.get_running_loop()
+        if self._jobs is None:
+            self._jobs, self._ended = queue.SimpleQueue(), loop.create_future()
+            threading.Thread(
+                target=self._serve,
+                args=(self._jobs, self._ended, loop),
+                name=self._name,
+                daemon=True,  # a hung environment must not keep the process from ending
+            ).start()
+        job = _Job(work, loop.create_future(), loop)
+        self._jobs.put(job)
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await job.answer  # type: ignore[no-any-return]
+        except TimeoutError:
+            self._jobs.put(None)  # should it come back, it closes the environment and ends
+            self._jobs = self._ended = None
+            raise EnvError(f"{self._name}: no answer to {what} in {deadline_s:g} s") from None
+        except EnvError:
+            raise
+        except DartError as error:
+            raise EnvError(f"{self._name}: {what}: {error}") from error
+        except Exception as error:
+            logger.exception("%s: %s failed", self._name, what)
+            raise EnvError(f"{self._name}: {what}: {type(error).__name__}: {error}") from error
+
+    def _serve(
+        self,
+        jobs: queue.SimpleQueue[_Job | None],
+        ended: asyncio.Future[None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        env: GuiEnv | None = None
+        while (job := jobs.get()) is not None:
+            try:
+                env = self._make() if env is None else env
+                result = job.work(env)
+            except Exception as error:  # noqa: BLE001 - it rises again in _call
+                _post(job.loop, job.answer, error=error)
+            else:
+                _post(job.loop, job.answer, result=result)
+        try:
+            if env is not None:
+                env.close()
+        except Exception:
+            logger.exception("%s: close failed", self._name)
+        _post(loop, ended)
+
+
+def _post(
+    loop: asyncio.AbstractEventLoop,
+    future: asyncio.Future[Any],
+    *,
+    result: Any = None,
+    error: Exception | None = None,
+) -> None:
+    """Settle a future of another thread's loop, unless nobody waits for it any more."""
+
+    def settle() -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
+        loop.call_soon_threadsafe(settle)
