@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -162,23 +163,26 @@ def test_a_disk_that_refuses_is_an_error_that_names_the_place(tmp_path: Path) ->
         publish(tensors(), tmp_path / "file", 1)
 
 
-def _publish_many(directory: Path, versions: int) -> None:
-    channel = FileChannel(directory, keep=2)
-    for version in range(versions):
-        channel.publish({"w": torch.full((20_000,), float(version))}, version)
+_PUBLISHER = """
+import sys, torch
+from pathlib import Path
+from dart_cli.weights.file import FileChannel
+channel = FileChannel(Path(sys.argv[1]), keep=2)
+for version in range(120):
+    channel.publish({"w": torch.full((20_000,), float(version))}, version)
+"""
 
 
 def test_a_reader_beside_a_publisher_sees_whole_versions_in_order(tmp_path: Path) -> None:
     """A version may vanish before it is read; what is read is whole and never older than before."""
     expected = {"w": torch.zeros(20_000)}
-    publisher = multiprocessing.get_context("spawn").Process(
-        target=_publish_many, args=(tmp_path, 120)
+    publisher = subprocess.Popen(
+        [sys.executable, "-c", _PUBLISHER, str(tmp_path)], cwd=Path(__file__).parents[2]
     )
-    publisher.start()
     read: list[int] = []
     try:
         while not (read and read[-1] == 119):
-            alive = publisher.is_alive()
+            alive = publisher.poll() is None
             published = newest(tmp_path)
             assert alive or (published is not None and published.policy_version == 119)
             if published is None:
@@ -191,9 +195,9 @@ def test_a_reader_beside_a_publisher_sees_whole_versions_in_order(tmp_path: Path
                 continue
             assert loaded.unique().tolist() == [float(published.policy_version)]
             read.append(published.policy_version)
+        assert publisher.wait(30) == 0
     finally:
-        publisher.join(timeout=30)
-    assert publisher.exitcode == 0
+        publisher.kill()
     assert read == sorted(read)
 
 

@@ -1,0 +1,1 @@
+"""`dart rollout`: a stateless service that answers screens with the policy's completions."""

@@ -1,0 +1,183 @@
+"""`dart rollout`: one worker process.
+
+    Replier        the worker's own address: ActRequest -> Completion        -> Responder, Engine
+    Subscriber     RunState from data: the newest weights, and the end       -> WeightSync
+    Heartbeat      each second: address, version, load, what it waits for
+
+The worker keeps no state of an episode: any request may come to any worker. It answers nothing
+until it has taken a published weight set, so every completion carries a version that exists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from dataclasses import dataclass
+from typing import Protocol
+
+from bus.endpoints import TELEMETRY_IN, TELEMETRY_OUT
+from bus.errors import ProtocolError
+from bus.heartbeat import HeartbeatSender, Load
+from bus.messages import ActRequest, Completion, Reply, Request, RunState
+from bus.sockets import Publisher, Replier, Subscriber
+from dart_cli.config import Config, run_curve, run_endpoints
+from dart_cli.engines.base import Engine
+from dart_cli.rollout.sync import WeightSync
+from dart_cli.tasks import background
+
+log = logging.getLogger(__name__)
+
+WAITING_PER_PLACE = 8
+"""Requests taken in for each place in a batch; more wait in the socket, and then at their sender."""
+DRAIN_S = 2.0
+"""How long requests in work may still be answered after the end."""
+
+
+class Answers(Protocol):
+    """Turns a screen into a completion: dart_cli.engines.responder.Responder."""
+
+    async def answer(self, request: ActRequest) -> Completion:
+        """Draw what the policy says. Raises EngineError."""
+        ...
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a worker serves with."""
+
+    engine: Engine
+    responder: Answers
+
+
+async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
+    """Serve completions until `stop` is set or data says that the run is over.
+
+    Raises ModelError if the model cannot be loaded, BusError if the address is taken.
+    """
+    endpoints, curve = run_endpoints(config), run_curve(config)
+    name = worker if worker.startswith("rollout-") else f"rollout-{worker}"
+    address = endpoints.address(name)
+    if config.bus.transport == "tcp":
+        address = f"tcp://{_address_towards(config.bus.host, config.bus.port)}:*"
+    async with contextlib.AsyncExitStack() as stack:
+        places = WAITING_PER_PLACE * config.rollout.max_batch
+        replier = await stack.enter_async_context(
+            Replier(address, curve=curve, max_handlers=places)
+        )
+        publisher = await stack.enter_async_context(
+            Publisher(endpoints.address(TELEMETRY_IN), curve=curve)
+        )
+        states = await stack.enter_async_context(
+            Subscriber(endpoints.address(TELEMETRY_OUT), [RunState], curve=curve)
+        )
+        service = _Service()
+        heartbeat = HeartbeatSender(
+            publisher, "rollout", worker, service.load, endpoint=replier.endpoint
+        )
+        await stack.enter_async_context(heartbeat)
+        with heartbeat.waiting("the model to load"):
+            model = await asyncio.to_thread(load_model, config)
+        stack.push_async_callback(model.engine.close)
+        service.start(model)
+        async with background(service.serve(replier, heartbeat), service.listen(states, stop)):
+            await stop.wait()
+            service.stopping = True
+            heartbeat.beat()
+            await replier.close(DRAIN_S)
+
+
+def load_model(config: Config) -> Model:
+    """The engine a configuration asks for, loaded. Raises ModelError, MissingPartError."""
+    if config.rollout.engine == "scripted":
+        from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, random_clicks
+
+        clicks = random_clicks(config.policy.codec)
+        scripted = ScriptedEngine(clicks, policy_version=-1, max_batch=config.rollout.max_batch)
+        return Model(scripted, ScriptedResponder(scripted))
+
+    import torch
+
+    from dart_cli.engines.responder import Responder
+    from dart_cli.engines.transformers_engine import TransformersEngine
+    from dart_cli.policy.device import pick_device
+    from dart_cli.policy.model import load_policy
+    from dart_cli.policy.prompt import PromptRenderer
+    from dart_cli.weights.file import load
+
+    torch.set_num_threads(config.rollout.threads)
+    policy = load_policy(config.model.path, config.model.dtype, pick_device(config.rollout.device))
+    engine = TransformersEngine(
+        policy, policy_version=-1, load_weights=load, max_batch=config.rollout.max_batch
+    )
+    renderer = PromptRenderer(policy, config.policy.system_prompt)
+    return Model(engine, Responder(policy, engine, renderer))
+
+
+class _Service:
+    """The parts of a worker that share its state."""
+
+    def __init__(self) -> None:
+        self.stopping = False
+        self._model: Model | None = None
+        self._sync: WeightSync | None = None
+
+    def start(self, model: Model) -> None:
+        """The model is there; weights may be taken."""
+        self._model = model
+        self._sync = WeightSync(model.engine)
+
+    async def serve(self, replier: Replier, heartbeat: HeartbeatSender) -> None:
+        """Wait for the first weights, then answer requests until the replier is closed."""
+        assert self._sync is not None
+        async with background(self._sync.follow(heartbeat.waiting)):
+            with heartbeat.waiting("the trainer's first weights"):
+                await self._sync.ready.wait()
+            log.info("serves v%d at %s", self._version, replier.endpoint)
+            heartbeat.beat()
+            await replier.serve(self._answer)
+
+    async def listen(self, states: Subscriber, stop: asyncio.Event) -> None:
+        """Follow what data announces; its end is ours."""
+        assert self._sync is not None
+        async for state in states:
+            assert isinstance(state, RunState)
+            self._sync.hear(state)
+            if state.stopping:
+                log.info("the run is over: %s", state.reason)
+                stop.set()
+
+    def load(self) -> Load:
+        """The heartbeat's changing part."""
+        if self._model is None or self._sync is None:
+            return Load("starting")
+        state = "ready" if self._sync.ready.is_set() else "starting"
+        if self._sync.syncing and state == "ready":
+            state = "syncing"
+        gauges = self._model.engine.gauges() | {
+            "syncs": float(self._sync.synced),
+            "sync_s": self._sync.sync_s,
+            "pause_s": self._sync.pause_s,
+        }
+        return Load("stopping" if self.stopping else state, self._version, gauges)
+
+    @property
+    def _version(self) -> int:
+        assert self._model is not None
+        return self._model.engine.policy_version
+
+    async def _answer(self, _client: str, request: Request) -> Reply:
+        if not isinstance(request, ActRequest):
+            raise ProtocolError(
+                f"a rollout worker answers ActRequest, not {type(request).__name__}"
+            )
+        assert self._model is not None
+        return await self._model.responder.answer(request)
+
+
+def _address_towards(host: str, port: int) -> str:
+    """This host's own address on the way to `host`; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))
+        return str(probe.getsockname()[0])
