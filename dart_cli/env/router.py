@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bus.endpoints import Curve
-from bus.errors import ConfigError, DeadlineError
+from bus.errors import BusError, ConfigError, DeadlineError
 from bus.heartbeat import Liveness
 from bus.messages import ActRequest, Completion, Heartbeat
 from bus.sockets import Requester
@@ -74,6 +74,7 @@ class RolloutRouter:
         self._served_by: OrderedDict[str, str] = OrderedDict()  # trajectory -> worker, newest last
         self._news = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     @property
     def in_flight(self) -> int:
@@ -128,14 +129,17 @@ class RolloutRouter:
 
     async def close(self) -> None:
         """Give up what is in flight and close all connections."""
+        self._closed = True
         closing = [worker.requester.close() for worker in self._workers.values()]
         self._workers.clear()
         await asyncio.gather(*closing, *self._closing)
 
     async def _pick(self, trajectory_id: str, deadline: float) -> _Worker | None:
-        """The worker to ask; None when the deadline passes without one."""
+        """The worker to ask; None when the deadline passes without one. Raises BusError if closed."""
         names = self.ready()
         while not names:
+            if self._closed:
+                raise BusError(f"{self._name}: the router is closed")
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 return None
@@ -174,6 +178,8 @@ class RolloutRouter:
                     await asyncio.wait([asking], timeout=LOOK_S)
                     if not asking.done() and self._gone(worker):
                         return None
+            if self._workers.get(worker.name) is not worker and asking.exception():
+                return None  # its connection was closed because it moved
             reply = asking.result()
         finally:
             worker.in_flight -= 1

@@ -1,0 +1,150 @@
+"""Parts the tests of the env role share: policies that answer at once, a journal in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from bus.messages import (
+    Ack,
+    ActRequest,
+    Completion,
+    Heartbeat,
+    Lease,
+    Sampling,
+    StepRecord,
+    TrajectoryEnd,
+    VersionSpan,
+)
+from dart_cli.env.episode import Conventions
+from dart_cli.env.threaded import ThreadedEnv
+from dart_cli.policy.codec import make_codec
+from dart_cli.policy.frames import make_frame
+from dart_cli.policy.history import History
+from envs.base import GuiEnv
+from envs.embedded.env import EmbeddedEnv
+from envs.registry import make_env
+
+CODEC = make_codec("compact")
+
+
+def lease(task_id: str = "mini/menu", *, max_steps: int = 8, seed: int = 7) -> Lease:
+    return Lease(
+        trajectory_id=f"t-{seed}",
+        group_id="g-1",
+        suite="mini",
+        task_id=task_id,
+        task_seed=seed,
+        max_steps=max_steps,
+        sampling=Sampling(temperature=1.0, max_tokens=16, seed=1000),
+        expires_s=60.0,
+    )
+
+
+def conventions(malformed: str = "end", *, images: int = 1, turns: int = 0) -> Conventions:
+    assert malformed in ("end", "noop")
+    return Conventions(
+        CODEC,
+        History(images=images, turns=turns),
+        lambda width, height: make_frame("thousandths", width, height),
+        malformed,  # type: ignore[arg-type]
+    )
+
+
+def completion(text: str) -> Completion:
+    tokens = list(text.encode())
+    return Completion(
+        prompt_token_ids=[1, 2, 3],
+        token_ids=tokens,
+        behaviour_logprobs=[-0.5] * len(tokens),
+        entropies=[0.5] * len(tokens),
+        version_spans=[VersionSpan(version=4, start=0, end=len(tokens))],
+        text=text,
+        stop="end",
+        queue_s=0.0,
+        engine_s=0.0,
+    )
+
+
+class Says:
+    """A policy that says the given texts, then the last one for ever."""
+
+    def __init__(self, *texts: str) -> None:
+        self.texts = list(texts)
+        self.asked: list[ActRequest] = []
+
+    async def act(self, request: ActRequest) -> Completion:
+        self.asked.append(request)
+        return completion(self.texts[min(len(self.asked), len(self.texts)) - 1])
+
+
+class Oracle:
+    """A policy that plays a shortest solution: it looks into the environment."""
+
+    def __init__(self, env: EmbeddedEnv) -> None:
+        self.env = env
+        self.asked: list[ActRequest] = []
+
+    async def act(self, request: ActRequest) -> Completion:
+        self.asked.append(request)
+        frame = make_frame("thousandths", request.width, request.height)
+        return completion(CODEC.format(self.env.oracle_action(), frame))
+
+
+class Memory:
+    """A journal in memory; `lost_from` is the step from which the lease is not ours any more."""
+
+    def __init__(self, lost_from: int | None = None) -> None:
+        self.steps: list[StepRecord] = []
+        self.ends: list[TrajectoryEnd] = []
+        self._lost_from = lost_from
+
+    async def step(self, record: StepRecord) -> Ack:
+        await asyncio.sleep(0)
+        self.steps.append(record)
+        if self._lost_from is not None and record.step >= self._lost_from:
+            return Ack(accepted=False, note="expired")
+        return Ack()
+
+    async def end(self, end: TrajectoryEnd) -> Ack:
+        self.ends.append(end)
+        return Ack()
+
+
+def threaded(make: Callable[[], GuiEnv], *, deadline_s: float = 20.0) -> ThreadedEnv:
+    return ThreadedEnv(
+        make, name="env-0/0", reset_deadline_s=deadline_s, step_deadline_s=deadline_s
+    )
+
+
+def mini() -> EmbeddedEnv:
+    env = make_env("mini")
+    assert isinstance(env, EmbeddedEnv)
+    return env
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Return when the condition holds; fail where it does not in time."""
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - conditions on plain values have no event
+            await asyncio.sleep(0.002)
+
+
+def heartbeat(
+    worker: str, endpoint: str, *, state: str = "ready", in_flight: float = 0.0
+) -> Heartbeat:
+    return Heartbeat(
+        role="rollout",
+        worker=worker,
+        host="host",
+        pid=1,
+        started_at=0.0,
+        sent_at=0.0,
+        endpoint=endpoint,
+        policy_version=0,
+        state=state,
+        waiting_for="",
+        waiting_s=0.0,
+        gauges={"in_flight": in_flight},
+        trajectories=[],
+    )

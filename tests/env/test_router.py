@@ -1,0 +1,202 @@
+"""Promises of the router, against real ROUTER servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from bus.endpoints import Endpoints
+from bus.errors import DeadlineError, EngineError
+from bus.messages import ActRequest, Completion, Reply, Request, Sampling
+from bus.sockets import Replier
+from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, say
+from dart_cli.env.router import RolloutRouter
+from tests.env.parts import completion, heartbeat, until
+
+
+def act(trajectory_id: str = "t-1", step: int = 0) -> ActRequest:
+    return ActRequest(
+        trajectory_id=trajectory_id,
+        step=step,
+        instruction="go",
+        turns=[],
+        screenshot=b"png",
+        width=10,
+        height=10,
+        sampling=Sampling(temperature=1.0, max_tokens=16, seed=0),
+    )
+
+
+class Rollout:
+    """A rollout worker: real sockets, says its own name when it is let go."""
+
+    def __init__(self, endpoint: str, name: str, *, held: bool = False) -> None:
+        self.name = name
+        self.asked = 0
+        self.go = asyncio.Event()
+        if not held:
+            self.go.set()
+        self.replier = Replier(endpoint)
+        self.task = asyncio.create_task(self.replier.serve(self.answer))
+
+    async def answer(self, client: str, request: Request) -> Reply:
+        self.asked += 1
+        await self.go.wait()
+        return completion(self.name)
+
+    async def kill(self) -> None:
+        await self.replier.close(linger_s=0)
+        await self.task
+
+
+@asynccontextmanager
+async def rollouts(
+    run: Path, *names: str, held: bool = False, **options: float
+) -> AsyncIterator[tuple[RolloutRouter, dict[str, Rollout]]]:
+    endpoints = Endpoints(run)
+    servers = {name: Rollout(endpoints.address(name), name, held=held) for name in names}
+    router = RolloutRouter("env-0", options.get("deadline_s", 20.0), dead_after_s=1.0)
+    for name, server in servers.items():
+        router.observe(heartbeat(name, server.replier.endpoint))
+    try:
+        yield router, servers
+    finally:
+        await router.close()
+        for server in servers.values():
+            await server.kill()
+
+
+async def test_requests_go_to_the_worker_with_the_least_in_flight(tmp_path: Path) -> None:
+    async with rollouts(tmp_path / "run", "rollout-0", "rollout-1", held=True) as (router, each):
+        asks = [asyncio.create_task(router.act(act(f"t-{i}"))) for i in range(6)]
+        await until(lambda: [each[name].asked for name in sorted(each)] == [3, 3])
+        assert router.in_flight == 6
+        for server in each.values():
+            server.go.set()
+        texts = Counter(reply.text for reply in await asyncio.gather(*asks))
+        assert texts == {"rollout-0": 3, "rollout-1": 3}
+        assert router.in_flight == 0
+
+
+async def test_a_trajectory_stays_with_its_worker_while_load_allows(tmp_path: Path) -> None:
+    async with rollouts(tmp_path / "run", "rollout-0", "rollout-1") as (router, each):
+        first = {t: (await router.act(act(t))).text for t in ("t-1", "t-2", "t-3")}
+        for step in range(1, 4):
+            for trajectory, server in first.items():
+                assert (await router.act(act(trajectory, step))).text == server
+        # With two more in flight than the other, even its own trajectory goes elsewhere.
+        home = each[first["t-1"]]
+        home.go.clear()
+        waiting = [asyncio.create_task(router.act(act("t-1", 9))) for _ in range(2)]
+        await until(lambda: home.asked >= 2)
+        await until(lambda: router.in_flight == 2)
+        assert (await router.act(act("t-1", 10))).text != home.name
+        home.go.set()
+        await asyncio.gather(*waiting)
+
+
+async def test_others_load_breaks_ties(tmp_path: Path) -> None:
+    async with rollouts(tmp_path / "run", "rollout-0", "rollout-1") as (router, each):
+        busy = each["rollout-0"].replier.endpoint
+        router.observe(heartbeat("rollout-0", busy, in_flight=30.0))
+        assert (await router.act(act())).text == "rollout-1"
+
+
+async def test_when_a_worker_dies_its_requests_are_answered_by_another(tmp_path: Path) -> None:
+    async with rollouts(tmp_path / "run", "rollout-0", "rollout-1", held=True) as (router, each):
+        asks = [asyncio.create_task(router.act(act(f"t-{i}"))) for i in range(4)]
+        await until(lambda: sum(server.asked for server in each.values()) == 4)
+        victim, survivor = each["rollout-0"], each["rollout-1"]
+        await victim.kill()  # no goodbye: it only falls silent
+        survivor.go.set()
+        async with asyncio.timeout(20):
+            while not all(ask.done() for ask in asks):
+                router.observe(heartbeat("rollout-1", survivor.replier.endpoint))
+                await asyncio.sleep(0.05)
+        assert {ask.result().text for ask in asks} == {"rollout-1"}
+        assert survivor.asked == 4
+        assert router.ready() == ["rollout-1"]
+
+
+async def test_a_worker_that_says_goodbye_is_left_at_once(tmp_path: Path) -> None:
+    async with rollouts(tmp_path / "run", "rollout-0", "rollout-1", held=True) as (router, each):
+        ask = asyncio.create_task(router.act(act()))
+        await until(lambda: each["rollout-0"].asked == 1)
+        each["rollout-1"].go.set()
+        endpoint = each["rollout-0"].replier.endpoint
+        router.observe(heartbeat("rollout-0", endpoint, state="stopping"))
+        assert (await ask).text == "rollout-1"
+
+
+async def test_a_worker_taking_weights_is_asked_only_where_none_is_ready(tmp_path: Path) -> None:
+    async with rollouts(tmp_path / "run", "rollout-0", "rollout-1") as (router, each):
+        ends = {name: server.replier.endpoint for name, server in each.items()}
+        router.observe(heartbeat("rollout-0", ends["rollout-0"], state="syncing"))
+        assert router.ready() == ["rollout-1"]
+        router.observe(heartbeat("rollout-1", ends["rollout-1"], state="starting"))
+        assert (await router.act(act())).text == "rollout-0"
+
+
+async def test_a_worker_that_appears_late_answers_what_waited_for_it(tmp_path: Path) -> None:
+    async with rollouts(tmp_path / "run") as (router, _):
+        ask = asyncio.create_task(router.act(act()))
+        ready = asyncio.create_task(router.wait_ready())
+        await asyncio.sleep(0.05)
+        assert not ready.done()
+        late = Rollout(Endpoints(tmp_path / "run").address("rollout-9"), "rollout-9")
+        router.observe(heartbeat("rollout-9", late.replier.endpoint))
+        await ready
+        assert (await ask).text == "rollout-9"
+        await late.kill()
+
+
+async def test_without_a_worker_the_deadline_says_what_to_start(tmp_path: Path) -> None:
+    async with rollouts(tmp_path / "run", deadline_s=0.2) as (router, _):
+        with pytest.raises(DeadlineError) as late:
+            await router.act(act("t-1", 3))
+    assert str(late.value) == (
+        "step 3 of t-1: after 0.2 s no rollout worker is ready: start `dart rollout`"
+    )
+
+
+async def test_a_worker_that_moved_is_asked_at_its_new_address(tmp_path: Path) -> None:
+    async with rollouts(tmp_path / "run", "rollout-0", held=True) as (router, each):
+        ask = asyncio.create_task(router.act(act()))
+        await until(lambda: each["rollout-0"].asked == 1)
+        moved = Rollout(Endpoints(tmp_path / "run").address("elsewhere"), "moved")
+        router.observe(heartbeat("rollout-0", moved.replier.endpoint))
+        assert (await ask).text == "moved"
+        await moved.kill()
+
+
+async def test_heartbeats_of_others_and_bad_addresses_are_passed_over(tmp_path: Path) -> None:
+    async with rollouts(tmp_path / "run") as (router, _):
+        router.observe(heartbeat("env-0", "").model_copy(update={"role": "env"}))
+        router.observe(heartbeat("rollout-0", "tcp://0.0.0.0:1"))
+        assert router.ready() == []
+
+
+async def test_a_scripted_engine_answers_over_the_bus_and_its_errors_rise(tmp_path: Path) -> None:
+    engine = ScriptedEngine(lambda request: say("click(1,2)", logprob=-0.1, entropy=0.2))
+    responder = ScriptedResponder(engine)
+
+    async def answer(client: str, request: Request) -> Completion:
+        assert isinstance(request, ActRequest)
+        return await responder.answer(request)
+
+    async with Replier(Endpoints(tmp_path / "run").address("rollout-0")) as replier:
+        task = asyncio.create_task(replier.serve(answer))
+        router = RolloutRouter("env-0", 20.0)
+        router.observe(heartbeat("rollout-0", replier.endpoint))
+        reply = await router.act(act())
+        assert (reply.text, reply.stop, reply.entropies[0]) == ("click(1,2)", "end", 0.2)
+        await engine.close()
+        with pytest.raises(EngineError, match="engine is closed"):
+            await router.act(act("t-2"))
+        await router.close()
+    await task

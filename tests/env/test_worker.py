@@ -1,0 +1,293 @@
+"""Promises of `dart env`: the whole process, with a small data server and rollout over sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
+from bus.errors import StoreError, TaskError
+from bus.messages import (
+    Ack,
+    ActRequest,
+    Completion,
+    Heartbeat,
+    LeaseReply,
+    LeaseRequest,
+    Reply,
+    Request,
+    RunState,
+    StepRecord,
+    TrajectoryEnd,
+)
+from bus.sockets import Forwarder, Publisher, Replier, Subscriber
+from dart_cli.config import Config, run_endpoints
+from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, random_clicks
+from dart_cli.env import worker
+from tests.env.parts import heartbeat, lease, until
+
+
+class Data:
+    """As much of the data process as an env process sees: telemetry, leases, hand-ins."""
+
+    def __init__(self, config: Config) -> None:
+        endpoints = run_endpoints(config)
+        inlet = endpoints.address(TELEMETRY_IN)
+        self.forwarder = Forwarder(inlet, endpoints.address(TELEMETRY_OUT))
+        self.publisher = Publisher(inlet)
+        self.heard = Subscriber(endpoints.address(TELEMETRY_OUT), [Heartbeat])
+        self.heartbeats: list[Heartbeat] = []
+        self.listening = asyncio.create_task(self.listen())
+        self.replier = Replier(endpoints.address(DATA))
+        self.serving = asyncio.create_task(self.replier.serve(self.handle))
+        self.leased = 0
+        self.leases_left = 1000
+        self.steps: list[StepRecord] = []
+        self.ends: list[TrajectoryEnd] = []
+        self.refuse: Exception | None = None
+        self.task_id = "mini/click"
+
+    async def listen(self) -> None:
+        async for message in self.heard:
+            assert isinstance(message, Heartbeat)
+            self.heartbeats.append(message)
+
+    async def handle(self, client: str, request: Request) -> Reply:
+        if self.refuse is not None:
+            error, self.refuse = self.refuse, None
+            raise error
+        if isinstance(request, LeaseRequest):
+            if self.leased >= self.leases_left:
+                return LeaseReply(retry_after_s=0.05, reason="all groups are open")
+            self.leased += 1
+            return LeaseReply(lease=lease(self.task_id, seed=self.leased))
+        if isinstance(request, StepRecord):
+            self.steps.append(request)
+        else:
+            assert isinstance(request, TrajectoryEnd)
+            self.ends.append(request)
+        return Ack()
+
+    async def close(self) -> None:
+        self.listening.cancel()
+        self.heard.close()
+        await self.replier.close(linger_s=0)
+        await self.serving
+        self.publisher.close()
+        self.forwarder.close()
+
+
+class Rollout:
+    """A rollout worker with a scripted engine: clicks anywhere."""
+
+    def __init__(self, config: Config) -> None:
+        self.responder = ScriptedResponder(ScriptedEngine(random_clicks("compact")))
+        self.silent = asyncio.Event()
+        self.replier = Replier(run_endpoints(config).address("rollout-0"))
+        self.tasks = [
+            asyncio.create_task(self.replier.serve(self.answer)),
+            asyncio.create_task(self.beat(config)),
+        ]
+
+    async def answer(self, client: str, request: Request) -> Completion:
+        assert isinstance(request, ActRequest)
+        if self.silent.is_set():
+            await asyncio.Event().wait()
+        return await self.responder.answer(request)
+
+    async def beat(self, config: Config) -> None:
+        async with Publisher(run_endpoints(config).address(TELEMETRY_IN)) as publisher:
+            while True:
+                publisher.publish(heartbeat("rollout-0", self.replier.endpoint))
+                await asyncio.sleep(0.02)
+
+    async def close(self) -> None:
+        await self.replier.close(linger_s=0)
+        self.tasks[1].cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def env_process(config: Config, slots: int = 3) -> AsyncIterator[asyncio.Event]:
+    stop = asyncio.Event()
+    task = asyncio.create_task(worker.run(config, "env-0", slots, stop))
+    try:
+        yield stop
+    finally:
+        stop.set()
+        async with asyncio.timeout(20):
+            await task
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config.model_validate(
+        {
+            "run": {"dir": tmp_path / "run"},
+            "env": {"suite": "mini", "slots": 3},
+            "bus": {"deadline_s": 1.0},
+        }
+    )
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "BACK_OFF_S", (0.05,))
+
+
+async def test_slots_play_leases_one_after_the_other_and_hand_everything_in(
+    config: Config,
+) -> None:
+    data, rollout = Data(config), Rollout(config)
+    async with env_process(config):
+        await until(lambda: len(data.ends) >= 12)
+    whole = [end for end in data.ends if end.stop_reason != "cancelled"]
+    assert len({end.trajectory_id for end in whole}) == len(whole)
+    for end in whole:
+        steps = [record.step for record in data.steps if record.trajectory_id == end.trajectory_id]
+        assert steps == list(range(end.steps)), "each step once, in order, before the end"
+        assert end.outcome in ("pass", "fail")
+    await rollout.close()
+    await data.close()
+
+
+async def test_processes_start_in_any_order_and_waits_are_told(config: Config) -> None:
+    async with env_process(config):
+        data = Data(config)
+        await until(lambda: data.heartbeats)
+        await until(lambda: "start `dart rollout`" in data.heartbeats[-1].waiting_for)
+        assert data.heartbeats[-1].state == "waiting"
+        assert data.leased == 0, "no lease is taken that nobody can play"
+        rollout = Rollout(config)
+        await until(lambda: data.ends)
+    await rollout.close()
+    await data.close()
+
+
+async def test_play_goes_on_when_data_is_restarted(config: Config) -> None:
+    first, rollout = Data(config), Rollout(config)
+    async with env_process(config):
+        await until(lambda: first.ends)
+        await first.close()
+        second = Data(config)
+        await until(lambda: len(second.ends) >= 3)
+    known = {record.trajectory_id for record in first.steps}
+    assert any(record.trajectory_id in known for record in second.steps + first.steps)
+    await rollout.close()
+    await second.close()
+
+
+async def test_heartbeats_name_the_leases_in_play_and_the_load(config: Config) -> None:
+    data, rollout = Data(config), Rollout(config)
+    rollout.silent.set()
+    async with env_process(config):
+        await until(lambda: data.leased == 3)
+        await until(lambda: data.heartbeats and len(data.heartbeats[-1].trajectories) == 3)
+        last = data.heartbeats[-1]
+        assert sorted(last.trajectories) == ["t-1", "t-2", "t-3"]
+        assert last.state == "ready"
+        assert (last.gauges["slots"], last.gauges["playing"], last.gauges["idle"]) == (3, 3, 0)
+        assert last.gauges["waiting_model"] == 3
+        assert last.waiting_for == "for a completion from rollout-0"
+    await rollout.close()
+    await data.close()
+
+
+async def test_a_stopped_process_gives_its_leases_back(config: Config) -> None:
+    data, rollout = Data(config), Rollout(config)
+    rollout.silent.set()
+    async with env_process(config) as stop:
+        await until(lambda: data.leased == 3)
+        await until(lambda: data.heartbeats and len(data.heartbeats[-1].trajectories) == 3)
+        stop.set()
+        await until(lambda: len(data.ends) == 3)
+    assert {(end.outcome, end.stop_reason) for end in data.ends} == {("invalid", "cancelled")}
+    assert {end.trajectory_id for end in data.ends} == {"t-1", "t-2", "t-3"}
+    await until(lambda: data.heartbeats[-1].state == "stopping")
+    await rollout.close()
+    await data.close()
+
+
+async def test_the_process_ends_when_the_run_is_over(config: Config) -> None:
+    data, rollout = Data(config), Rollout(config)
+    over = RunState(
+        run_id="r", policy_version=1, weights_path="", stopping=True, reason="200 updates done"
+    )
+    running = asyncio.create_task(worker.run(config, "env-0", 2, asyncio.Event()))
+    await until(lambda: data.ends)
+    async with asyncio.timeout(20):
+        while not running.done():
+            data.publisher.publish(over)
+            await asyncio.wait([running], timeout=0.05)
+    await running
+    await rollout.close()
+    await data.close()
+
+
+async def test_without_work_slots_ask_again_and_say_why_they_wait(config: Config) -> None:
+    data, rollout = Data(config), Rollout(config)
+    data.leases_left = 0
+    async with env_process(config):
+        await until(
+            lambda: (
+                data.heartbeats
+                and data.heartbeats[-1].waiting_for == "for work: all groups are open"
+            )
+        )
+        data.leases_left = 1000
+        await until(lambda: data.ends)
+    await rollout.close()
+    await data.close()
+
+
+async def test_a_refusal_by_data_costs_one_episode_and_no_slot(config: Config) -> None:
+    data, rollout = Data(config), Rollout(config)
+    async with env_process(config, slots=1):
+        await until(lambda: data.ends)
+        data.refuse = StoreError("disk full")
+        await until(lambda: data.refuse is None)
+        before = len(data.ends)
+        await until(lambda: len(data.ends) >= before + 2)
+    await rollout.close()
+    await data.close()
+
+
+async def test_an_environment_that_breaks_gives_invalid_episodes_and_is_made_anew(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = 0
+    make_env = worker.make_env
+
+    def make_badly_at_first(suite: str, **options: object) -> object:
+        nonlocal made
+        made += 1
+        if made == 1:
+            raise ConnectionError("the container is away")
+        return make_env(suite, **options)
+
+    monkeypatch.setattr(worker, "make_env", make_badly_at_first)
+    data, rollout = Data(config), Rollout(config)
+    async with env_process(config, slots=1):
+        await until(lambda: len(data.ends) >= 3)
+    assert (data.ends[0].outcome, data.ends[0].stop_reason) == ("invalid", "environment")
+    assert "the container is away" in data.ends[0].reason
+    assert {end.outcome for end in data.ends[1:3]} <= {"pass", "fail"}
+    assert made == 2
+    await rollout.close()
+    await data.close()
+
+
+async def test_a_task_that_the_suite_does_not_have_ends_the_process_with_the_cure(
+    config: Config,
+) -> None:
+    data, rollout = Data(config), Rollout(config)
+    data.task_id = "mini/clik"
+    with pytest.raises(TaskError, match="did you mean 'mini/click'"):
+        async with asyncio.timeout(20):
+            await worker.run(config, "env-0", 2, asyncio.Event())
+    await rollout.close()
+    await data.close()
