@@ -20,153 +20,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket as unix
 import threading
-import time
 import uuid
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import zmq
 import zmq.asyncio
-from zmq.auth.thread import ThreadAuthenticator
 
 from bus import errors
-from bus.codec import MAX_BLOB_BYTES, MAX_HEADER_BYTES, decode, encode
-from bus.endpoints import Curve, check_secure
+from bus.codec import decode, encode
+from bus.endpoints import Curve
 from bus.errors import BusError, DartError, DeadlineError, ProtocolError, RefusedError
 from bus.messages import ErrorReply, Message, Reply, Request
+from bus.transport import LINGER_S, bind, bound_address, connect
 
 log = logging.getLogger(__name__)
 
-HIGH_WATER_MARK = 256
-"""Messages that wait on one connection before the sender waits (request/reply) or drops (PUB)."""
 RETRY_S = 2.0
-LINGER_S = 2.0
 _ID_BYTES = 16
-_UNBIND_S = 1.0
 
 Handler = Callable[[str, Request], Awaitable[Reply]]
 """(client's name, request) -> reply; a DartError it raises becomes an ErrorReply."""
-
-_Socket = TypeVar("_Socket", bound=zmq.Socket[Any])
-
-
-# --- opening and closing --------------------------------------------------------------------
-
-
-def _prepare(socket: _Socket, endpoint: str) -> _Socket:
-    socket.set_hwm(HIGH_WATER_MARK)
-    socket.setsockopt(zmq.MAXMSGSIZE, max(MAX_BLOB_BYTES, MAX_HEADER_BYTES))
-    socket.setsockopt(zmq.LINGER, int(LINGER_S * 1000))
-    socket.setsockopt(zmq.RECONNECT_IVL, 50)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-    if endpoint.startswith("tcp:"):
-        # A host that vanished without a word is noticed, and its connection made anew.
-        socket.setsockopt(zmq.IPV6, int("[" in endpoint))
-        socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 20000)
-    return socket
-
-
-@contextmanager
-def _closed_on_error(socket: zmq.Socket[Any], task: str) -> Iterator[None]:
-    try:
-        yield
-    except DartError:
-        socket.close(linger=0)
-        raise
-    except zmq.ZMQError as error:
-        socket.close(linger=0)
-        raise BusError(f"{task}: {error.strerror}") from None
-
-
-def _connect(socket: _Socket, endpoint: str, curve: Curve | None) -> _Socket:
-    """Connect, at once or whenever the other side appears. Raises ConfigError, BusError."""
-    with _closed_on_error(socket, f"cannot connect to {endpoint}"):
-        check_secure(endpoint, curve)
-        _prepare(socket, endpoint)
-        if curve is not None and endpoint.startswith("tcp:"):
-            socket.curve_publickey = curve.public.encode("ascii")
-            socket.curve_secretkey = curve.secret.encode("ascii")
-            socket.curve_serverkey = curve.server.encode("ascii")
-        socket.connect(endpoint)
-    return socket
-
-
-def _bind(socket: _Socket, endpoint: str, curve: Curve | None) -> _Socket:
-    """Serve at the address, the allow-list in force. Raises ConfigError; BusError if it is taken."""
-    with _closed_on_error(socket, f"cannot serve at {endpoint}"):
-        check_secure(endpoint, curve)
-        _check_free(endpoint)
-        _prepare(socket, endpoint)
-        if curve is not None and endpoint.startswith("tcp:"):
-            _GATES.admit(socket.context, endpoint, curve.allowed)
-            socket.zap_domain = endpoint.encode("utf-8")
-            socket.curve_secretkey = curve.secret.encode("ascii")
-            socket.curve_publickey = curve.public.encode("ascii")
-            socket.curve_server = True
-        socket.bind(endpoint)
-    return socket
-
-
-def _bound_address(socket: zmq.Socket[Any]) -> str:
-    address = socket.getsockopt(zmq.LAST_ENDPOINT)
-    assert isinstance(address, bytes)
-    return address.rstrip(b"\0").decode("utf-8")
-
-
-def _check_free(endpoint: str) -> None:
-    """Refuse an ipc:// address where somebody listens: ZeroMQ would take it over in silence.
-
-    A server that has just closed listens a moment longer, in ZeroMQ's own thread; that is waited
-    for. Raises BusError.
-    """
-    path = endpoint.removeprefix("ipc://")
-    deadline = time.monotonic() + _UNBIND_S
-    while path != endpoint and Path(path).exists():
-        with unix.socket(unix.AF_UNIX) as probe:
-            try:
-                probe.connect(path)
-            except OSError:
-                return  # left behind by a process that is gone
-        if time.monotonic() > deadline:
-            raise BusError(f"cannot serve at {endpoint}: another process does; stop it first")
-        time.sleep(0.01)
-
-
-class _AllowedKeys:
-    """The authenticator's question for one address: may this public key come in?"""
-
-    def __init__(self, allowed: Iterable[str]) -> None:
-        self._allowed = frozenset(allowed)
-
-    def callback(self, domain: str, key: bytes) -> bool:  # noqa: ARG002 - pyzmq calls it so
-        """`key` is Z85 text."""
-        return key.decode("ascii") in self._allowed
-
-
-class _Gates:
-    """One ZAP authenticator for each context; without one, ZeroMQ lets in any key."""
-
-    def __init__(self) -> None:
-        self._by_context: dict[int, ThreadAuthenticator] = {}
-
-    def admit(self, context: zmq.Context[Any], domain: str, allowed: Iterable[str]) -> None:
-        gate = self._by_context.get(context.underlying)
-        if gate is None:
-            gate = ThreadAuthenticator(zmq.Context.shadow(context.underlying))
-            gate.start()
-            self._by_context[context.underlying] = gate
-        gate.configure_curve_callback(domain, credentials_provider=_AllowedKeys(allowed))
-
-
-_GATES = _Gates()
 
 
 # --- request --------------------------------------------------------------------------------
@@ -202,7 +80,7 @@ class Requester:
         # Send only into a live connection: nothing piles up for a server that is away, and the
         # first thing a restarted one hears is what is still wanted.
         socket.setsockopt(zmq.IMMEDIATE, 1)
-        self._socket = _connect(socket, endpoint, curve)
+        self._socket = connect(socket, endpoint, curve)
         self._tasks = [asyncio.create_task(self._send()), asyncio.create_task(self._receive())]
         self._closed = False
 
@@ -377,8 +255,8 @@ class Replier:
     ) -> None:
         socket = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client that reconnects keeps its name
-        self._socket = _bind(socket, endpoint, curve)
-        self.endpoint = _bound_address(self._socket)
+        self._socket = bind(socket, endpoint, curve)
+        self.endpoint = bound_address(self._socket)
         self.served = Served()
         self._places = asyncio.Semaphore(max_handlers)
         self._record = _Record(record_count, record_bytes)
@@ -503,7 +381,7 @@ class Publisher:
 
     def __init__(self, endpoint: str, *, curve: Curve | None = None) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        self._socket = _connect(context.socket(zmq.PUB), endpoint, curve)
+        self._socket = connect(context.socket(zmq.PUB), endpoint, curve)
 
     def publish(self, message: Message) -> None:
         """Send without waiting. Raises ProtocolError if the message cannot be encoded."""
@@ -531,7 +409,7 @@ class Subscriber:
         socket = zmq.asyncio.Context.instance().socket(zmq.SUB)
         for message_type in self._types:
             socket.subscribe(message_type.__name__)
-        self._socket = _connect(socket, endpoint, curve)
+        self._socket = connect(socket, endpoint, curve)
 
     async def next(self) -> Message:
         """Wait for the next message; malformed ones are counted and passed over."""
@@ -570,14 +448,14 @@ class Forwarder:
 
     def __init__(self, publish_at: str, subscribe_at: str, *, curve: Curve | None = None) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        self._inlet = _bind(context.socket(zmq.XSUB), publish_at, curve)
+        self._inlet = bind(context.socket(zmq.XSUB), publish_at, curve)
         try:
-            self._outlet = _bind(context.socket(zmq.XPUB), subscribe_at, curve)
+            self._outlet = bind(context.socket(zmq.XPUB), subscribe_at, curve)
         except DartError:
             self._inlet.close(linger=0)
             raise
-        self.publish_at = _bound_address(self._inlet)
-        self.subscribe_at = _bound_address(self._outlet)
+        self.publish_at = bound_address(self._inlet)
+        self.subscribe_at = bound_address(self._outlet)
         control = f"inproc://forwarder-{os.getpid()}-{uuid.uuid4().hex}"
         self._switch: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         self._switch.bind(control)

@@ -1,0 +1,143 @@
+"""Opening ZeroMQ sockets: limits, time-outs, keys, and addresses that are free.
+
+    connect, bind   give a fresh socket its options and its address; closed again on any error
+    bound_address   where it really serves, e.g. the port that a wildcard became
+
+Only the bus's own modules use it; everybody else uses the typed sockets of sockets.py.
+"""
+
+from __future__ import annotations
+
+import socket as unix
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+
+from bus.codec import MAX_BLOB_BYTES, MAX_HEADER_BYTES
+from bus.endpoints import Curve, check_secure
+from bus.errors import BusError, DartError
+
+HIGH_WATER_MARK = 256
+"""Messages that wait on one connection before the sender waits (request/reply) or drops (PUB)."""
+LINGER_S = 2.0
+_UNBIND_S = 1.0
+
+_Socket = TypeVar("_Socket", bound=zmq.Socket[Any])
+
+
+def _prepare(socket: _Socket, endpoint: str) -> _Socket:
+    socket.set_hwm(HIGH_WATER_MARK)
+    socket.setsockopt(zmq.MAXMSGSIZE, max(MAX_BLOB_BYTES, MAX_HEADER_BYTES))
+    socket.setsockopt(zmq.LINGER, int(LINGER_S * 1000))
+    socket.setsockopt(zmq.RECONNECT_IVL, 50)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+    if endpoint.startswith("tcp:"):
+        # A host that vanished without a word is noticed, and its connection made anew.
+        socket.setsockopt(zmq.IPV6, int("[" in endpoint))
+        socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 20000)
+    return socket
+
+
+@contextmanager
+def _closed_on_error(socket: zmq.Socket[Any], task: str) -> Iterator[None]:
+    try:
+        yield
+    except DartError:
+        socket.close(linger=0)
+        raise
+    except zmq.ZMQError as error:
+        socket.close(linger=0)
+        raise BusError(f"{task}: {error.strerror}") from None
+
+
+def connect(socket: _Socket, endpoint: str, curve: Curve | None) -> _Socket:
+    """Connect, at once or whenever the other side appears. Raises ConfigError, BusError."""
+    with _closed_on_error(socket, f"cannot connect to {endpoint}"):
+        check_secure(endpoint, curve)
+        _prepare(socket, endpoint)
+        if curve is not None and endpoint.startswith("tcp:"):
+            socket.curve_publickey = curve.public.encode("ascii")
+            socket.curve_secretkey = curve.secret.encode("ascii")
+            socket.curve_serverkey = curve.server.encode("ascii")
+        socket.connect(endpoint)
+    return socket
+
+
+def bind(socket: _Socket, endpoint: str, curve: Curve | None) -> _Socket:
+    """Serve at the address, the allow-list in force. Raises ConfigError; BusError if it is taken."""
+    with _closed_on_error(socket, f"cannot serve at {endpoint}"):
+        check_secure(endpoint, curve)
+        _check_free(endpoint)
+        _prepare(socket, endpoint)
+        if curve is not None and endpoint.startswith("tcp:"):
+            socket.zap_domain = _GATES.admit(socket.context, curve.allowed).encode("ascii")
+            socket.curve_secretkey = curve.secret.encode("ascii")
+            socket.curve_publickey = curve.public.encode("ascii")
+            socket.curve_server = True
+        socket.bind(endpoint)
+    return socket
+
+
+def bound_address(socket: zmq.Socket[Any]) -> str:
+    """The address a bound socket serves at, as others connect to it."""
+    address = socket.getsockopt(zmq.LAST_ENDPOINT)
+    assert isinstance(address, bytes)
+    return address.rstrip(b"\0").decode("utf-8")
+
+
+def _check_free(endpoint: str) -> None:
+    """Refuse an ipc:// address where somebody listens: ZeroMQ would take it over in silence.
+
+    A server that has just closed listens a moment longer, in ZeroMQ's own thread; that is waited
+    for. Raises BusError.
+    """
+    path = endpoint.removeprefix("ipc://")
+    deadline = time.monotonic() + _UNBIND_S
+    while path != endpoint and Path(path).exists():
+        with unix.socket(unix.AF_UNIX) as probe:
+            try:
+                probe.connect(path)
+            except OSError:
+                return  # left behind by a process that is gone
+        if time.monotonic() > deadline:
+            raise BusError(f"cannot serve at {endpoint}: another process does; stop it first")
+        time.sleep(0.01)
+
+
+class _AllowedKeys:
+    """The authenticator's question for one address: may this public key come in?"""
+
+    def __init__(self, allowed: Iterable[str]) -> None:
+        self._allowed = frozenset(allowed)
+
+    def callback(self, domain: str, key: bytes) -> bool:  # noqa: ARG002 - pyzmq calls it so
+        """`key` is Z85 text."""
+        return key.decode("ascii") in self._allowed
+
+
+class _Gates:
+    """One ZAP authenticator for each context; without one, ZeroMQ lets in any key."""
+
+    def __init__(self) -> None:
+        self._by_context: dict[int, ThreadAuthenticator] = {}
+
+    def admit(self, context: zmq.Context[Any], allowed: Iterable[str]) -> str:
+        """Let these keys into the socket that is given the returned ZAP domain."""
+        gate = self._by_context.get(context.underlying)
+        if gate is None:
+            gate = ThreadAuthenticator(zmq.Context.shadow(context.underlying))
+            gate.start()
+            self._by_context[context.underlying] = gate
+        domain = uuid.uuid4().hex
+        gate.configure_curve_callback(domain, credentials_provider=_AllowedKeys(allowed))
+        return domain
+
+
+_GATES = _Gates()
