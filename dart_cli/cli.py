@@ -294,6 +294,10 @@ def evaluate(
         list[str] | None,
         typer.Option("--tasks", metavar="TASK", help="Play only this task; may be given again."),
     ] = None,
+    keep_as: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Name of the result in RUN/eval; default its version."),
+    ] = "",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as one line of JSON.")
     ] = False,
@@ -323,6 +327,7 @@ def evaluate(
         as_it_comes=bool(model),
         modes=("sampled", "greedy") if mode == "both" else (mode,),
         tasks=tasks or [],
+        name=keep_as,
         as_json=as_json,
     )
 

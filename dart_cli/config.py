@@ -484,6 +484,11 @@ def shown(value: object, *, quote: bool = True) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def weights_dir(config: Config) -> Path:
+    """Where the run's weight sets are written."""
+    return config.weights.directory or config.run.dir / "weights"
+
+
 # --- where its processes meet ---------------------------------------------------------------
 
 KEY_FILE = "curve.json"

@@ -30,11 +30,15 @@ USER_ERROR_CODE = UserError.exit_code
 _BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 10.0
 _CHUNK_BYTES = 65536
-_TOLD = re.compile(r"(WARNING|ERROR|error:)")
+_TOLD = re.compile(r"(WARNING|ERROR|error:|progress:)")
 
 
 class ChildError(DartError):
     """A child ended with an error and is not started again; the message names its log."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
 
 
 @dataclass
@@ -133,7 +137,8 @@ class Crew:
                 if code == USER_ERROR_CODE or child.restarts >= self._restarts:
                     raise ChildError(
                         f"{what}{why or ' without a word'}; restarted {child.restarts} times, "
-                        f"its log is {self._log_file}"
+                        f"its log is {self._log_file}",
+                        USER_ERROR_CODE if code == USER_ERROR_CODE else DartError.exit_code,
                     )
                 child.restarts += 1
                 self._notice(f"{what}{why}; starting it again ({child.restarts}/{self._restarts})")

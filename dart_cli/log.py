@@ -22,7 +22,7 @@ def log_dir(run_dir: Path) -> Path:
     return run_dir / "logs"
 
 
-def set_up_logging(run_dir: Path, worker: str) -> Path:
+def set_up_logging(run_dir: Path, worker: str, *, terminal: bool = True) -> Path:
     """Log to the terminal (stderr) and to `logs/WORKER.log`, which is appended to; returns it.
 
     Warnings of Python libraries go the same way.
@@ -35,7 +35,7 @@ def set_up_logging(run_dir: Path, worker: str) -> Path:
     to_file.setFormatter(formatter)
     root = logging.getLogger()
     root.setLevel(logging.INFO)
-    root.handlers[:] = [to_file, _terminal_handler(worker)]
+    root.handlers[:] = [to_file, *([_terminal_handler(worker)] if terminal else [])]
     logging.captureWarnings(True)
     for noisy in ("httpx", "PIL", "matplotlib", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -44,7 +44,7 @@ PARENT_VARIABLE = "DART_PARENT_PID"
 PARENT_POLL_S = 1.0
 
 MAX_WORKERS = 1024  # of one role on one host
-_SINGLE: frozenset[Role] = frozenset({"data", "train"})
+_SINGLE = frozenset({"data", "train", "up"})
 _WORKER_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 Main = Callable[[str, asyncio.Event], Awaitable[None]]
@@ -169,7 +169,7 @@ class _Stopping:
 
 
 @contextlib.contextmanager
-def claim(config: Config, role: Role, worker: str = "") -> Iterator[str]:
+def claim(config: Config, role: str, worker: str = "") -> Iterator[str]:
     """A worker name that no other living process has; given back when the block or process ends.
 
     `worker` asks for a certain one. A run has one data and one train process. Raises ConfigError
@@ -197,7 +197,7 @@ def claim(config: Config, role: Role, worker: str = "") -> Iterator[str]:
     )
 
 
-def _prefix(config: Config, role: Role) -> str:
+def _prefix(config: Config, role: str) -> str:
     """`env`, or `env-HOST` where processes of several hosts meet in one run."""
     if config.bus.transport == "ipc":
         return role

@@ -1,0 +1,440 @@
+"""Held-out evaluation in this process: the `dart eval` verb.
+
+    run_eval       loads the model, plays, prints a table, keeps the result in RUN/eval
+    planned        which episodes are played: (task, seed), the same for every set of weights
+    play_all       plays them, many at once, so that the engine works on full batches
+    Seat           one episode's policy and journal: answers from the engine, keeps a film
+
+Episodes are those of `dart env` (play_episode); only the policy is asked without a bus and nothing
+is filed for training. Seeds from `eval.seed` on are never trained on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from bus.endpoints import make_private_dir
+from bus.errors import TaskError, WeightsError
+from bus.messages import (
+    Ack,
+    ActRequest,
+    Completion,
+    Lease,
+    Sampling,
+    StepRecord,
+    TrajectoryEnd,
+)
+from dart_cli.config import Config, weights_dir
+from dart_cli.env.episode import conventions_of, play_episode
+from dart_cli.env.threaded import ThreadedEnv
+from dart_cli.log import set_up_logging
+from dart_cli.plan import composed_tasks, trained_tasks
+from dart_cli.process import end_with_parent, limit_threads
+from dart_cli.scores import (
+    Evaluation,
+    Film,
+    Films,
+    Frame,
+    Mode,
+    ModeScore,
+    TaskScore,
+    eval_dir,
+    films_dir,
+)
+from dart_cli.status.page import fraction
+from envs.base import Task, content_hash
+from envs.registry import make_env
+
+logger = logging.getLogger(__name__)
+
+FILMS_PER_TASK = 3
+MAX_FILM_BYTES = 64_000_000
+"""Screenshots kept of one evaluation, at most."""
+
+_STEP_SEEDS = 4096  # room between the sampling seeds of two episodes
+_PROGRESS_S = 5.0
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One episode to play."""
+
+    task: Task
+    seed: int
+
+
+class Answers(Protocol):
+    """Turns a screen into a completion."""
+
+    async def answer(self, request: ActRequest) -> Completion:
+        """Draw what the policy says. Raises EngineError."""
+        ...
+
+
+def run_eval(
+    config: Config,
+    *,
+    weights: Path | None = None,
+    as_it_comes: bool = False,
+    modes: Sequence[Mode] = ("sampled", "greedy"),
+    tasks: Sequence[str] = (),
+    name: str = "",
+    as_json: bool = False,
+) -> Evaluation:
+    """Evaluate `weights`, else the run's newest, else (or `as_it_comes`) the model's own.
+
+    `tasks` plays these alone, compositions among them or not. The result is kept as `name`, by
+    default the weights' version. Raises WeightsError, ModelError, TaskError.
+    """
+    limit_threads(config.rollout.threads)
+    end_with_parent()
+    make_private_dir(config.run.dir)
+    make_private_dir(eval_dir(config.run.dir))
+    set_up_logging(config.run.dir, "eval")
+    evaluation, films = asyncio.run(
+        _evaluate(config, weights, as_it_comes=as_it_comes, modes=modes, tasks=tasks, name=name)
+    )
+    path = _keep(config.run.dir, evaluation, films)
+    if as_json:
+        sys.stdout.write(f"{json.dumps(summary(evaluation))}\n")
+    else:
+        console = Console()
+        for mode, score in evaluation.modes.items():
+            console.print(score_table(evaluation, mode, score))
+        console.print(f"kept as {path}")
+    return evaluation
+
+
+# --- what is played -------------------------------------------------------------------------
+
+
+def planned(tasks: Sequence[Task], episodes: int, first_seed: int) -> list[Planned]:
+    """`episodes` spread over `tasks`, each with a seed of its own; no task, no episode."""
+    if not tasks:
+        return []
+    return [Planned(tasks[i % len(tasks)], first_seed + i) for i in range(episodes)]
+
+
+# --- playing --------------------------------------------------------------------------------
+
+
+class Seat:
+    """One episode's policy and journal in one: nothing leaves the process."""
+
+    def __init__(self, answers: Answers, *, filmed: bool) -> None:
+        self.instruction = ""
+        self.records: list[StepRecord] = []
+        self._answers = answers
+        self._filmed = filmed
+
+    async def act(self, request: ActRequest) -> Completion:
+        """What the policy says to one screen."""
+        self.instruction = request.instruction
+        return await self._answers.answer(request)
+
+    async def step(self, record: StepRecord) -> Ack:
+        """Keep one step where the episode is filmed."""
+        if self._filmed:
+            self.records.append(record)
+        return Ack()
+
+    async def end(self, end: TrajectoryEnd) -> Ack:
+        """The end is what `play_episode` returns; only a broken environment is worth a word."""
+        if end.outcome == "invalid":
+            logger.warning("%s is invalid: %s", end.trajectory_id, end.reason)
+        return Ack()
+
+
+@dataclass(frozen=True)
+class Played:
+    """One episode that is over."""
+
+    episode: Planned
+    end: TrajectoryEnd
+    instruction: str
+    records: list[StepRecord]  # empty unless filmed
+
+
+async def play_all(
+    config: Config,
+    answers: Answers,
+    episodes: Sequence[Planned],
+    mode: Mode,
+    *,
+    told: Callable[[], None] = lambda: None,
+) -> list[Played]:
+    """Play the episodes, `env.slots` or a full engine batch of them at once, in any order.
+
+    The films are those of the first episodes of each task. `told` is called after each episode.
+    """
+    conventions = conventions_of(config)
+    waiting = deque(enumerate(episodes))
+    played: list[Played] = []
+
+    async def play_some(slot: int) -> None:
+        async with _environment(config, f"eval/{slot}") as env:
+            while waiting:
+                index, episode = waiting.popleft()
+                tasks = len({each.task.id for each in episodes})
+                seat = Seat(answers, filmed=index < FILMS_PER_TASK * tasks)
+                lease = _lease(config, episode, index, mode)
+                end = await play_episode(env, lease, episode.task, seat, seat, conventions)
+                if end.stop_reason == "environment":
+                    await env.renew()
+                played.append(Played(episode, end, seat.instruction, seat.records))
+                told()
+
+    slots = min(len(episodes), max(config.env.slots, config.rollout.max_batch))
+    async with asyncio.TaskGroup() as group:
+        for slot in range(slots):
+            group.create_task(play_some(slot))
+    return played
+
+
+@contextlib.asynccontextmanager
+async def _environment(config: Config, name: str) -> AsyncIterator[ThreadedEnv]:
+    env = ThreadedEnv(
+        lambda: make_env(config.env.suite, **config.env.options),
+        name=name,
+        reset_deadline_s=config.env.reset_deadline_s,
+        step_deadline_s=config.env.step_deadline_s,
+    )
+    try:
+        yield env
+    finally:
+        await env.close()
+
+
+def _lease(config: Config, episode: Planned, index: int, mode: Mode) -> Lease:
+    """The lease that `dart data` would give, with sampling as the mode asks."""
+    return Lease(
+        trajectory_id=f"eval-{mode}-{index}",
+        group_id="eval",
+        suite=config.env.suite,
+        task_id=episode.task.id,
+        task_seed=episode.seed,
+        max_steps=episode.task.max_steps,
+        sampling=Sampling(
+            temperature=config.rollout.temperature if mode == "sampled" else 0.0,
+            max_tokens=config.rollout.max_tokens,
+            seed=(config.run.seed + 1) * 2**40 + episode.seed * _STEP_SEEDS,
+        ),
+        expires_s=config.data.lease_s,
+    )
+
+
+async def _evaluate(
+    config: Config,
+    weights: Path | None,
+    *,
+    as_it_comes: bool,
+    modes: Sequence[Mode],
+    tasks: Sequence[str],
+    name: str,
+) -> tuple[Evaluation, list[Played]]:
+    from dart_cli.rollout.worker import load_model
+
+    trained, composed = trained_tasks(config, tasks), composed_tasks(config, tasks)
+    count, seed = config.eval.episodes, config.eval.seed
+    rounds = [planned(trained, count, seed), planned(composed, count, seed + count)]
+    if not any(rounds):
+        raise TaskError("nothing to evaluate: set eval.episodes >= 1 and name a task")
+    directory, version = (None, -1) if as_it_comes else _chosen_weights(config, weights)
+    began = time.monotonic()
+    model = await asyncio.to_thread(load_model, config)
+    try:
+        if directory is not None:
+            await model.engine.update_weights(directory, version)
+        scores: dict[Mode, ModeScore] = {}
+        kept: list[Played] = []
+        for mode in modes:
+            with _progress(mode, sum(map(len, rounds))) as told:
+                parts = [
+                    await play_all(config, model.responder, episodes, mode, told=told)
+                    for episodes in rounds
+                ]
+            scores[mode] = ModeScore(
+                tasks=_scored(trained, parts[0]), compositions=_scored(composed, parts[1])
+            )
+            # Greedy films are the policy's first choices; they come last and stay.
+            kept = [each for part in parts for each in part if each.records]
+    finally:
+        await model.engine.close()
+    evaluation = Evaluation(
+        name=name or ("base" if version < 0 else f"v{version}"),
+        model=config.model.path,
+        weights=str(directory or ""),
+        policy_version=version,
+        seed=seed,
+        wall_s=time.monotonic() - began,
+        modes=scores,
+    )
+    return evaluation, kept
+
+
+def _chosen_weights(config: Config, weights: Path | None) -> tuple[Path | None, int]:
+    """(directory, version) of the weight set to play; (None, -1) where the run has none yet."""
+    from dart_cli.weights.file import newest, read_manifest
+
+    if weights is not None:
+        found = newest(weights)
+        if found is not None:
+            return found.path, found.policy_version
+        if not weights.is_dir():
+            raise WeightsError(
+                f"--weights {weights}: no such directory; a run's are in RUN/weights"
+            )
+        return weights, read_manifest(weights).policy_version
+    found = newest(weights_dir(config))
+    return (None, -1) if found is None else (found.path, found.policy_version)
+
+
+def _scored(tasks: Sequence[Task], played: Sequence[Played]) -> list[TaskScore]:
+    scores = []
+    for task in tasks:
+        ends = [each.end for each in played if each.episode.task.id == task.id]
+        judged = [end for end in ends if end.outcome != "invalid"]
+        scores.append(
+            TaskScore(
+                task_id=task.id,
+                episodes=len(judged),
+                passed=sum(end.outcome == "pass" for end in judged),
+                invalid=len(ends) - len(judged),
+                steps=sum(end.steps for end in judged),
+            )
+        )
+    return scores
+
+
+# --- telling and keeping --------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _progress(mode: Mode, count: int) -> Iterator[Callable[[], None]]:
+    """A bar on a terminal, a line every few seconds elsewhere; gives what to call per episode."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with Progress(console=console, transient=True) as bar:
+            task = bar.add_task(f"{mode} episodes", total=count)
+            yield lambda: bar.advance(task)
+        return
+    done, last = 0, time.monotonic()
+
+    def told() -> None:
+        nonlocal done, last
+        done += 1
+        if done == count or time.monotonic() - last > _PROGRESS_S:
+            last = time.monotonic()
+            sys.stderr.write(f"progress: {mode} {done}/{count} episodes\n")
+            sys.stderr.flush()
+
+    yield told
+
+
+def _keep(run_dir: Path, evaluation: Evaluation, played: Sequence[Played]) -> Path:
+    """Write the evaluation and its films; the JSON last, so that it stands only when all does."""
+    folder = films_dir(run_dir, evaluation.name)
+    folder.mkdir(exist_ok=True)
+    films: list[Film] = []
+    budget = MAX_FILM_BYTES
+    for each in played:
+        shots = [record.screenshot for record in each.records]
+        if each.end.screenshot is not None:
+            shots.append(each.end.screenshot)
+        budget -= sum(map(len, shots))
+        if budget < 0:
+            break
+        names = [_write_shot(folder, shot) for shot in shots]
+        frames = [
+            Frame(screenshot=shot, text=record.text, point=_point(record))
+            for shot, record in zip(names, each.records, strict=False)
+        ]
+        films.append(
+            Film(
+                task_id=each.episode.task.id,
+                seed=each.episode.seed,
+                instruction=each.instruction,
+                outcome=each.end.outcome,
+                reason=each.end.reason,
+                frames=frames,
+                last=names[-1],
+            )
+        )
+    (folder / "films.json").write_text(Films(films=films).model_dump_json(), encoding="utf-8")
+    path = eval_dir(run_dir) / f"{evaluation.name}.json"
+    partial = path.with_suffix(".tmp")
+    partial.write_text(evaluation.model_dump_json(indent=1), encoding="utf-8")
+    partial.replace(path)
+    return path
+
+
+def _write_shot(folder: Path, shot: bytes) -> str:
+    suffix = "png" if shot.startswith(b"\x89PNG") else "jpg"
+    path = folder / f"{content_hash(shot)}.{suffix}"
+    path.write_bytes(shot)
+    return path.name
+
+
+def _point(record: StepRecord) -> tuple[int, int] | None:
+    action = record.action or {}
+    return (action["x"], action["y"]) if "x" in action and "y" in action else None
+
+
+def score_table(evaluation: Evaluation, mode: Mode, score: ModeScore) -> Table:
+    """Success by task with its interval; compositions below."""
+    version = "as it comes" if evaluation.policy_version < 0 else f"v{evaluation.policy_version}"
+    table = Table(title=f"{evaluation.model} {version}, {mode}", title_justify="left")
+    for column in ("task", "success", "95 % interval", "episodes", "invalid", "mean steps"):
+        table.add_column(column, justify="left" if column == "task" else "right")
+    for rows, whole in ((score.tasks, score.overall), (score.compositions, score.composed)):
+        if not rows:
+            continue
+        for row in (*rows, whole):
+            low, high = row.interval
+            table.add_row(
+                row.task_id,
+                fraction(row.success),
+                f"{low:.2f} - {high:.2f}",
+                str(row.episodes),
+                str(row.invalid),
+                "-" if row.mean_steps is None else f"{row.mean_steps:.1f}",
+                style="bold" if row is whole else "",
+                end_section=row is whole,
+            )
+    return table
+
+
+def summary(evaluation: Evaluation) -> dict[str, object]:
+    """The evaluation as one flat JSON object, for `--json`."""
+    result: dict[str, object] = {
+        "model": evaluation.model,
+        "weights": evaluation.weights,
+        "policy_version": evaluation.policy_version,
+    }
+    for mode, score in evaluation.modes.items():
+        for name, rows, whole in (
+            ("tasks", score.tasks, score.overall),
+            ("compositions", score.compositions, score.composed),
+        ):
+            result[f"{mode}_{name}"] = {
+                "success": whole.success,
+                "interval": list(whole.interval),
+                "episodes": whole.episodes,
+                "invalid": whole.invalid,
+                "per_task": {row.task_id: row.success for row in rows},
+            }
+    return result

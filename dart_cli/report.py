@@ -1,0 +1,327 @@
+"""What a finished run shows: a summary, a success curve, films before and after, one JSON line.
+
+write_report    all of it: RUN/report/{curve.png, films.png, report.json}; JSON last on stdout
+summarize       the numbers of the JSON line
+draw_curve      success by task over policy versions, held-out success at both ends
+draw_films      the same held-out episodes before and after, clicks drawn on the screenshots
+pick_films      which ones: failed before, passed after
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageDraw, ImageFont
+from rich.console import Console
+from rich.table import Table
+
+from bus.errors import RunDirectoryError
+from dart_cli.config import Config
+from dart_cli.data.store import CurvePoint, RunRow, open_reader
+from dart_cli.scores import (
+    Evaluation,
+    Film,
+    ModeScore,
+    TaskScore,
+    films_dir,
+    read_evaluation,
+    read_films,
+)
+from dart_cli.status.page import fraction, minutes
+
+BEFORE, AFTER = "before", "after"
+"""Names of the evaluations around a run."""
+
+CURVE_BUCKETS = 30
+MAX_FILMS = 3
+MAX_FRAMES = 7
+
+_THUMB = 220  # pixels, width of a frame in a filmstrip
+_GAP = 12
+_CAPTION = 34
+_COLOURS = {"pass": "#1a7f37", "fail": "#cf222e", "invalid": "#9a6700"}
+
+
+def write_report(config: Config, *, minutes_total: float) -> dict[str, Any]:
+    """Draw, print the summary and, as the last line of stdout, its JSON; returns that object.
+
+    Raises RunDirectoryError if there is no run.
+    """
+    run_dir = config.run.dir
+    folder = run_dir / "report"
+    folder.mkdir(exist_ok=True)
+    with open_reader(run_dir) as reader:
+        run = reader.run()
+        version = reader.newest_version()
+        newest = -1 if version is None else version.policy_version
+        bucket = max(1, -(-(newest + 1) // CURVE_BUCKETS))
+        curve = reader.success_curve(bucket=bucket)
+        overall = reader.success_curve(by_task=False, bucket=bucket)
+        trajectories = sum(point.trajectories for point in overall)
+    before, after = read_evaluation(run_dir, BEFORE), read_evaluation(run_dir, AFTER)
+    result = summarize(before, after)
+    result |= {
+        "minutes": round(run.active_s / 60, 2),
+        "minutes_total": round(minutes_total, 2),
+        "trajectories": trajectories,
+        "policy_version": newest,
+        "seed": config.run.seed,
+        "run_dir": os.path.relpath(run_dir),
+    }
+    if overall:
+        result["curve"] = _relative(draw_curve(folder / "curve.png", curve, overall, before, after))
+    pairs = pick_films(read_films(run_dir, BEFORE), read_films(run_dir, AFTER))
+    if pairs:
+        result["films"] = _relative(draw_films(folder / "films.png", run_dir, pairs))
+    (folder / "report.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
+    _print_summary(result, run, before, after)
+    sys.stdout.write(json.dumps(result) + "\n")
+    sys.stdout.flush()
+    return result
+
+
+def _relative(path: Path) -> str:
+    return os.path.relpath(path)
+
+
+# --- numbers --------------------------------------------------------------------------------
+
+
+def summarize(before: Evaluation | None, after: Evaluation | None) -> dict[str, Any]:
+    """Held-out success before and after: sampled, greedy, by task, and of compositions.
+
+    A figure is None where its evaluation was not made.
+    """
+    sampled = [_mode(each, "sampled") for each in (before, after)]
+    greedy = [_mode(each, "greedy") for each in (before, after)]
+    return {
+        "success_before": _success(sampled[0]),
+        "success_after": _success(sampled[1]),
+        "success_after_interval": _interval(sampled[1]),
+        "greedy_before": _success(greedy[0]),
+        "greedy_after": _success(greedy[1]),
+        "episodes": sampled[1].overall.episodes if sampled[1] else 0,
+        "invalid": sum(mode.overall.invalid for mode in (*sampled, *greedy) if mode),
+        "per_task": _by_task(*([] if mode is None else mode.tasks for mode in (*sampled, *greedy))),
+        "compositions": {
+            "before": sampled[0].composed.success if sampled[0] else None,
+            "after": sampled[1].composed.success if sampled[1] else None,
+            "per_task": _by_task(
+                *([] if mode is None else mode.compositions for mode in (*sampled, *greedy))
+            ),
+        },
+    }
+
+
+def _mode(evaluation: Evaluation | None, mode: str) -> ModeScore | None:
+    return evaluation.modes.get(mode) if evaluation else None  # type: ignore[call-overload]
+
+
+def _success(mode: ModeScore | None) -> float | None:
+    return mode.overall.success if mode else None
+
+
+def _interval(mode: ModeScore | None) -> list[float] | None:
+    return [round(bound, 4) for bound in mode.overall.interval] if mode else None
+
+
+def _by_task(*columns: Sequence[TaskScore]) -> dict[str, dict[str, float | None]]:
+    names = ("before", "after", "greedy_before", "greedy_after")
+    result: dict[str, dict[str, float | None]] = {}
+    for name, scores in zip(names, columns, strict=True):
+        for score in scores:
+            result.setdefault(score.task_id, dict.fromkeys(names))[name] = score.success
+    return result
+
+
+def _print_summary(
+    result: dict[str, Any], run: RunRow, before: Evaluation | None, after: Evaluation | None
+) -> None:
+    console = Console()
+    if before or after:
+        table = Table(title="held-out success, before -> after", title_justify="left")
+        for column in ("task", "sampled", "greedy"):
+            table.add_column(column, justify="left" if column == "task" else "right")
+        composed = result["compositions"]
+        for rows, name, whole in (
+            (result["per_task"], "all tasks", (result["success_before"], result["success_after"])),
+            (composed["per_task"], "all compositions", (composed["before"], composed["after"])),
+        ):
+            for task_id, row in rows.items():
+                table.add_row(
+                    task_id,
+                    _arrow(row["before"], row["after"]),
+                    _arrow(row["greedy_before"], row["greedy_after"]),
+                )
+            if rows:
+                table.add_row(name, _arrow(*whole), "", style="bold", end_section=True)
+        console.print(table)
+    console.print(
+        f"{result['trajectories']} trajectories, policy version {result['policy_version']}, "
+        f"{minutes(run.active_s)} of training; everything is in {result['run_dir']}"
+    )
+    for name in ("curve", "films"):
+        if name in result:
+            console.print(f"{name}: {result[name]}")
+
+
+def _arrow(before: float | None, after: float | None) -> str:
+    return f"{fraction(before)} -> {fraction(after)}"
+
+
+# --- curve ----------------------------------------------------------------------------------
+
+
+def draw_curve(
+    path: Path,
+    by_task: Sequence[CurvePoint],
+    overall: Sequence[CurvePoint],
+    before: Evaluation | None,
+    after: Evaluation | None,
+) -> Path:
+    """Success while training, a line for each task; held-out success at the ends with intervals."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    start = overall[0].ended_at
+    last = max(point.policy_version for point in overall)
+    tasks: dict[str, list[CurvePoint]] = {}
+    for point in by_task:
+        tasks.setdefault(str(point.task_id), []).append(point)
+    for task_id, points in sorted(tasks.items()):
+        versions = [point.policy_version for point in points]
+        axes.plot(versions, [point.success for point in points], linewidth=1, label=task_id)
+    versions = [point.policy_version for point in overall]
+    successes = [point.success for point in overall]
+    axes.plot(versions, successes, color="black", linewidth=2.5, label="all, while training")
+    for evaluation, at in ((before, 0), (after, last)):
+        mode = _mode(evaluation, "sampled")
+        if mode is not None and mode.overall.success is not None:
+            low, high = mode.overall.interval
+            value = mode.overall.success
+            label = f"held out: {value:.2f}"
+            errors = [[value - low], [high - value]]
+            axes.errorbar([at], [value], errors, fmt="o", capsize=4, color="black", label=label)
+    axes.set_xlabel(
+        f"policy version (the last after {(overall[-1].ended_at - start) / 60:.1f} min)"
+    )
+    axes.set_ylabel("success")
+    axes.set_ylim(0, 1.02)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    figure.savefig(path, dpi=120)
+    return path
+
+
+# --- films ----------------------------------------------------------------------------------
+
+
+def pick_films(before: Sequence[Film], after: Sequence[Film]) -> list[tuple[Film, Film]]:
+    """Episodes played in both, one per task, the most telling first, at most `MAX_FILMS`.
+
+    Most telling: failed before and passed after, in many steps.
+    """
+    earlier = {(film.task_id, film.seed): film for film in before}
+    pairs = [
+        (earlier[film.task_id, film.seed], film)
+        for film in after
+        if (film.task_id, film.seed) in earlier and film.outcome != "invalid"
+    ]
+
+    def worth(pair: tuple[Film, Film]) -> tuple[int, int]:
+        was, now = pair
+        return 2 * (now.outcome == "pass") + (was.outcome == "fail"), len(now.frames)
+
+    best: dict[str, tuple[Film, Film]] = {}
+    for pair in sorted(pairs, key=worth, reverse=True):
+        best.setdefault(pair[1].task_id, pair)
+    return list(best.values())[:MAX_FILMS]
+
+
+def draw_films(path: Path, run_dir: Path, pairs: Sequence[tuple[Film, Film]]) -> Path:
+    """One picture: for each pair its instruction, then a strip before and a strip after."""
+    strips = []
+    for was, now in pairs:
+        for name, film in ((BEFORE, was), (AFTER, now)):
+            heading = (
+                f'{film.task_id}, seed {film.seed}: "{film.instruction}"' if film is was else ""
+            )
+            strips.append(_strip(films_dir(run_dir, name), film, name, heading))
+    width = max(strip.width for strip in strips)
+    sheet = Image.new("RGB", (width, sum(strip.height for strip in strips)), "white")
+    top = 0
+    for strip in strips:
+        sheet.paste(strip, (0, top))
+        top += strip.height
+    sheet.save(path, optimize=True)
+    return path
+
+
+def _strip(folder: Path, film: Film, name: str, heading: str) -> Image.Image:
+    """One episode from left to right: each screen with its click, the last with the verdict."""
+    shown = film.frames[:MAX_FRAMES]
+    shots = [_open(folder / frame.screenshot) for frame in shown]
+    last = _open(folder / film.last)
+    height = _thumb(last).height
+    top = 28 if heading else 0
+    size = (_GAP + (len(shots) + 1) * (_THUMB + _GAP), top + 20 + height + _CAPTION)
+    strip = Image.new("RGB", size, "white")
+    draw = ImageDraw.Draw(strip)
+    if heading:
+        draw.text((_GAP, 8), heading, "black", ImageFont.load_default(15))
+    skipped = len(film.frames) - len(shown)
+    label = f"{name}: {film.outcome}" + (
+        f" (first {len(shown)} of {len(film.frames)} steps)" if skipped else ""
+    )
+    draw.text((_GAP, top), label, _COLOURS[film.outcome], ImageFont.load_default(14))
+    for index, (frame, shot) in enumerate(zip(shown, shots, strict=True)):
+        left = _GAP + index * (_THUMB + _GAP)
+        strip.paste(_thumb(_clicked(shot, frame.point)), (left, top + 20))
+        _caption(draw, (left, top + 22 + height), frame.text, "black")
+    left = _GAP + len(shots) * (_THUMB + _GAP)
+    strip.paste(_thumb(last), (left, top + 20))
+    box = (left - 2, top + 18, left + _THUMB + 1, top + 21 + height)
+    draw.rectangle(box, outline=_COLOURS[film.outcome], width=3)
+    _caption(draw, (left, top + 22 + height), film.reason or film.outcome, _COLOURS[film.outcome])
+    return strip
+
+
+def _open(path: Path) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(path.read_bytes())).convert("RGB")
+    except OSError:
+        raise RunDirectoryError(f"{path}: a film's screenshot is missing; evaluate again") from None
+
+
+def _thumb(shot: Image.Image) -> Image.Image:
+    height = round(shot.height * _THUMB / shot.width)
+    small = shot.width < _THUMB
+    return shot.resize(
+        (_THUMB, height), Image.Resampling.NEAREST if small else Image.Resampling.LANCZOS
+    )
+
+
+def _clicked(shot: Image.Image, point: tuple[int, int] | None) -> Image.Image:
+    """The screenshot with a ring where the action was."""
+    if point is not None:
+        draw = ImageDraw.Draw(shot)
+        x, y = point
+        radius = max(5, shot.width // 24)
+        for extra, colour in ((1, "white"), (0, "#ff1493")):
+            box = (x - radius - extra, y - radius - extra, x + radius + extra, y + radius + extra)
+            draw.ellipse(box, outline=colour, width=max(2, shot.width // 100))
+        draw.point((x, y), "#ff1493")
+    return shot
+
+
+def _caption(draw: ImageDraw.ImageDraw, at: tuple[int, int], text: str, colour: str) -> None:
+    lines = textwrap.wrap(" ".join(text.split()), 34)[:2]
+    draw.multiline_text(at, "\n".join(lines), colour, ImageFont.load_default(12), spacing=2)

@@ -1,0 +1,167 @@
+"""What an evaluation found: counts by task, intervals, and the films of some episodes.
+
+TaskScore    episodes of one task and how many passed
+wilson       95 % confidence interval of a proportion
+ModeScore    one way of choosing actions (sampled, greedy) over all tasks
+Evaluation   one set of weights, whole; kept as JSON in RUN/eval
+Film         one episode as a person would watch it
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from bus.errors import RunDirectoryError
+from bus.messages import Outcome
+
+Mode = Literal["sampled", "greedy"]
+
+Z_95 = 1.959963984540054
+"""Two-sided 95 % quantile of the normal distribution."""
+
+
+class Record(BaseModel):
+    """Base of what is kept on disk."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TaskScore(Record):
+    """Episodes of one task."""
+
+    task_id: str
+    episodes: int  # judged pass or fail
+    passed: int
+    invalid: int  # broken environment or evaluator; in no proportion
+    steps: int  # of the judged episodes together
+
+    @property
+    def success(self) -> float | None:
+        """Fraction passed; None where nothing was judged."""
+        return self.passed / self.episodes if self.episodes else None
+
+    @property
+    def mean_steps(self) -> float | None:
+        """Steps of an episode on average."""
+        return self.steps / self.episodes if self.episodes else None
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % confidence interval of `success`."""
+        return wilson(self.passed, self.episodes)
+
+
+def wilson(passed: int, episodes: int) -> tuple[float, float]:
+    """95 % score interval of a proportion (Wilson 1927); (0, 1) where nothing was seen."""
+    if episodes == 0:
+        return 0.0, 1.0
+    share, z2 = passed / episodes, Z_95**2
+    centre = (share + z2 / (2 * episodes)) / (1 + z2 / episodes)
+    half = (
+        Z_95
+        / (1 + z2 / episodes)
+        * math.sqrt(share * (1 - share) / episodes + z2 / (4 * episodes**2))
+    )
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def total(name: str, scores: Iterable[TaskScore]) -> TaskScore:
+    """All episodes of several tasks as one score called `name`."""
+    every = list(scores)
+    return TaskScore(
+        task_id=name,
+        episodes=sum(score.episodes for score in every),
+        passed=sum(score.passed for score in every),
+        invalid=sum(score.invalid for score in every),
+        steps=sum(score.steps for score in every),
+    )
+
+
+class ModeScore(Record):
+    """One way of choosing actions over all tasks."""
+
+    tasks: list[TaskScore]  # on held-out seeds
+    compositions: list[TaskScore]  # templates never trained on
+
+    @property
+    def overall(self) -> TaskScore:
+        """All tasks together, compositions not among them."""
+        return total("all tasks", self.tasks)
+
+    @property
+    def composed(self) -> TaskScore:
+        """All compositions together."""
+        return total("all compositions", self.compositions)
+
+
+class Evaluation(Record):
+    """One set of weights on held-out episodes."""
+
+    name: str  # file name in RUN/eval
+    model: str
+    weights: str  # directory of the weight set; empty for the model as it comes
+    policy_version: int  # -1 for the model as it comes
+    seed: int  # first seed of the episodes
+    wall_s: float
+    modes: dict[Mode, ModeScore]
+
+
+class Frame(Record):
+    """One step of a film."""
+
+    screenshot: str  # file name
+    text: str  # the completion
+    point: tuple[int, int] | None  # where it clicked, pixels of the screenshot
+
+
+class Film(Record):
+    """One episode as a person would watch it."""
+
+    task_id: str
+    seed: int
+    instruction: str
+    outcome: Outcome
+    reason: str
+    frames: list[Frame]
+    last: str  # file name of the screenshot after the last action
+
+
+class Films(Record):
+    """The films of one evaluation; their screenshots stand beside the file."""
+
+    films: list[Film]
+
+
+def eval_dir(run_dir: Path) -> Path:
+    """Where a run's evaluations are kept."""
+    return run_dir / "eval"
+
+
+def read_evaluation(run_dir: Path, name: str) -> Evaluation | None:
+    """The evaluation called `name`, or None if there is none.
+
+    Raises RunDirectoryError where the file is not readable as one.
+    """
+    path = eval_dir(run_dir) / f"{name}.json"
+    if not path.exists():
+        return None
+    try:
+        return Evaluation.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        raise RunDirectoryError(f"{path} is no evaluation; remove it and run it again") from None
+
+
+def read_films(run_dir: Path, name: str) -> list[Film]:
+    """The films of the evaluation called `name`; none if it kept none."""
+    path = films_dir(run_dir, name) / "films.json"
+    return Films.model_validate_json(path.read_bytes()).films if path.exists() else []
+
+
+def films_dir(run_dir: Path, name: str) -> Path:
+    """Where the films and screenshots of one evaluation are kept."""
+    return eval_dir(run_dir) / f"{name}-films"

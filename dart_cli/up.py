@@ -1,0 +1,229 @@
+"""The whole run from one command: the `dart up` verb.
+
+    run_up     evaluate, train, evaluate, report; what an earlier start did is not done again
+    Board      what a person sees meanwhile: a live page on a terminal, short lines elsewhere
+
+The parts are child processes (crew.py), the same commands a person would type; `RUN/logs/up.log`
+holds what all of them print.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shlex
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from bus.endpoints import make_private_dir
+from bus.errors import BusError
+from bus.snapshot import Snapshot
+from dart_cli.config import Config, weights_dir
+from dart_cli.crew import Crew
+from dart_cli.data.store import open_reader
+from dart_cli.log import log_dir, set_up_logging
+from dart_cli.process import claim
+from dart_cli.report import AFTER, BEFORE, write_report
+from dart_cli.scores import read_evaluation
+from dart_cli.status.page import progress_line, status_page
+from dart_cli.status.watch import Watcher
+
+logger = logging.getLogger(__name__)
+
+
+INTERRUPTED = 130
+_PAGE_S = 1.0
+_LINE_S = 5.0
+_TOLD = 6  # latest notices kept on the page
+
+
+def run_up(config: Config, config_path: Path, overrides: Sequence[str], *, fresh: bool) -> int:
+    """Bring the run to its end; returns the exit code, 130 where a signal stopped it.
+
+    Raises RunDirectoryError if the run is live elsewhere, ChildError if a part could not be kept
+    alive.
+    """
+    began = time.monotonic()
+    if fresh:
+        set_aside(config)
+    make_private_dir(config.run.dir)
+    with claim(config, "up"):
+        set_up_logging(config.run.dir, "up", terminal=False)
+        arguments = [str(config_path), *(part for each in overrides for part in ("--set", each))]
+        finished = asyncio.run(_bring_to_end(config, arguments))
+    if not finished:
+        say = f"stopped; go on with: dart up {shlex.join(arguments)}"
+        sys.stderr.write(f"{say}\n")
+        return INTERRUPTED
+    write_report(config, minutes_total=(time.monotonic() - began) / 60)
+    return 0
+
+
+def set_aside(config: Config) -> None:
+    """Move an older run directory (and its weights elsewhere) to the first free DIR.1, DIR.2, ...
+
+    Raises RunDirectoryError if a process of that run still lives.
+    """
+    for folder in (config.run.dir, weights_dir(config)):
+        if not folder.exists():
+            continue
+        if folder == config.run.dir:
+            for lock in sorted((folder / "workers").glob("*.lock")):
+                with claim(config, "up", lock.stem):
+                    pass  # nobody holds it
+        number = 1
+        while (target := folder.with_name(f"{folder.name}.{number}")).exists():
+            number += 1
+        folder.rename(target)
+        sys.stderr.write(f"moved {folder} to {target}\n")
+
+
+async def _bring_to_end(config: Config, arguments: Sequence[str]) -> bool:
+    """Evaluate, train, evaluate; False if a signal stopped it."""
+    stop = asyncio.Event()
+    board = Board(config)
+    crews: list[Crew] = []
+
+    def on_signal() -> None:
+        if stop.is_set():
+            for crew in crews:
+                crew.kill()
+            os._exit(INTERRUPTED)
+        board.notice("stopping; a second Ctrl-C stops at once")
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+
+    async def run(
+        commands: Mapping[str, Sequence[str]], leaders: Sequence[str], restarts: int
+    ) -> None:
+        crew = Crew(
+            commands,
+            leaders=leaders,
+            restarts=restarts,
+            log_file=log_dir(config.run.dir) / "up.log",
+            notice=board.notice,
+        )
+        crews.append(crew)
+        await crew.run(stop)
+
+    async def evaluate(name: str, *how: str) -> None:
+        board.notice(f"evaluating {name} the run: {config.eval.episodes} held-out episodes a mode")
+        await run({"eval": ["eval", *arguments, "--json", "--keep-as", name, *how]}, ["eval"], 0)
+
+    async with board.shown():
+        around = config.eval.around
+        if around and read_evaluation(config.run.dir, BEFORE) is None and not stop.is_set():
+            await evaluate(BEFORE, "--model", config.model.path)
+        if not stop.is_set() and not is_finished(config):
+            async with board.watching():
+                await run(_commands(config, arguments), ["data", "train"], config.up.restart)
+        if around and not stop.is_set() and _outdated(config):
+            await evaluate(AFTER)
+    return not stop.is_set()
+
+
+def _commands(config: Config, arguments: Sequence[str]) -> dict[str, list[str]]:
+    """The processes of the run by name; data last, for the others speak to it to the end."""
+    commands = {}
+    for role, count in (("env", config.up.envs), ("rollout", config.up.rollouts)):
+        for index in range(count):
+            name = f"{role}-{index}"
+            commands[name] = [role, *arguments, "--worker", name]
+    commands["train"] = ["train", *arguments]
+    commands["data"] = ["data", *arguments]
+    return commands
+
+
+def is_finished(config: Config) -> bool:
+    """Whether an earlier start made all updates."""
+    if not (config.run.dir / "run.db").exists():
+        return False
+    with open_reader(config.run.dir) as reader:
+        trained = sum(batch.state == "trained" for batch in reader.batches())
+    return trained >= config.train.updates
+
+
+def _outdated(config: Config) -> bool:
+    """Whether the evaluation after the run is of other weights than the newest, or missing."""
+    evaluation = read_evaluation(config.run.dir, AFTER)
+    with open_reader(config.run.dir) as reader:
+        newest = reader.newest_version()
+    version = -1 if newest is None else newest.policy_version
+    return evaluation is None or evaluation.policy_version != version
+
+
+class Board:
+    """What a person sees while the run goes on."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._console = Console(stderr=True)
+        self._notices: deque[str] = deque(maxlen=_TOLD)
+        self._snapshot: Snapshot | None = None
+        self._live: Live | None = None
+
+    def notice(self, text: str) -> None:
+        """Something a person should know."""
+        logger.info("%s", text)
+        self._notices.append(text)
+        if self._live is not None:
+            self._live.update(self._page(), refresh=True)
+        else:
+            self._line(text)
+
+    @contextlib.asynccontextmanager
+    async def shown(self) -> AsyncIterator[None]:
+        """A live page while inside, where there is a terminal."""
+        if not self._console.is_terminal:
+            yield
+            return
+        with Live(self._page(), console=self._console, auto_refresh=False) as self._live:
+            yield
+        self._live = None
+
+    @contextlib.asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Ask the data process for snapshots and show them while inside."""
+        task = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        told = 0.0
+        async with Watcher(self._config) as watcher:
+            while True:
+                try:
+                    self._snapshot = await watcher.snapshot()
+                except BusError as error:  # data starts, or starts again
+                    logger.info("%s", error)
+                else:
+                    if self._live is not None:
+                        self._live.update(self._page(), refresh=True)
+                    elif time.monotonic() - told >= _LINE_S:
+                        told = time.monotonic()
+                        self._line(progress_line(self._snapshot))
+                await asyncio.sleep(_PAGE_S)
+
+    def _page(self) -> Group:
+        page = [status_page(self._snapshot)] if self._snapshot is not None else []
+        return Group(*page, *(Text(text, "bright_black") for text in self._notices))
+
+    def _line(self, text: str) -> None:
+        sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+        sys.stderr.flush()
