@@ -29,6 +29,7 @@ from bus.errors import TaskError
 from envs.base import GuiEnv, Split, Task
 
 SHIPPED: dict[str, str] = {
+    "desk": "envs.embedded.suites:DeskSuite",
     "mini": "envs.embedded.suites:MiniSuite",
 }
 """Name -> `module:attribute`, where the attribute is a Suite or a class that makes one."""

@@ -7,6 +7,7 @@ pop-up closes when something else is pressed. After each event the layers are bu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +26,9 @@ class Layer:
     box: Rect
     modal: bool = False  # nothing beneath it can be reached
     dims: bool = False  # what lies beneath is darkened
-    on_outside: Handler | None = None  # a press outside of it, or Escape
+    on_outside: Handler | None = None  # a press outside of it
+    on_escape: Handler | None = None
+    on_enter: Handler | None = None  # Enter where nothing else answers to it
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class WidgetInfo:
     role: str  # button, icon, box, file, ...
     name: str  # unique on the screen
     colour: str  # of theme.COLOURS; empty where it has none
+    label: str  # the text on it; empty where it has none
     bbox: Rect  # its visible part, pixels
 
     @property
@@ -65,7 +69,8 @@ class App:
         else:
             root, box = popup
             root.place(self.ui, box, screen)
-            self.layers.append(Layer(root, box, modal=True, on_outside=self._close_popup))
+            close = self._close_popup
+            self.layers.append(Layer(root, box, modal=True, on_outside=close, on_escape=close))
 
     def paint(self) -> Canvas:
         """The present screen."""
@@ -140,9 +145,7 @@ class App:
             case Scroll():
                 self._scroll(action)
             case Type():
-                for character in action.text[:MAX_TYPED]:
-                    self._key(["enter"] if character == "\n" else [character])
-                    self.refresh()
+                self._type(action.text[:MAX_TYPED])
             case KeyPress():
                 self._key([key.lower() if len(key) > 1 else key for key in action.keys])
             case Move():
@@ -179,9 +182,12 @@ class App:
         self._press(Pointer(x, y, double=same))
 
     def _drag(self, path: Sequence[tuple[int, int]]) -> None:
-        for widget in reversed(self.path(*path[0])):
-            if widget.clickable:
-                widget.drag(self.ui, path)
+        taken = next((w for w in reversed(self.path(*path[0])) if w.clickable), None)
+        if taken is None:
+            return
+        taken.drag(self.ui, path)
+        for widget in reversed(self.path(*path[-1])):
+            if widget is not taken and widget.drop(self.ui, taken.name):
                 return
 
     def _scroll(self, action: Scroll) -> None:
@@ -191,15 +197,39 @@ class App:
             if widget.scrollable and widget.scroll(self.ui, action.dy):
                 return
 
+    def _type(self, text: str) -> None:
+        """Line ends and tabs are keys, what is between them goes to the focused widget as text."""
+        for piece in re.split(r"([\n\t])", text):
+            if piece in ("\n", "\t"):
+                self._key(["enter" if piece == "\n" else "tab"])
+            elif piece:
+                focused = self._focused()
+                if focused is not None:
+                    focused.write(self.ui, piece)
+            self.refresh()
+
     def _key(self, keys: Sequence[str]) -> None:
-        top = self.layers[-1]
-        focused = next((w for w in top.root.walk() if w.name and w.name == self.ui.focus), None)
+        focused = self._focused()
+        if len(keys) == 1 and len(keys[0]) == 1 and keys[0].isprintable():
+            if focused is not None:
+                focused.write(self.ui, keys[0])
+            return
         if focused is not None and focused.key(self.ui, keys):
             return
-        if list(keys) == ["escape"] and top.on_outside is not None:
-            top.on_outside()
+        top = self.layers[-1]
+        if list(keys) == ["escape"] and top.on_escape is not None:
+            top.on_escape()
+        elif list(keys) == ["enter"] and top.on_enter is not None:
+            top.on_enter()
         elif list(keys) in (["tab"], ["shift", "tab"]):
             self._move_focus(top, -1 if len(keys) == 2 else 1)
+
+    def _focused(self) -> Widget | None:
+        """Who gets the keys: the owner of the open pop-up, else the focused widget on top."""
+        if self.ui.opened:
+            return self.find(self.ui.opened)
+        top = self.layers[-1].root
+        return next((w for w in top.walk() if w.name and w.name == self.ui.focus), None)
 
     def _move_focus(self, top: Layer, step: int) -> None:
         names = [widget.name for widget in top.root.walk() if widget.focusable and widget.name]
@@ -217,4 +247,4 @@ class App:
 
 
 def _info(widget: Widget) -> WidgetInfo:
-    return WidgetInfo(widget.role, widget.name, widget.colour, widget.visible)
+    return WidgetInfo(widget.role, widget.name, widget.colour, widget.label, widget.visible)

@@ -1,8 +1,9 @@
 """The canvas: flat fills, and anti-aliased shapes and text pasted from cached tiles.
 
 A shape or text is rendered once as a coverage mask, mapped through the palette's ramp from its
-background to its colour, and from then on copied. Everything drawn must therefore name the colour
-it stands on (`on`), which in a flat look is always known. Sizes are pixels.
+background to its colour, and from then on copied. The background must therefore be known, which in
+a flat look it always is: `Canvas.ground`, set by whoever fills an area, or `on` where a shape
+stands on another. Sizes are pixels.
 """
 
 from __future__ import annotations
@@ -78,16 +79,21 @@ class Canvas:
     """A screen being drawn: palette indices in a Pillow image of mode L."""
 
     def __init__(
-        self, image: Image.Image, palette: Palette, origin: tuple[int, int] = (0, 0)
+        self,
+        image: Image.Image,
+        palette: Palette,
+        ground: Colour,
+        origin: tuple[int, int] = (0, 0),
     ) -> None:
         self.image = image
         self.palette = palette
+        self.ground = ground  # what is drawn on now
         self.origin = origin
 
     @classmethod
     def blank(cls, width: int, height: int, palette: Palette, colour: Colour) -> Canvas:
         """A canvas of one colour."""
-        return cls(Image.new("L", (width, height), palette.index(colour)), palette)
+        return cls(Image.new("L", (width, height), palette.index(colour)), palette, colour)
 
     def fill(self, box: Rect, colour: Colour) -> None:
         """Paint a rectangle."""
@@ -105,7 +111,7 @@ class Canvas:
         self.fill(Rect(x1 - thickness, y0, x1, y1), colour)
 
     def rounded(
-        self, box: Rect, radius: int, colour: Colour, on: Colour, edge: Colour | None = None
+        self, box: Rect, radius: int, colour: Colour, *, edge: Colour | None = None
     ) -> None:
         """Paint a rectangle with round corners, with an outline of one pixel where `edge` is."""
         radius = min(radius, box.width // 2, box.height // 2)
@@ -114,28 +120,38 @@ class Canvas:
             if edge is not None:
                 self.frame(box, edge)
             return
-        self._rounded(box, radius, edge or colour, on)
+        self._rounded(box, radius, edge or colour, self.ground)
         if edge is not None:
             self._rounded(box.inset(1), radius - 1, colour, edge)
 
-    def icon(self, name: str, box: Rect, colour: Colour, on: Colour) -> None:
+    def icon(self, name: str, box: Rect, colour: Colour, on: Colour | None = None) -> None:
         """Paint an icon of ICONS, scaled to the square in the middle of `box`."""
         side = min(box.width, box.height)
         if side > 0:
             square = box.centred(side, side)
-            self._paste(
-                _tile(self.palette, "icon", name, side, 0, colour, on), square.x0, square.y0
-            )
+            tile = _tile(self.palette, "icon", name, side, 0, colour, on or self.ground)
+            self._paste(tile, square.x0, square.y0)
 
-    def ellipse(self, box: Rect, colour: Colour, on: Colour) -> None:
+    def ellipse(self, box: Rect, colour: Colour, on: Colour | None = None) -> None:
         """Paint the ellipse that fills `box`."""
-        tile = _tile(self.palette, "ellipse", "", box.width, box.height, colour, on)
+        ground = on or self.ground
+        tile = _tile(self.palette, "ellipse", "", box.width, box.height, colour, ground)
         self._paste(tile, box.x0, box.y0)
 
-    def text(self, x: int, y: int, text: str, size: int, colour: Colour, on: Colour) -> None:
+    def text(
+        self, x: int, y: int, text: str, size: int, colour: Colour, on: Colour | None = None
+    ) -> None:
         """Write one line whose box begins at (x, y) and is `line_height(size)` high."""
         if text:
-            self._paste(_tile(self.palette, "text", text, size, 0, colour, on), x, y)
+            tile = _tile(self.palette, "text", text, size, 0, colour, on or self.ground)
+            self._paste(tile, x, y)
+
+    @contextmanager
+    def on(self, ground: Colour) -> Iterator[None]:
+        """Draw on `ground` for a while."""
+        before, self.ground = self.ground, ground
+        yield
+        self.ground = before
 
     def dim(self) -> None:
         """Darken all that has been drawn."""
@@ -146,7 +162,7 @@ class Canvas:
         """A canvas that draws inside `box` only, in the same coordinates."""
         ox, oy = self.origin
         part = self.image.crop((box.x0 - ox, box.y0 - oy, box.x1 - ox, box.y1 - oy))
-        inner = Canvas(part, self.palette, (box.x0, box.y0))
+        inner = Canvas(part, self.palette, self.ground, (box.x0, box.y0))
         yield inner
         self.image.paste(inner.image, (box.x0 - ox, box.y0 - oy))
 
@@ -181,6 +197,17 @@ def line_height(size: int) -> int:
 def text_width(text: str, size: int) -> int:
     """Width of a line of text."""
     return math.ceil(font(size).getlength(text))
+
+
+@lru_cache(maxsize=16384)
+def fit_text(text: str, size: int, width: int) -> str:
+    """The text, or as much of its beginning as fits into `width` with dots behind it."""
+    if text_width(text, size) <= width:
+        return text
+    keep = len(text)
+    while keep and text_width(text[:keep] + "...", size) > width:
+        keep -= 1
+    return text[:keep] + "..." if keep else ""
 
 
 @lru_cache(maxsize=8192)

@@ -15,7 +15,7 @@ from envs.base import Split, Task
 from envs.embedded.env import EmbeddedEnv
 from envs.embedded.png import Encoding
 from envs.embedded.scene import SceneFactory
-from envs.embedded.tasks import mini
+from envs.embedded.tasks import files, mini, panels, small
 
 HELDOUT_SEEDS = 1_000_000
 """Seeds below are for training, seeds from here on for evaluation."""
@@ -59,7 +59,8 @@ MINI_HELDOUT = (
 )
 """Compositions of what is trained on apart, never trained on themselves."""
 
-SLACK = 2  # steps beyond the shortest solution
+SLACK = 2  # steps beyond the shortest solution that suite mini allows
+DESK_SLACK = 5
 
 
 class MiniSuite:
@@ -103,6 +104,84 @@ class MiniSuite:
             size=read_size(size),
             design=self.size,
             max_scale=8.0,
+            encoding=encoding,
+            slack=slack,
+        )
+
+
+_DESK: dict[str, tuple[SceneFactory, int, Split]] = {
+    "press": (small.PressScene, 1, "train"),
+    "menu": (small.MenuScene, 2, "train"),
+    "close": (small.CloseScene, 2, "train"),
+    "calculator": (small.CalculatorScene, 6, "train"),
+    "list": (small.ListScene, 5, "train"),
+    "contacts": (small.ContactsScene, 4, "train"),
+    "chores": (small.ChoresScene, 5, "train"),
+    "check": (panels.CheckScene, 4, "train"),
+    "radio": (panels.RadioScene, 2, "train"),
+    "combo": (panels.ComboScene, 4, "train"),
+    "text": (panels.TextScene, 3, "train"),
+    "edit": (panels.EditScene, 4, "train"),
+    "slider": (panels.SliderScene, 2, "train"),
+    "stepper": (panels.StepperScene, 4, "train"),
+    "tabs": (panels.TabsScene, 5, "train"),
+    "login": (panels.LoginScene, 5, "train"),
+    "sign-up": (panels.SignUpScene, 10, "train"),
+    "order": (panels.OrderScene, 12, "heldout"),
+    "wizard": (panels.WizardScene, 8, "train"),
+    "settings-switch": (panels.SettingsSwitchScene, 4, "train"),
+    "settings-choice": (panels.SettingsChoiceScene, 5, "train"),
+    "settings-level": (panels.SettingsLevelScene, 4, "train"),
+    "settings-two": (panels.SettingsTwoScene, 9, "train"),
+    "settings-three": (panels.SettingsThreeScene, 12, "heldout"),
+    "files-open": (files.OpenScene, 3, "train"),
+    "files-delete": (files.DeleteScene, 5, "train"),
+    "files-rename": (files.RenameScene, 5, "train"),
+    "files-new": (files.NewFolderScene, 5, "train"),
+    "files-move": (files.MoveScene, 5, "train"),
+    "files-copy": (files.CopyScene, 5, "heldout"),
+    "files-tidy": (files.TidyScene, 8, "heldout"),
+}
+"""Template -> scene, the most steps that its shortest solution takes, split."""
+
+
+class DeskSuite:
+    """Lettered applications: forms, lists, settings, a file manager."""
+
+    name = "desk"
+    size = (448, 336)
+
+    def __init__(self) -> None:
+        self.scenes: Mapping[str, SceneFactory] = {
+            f"desk/{kind}": scene for kind, (scene, _, _) in _DESK.items()
+        }
+        self.tasks: Mapping[str, Task] = {
+            f"desk/{kind}": Task(
+                f"desk/{kind}",
+                self.name,
+                "{instruction}",
+                max_steps=steps + DESK_SLACK,
+                tier=steps,
+                split=split,
+            )
+            for kind, (_, steps, split) in _DESK.items()
+        }
+
+    def make_env(
+        self,
+        *,
+        size: Sequence[int] | str = size,
+        encoding: Encoding = "png",
+        slack: int = DESK_SLACK,
+    ) -> EmbeddedEnv:
+        """An environment of `size` pixels: (width, height) or "448x336", in PNG or JPEG."""
+        return EmbeddedEnv(
+            self.name,
+            self.tasks,
+            self.scenes,
+            size=read_size(size),
+            design=self.size,
+            max_scale=1.6,
             encoding=encoding,
             slack=slack,
         )

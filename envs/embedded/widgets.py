@@ -2,7 +2,8 @@
 
 A widget measures itself, is given a rectangle, paints, and answers to events. It holds no state of
 its own: values come in when it is built and changes go out through callbacks, and what must outlive
-one event stands in `Ui`. Text entry and the other larger controls are in controls.py.
+one event stands in `Ui`. The controls of a lettered desktop are in controls.py and its neighbours,
+those of suite mini in marks.py.
 """
 # ruff: noqa: ARG002, D102 - overrides keep the contract that the base class documents
 
@@ -13,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from envs.actions import Button as MouseButton
-from envs.embedded.draw import Canvas, Rect, line_height, text_width
-from envs.embedded.theme import COLOURS, Colour, Palette, Theme, palette_of
+from envs.embedded.draw import Canvas, Rect, fit_text, line_height, text_width
+from envs.embedded.theme import Colour, Palette, Theme, palette_of
 
 Handler = Callable[[], None]
 NOWHERE = Rect(0, 0, 0, 0)
@@ -34,6 +35,7 @@ class Ui:
     opened: str = ""  # name of the widget whose pop-up is open
     caret: int = 0  # in the focused text field: position, and the other end of the selection
     anchor: int = 0
+    clipboard: str = ""
     offsets: dict[str, int] = field(default_factory=dict)  # scroll offset by widget name, pixels
 
     @property
@@ -72,6 +74,7 @@ class Widget:
     ) -> None:
         self.name = name
         self.colour = colour  # of COLOURS, where it has one
+        self.label = ""  # the text on it
         self.children = list(children)
         self.bbox = NOWHERE
         self.visible = NOWHERE  # the part of bbox that no container cuts off
@@ -100,6 +103,10 @@ class Widget:
     def drag(self, ui: Ui, path: Sequence[tuple[int, int]]) -> None:
         """Answer a drag that began here."""
 
+    def drop(self, ui: Ui, dragged: str) -> bool:
+        """Answer the end of a drag of the widget named `dragged`; False where it means nothing."""
+        return False
+
     def scroll(self, ui: Ui, notches: int) -> bool:
         """Turn the wheel; False where there is nothing to scroll, so that a parent may."""
         return False
@@ -107,6 +114,10 @@ class Widget:
     def key(self, ui: Ui, keys: Sequence[str]) -> bool:
         """Answer a key; False where it means nothing here."""
         return False
+
+    def write(self, ui: Ui, text: str) -> bool:
+        """Answer typed text without line ends; False where it means nothing here."""
+        return text == " " and self.key(ui, ["space"])
 
     def focused(self, ui: Ui) -> None:
         """The keyboard focus came here by Tab."""
@@ -201,18 +212,30 @@ class Line(Widget):
         return Rect(at, start, at + length, start + cross)
 
 
-def column(*children: Widget, gap: float = 6, pad: float = 0, align: Align = "fill") -> Line:
+def column(
+    *children: Widget,
+    gap: float = 6,
+    pad: float = 0,
+    align: Align = "fill",
+    grow: Sequence[Widget] = (),
+) -> Line:
     """Children from top to bottom; gaps in design units."""
-    return Line(children, down=True, gap=gap, pad=pad, align=align)
+    return Line(children, down=True, gap=gap, pad=pad, align=align, grow=grow)
 
 
-def row(*children: Widget, gap: float = 6, pad: float = 0, align: Align = "centre") -> Line:
+def row(
+    *children: Widget,
+    gap: float = 6,
+    pad: float = 0,
+    align: Align = "centre",
+    grow: Sequence[Widget] = (),
+) -> Line:
     """Children from left to right; gaps in design units."""
-    return Line(children, down=False, gap=gap, pad=pad, align=align)
+    return Line(children, down=False, gap=gap, pad=pad, align=align, grow=grow)
 
 
 class Panel(Widget):
-    """A filled area with one child inside."""
+    """A filled area with one child inside; a margin of `pad` design units."""
 
     def __init__(
         self, child: Widget | None = None, *, fill: Colour, pad: float = 0, edge: bool = False
@@ -235,7 +258,27 @@ class Panel(Widget):
         canvas.fill(self.bbox, self.fill)
         if self.edge:
             canvas.frame(self.bbox, ui.theme.edge)
-        super().paint(ui, canvas)
+        with canvas.on(self.fill):
+            super().paint(ui, canvas)
+
+
+class Sized(Widget):
+    """A child that wants a given size; a side of 0 is the child's own."""
+
+    def __init__(self, child: Widget, width: float = 0, height: float = 0) -> None:
+        super().__init__(children=(child,))
+        self.width = width  # design units
+        self.height = height  # design units
+
+    def measure(self, ui: Ui) -> tuple[int, int]:
+        width, height = self.children[0].measure(ui)
+        return (
+            ui.px(self.width) if self.width else width,
+            ui.px(self.height) if self.height else height,
+        )
+
+    def arrange(self, ui: Ui, clip: Rect) -> None:
+        self.children[0].place(ui, self.bbox, clip)
 
 
 class Window(Widget):
@@ -282,13 +325,15 @@ class Window(Widget):
         if self.title:
             size = ui.text_size
             y = y0 + (bar - line_height(size)) // 2
-            canvas.text(x0 + ui.px(8), y, self.title, size, theme.title_ink, theme.title)
+            title = fit_text(self.title, size, x1 - x0 - bar - ui.px(12))
+            canvas.text(x0 + ui.px(8), y, title, size, theme.title_ink, theme.title)
         else:
             side = ui.px(5)
             for i in range(3):
                 x, y = x0 + ui.px(6 + 8 * i), y0 + (bar - side) // 2
                 canvas.ellipse(Rect(x, y, x + side, y + side), theme.muted, theme.title)
-        super().paint(ui, canvas)
+        with canvas.on(self.fill or theme.window):
+            super().paint(ui, canvas)
 
 
 # --- simple widgets -------------------------------------------------------------------------
@@ -328,62 +373,6 @@ class Clickable(Widget):
             canvas.frame(self.bbox, ui.theme.accent, ui.px(1.5))
 
 
-class ColourButton(Clickable):
-    """A plain button of one of COLOURS."""
-
-    role = "button"
-
-    def __init__(
-        self, name: str, colour: str, on_press: Handler, *, on: Colour, radius: float = 6
-    ) -> None:
-        super().__init__(name, on_press, colour=colour)
-        self.on = on
-        self.radius = radius
-
-    def paint(self, ui: Ui, canvas: Canvas) -> None:
-        canvas.rounded(self.bbox, ui.px(self.radius), COLOURS[self.colour], self.on)
-
-
-class IconButton(Clickable):
-    """A neutral button that shows an icon, or a short text where the icon's name is none."""
-
-    role = "icon"
-
-    def __init__(
-        self,
-        name: str,
-        icon: str,
-        on_press: Handler | None = None,
-        *,
-        on: Colour,
-        enabled: bool = True,
-        text: str = "",
-        radius: float = 5,
-    ) -> None:
-        super().__init__(name, on_press, enabled=enabled)
-        self.icon = icon
-        self.on = on
-        self.text = text
-        self.radius = radius
-
-    def measure(self, ui: Ui) -> tuple[int, int]:
-        return ui.px(28), ui.px(28)
-
-    def paint(self, ui: Ui, canvas: Canvas) -> None:
-        theme = ui.theme
-        fill = theme.control if self.enabled else theme.edge
-        canvas.rounded(self.bbox, ui.px(self.radius), fill, self.on)
-        if self.text:
-            size = ui.px(16)
-            x = self.bbox.x0 + (self.bbox.width - text_width(self.text, size)) // 2
-            y = self.bbox.y0 + (self.bbox.height - line_height(size)) // 2
-            canvas.text(x, y, self.text, size, theme.control_ink, fill)
-        else:
-            side = round(min(self.bbox.width, self.bbox.height) * 0.64)
-            canvas.icon(self.icon, self.bbox.centred(side, side), theme.control_ink, fill)
-        self.ring(ui, canvas)
-
-
 class TitleButton(Clickable):
     """The close button of a title bar."""
 
@@ -398,87 +387,61 @@ class TitleButton(Clickable):
         canvas.icon(self.icon, self.bbox.centred(side, side), ui.theme.title_ink, ui.theme.title)
 
 
-class ColourBox(Clickable):
-    """A check box of one of COLOURS: hollow, or filled with a check mark."""
-
-    role = "box"
-
-    def __init__(
-        self, name: str, colour: str, checked: bool, on_press: Handler, *, on: Colour
-    ) -> None:
-        super().__init__(name, on_press, colour=colour)
-        self.checked = checked
-        self.on = on
-
-    def paint(self, ui: Ui, canvas: Canvas) -> None:
-        colour = COLOURS[self.colour]
-        canvas.rounded(self.bbox, ui.px(4), colour, self.on)
-        inner = self.bbox.inset(ui.px(6))
-        if self.checked:
-            canvas.icon("check", self.bbox.inset(ui.px(3)), ui.theme.field, colour)
-        else:
-            canvas.fill(inner, ui.theme.field)
-
-
-class Glyph(Clickable):
-    """An icon that can be pressed, on a selectable ground: a file, a folder, a tab's shape."""
-
-    def __init__(
-        self,
-        name: str,
-        icon: str,
-        role: str,
-        on_press: Handler,
-        *,
-        ink: Colour,
-        on: Colour,
-        colour: str = "",
-        selected: bool = False,
-    ) -> None:
-        super().__init__(name, on_press, colour=colour)
-        self.role = role
-        self.icon = icon
-        self.ink = ink
-        self.on = on
-        self.selected = selected
-
-    def paint(self, ui: Ui, canvas: Canvas) -> None:
-        on = self.on
-        if self.selected:
-            on = ui.theme.select
-            canvas.rounded(self.bbox, ui.px(4), on, self.on, ui.theme.accent)
-        side = min(self.bbox.width, self.bbox.height) - ui.px(4)
-        canvas.icon(self.icon, self.bbox.centred(side, side), self.ink, on)
-
-
 class Picture(Widget):
     """An icon as decoration."""
 
-    def __init__(self, icon: str, *, ink: Colour, on: Colour, units: float = 16) -> None:
+    def __init__(self, icon: str, *, ink: Colour, units: float = 16) -> None:
         super().__init__()
         self.icon = icon
         self.ink = ink
-        self.on = on
         self.units = units
 
     def measure(self, ui: Ui) -> tuple[int, int]:
         return ui.px(self.units), ui.px(self.units)
 
     def paint(self, ui: Ui, canvas: Canvas) -> None:
-        canvas.icon(self.icon, self.bbox, self.ink, self.on)
+        canvas.icon(self.icon, self.bbox, self.ink)
 
 
 class Fill(Widget):
-    """A plain area as decoration: lines that stand for text, a colour chip."""
+    """A plain area as decoration: a line that stands for text, a colour chip."""
 
-    def __init__(self, fill: Colour, *, on: Colour | None = None, radius: float = 0) -> None:
+    def __init__(self, fill: Colour, *, radius: float = 0) -> None:
         super().__init__()
         self.fill = fill
-        self.on = on
         self.radius = radius
 
     def paint(self, ui: Ui, canvas: Canvas) -> None:
-        if self.on is None or not self.radius:
-            canvas.fill(self.bbox, self.fill)
-        else:
-            canvas.rounded(self.bbox, ui.px(self.radius), self.fill, self.on)
+        canvas.rounded(self.bbox, ui.px(self.radius) if self.radius else 0, self.fill)
+
+
+class Gap(Widget):
+    """Nothing, of a size in design units; for `Line.grow`."""
+
+    def __init__(self, width: float = 0, height: float = 0) -> None:
+        super().__init__()
+        self.width = width
+        self.height = height
+
+    def measure(self, ui: Ui) -> tuple[int, int]:
+        return round(self.width * ui.scale), round(self.height * ui.scale)
+
+
+class Label(Widget):
+    """One line of text, cut short with dots where there is no room for it."""
+
+    def __init__(self, text: str, *, muted: bool = False, size: float = 1.0) -> None:
+        super().__init__()
+        self.text = text
+        self.muted = muted
+        self.size = size  # relative to the usual text size
+
+    def measure(self, ui: Ui) -> tuple[int, int]:
+        size = round(ui.text_size * self.size)
+        return text_width(self.text, size), line_height(size)
+
+    def paint(self, ui: Ui, canvas: Canvas) -> None:
+        size = round(ui.text_size * self.size)
+        text = fit_text(self.text, size, self.bbox.width)
+        y = self.bbox.y0 + (self.bbox.height - line_height(size)) // 2
+        canvas.text(self.bbox.x0, y, text, size, ui.theme.muted if self.muted else ui.theme.ink)

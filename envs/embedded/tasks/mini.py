@@ -9,7 +9,6 @@ dialog that asks for confirmation of what was done (`confirm`).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from functools import partial
 from random import Random
 from typing import ClassVar
@@ -17,24 +16,20 @@ from typing import ClassVar
 from envs.actions import Action
 from envs.base import Verdict
 from envs.embedded.app import App, Layer
-from envs.embedded.draw import Canvas, Rect
-from envs.embedded.scene import NOT_YET, REACHED, Scene, click
-from envs.embedded.theme import COLOURS, Colour
-from envs.embedded.widgets import (
-    Clickable,
+from envs.embedded.draw import Rect
+from envs.embedded.marks import (
     ColourBox,
     ColourButton,
-    Fill,
-    Free,
+    ColourCombo,
     Glyph,
-    Handler,
     IconButton,
-    Panel,
-    Picture,
-    Ui,
-    Widget,
-    Window,
+    ShapeTab,
+    Swatch,
+    Wheel,
 )
+from envs.embedded.scene import NOT_YET, REACHED, Scene, click
+from envs.embedded.theme import COLOURS
+from envs.embedded.widgets import Fill, Free, Handler, Panel, Picture, Ui, Widget, Window
 
 SHAPES = ("circle", "square", "triangle", "diamond", "star")
 Placed = list[tuple[Widget, Rect]]
@@ -151,7 +146,6 @@ class MiniScene(Scene):
                     f"{colour}.button",
                     colour,
                     partial(self.act, colour),
-                    on=self.ui.theme.window,
                     radius=self.radius,
                 ),
                 box,
@@ -173,7 +167,7 @@ class MiniScene(Scene):
         self, name: str, icon: str, on_press: Handler, *, enabled: bool = True
     ) -> IconButton:
         """A neutral icon button on the window."""
-        return IconButton(name, icon, on_press, on=self.ui.theme.window, enabled=enabled)
+        return IconButton(name, icon, on_press, enabled=enabled)
 
     def _random_window(self) -> Rect:
         ui, rng = self.ui, self.rng
@@ -200,7 +194,7 @@ class MiniScene(Scene):
         def close() -> None:
             self.popup_open = False
 
-        icon = Picture("info", ink=self.ui.theme.muted, on=self.ui.theme.panel)
+        icon = Picture("info", ink=self.ui.theme.muted)
         return self._dialog(
             "popup",
             self.popup_box,
@@ -213,7 +207,7 @@ class MiniScene(Scene):
         def dismiss() -> None:
             self.pending = None
 
-        chip = Fill(COLOURS[what], on=self.ui.theme.panel, radius=3)
+        chip = Fill(COLOURS[what], radius=3)
         return self._dialog(
             "confirm",
             self.confirm_box,
@@ -237,7 +231,7 @@ class MiniScene(Scene):
         if on_ok is not None:
             width, height = ui.px(50), ui.px(27)
             x, y = inner.x0 + (inner.width - width) // 2, inner.y1 - height - ui.px(5)
-            button = IconButton(f"{name}.ok", "check", on_ok, on=theme.panel, text="OK")
+            button = IconButton(f"{name}.ok", "check", on_ok, text="OK")
             placed.append((button, Rect(x, y, x + width, y + height)))
         window = Window(
             Free(placed), name=name, on_close=on_close, title_units=26, fill=theme.panel
@@ -317,7 +311,6 @@ class MenuScene(MiniScene):
                         f"{colour}.button",
                         colour,
                         partial(self._choose, colour),
-                        on=theme.panel,
                         radius=3,
                     ),
                     entry,
@@ -370,7 +363,7 @@ class PageScene(MiniScene):
         for i in range(len(self.pages)):
             x = middle + ui.px(10) * i - ui.px(5) * len(self.pages)
             ink = ui.theme.ink if i == self.page else ui.theme.edge
-            dot = Picture("circle", ink=ink, on=ui.theme.window)
+            dot = Picture("circle", ink=ink)
             placed.append((dot, Rect(x, top + ui.px(11), x + side, top + ui.px(11) + side)))
         return placed
 
@@ -411,14 +404,7 @@ class TabsScene(MiniScene):
         width = ui.px(40)
         for i, shape in enumerate(self.shapes):
             x = strip.x0 + i * (width + ui.px(3))
-            here = i == self.tab
-            tab = Tab(
-                f"{shape}.tab",
-                shape,
-                partial(self._go, i),
-                ink=theme.ink if here else theme.muted,
-                on=theme.window if here else theme.panel,
-            )
+            tab = ShapeTab(shape, partial(self._go, i), active=i == self.tab)
             placed.append((tab, Rect(x, strip.y0, x + width, strip.y1)))
         return [*placed, *self.buttons(self.tabs[self.tab])]
 
@@ -432,18 +418,6 @@ class TabsScene(MiniScene):
 
     def _go(self, tab: int) -> None:
         self.tab = tab
-
-
-class Tab(Glyph):
-    """A shape on the tab strip."""
-
-    def __init__(self, name: str, icon: str, on_press: Handler, *, ink: Colour, on: Colour) -> None:
-        super().__init__(name, icon, "tab", on_press, ink=ink, on=on)
-
-    def paint(self, ui: Ui, canvas: Canvas) -> None:
-        canvas.fill(self.bbox, self.on)
-        side = ui.px(18)
-        canvas.icon(self.icon, self.bbox.centred(side, side), self.ink, self.on)
 
 
 class ScrollScene(MiniScene):
@@ -479,7 +453,6 @@ class ScrollScene(MiniScene):
                 f"{colour}.button",
                 colour,
                 partial(self.act, colour),
-                on=theme.field,
                 radius=2,
             )
             placed.append((button, bar))
@@ -505,23 +478,6 @@ class ScrollScene(MiniScene):
 
     def _scroll(self, rows: int) -> None:
         self.first = min(max(0, self.first + rows), len(self.rows) - self.VISIBLE)
-
-
-class Wheel(Widget):
-    """An area that turns the wheel into a call."""
-
-    scrollable = True
-
-    def __init__(self, child: Widget, on_scroll: Callable[[int], None]) -> None:
-        super().__init__(children=[child])
-        self.on_scroll = on_scroll
-
-    def arrange(self, ui: Ui, clip: Rect) -> None:
-        self.children[0].place(ui, self.bbox, clip)
-
-    def scroll(self, ui: Ui, notches: int) -> bool:
-        self.on_scroll(notches)
-        return True
 
 
 class FolderScene(MiniScene):
@@ -551,9 +507,7 @@ class FolderScene(MiniScene):
             box = Rect(bar.x0, bar.y0, bar.x0 + ui.px(40), bar.y0 + ui.px(28))
             return [(back, box), *self.buttons(self.inside)]
         theme = self.ui.theme
-        folder = Glyph(
-            "folder", "folder", "folder", self._toggle, ink=theme.control, on=theme.window
-        )
+        folder = Glyph("folder", "folder", self._toggle, ink=theme.control)
         return [(folder, self.folder_box), *self.buttons(self.spots)]
 
     def route(self, app: App) -> str:
@@ -590,7 +544,6 @@ class FormScene(MiniScene):
                     colour,
                     colour in self.ticked,
                     partial(self._tick, colour),
-                    on=ui.theme.window,
                 ),
                 box,
             )
@@ -665,7 +618,6 @@ class DropdownScene(MiniScene):
                 f"{colour}.swatch",
                 colour,
                 partial(self._choose, colour),
-                on=theme.field,
                 radius=0,
             )
             placed.append((swatch, entry))
@@ -698,30 +650,6 @@ class DropdownScene(MiniScene):
         self.value = self.committed = what  # another choice can still be made
 
 
-class Swatch(ColourButton):
-    """One choice of a colour list."""
-
-    role = "swatch"
-
-
-class ColourCombo(Clickable):
-    """A closed drop-down list that shows its colour."""
-
-    role = "list"
-
-    def __init__(self, name: str, shown: Colour, on_press: Handler) -> None:
-        super().__init__(name, on_press)
-        self.shown = shown
-
-    def paint(self, ui: Ui, canvas: Canvas) -> None:
-        theme, box = ui.theme, self.bbox
-        canvas.rounded(box, ui.px(4), theme.field, theme.window, theme.ink)
-        arrow = Rect(box.x1 - box.height, box.y0, box.x1, box.y1)
-        pad = ui.px(6)
-        canvas.fill(Rect(box.x0 + pad, box.y0 + pad, arrow.x0, box.y1 - pad), self.shown)
-        canvas.icon("chevron", arrow.inset(ui.px(7)), theme.ink, theme.field)
-
-
 class DeleteScene(MiniScene):
     """The target is a file, to be selected and then put into the trash."""
 
@@ -742,16 +670,14 @@ class DeleteScene(MiniScene):
         self.selected: str | None = None
 
     def content(self) -> Placed:
-        ui, theme, bar = self.ui, self.ui.theme, self.bar
+        ui, bar = self.ui, self.bar
         placed: Placed = []
         for colour, box in self.spots:
             file = Glyph(
                 f"{colour}.file",
                 "file",
-                "file",
                 partial(self._select, colour),
                 ink=COLOURS[colour],
-                on=theme.window,
                 colour=colour,
                 selected=colour == self.selected,
             )

@@ -1,0 +1,282 @@
+"""The lettered controls that are pressed: buttons, check boxes, radios, toggles, tabs, sliders.
+
+Text entry is in textfield.py, drop-downs and menus in menus.py, what scrolls in scrolling.py.
+"""
+
+# ruff: noqa: ARG002, D102 - overrides keep the contract that the base class documents
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from envs.embedded.draw import Canvas, Rect, fit_text, line_height, text_width
+from envs.embedded.theme import Colour
+from envs.embedded.widgets import Clickable, Handler, Line, Pointer, Ui, Widget, row
+
+CONTROL_HEIGHT = 24.0  # design units
+
+
+class Button(Clickable):
+    """A push button with a label; the primary one of a dialog is filled."""
+
+    role = "button"
+
+    def __init__(
+        self,
+        name: str,
+        label: str,
+        on_press: Handler,
+        *,
+        primary: bool = False,
+        enabled: bool = True,
+        pad: float = 10,
+    ) -> None:
+        super().__init__(name, on_press, enabled=enabled)
+        self.label = label
+        self.primary = primary
+        self.pad = pad  # design units left and right of the label
+
+    def measure(self, ui: Ui) -> tuple[int, int]:
+        width = text_width(self.label, ui.text_size) + 2 * ui.px(self.pad)
+        return width, ui.px(CONTROL_HEIGHT)
+
+    def paint(self, ui: Ui, canvas: Canvas) -> None:
+        theme = ui.theme
+        fill, ink, edge = theme.field, theme.ink, theme.edge
+        if not self.enabled:
+            fill, ink = theme.panel, theme.muted
+        elif self.primary:
+            fill, ink, edge = theme.accent, theme.accent_ink, theme.accent
+        canvas.rounded(self.bbox, ui.px(5), fill, edge=edge)
+        size = ui.text_size
+        text = fit_text(self.label, size, self.bbox.width - ui.px(4))
+        box = self.bbox.centred(text_width(text, size), line_height(size))
+        canvas.text(box.x0, box.y0, text, size, ink, fill)
+        self.ring(ui, canvas)
+
+
+class Marked(Clickable):
+    """A control with a mark on its left and a label behind it."""
+
+    def __init__(self, name: str, label: str, on: bool, on_press: Handler) -> None:
+        super().__init__(name, on_press)
+        self.label = label
+        self.is_on = on
+
+    def mark_width(self, ui: Ui) -> int:
+        """Width of the mark."""
+        return ui.px(16)
+
+    def measure(self, ui: Ui) -> tuple[int, int]:
+        text = text_width(self.label, ui.text_size)
+        width = self.mark_width(ui) + (ui.px(7) + text + ui.px(4) if self.label else 0)
+        return width, ui.px(22)
+
+    def mark(self, ui: Ui, canvas: Canvas, box: Rect) -> None:
+        """Draw the mark into `box`."""
+
+    def paint(self, ui: Ui, canvas: Canvas) -> None:
+        box, width, side = self.bbox, self.mark_width(ui), ui.px(16)
+        top = box.y0 + (box.height - side) // 2
+        self.mark(ui, canvas, Rect(box.x0, top, box.x0 + width, top + side))
+        if self.label:
+            size = ui.text_size
+            x, y = box.x0 + width + ui.px(7), box.y0 + (box.height - line_height(size)) // 2
+            canvas.text(x, y, fit_text(self.label, size, box.x1 - x), size, ui.theme.ink)
+        self.ring(ui, canvas)
+
+
+class CheckBox(Marked):
+    """A box that is ticked or not."""
+
+    role = "checkbox"
+
+    def mark(self, ui: Ui, canvas: Canvas, box: Rect) -> None:
+        theme = ui.theme
+        if self.is_on:
+            canvas.rounded(box, ui.px(4), theme.accent)
+            canvas.icon("check", box.inset(ui.px(2)), theme.accent_ink, theme.accent)
+        else:
+            canvas.rounded(box, ui.px(4), theme.field, edge=theme.muted)
+
+
+class Radio(Marked):
+    """One of several that exclude each other."""
+
+    role = "radio"
+
+    def mark(self, ui: Ui, canvas: Canvas, box: Rect) -> None:
+        theme = ui.theme
+        canvas.ellipse(box, theme.accent if self.is_on else theme.muted)
+        inner = box.inset(max(1, ui.px(5 if self.is_on else 1.2)))
+        if self.is_on:
+            canvas.ellipse(inner, theme.accent_ink, theme.accent)
+        else:
+            canvas.ellipse(inner, theme.field, theme.muted)
+
+
+class Toggle(Marked):
+    """A switch."""
+
+    role = "toggle"
+
+    def mark_width(self, ui: Ui) -> int:
+        return ui.px(30)
+
+    def mark(self, ui: Ui, canvas: Canvas, box: Rect) -> None:
+        theme = ui.theme
+        ground = theme.accent if self.is_on else theme.edge
+        canvas.rounded(box, box.height // 2, ground)
+        side = box.height - 2 * ui.px(2)
+        x = box.x1 - ui.px(2) - side if self.is_on else box.x0 + ui.px(2)
+        y = box.y0 + (box.height - side) // 2
+        ink = theme.accent_ink if self.is_on else theme.field
+        canvas.ellipse(Rect(x, y, x + side, y + side), ink, ground)
+
+
+def radios(
+    name: str, options: Sequence[str], value: str, on_choose: Callable[[str], None]
+) -> list[Widget]:
+    """A radio for each option, called `name.option`."""
+    return [
+        Radio(f"{name}.{option}", option, option == value, partial(on_choose, option))
+        for option in options
+    ]
+
+
+class TextTab(Clickable):
+    """One label of a tab strip."""
+
+    role = "tab"
+
+    def __init__(self, name: str, label: str, on_press: Handler, *, active: bool) -> None:
+        super().__init__(name, on_press)
+        self.label = label
+        self.active = active
+
+    def measure(self, ui: Ui) -> tuple[int, int]:
+        return text_width(self.label, ui.text_size) + 2 * ui.px(11), ui.px(26)
+
+    def paint(self, ui: Ui, canvas: Canvas) -> None:
+        theme, box, size = ui.theme, self.bbox, ui.text_size
+        fill = theme.window if self.active else theme.panel
+        canvas.fill(box, fill)
+        if self.active:
+            canvas.fill(Rect(box.x0, box.y0, box.x1, box.y0 + ui.px(2)), theme.accent)
+        text = box.centred(text_width(self.label, size), line_height(size))
+        canvas.text(
+            text.x0, text.y0, self.label, size, theme.ink if self.active else theme.muted, fill
+        )
+        self.ring(ui, canvas)
+
+
+def tabs(name: str, labels: Sequence[str], active: str, on_go: Callable[[str], None]) -> Line:
+    """A strip of tabs called `name.label`."""
+    return row(
+        *(
+            TextTab(f"{name}.{label}", label, partial(on_go, label), active=label == active)
+            for label in labels
+        ),
+        gap=0,
+    )
+
+
+class NavItem(Clickable):
+    """One entry of a side bar."""
+
+    role = "item"
+
+    def __init__(self, name: str, label: str, on_press: Handler, *, active: bool) -> None:
+        super().__init__(name, on_press)
+        self.label = label
+        self.active = active
+
+    def measure(self, ui: Ui) -> tuple[int, int]:
+        return text_width(self.label, ui.text_size) + 2 * ui.px(10), ui.px(24)
+
+    def paint(self, ui: Ui, canvas: Canvas) -> None:
+        theme, box, size = ui.theme, self.bbox, ui.text_size
+        fill: Colour = theme.accent if self.active else canvas.ground
+        if self.active:
+            canvas.rounded(box, ui.px(5), fill)
+        y = box.y0 + (box.height - line_height(size)) // 2
+        ink = theme.accent_ink if self.active else theme.ink
+        text = fit_text(self.label, size, box.width - ui.px(14))
+        canvas.text(box.x0 + ui.px(10), y, text, size, ink, fill)
+        self.ring(ui, canvas)
+
+
+class Slider(Clickable):
+    """A knob on a track; a press moves it there, a drag takes it along."""
+
+    role = "slider"
+
+    def __init__(
+        self,
+        name: str,
+        value: int,
+        on_change: Callable[[int], None],
+        *,
+        low: int = 0,
+        high: int = 100,
+        step: int = 10,
+        width: float = 150,
+    ) -> None:
+        super().__init__(name)
+        self.value = value
+        self.on_change = on_change
+        self.low = low
+        self.high = high
+        self.step = step
+        self.width = width
+
+    def measure(self, ui: Ui) -> tuple[int, int]:
+        return ui.px(self.width), ui.px(22)
+
+    def _track(self, ui: Ui) -> tuple[int, int]:
+        """Where the knob's middle is at the lowest and at the highest value."""
+        radius = ui.px(7)
+        return self.bbox.x0 + radius, self.bbox.x1 - radius
+
+    def x_of(self, ui: Ui, value: int) -> int:
+        """Where the knob's middle is at `value`."""
+        left, right = self._track(ui)
+        return left + round((right - left) * (value - self.low) / (self.high - self.low))
+
+    def value_at(self, ui: Ui, x: int) -> int:
+        """The value whose place is nearest to `x`."""
+        left, right = self._track(ui)
+        share = (min(max(x, left), right) - left) / max(1, right - left)
+        return self.low + round(share * (self.high - self.low) / self.step) * self.step
+
+    def press(self, ui: Ui, pointer: Pointer) -> None:
+        if pointer.button == "left":
+            self.on_change(self.value_at(ui, pointer.x))
+
+    def drag(self, ui: Ui, path: Sequence[tuple[int, int]]) -> None:
+        self.on_change(self.value_at(ui, path[-1][0]))
+
+    def key(self, ui: Ui, keys: Sequence[str]) -> bool:
+        step = {"left": -1, "down": -1, "right": 1, "up": 1}.get(keys[0], 0) * self.step
+        goal = {"home": self.low, "end": self.high}.get(keys[0], self.value + step)
+        if len(keys) != 1 or goal == self.value:
+            return False
+        self.on_change(min(max(goal, self.low), self.high))
+        return True
+
+    def paint(self, ui: Ui, canvas: Canvas) -> None:
+        theme, box, radius = ui.theme, self.bbox, ui.px(7)
+        middle, half = (box.y0 + box.y1) // 2, max(1, ui.px(2))
+        left, right = self._track(ui)
+        x = self.x_of(ui, self.value)
+        canvas.fill(Rect(left, middle - half, right, middle + half), theme.edge)
+        canvas.fill(Rect(left, middle - half, x, middle + half), theme.accent)
+        canvas.ellipse(Rect(x - radius, middle - radius, x + radius, middle + radius), theme.accent)
+        self.ring(ui, canvas)
+
+
+class Key(Button):
+    """A big key, as of a calculator."""
+
+    def measure(self, ui: Ui) -> tuple[int, int]:
+        return ui.px(44), ui.px(34)
