@@ -122,9 +122,7 @@ def make_ledger(config: Config, store: Store, clock: Clock | None = None) -> Led
     tasks = training_tasks(config)
     store.begin_run(config.run.seed, config.model_dump_json(), tasks)
     clock = clock or Clock()
-    return Ledger(
-        config, store, tasks, make_scheduler(config, tasks), wall=clock, monotonic=clock
-    )
+    return Ledger(config, store, tasks, make_scheduler(config, tasks), wall=clock, monotonic=clock)
 
 
 def ask_lease(ledger: Ledger, slot: int, worker: str = "env-0") -> Lease:
@@ -145,9 +143,7 @@ def play(
     return lease
 
 
-def play_group(
-    ledger: Ledger, outcomes: list[Outcome], *, steps: int = 2, version: int = 0
-) -> str:
+def play_group(ledger: Ledger, outcomes: list[Outcome], *, steps: int = 2, version: int = 0) -> str:
     """Play one group with these outcomes, in order of its members; returns its id."""
     leases = [ask_lease(ledger, slot) for slot in range(len(outcomes))]
     assert len({lease.group_id for lease in leases}) == 1

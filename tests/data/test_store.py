@@ -1,0 +1,274 @@
+"""The store's promises, on real SQLite files."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+from sqlite_utils import Database
+
+from bus.errors import RunDirectoryError, StoreError
+from bus.messages import BatchTrained, WeightsPublished
+from dart_cli.data.curate import Decision, PlannedSample
+from dart_cli.data.groups import Attempt
+from dart_cli.data.migrations import MIGRATIONS
+from dart_cli.data.store import BatchRow, GroupRow, Store, open_reader, open_store
+from tests.data.parts import picture, step_record, trajectory_end
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def fill(store: Store, *, steps: int = 3) -> str:
+    """One group with one trajectory of some steps; returns the trajectory's id."""
+    store.begin_run(1, "{}", [])
+    store.add_group(GroupRow("g1", 1, "mini", "mini/click", 5, 4, "open", "", 1.0, None, None))
+    store.add_lease(Attempt("g1-00", 0, "env-0", 2, 77, 0.0), "g1", 1.0)
+    for step in range(steps):
+        store.add_step(step_record("g1-00", step, version=step), 2.0 + step)
+    store.commit()
+    return "g1-00"
+
+
+def test_a_second_writer_is_refused_and_told_who_holds_the_run(run_dir: Path) -> None:
+    with open_store(run_dir), pytest.raises(RunDirectoryError, match=f"process {os.getpid()}"):
+        open_store(run_dir)
+    open_store(run_dir).close()
+
+
+def test_the_run_directory_is_private(run_dir: Path) -> None:
+    open_store(run_dir).close()
+    assert run_dir.stat().st_mode & 0o077 == 0
+
+
+def test_a_run_keeps_its_identity_over_starts(run_dir: Path) -> None:
+    with open_store(run_dir) as store:
+        first = store.begin_run(1, '{"a": 1}', [])
+    with open_store(run_dir) as store:
+        second = store.begin_run(2, '{"a": 2}', [])
+    assert (second.id, second.created_at) == (first.id, first.created_at)
+    assert (second.seed, second.config) == (2, '{"a": 2}')
+
+
+def test_what_was_handed_in_comes_back_bit_for_bit(run_dir: Path) -> None:
+    with open_store(run_dir) as store:
+        name = fill(store)
+        rows = store.steps(name)
+        images = store.screenshots(row.screenshot for row in rows)
+    for step, row in enumerate(rows):
+        sent = step_record(name, step, version=step)
+        for field in ("prompt_token_ids", "token_ids", "behaviour_logprobs", "entropies"):
+            assert getattr(row, field) == getattr(sent, field)
+        assert row.version_spans == sent.version_spans
+        assert (row.text, row.action, row.error) == (sent.text, sent.action, sent.error)
+        assert images[row.screenshot] == sent.screenshot
+
+
+def test_the_same_step_twice_changes_nothing(run_dir: Path) -> None:
+    with open_store(run_dir) as store:
+        name = fill(store, steps=1)
+        before = store.steps(name)
+        assert not store.add_step(step_record(name, 0, version=9), 99.0)
+        assert store.steps(name) == before
+
+
+def test_a_screenshot_is_stored_once_however_often_it_is_shown(run_dir: Path) -> None:
+    with open_store(run_dir) as store:
+        name = fill(store, steps=0)
+        for step in range(50):
+            store.add_step(step_record(name, step, image=picture("same")), 1.0)
+        store.commit()
+        assert store.total("steps") == 50
+        assert store.total("screenshots") == 1
+
+
+def test_a_reader_sees_what_is_committed_and_nothing_else(run_dir: Path) -> None:
+    with open_store(run_dir) as store:
+        name = fill(store, steps=1)
+        with open_reader(run_dir) as reader:
+            store.add_step(step_record(name, 1), 1.0)
+            assert len(reader.steps(name)) == 1
+            store.commit()
+            assert len(reader.steps(name)) == 2
+            store.add_step(step_record(name, 2), 1.0)
+            store.rollback()
+            assert len(reader.steps(name)) == 2
+
+
+def test_a_reader_cannot_write(run_dir: Path) -> None:
+    with open_store(run_dir) as store:
+        fill(store)
+    with open_reader(run_dir) as reader, pytest.raises(StoreError, match="readonly"):
+        reader._rows("DELETE FROM steps")
+
+
+def test_a_checkpoint_leaves_the_rows_as_they_are(run_dir: Path) -> None:
+    with open_store(run_dir) as store:
+        name = fill(store)
+        store.checkpoint()
+        assert len(store.steps(name)) == 3
+    with open_reader(run_dir) as reader:
+        assert len(reader.steps(name)) == 3
+
+
+def test_a_batch_is_read_as_it_was_planned(run_dir: Path) -> None:
+    planned = [PlannedSample("g1-00", step, 0.5 - step, 1.0) for step in (2, 0, 1)]
+    with open_store(run_dir) as store:
+        fill(store)
+        store.finish(trajectory_end("g1-00", 3), 9.0, 0, 2)
+        store.add_batch(
+            BatchRow(1, "batched", 10.0, 4, 1.0, 0.5, None, None), ["g1"], planned, ["g1-00"]
+        )
+        samples = store.batch_samples(1)
+        assert [(s.step, s.advantage, s.weight) for s in samples] == [
+            (p.step, p.advantage, p.weight) for p in planned
+        ]
+        assert samples[0].behaviour_logprobs == step_record("g1-00", 2).behaviour_logprobs
+        assert store.batch_groups(1) == ["g1"]
+        assert [row.state for row in store.trajectories()] == ["batched"]
+        store.batch_trained(
+            BatchTrained(batch_id=1, policy_version=5, metrics={"loss": 0.25}), 11.0
+        )
+        [row] = store.trajectories(state="trained")
+        assert (row.batch_id, row.oldest_version, row.newest_version) == (1, 0, 2)
+        assert store.batches()[0].trained_version == 5
+        assert [(m.name, m.step, m.value) for m in store.metrics()] == [("loss", 1, 0.25)]
+
+
+def test_curves_count_judged_trajectories_by_their_oldest_version(run_dir: Path) -> None:
+    with open_store(run_dir) as store:
+        fill(store, steps=0)
+        for number, (outcome, version) in enumerate(
+            [("pass", 0), ("fail", 1), ("pass", 2), ("invalid", 2), ("pass", 3)], start=1
+        ):
+            name = f"g1-{number:02d}"
+            store.add_lease(Attempt(name, number, "env-0", 0, 1, 0.0), "g1", 1.0)
+            store.finish(trajectory_end(name, 0, outcome), float(number), version, version)  # type: ignore[arg-type]
+        curve = store.success_curve(by_task=False, bucket=2)
+        assert [(p.policy_version, p.trajectories, p.passed) for p in curve] == [
+            (0, 2, 1),
+            (2, 2, 2),
+        ]
+        assert [p.success for p in curve] == [0.5, 1.0]
+        assert {p.task_id for p in store.success_curve()} == {"mini/click"}
+        assert [row.outcome for row in store.outcomes()] == [
+            "pass",
+            "fail",
+            "pass",
+            "invalid",
+            "pass",
+        ]
+
+
+def test_the_version_published_last_is_the_newest_even_if_its_number_is_lower(
+    run_dir: Path,
+) -> None:
+    with open_store(run_dir) as store:
+        for at, version in enumerate((1, 2, 3, 2)):
+            weights = WeightsPublished(policy_version=version, path=f"w{version}", digest="d")
+            store.add_version(weights, float(at))
+        newest = store.newest_version()
+        assert newest is not None
+        assert newest.policy_version == 2
+
+
+def test_decisions_tell_a_subjects_story_in_order(run_dir: Path) -> None:
+    told = [Decision("a", False, "stale", 0.0), Decision("b", True, "mixed", 1.0, 3)]
+    with open_store(run_dir) as store:
+        store.add_decisions(told, 1.0)
+        assert store.decisions() == told
+        assert store.decisions("b") == told[1:]
+
+
+# --- files that are not as they should be ---------------------------------------------------
+
+
+def test_no_run_is_an_error_that_says_what_to_start(run_dir: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="start `dart data`"):
+        open_reader(run_dir)
+
+
+def test_a_database_of_a_newer_dart_is_refused_by_name(run_dir: Path) -> None:
+    open_store(run_dir).close()
+    with sqlite3.connect(run_dir / "run.db") as db:
+        db.execute(
+            "INSERT INTO _sqlite_migrations (migration_set, name, applied_at) "
+            "VALUES ('dart', '0999_future', '2099')"
+        )
+    db.close()
+    for opening in (open_store, open_reader):
+        with pytest.raises(RunDirectoryError, match=r"newer dart.*0999_future"):
+            opening(run_dir)
+
+
+def test_an_older_database_is_migrated_by_the_writer_and_refused_to_readers(run_dir: Path) -> None:
+    run_dir.mkdir(mode=0o700)
+    old = Database(run_dir / "run.db")
+    MIGRATIONS.ensure_migrations_table(old)
+    old.execute("PRAGMA application_id = 0x44415254")
+    old.close()
+    with pytest.raises(RunDirectoryError, match=r"older schema.*start `dart data`"):
+        open_reader(run_dir)
+    with open_store(run_dir) as store:
+        fill(store)
+    with open_reader(run_dir) as reader:
+        assert reader.total("steps") == 3
+
+
+def test_another_programs_database_is_left_alone(run_dir: Path) -> None:
+    run_dir.mkdir(mode=0o700)
+    with sqlite3.connect(run_dir / "run.db") as db:
+        db.execute("CREATE TABLE diary (text)")
+    db.close()
+    with pytest.raises(StoreError, match="not dart's database"):
+        open_store(run_dir)
+
+
+@pytest.mark.parametrize("damage", ["noise", "header", "truncated"])
+def test_a_damaged_file_is_an_error_that_names_it_and_the_cure(run_dir: Path, damage: str) -> None:
+    with open_store(run_dir) as store:
+        fill(store, steps=40)
+    path = run_dir / "run.db"
+    whole = path.read_bytes()
+    path.write_bytes(
+        {
+            "noise": os.urandom(len(whole)),
+            "header": b"x" * 200 + whole[200:],
+            "truncated": whole[:9000],
+        }[damage]
+    )
+    with pytest.raises(StoreError, match=r"run\.db.*damaged.*recover"):
+        read_everything(run_dir)
+
+
+def read_everything(run_dir: Path) -> None:
+    with open_store(run_dir) as store:
+        store.steps("g1-00")
+        store.outcomes()
+
+
+def test_a_full_disk_is_one_clear_error_and_what_was_committed_stays(run_dir: Path) -> None:
+    with open_store(run_dir) as store:
+        name = fill(store)
+        [pages] = store._rows("PRAGMA page_count")
+        store._connection.execute(f"PRAGMA max_page_count = {pages['page_count']}")
+        with pytest.raises(StoreError, match="free space"):
+            add_steps(store, name, range(3, 200))
+        store.rollback()
+        assert len(store.steps(name)) == 3
+
+
+def add_steps(store: Store, name: str, steps: range) -> None:
+    for step in steps:
+        store.add_step(step_record(name, step), 1.0)
+
+
+def test_a_directory_without_permission_is_an_error_that_says_so(run_dir: Path) -> None:
+    run_dir.mkdir(mode=0o700)
+    (run_dir / "data.lock").mkdir()
+    with pytest.raises(RunDirectoryError, match="cannot be written"):
+        open_store(run_dir)
