@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
 from bus.errors import DartError, ProtocolError, StoreError
-from bus.heartbeat import HeartbeatSender, Liveness, Load
+from bus.heartbeat import DEAD_AFTER_S, HeartbeatSender, Liveness, Load
 from bus.messages import (
     Ack,
     BatchReply,
@@ -156,7 +156,7 @@ class DataService:
         self.ledger = Ledger(config, store, tasks, scheduler)
         self._tasks = tasks
         self._commits = Commits(store)
-        self._liveness = Liveness()
+        self._liveness = Liveness(DEAD_AFTER_S)
         self._started = time.monotonic()
         self._changed = asyncio.Event()
         self._slots: dict[tuple[str, int], _FreeSlot] = {}  # that wait for a lease, longest first

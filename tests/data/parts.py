@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
@@ -170,7 +170,6 @@ class Client:
     requester: Requester
     publisher: Publisher
     states: Subscriber
-    acks: list[Ack] = field(default_factory=list)
 
     async def lease(self, slot: int, worker: str = "env-0") -> LeaseReply:
         """Ask for a lease."""
@@ -242,6 +241,14 @@ class Client:
         reply = await self.requester.request(StatusRequest(), DEADLINE_S)
         assert isinstance(reply, StatusReply)
         return Snapshot.model_validate(reply.snapshot)
+
+    async def eventually(self, wanted: Callable[[Snapshot], bool]) -> Snapshot:
+        """The first snapshot that is as wanted."""
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                if wanted(seen := await self.snapshot()):
+                    return seen
+                await asyncio.sleep(0.05)
 
     async def state(self) -> RunState:
         """The next published RunState."""

@@ -1,0 +1,404 @@
+"""The live service: real sockets, a real database, clients that speak as env and train do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bus.errors import CheckpointError, ProtocolError, RunDirectoryError, StoreError, TaskError
+from bus.messages import (
+    BatchTrained,
+    LeaseRequest,
+    StopRequest,
+    TrainerHello,
+    WeightsPublished,
+)
+from dart_cli.config import Config
+from dart_cli.data import service
+from dart_cli.data.store import open_reader, open_store
+from tests.data.parts import (
+    DEADLINE_S,
+    MIXED,
+    Client,
+    connect,
+    serving,
+    small_config,
+    step_record,
+    trajectory_end,
+)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return small_config(tmp_path / "run")
+
+
+@pytest.fixture
+def short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held requests are answered soon, dead workers noticed soon."""
+    monkeypatch.setattr(service, "HOLD_S", 0.2)
+    monkeypatch.setattr(service, "TEND_S", 0.05)
+    monkeypatch.setattr(service, "DEAD_AFTER_S", 0.5)
+    monkeypatch.setattr(service, "STOP_LEAST_S", 0.2)
+
+
+async def train(client: Client, version: int) -> int:
+    """Take a batch and acknowledge it; returns its id."""
+    batch = await client.must_batch(version)
+    done = BatchTrained(batch_id=batch.batch_id, policy_version=version + 1, metrics={"loss": 0.5})
+    assert (await client.tell(done)).accepted
+    return batch.batch_id
+
+
+async def test_a_run_from_lease_to_trained(config: Config) -> None:
+    async with serving(config) as client:
+        hello = TrainerHello(policy_version=0, batches_trained=[], last_batch_id=0)
+        assert (await client.tell(hello)).accepted
+        for version in range(2):
+            groups = [await client.play_group(MIXED, version=version) for _ in range(2)]
+            batch = await client.must_batch(version)
+            assert batch.group_ids == groups
+            assert set(batch.images) == {h for s in batch.samples for h in s.image_hashes}
+            assert await train(client, version) == version + 1
+    with open_reader(config.run.dir) as reader:
+        assert {t.state for t in reader.trajectories()} == {"trained"}
+        assert len(reader.metrics("loss")) == 2
+
+
+async def test_what_is_acknowledged_is_durable(config: Config) -> None:
+    async with serving(config) as client:
+        lease = await client.must_lease(0)
+        with open_reader(config.run.dir) as reader:
+            assert [t.id for t in reader.trajectories()] == [lease.trajectory_id]
+            for step in range(5):
+                await client.tell(step_record(lease.trajectory_id, step))
+                assert len(reader.steps(lease.trajectory_id)) == step + 1
+            await client.tell(trajectory_end(lease.trajectory_id, 5))
+            [row] = reader.trajectories(state="finished")
+            assert row.outcome == "pass"
+
+
+async def test_a_held_lease_request_is_answered_the_moment_a_place_is_free(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
+    config = config.model_copy(
+        update={"data": config.data.model_copy(update={"max_open_groups": 2})}
+    )
+    async with serving(config) as client:
+        leases = [await client.must_lease(slot) for slot in range(8)]
+        held = asyncio.create_task(client.lease(99))
+        for lease in leases[:4]:
+            await client.hand_in(lease, "fail")  # the group is dropped, its place is free
+        assert (await held).lease is not None
+
+
+async def test_a_held_batch_request_is_answered_the_moment_a_batch_is_ready(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
+    async with serving(config) as client:
+        held = asyncio.create_task(client.batch())
+        for _ in range(2):
+            await client.play_group(MIXED)
+        reply = await held
+        assert reply.batch is not None
+
+
+@pytest.mark.usefixtures("short_holds")
+async def test_a_request_that_cannot_be_answered_says_what_it_waits_for(config: Config) -> None:
+    async with serving(config) as client:
+        slots = config.data.max_open_groups * config.data.group_size
+        for slot in range(slots):
+            assert (await client.lease(slot)).lease
+        refused = await client.lease(slots)
+        assert refused.lease is None
+        assert "max_open_groups = 6" in refused.reason
+        waiting = await client.batch()
+        assert waiting.reason == "0 of 2 groups with a gradient are ready, 6 more play"
+
+
+@pytest.mark.usefixtures("short_holds")
+async def test_a_dead_environments_leases_return(config: Config) -> None:
+    async with serving(config) as client:
+        lease = await client.must_lease(0)
+        client.beat([lease.trajectory_id])  # and never again
+        await client.eventually(lambda seen: "worker_lost" in seen.dropped)
+        again = await client.must_lease(0, "env-1")
+        assert again.group_id == lease.group_id
+        assert not (await client.tell(step_record(lease.trajectory_id, 0))).accepted
+
+
+@pytest.mark.usefixtures("short_holds")
+async def test_a_lease_nobody_renews_expires_and_heartbeats_renew(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "run", lease_s=1.0)
+    async with serving(config) as client:
+        lost, kept = await client.must_lease(0), await client.must_lease(1)
+        async with asyncio.timeout(DEADLINE_S):
+            while "lease_expired" not in (await client.snapshot()).dropped:
+                client.beat([kept.trajectory_id])
+                await asyncio.sleep(0.05)
+        assert not (await client.tell(step_record(lost.trajectory_id, 0))).accepted
+        assert (await client.tell(step_record(kept.trajectory_id, 0))).accepted
+
+
+async def test_an_unacknowledged_batch_is_served_again_after_a_restart(config: Config) -> None:
+    async with serving(config) as client:
+        for _ in range(2):
+            await client.play_group(MIXED)
+        before = await client.must_batch()
+    async with serving(config) as client:
+        assert await client.must_batch() == before
+
+
+async def test_open_groups_go_on_after_a_restart(config: Config) -> None:
+    async with serving(config) as client:
+        leases = [await client.must_lease(slot) for slot in range(4)]
+        await client.hand_in(leases[0], "pass")
+        await client.tell(step_record(leases[1].trajectory_id, 0))
+    async with serving(config) as client:
+        await client.tell(step_record(leases[1].trajectory_id, 1))
+        await client.tell(trajectory_end(leases[1].trajectory_id, 2, "fail"))
+        for lease in leases[2:]:
+            await client.hand_in(lease, "fail")
+        await client.play_group(MIXED)
+        assert leases[0].group_id in (await client.must_batch()).group_ids
+
+
+async def test_a_second_service_on_a_live_run_is_refused(config: Config) -> None:
+    async with serving(config):
+        with pytest.raises(RunDirectoryError, match=f"process {os.getpid()}"):
+            await service.run(config, asyncio.Event())
+
+
+async def test_faults_reach_the_asker_as_what_they_are(config: Config) -> None:
+    async with serving(config) as client:
+        with pytest.raises(TaskError, match="plays mini"):
+            await client.requester.request(
+                LeaseRequest(worker="env-0", slot=0, suites=["other"]), DEADLINE_S
+            )
+        with pytest.raises(CheckpointError, match="different runs"):
+            await client.tell(TrainerHello(policy_version=9, batches_trained=[], last_batch_id=9))
+        lease = await client.must_lease(0)
+        wrong = step_record(lease.trajectory_id, 0).model_copy(update={"image_hashes": ["0"]})
+        with pytest.raises(ProtocolError, match="image_hashes"):
+            await client.tell(wrong)
+        assert (await client.tell(step_record(lease.trajectory_id, 0))).accepted
+
+
+async def test_a_database_that_breaks_ends_the_service_and_acknowledges_nothing(
+    config: Config,
+) -> None:
+    stop = asyncio.Event()
+    with open_store(config.run.dir) as store:
+        store.begin_run(0, "{}", [])
+        tasks = service.training_tasks(config)
+        live = service.DataService(config, store, tasks, service.make_scheduler(config, tasks))
+        running = asyncio.create_task(live.serve(stop))
+        async with connect(config) as client:
+            lease = await client.must_lease(0)
+            [size] = store._rows("PRAGMA page_count")
+            store._connection.execute(f"PRAGMA max_page_count = {size['page_count']}")
+            accepted: list[int] = []
+            with pytest.raises(StoreError, match="free space"):
+                await tell_steps(client, lease.trajectory_id, accepted)
+            with pytest.raises(StoreError, match="free space"):
+                await running
+    with open_reader(config.run.dir) as reader:
+        assert len(reader.steps(lease.trajectory_id)) == len(accepted)
+
+
+async def tell_steps(client: Client, name: str, accepted: list[int]) -> None:
+    for step in range(500):
+        await client.tell(step_record(name, step))
+        accepted.append(step)
+
+
+# --- the end of a run -----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("short_holds")
+async def test_the_run_ends_after_its_updates_and_everybody_is_told(config: Config) -> None:
+    config = config.model_copy(update={"train": config.train.model_copy(update={"updates": 1})})
+    running = asyncio.create_task(service.run(config, asyncio.Event()))
+    async with connect(config) as client:
+        for _ in range(2):
+            await client.play_group(MIXED)
+        await train(client, 0)
+        reply = await client.lease(0)
+        assert reply.lease is None
+        assert reply.reason == "the run is over: 1 updates are done"
+        state = await client.state()
+        while not state.stopping:
+            state = await client.state()
+        assert state.reason == "1 updates are done"
+        async with asyncio.timeout(DEADLINE_S):
+            await running
+
+
+@pytest.mark.usefixtures("short_holds")
+async def test_a_stop_request_ends_the_run_but_not_before_the_others_have_left(
+    config: Config,
+) -> None:
+    running = asyncio.create_task(service.run(config, asyncio.Event()))
+    async with connect(config) as client:
+        lease = await client.must_lease(0)
+        client.beat([lease.trajectory_id])
+        await client.tell(StopRequest(reason="enough"))
+        assert (await client.lease(1)).reason == "the run is over: enough"
+        await client.hand_in(lease, "pass")  # what is in play may still be handed in
+        for _ in range(10):
+            client.beat([])
+            await asyncio.sleep(0.05)
+            assert not running.done()
+        async with asyncio.timeout(DEADLINE_S):
+            await running
+    with open_reader(config.run.dir) as reader:
+        assert [t.id for t in reader.trajectories(state="finished")] == [lease.trajectory_id]
+
+
+async def test_stopping_the_process_does_not_stop_the_run(config: Config) -> None:
+    async with serving(config) as client:
+        lease = await client.must_lease(0)
+    async with serving(config) as client:
+        assert not (await client.state()).stopping
+        await client.hand_in(lease, "pass")
+
+
+# --- what others see ------------------------------------------------------------------------
+
+
+async def test_new_weights_are_told_at_once_and_after_a_restart(config: Config) -> None:
+    async with serving(config) as client:
+        assert (await client.state()).policy_version == -1
+        await client.tell(WeightsPublished(policy_version=3, path="w/3", digest="d"))
+        state = await client.state()
+        while state.policy_version == -1:
+            state = await client.state()
+        assert (state.policy_version, state.weights_path) == (3, "w/3")
+    async with serving(config) as client:
+        assert (await client.state()).policy_version == 3
+
+
+async def test_the_snapshot_tells_how_the_run_stands(config: Config) -> None:
+    async with serving(config) as client:
+        await client.play_group(MIXED)
+        await client.play_group(["fail"] * 4)
+        await client.play_group(MIXED)
+        await train(client, 0)
+        await client.tell(WeightsPublished(policy_version=1, path="w", digest="d"))
+        await client.must_lease(0)
+        client.beat([])
+        seen = await client.eventually(
+            lambda snapshot: "env-0" in {process.worker for process in snapshot.processes}
+        )
+    assert (seen.updates, seen.updates_total, seen.policy_version) == (1, 200, 1)
+    assert seen.trajectories == {"trained": 8, "dropped": 4, "leased": 1}
+    assert seen.dropped == {"all_fail": 4}
+    assert seen.verdicts == {"pass": 4, "fail": 8, "invalid": 0}
+    groups = seen.groups
+    assert (groups.open, groups.ready, groups.trained, groups.limit) == (1, 0, 2, 6)
+    assert groups.dropped == {"all_fail": 1}
+    assert sum(task.trajectories for task in seen.tasks) == 12
+    assert sum(task.weight for task in seen.tasks) == pytest.approx(1.0)
+    assert seen.success_curve[0] == pytest.approx(4 / 12)
+    assert seen.metrics == {"loss": 0.5}
+    assert seen.staleness.histogram == {0: 48}
+    assert seen.rates.trajectories > 0
+    assert "no rollout process is alive; start `dart rollout`" in seen.warnings
+
+
+# --- kill -9 --------------------------------------------------------------------------------
+
+_PROCESS = """
+import asyncio, pathlib, sys
+from dart_cli.config import Config
+from dart_cli.data.service import run
+config = Config.model_validate_json(pathlib.Path(sys.argv[1]).read_text())
+asyncio.run(run(config, asyncio.Event()))
+"""
+
+
+class Processes:
+    """`dart data` as a process of its own that can be killed and started again."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        self._file = folder / "config.json"
+        self._file.write_text(config.model_dump_json())
+        self.start()
+
+    def start(self) -> None:
+        """Start one."""
+        self._process = subprocess.Popen([sys.executable, "-c", _PROCESS, str(self._file)])
+
+    def kill(self) -> None:
+        """kill -9."""
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait(DEADLINE_S)
+
+
+@pytest.fixture
+def processes(config: Config, tmp_path: Path) -> Iterator[Processes]:
+    running = Processes(config, tmp_path)
+    yield running
+    running.kill()
+
+
+async def test_kill_9_loses_nothing_acknowledged_and_clients_go_on(
+    config: Config, processes: Processes
+) -> None:
+    acknowledged: list[str] = []
+    handed_in: asyncio.Queue[str] = asyncio.Queue()
+    enough = 40
+
+    async def slot(client: Client, number: int) -> None:
+        while len(acknowledged) < enough:
+            lease = await client.must_lease(number)
+            for step in range(3):
+                await client.tell(step_record(lease.trajectory_id, step))
+            outcome = "pass" if number % 2 else "fail"
+            ack = await client.tell(trajectory_end(lease.trajectory_id, 3, outcome))
+            if ack.accepted:
+                acknowledged.append(lease.trajectory_id)
+                handed_in.put_nowait(lease.trajectory_id)
+
+    async def trainer(client: Client) -> None:
+        version = 0
+        while len(acknowledged) < enough:
+            reply = await client.batch(version)
+            if reply.batch is not None:
+                version += 1
+                done = BatchTrained(
+                    batch_id=reply.batch.batch_id, policy_version=version, metrics={}
+                )
+                assert (await client.tell(done)).accepted
+
+    async def killer() -> None:
+        for _ in range(3):
+            for _ in range(enough // 4):
+                await handed_in.get()
+            await asyncio.to_thread(processes.kill)
+            processes.start()
+
+    async with connect(config) as client:
+        await asyncio.gather(trainer(client), killer(), *(slot(client, i) for i in range(4)))
+    processes.kill()
+    with open_reader(config.run.dir) as reader:
+        for name in acknowledged:
+            row = reader.trajectory(name)
+            assert row is not None
+            assert row.outcome in ("pass", "fail")
+            assert [step.step for step in reader.steps(name)] == [0, 1, 2]
+        sampled = [
+            (sample.trajectory_id, sample.step)
+            for batch in reader.batches()
+            for sample in reader.batch_samples(batch.id)
+        ]
+        assert len(sampled) == len(set(sampled))
