@@ -33,3 +33,7 @@ class WeightChannel(Protocol):
     def newest(self) -> Published | None:
         """The newest complete set, None before the first."""
         ...
+
+    def resume(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> Published:
+        """Publish what a trainer starts from, as `policy_version` or, if that is taken, later."""
+        ...

@@ -5,6 +5,7 @@
     newest         the newest complete version in a directory
     read_manifest  what a version says of itself
     validate       does it hold what it says, and does it fit this model?
+    holds          is it exactly these weights?
     load           the tensors of a version, validated
 
 A version is written under another name, synced to disk and renamed, so a reader sees all of it or
@@ -17,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -31,6 +31,7 @@ from safetensors.torch import load_file, save_file
 
 from bus.errors import WeightsError
 from dart_cli.weights.base import Published
+from dart_cli.weights.whole import whole_directory
 
 WEIGHTS = "model.safetensors"
 MANIFEST = "manifest.json"
@@ -78,6 +79,19 @@ class FileChannel:
         """The newest complete version, None before the first."""
         return newest(self.directory)
 
+    def resume(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> Published:
+        """Publish the weights of a trainer that starts or starts again, at `policy_version` or later.
+
+        A trainer that fell back to its checkpoint holds other weights than the versions it had
+        published after it. These numbers are taken: its weights become the next one, so that to
+        the workers versions only ever rise and each number means one set of weights.
+        """
+        last = max([policy_version, *_versions(self.directory)])
+        taken = _path(self.directory, last).exists()
+        if taken and not holds(_path(self.directory, last), tensors):
+            last += 1
+        return self.publish(tensors, last)
+
 
 def publish(tensors: Mapping[str, torch.Tensor], directory: Path, policy_version: int) -> Published:
     """Write `tensors` as `directory`/v<version>, complete at once.
@@ -86,35 +100,35 @@ def publish(tensors: Mapping[str, torch.Tensor], directory: Path, policy_version
     the version exists with other weights, or the disk refuses.
     """
     target = _path(directory, policy_version)
-    draft = directory / f".{target.name}.{os.getpid()}.draft"
+    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    if target.exists():
+        if not holds(target, kept):
+            raise WeightsError(
+                f"{target} exists with other weights; a version is never published twice"
+            )
+        return _published(target, read_manifest(target))
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        _remove_drafts(directory)
-        draft.mkdir()
-        kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(kept, draft / WEIGHTS, metadata={"format": "pt"})
-        manifest = Manifest(
-            policy_version=policy_version,
-            digest=_digest(draft / WEIGHTS),
-            size_bytes=(draft / WEIGHTS).stat().st_size,
-            tensors={name: _info(tensor) for name, tensor in kept.items()},
-        )
-        (draft / MANIFEST).write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
-        for path in (draft / WEIGHTS, draft / MANIFEST, draft):
-            _sync(path)
-        if target.exists():
-            if read_manifest(target) != manifest:
-                raise WeightsError(
-                    f"{target} exists with other weights; a version is never published twice"
-                )
-            shutil.rmtree(draft)
-        else:
-            draft.rename(target)
-            _sync(directory)
-    except OSError as error:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise WeightsError(f"{target} cannot be written: {error.strerror}; free space?") from None
+        with whole_directory(target) as draft:
+            save_file(kept, draft / WEIGHTS, metadata={"format": "pt"})
+            manifest = Manifest(
+                policy_version=policy_version,
+                digest=digest_of(draft / WEIGHTS),
+                size_bytes=(draft / WEIGHTS).stat().st_size,
+                tensors={name: _info(tensor) for name, tensor in kept.items()},
+            )
+            (draft / MANIFEST).write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"{target} cannot be written: {error}; is the disk full?") from None
     return _published(target, manifest)
+
+
+def holds(path: Path, tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Whether the version at `path` is complete and holds exactly `tensors`."""
+    try:
+        held = load(path, tensors)
+    except WeightsError:
+        return False
+    return all(torch.equal(held[name], tensor.cpu()) for name, tensor in tensors.items())
 
 
 def newest(directory: Path) -> Published | None:
@@ -166,7 +180,7 @@ def _read(
         size = file.stat().st_size
         if size != manifest.size_bytes:
             raise WeightsError(f"{file} has {size} bytes, its manifest says {manifest.size_bytes}")
-        if _digest(file) != manifest.digest:
+        if digest_of(file) != manifest.digest:
             raise WeightsError(f"{file} is not what its manifest says: the digest differs")
         tensors: dict[str, torch.Tensor] = load_file(file)
     except (OSError, RuntimeError) as error:  # torch raises the latter for a file that has gone
@@ -221,24 +235,10 @@ def _versions(directory: Path) -> list[int]:
     return sorted(int(found[1]) for name in names if (found := _VERSION.fullmatch(name)))
 
 
-def _remove_drafts(directory: Path) -> None:
-    """Clear what a publisher that was killed left behind; there is one publisher a directory."""
-    for draft in directory.glob(".v*.draft"):
-        shutil.rmtree(draft, ignore_errors=True)
-
-
-def _digest(file: Path) -> str:
+def digest_of(file: Path) -> str:
+    """BLAKE2b of a file, hex."""
     digest = hashlib.blake2b()
     with file.open("rb") as handle:
         while chunk := handle.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Force a file or directory to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -71,7 +71,7 @@ def test_a_version_never_changes_its_weights(tmp_path: Path) -> None:
 
 
 def test_a_draft_of_a_killed_publisher_is_no_version_and_is_cleared(tmp_path: Path) -> None:
-    draft = tmp_path / ".v000007.4242.draft"
+    draft = tmp_path / ".v000007.draft"
     draft.mkdir()
     (draft / WEIGHTS).write_bytes(b"half")
     assert newest(tmp_path) is None

@@ -1,0 +1,1 @@
+"""`dart train`: takes batches, updates the policy, publishes its weights."""

@@ -1,0 +1,142 @@
+"""Checkpoints of the trainer: whole or absent, without pickle, resumed bit for bit.
+
+    Progress       where the run stands, as JSON
+    save           RUN/checkpoints/c000010/{model,optimizer}.safetensors, state.json
+    load_newest    the newest checkpoint that is sound
+
+A checkpoint that fails its digests is put aside, with a warning, for the one before it. The
+trainer draws no random numbers; torch's generator is kept all the same, so that it stays so.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from bus.errors import CheckpointError
+from dart_cli.weights.file import digest_of
+from dart_cli.weights.whole import whole_directory
+
+log = logging.getLogger(__name__)
+
+MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+_GENERATOR = "/generator"  # beside the optimizer's `parameter/name`; no parameter has no name
+_NAME = re.compile(r"c(\d{6,})")
+
+
+class Progress(BaseModel):
+    """Where the trainer stands."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    updates: int = 0  # batches used, skipped ones included
+    skipped: int = 0  # of these, without a finite gradient
+    policy_version: int = 0  # newest published when this was written
+    last_batch_id: int = 0  # newest batch in the weights
+    batches_trained: list[int] = []  # ids since the previous checkpoint
+
+
+class _State(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    progress: Progress
+    digests: dict[str, str]  # file name -> BLAKE2b
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A trainer, as it stood."""
+
+    path: Path
+    progress: Progress
+    weights: dict[str, torch.Tensor]
+    optimizer: dict[str, torch.Tensor]
+    generator: torch.Tensor  # state of torch's CPU generator
+
+
+def save(
+    directory: Path,
+    progress: Progress,
+    weights: Mapping[str, torch.Tensor],
+    optimizer: Mapping[str, torch.Tensor],
+    keep: int,
+) -> Path:
+    """Write a checkpoint and remove all but the newest `keep`.
+
+    Saving the same number of updates twice keeps the first. Raises CheckpointError if the disk
+    refuses; older checkpoints are then untouched.
+    """
+    target = directory / f"c{progress.updates:06d}"
+    if target.exists():
+        return target
+    try:
+        with whole_directory(target) as draft:
+            save_file(_plain(weights), draft / MODEL)
+            save_file(_plain(optimizer) | {_GENERATOR: torch.get_rng_state()}, draft / OPTIMIZER)
+            digests = {name: digest_of(draft / name) for name in (MODEL, OPTIMIZER)}
+            state = _State(progress=progress, digests=digests)
+            (draft / STATE).write_text(state.model_dump_json(indent=1), encoding="utf-8")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{target} cannot be written: {error}; is the disk full?") from None
+    for old in _paths(directory)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)  # tried again after the next checkpoint
+    return target
+
+
+def load_newest(directory: Path) -> Checkpoint | None:
+    """The newest sound checkpoint; None where there is no checkpoint at all.
+
+    Raises CheckpointError where there are some and none is sound.
+    """
+    paths = _paths(directory)
+    for path in reversed(paths):
+        try:
+            return _load(path)
+        except CheckpointError as error:
+            aside = path.with_name(f"{path.name}.damaged")
+            log.warning("passes over a checkpoint: %s; it is kept as %s", error, aside.name)
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+    if paths:
+        raise CheckpointError(
+            f"{directory}: none of {len(paths)} checkpoints can be read; "
+            "remove the directory to begin anew from model.path"
+        )
+    return None
+
+
+def _load(path: Path) -> Checkpoint:
+    try:
+        state = _State.model_validate_json((path / STATE).read_bytes())
+        for name, digest in state.digests.items():
+            if digest_of(path / name) != digest:
+                raise CheckpointError(f"{path / name} is damaged: its digest differs")
+        optimizer = load_file(path / OPTIMIZER)
+        return Checkpoint(
+            path, state.progress, load_file(path / MODEL), optimizer, optimizer.pop(_GENERATOR)
+        )
+    except ValidationError as error:
+        raise CheckpointError(f"{path / STATE} is damaged: {error.errors()[0]['msg']}") from None
+    except (OSError, SafetensorError, RuntimeError, KeyError) as error:
+        raise CheckpointError(f"{path} is incomplete: {error}") from None
+
+
+def _plain(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _paths(directory: Path) -> list[Path]:
+    """Checkpoints in `directory`, oldest first."""
+    if not directory.is_dir():
+        return []
+    found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: int(path.name[1:]))

@@ -1,0 +1,382 @@
+"""`dart train`: the process that turns batches into new weights.
+
+    _begin     load the model or the last checkpoint, publish what it holds, greet data
+    _train     take a batch, update, checkpoint, publish, acknowledge; repeat
+    _listen    RunState from data: the end of the run
+    Heartbeat  each second, while torch works in a thread of its own
+
+The order of an update, and what a crash after each step costs:
+
+    update        nothing: the batch is not acknowledged, data serves it again
+    checkpoint    nothing: TrainerHello says that the batch is in it, data marks it trained
+    publish       workers hold weights that no checkpoint has: the resumed trainer publishes its own
+                  under the next number (FileChannel.resume), so versions never go backwards
+    acknowledge   what came after the last checkpoint is trained again from it: TrainerHello gives
+                  its last batch, data serves the later ones again, in order
+
+So each batch is in the weights exactly once, relative to the checkpoint they descend from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.tensorboard import SummaryWriter
+
+from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
+from bus.errors import CheckpointError, DartError, DeadlineError
+from bus.heartbeat import HeartbeatSender, Load
+from bus.messages import (
+    Ack,
+    Batch,
+    BatchReply,
+    BatchRequest,
+    BatchTrained,
+    Reply,
+    Request,
+    RunState,
+    TrainerHello,
+    WeightsPublished,
+)
+from bus.sockets import Publisher, Requester, Subscriber
+from dart_cli.config import Config, run_curve, run_endpoints
+from dart_cli.tasks import background
+from dart_cli.train.batch import describe
+from dart_cli.train.checkpoint import Progress, load_newest, save
+from dart_cli.train.learner import Learner, Update
+from dart_cli.train.model import TrainModel
+from dart_cli.weights.base import Published, WeightChannel
+from dart_cli.weights.file import FileChannel
+
+log = logging.getLogger(__name__)
+
+WORKER = "train"
+MOST_SKIPPED = 20
+"""Updates in a row without a finite gradient after which the run ends with an error."""
+FAREWELL_S = 3.0
+"""How long a trainer that was told to stop still tries to tell data what it did."""
+
+_T = TypeVar("_T")
+
+
+async def run(config: Config, stop: asyncio.Event) -> None:
+    """Train until `train.updates` are done, data says that the run is over, or `stop` is set.
+
+    Writes a last checkpoint at the end. Raises ModelError, CheckpointError, WeightsError, and
+    whatever data refuses with.
+    """
+    endpoints, curve = run_endpoints(config), run_curve(config)
+    async with contextlib.AsyncExitStack() as stack:
+        data = await stack.enter_async_context(
+            Requester(endpoints.address(DATA), name=WORKER, peer="data", curve=curve)
+        )
+        publisher = await stack.enter_async_context(
+            Publisher(endpoints.address(TELEMETRY_IN), curve=curve)
+        )
+        states = await stack.enter_async_context(
+            Subscriber(endpoints.address(TELEMETRY_OUT), [RunState], curve=curve)
+        )
+        torch_thread = ThreadPoolExecutor(
+            1, "torch", torch.set_num_threads, (config.train.threads,)
+        )
+        stack.callback(torch_thread.shutdown)
+        trainer = _Trainer(config, data, publisher, stop, torch_thread)
+        await stack.enter_async_context(trainer.heartbeat)
+        await stack.enter_async_context(background(_listen(states, stop)))
+        await trainer.run()
+
+
+async def _listen(states: Subscriber, stop: asyncio.Event) -> None:
+    """The end of the run is ours."""
+    async for state in states:
+        assert isinstance(state, RunState)
+        if state.stopping and not stop.is_set():
+            log.info("the run is over: %s", state.reason)
+            stop.set()
+
+
+class _Stopped(Exception):  # noqa: N818 - no error
+    """The trainer was told to stop while it waited."""
+
+
+class _Trainer:
+    """The training of one process's life."""
+
+    def __init__(
+        self,
+        config: Config,
+        data: Requester,
+        publisher: Publisher,
+        stop: asyncio.Event,
+        torch_thread: ThreadPoolExecutor,
+    ) -> None:
+        self.heartbeat = HeartbeatSender(publisher, "train", WORKER, self.load)
+        self._config = config
+        self._data = data
+        self._stop = stop
+        self._torch_thread = torch_thread
+        self._checkpoints = config.run.dir / "checkpoints"
+        self._channel = make_channel(config)
+        self._progress = Progress()
+        self._skipped_in_a_row = 0
+        self._state = "starting"
+        self._gauges = {"tokens": 0.0, "busy_s": 0.0, "waiting_s": 0.0}
+
+    async def run(self) -> None:
+        """Begin where the last checkpoint ends, train, end with a checkpoint."""
+        learner = await self._begin()
+        with SummaryWriter(
+            str(self._config.run.dir / "tensorboard"),
+            purge_step=self._progress.updates + 1,
+            flush_secs=10,
+        ) as board:
+            await self._train(learner, board)
+        self._state = "stopping"
+        if self._progress.batches_trained:
+            await self._checkpoint(learner)
+        log.info("ends after %d updates, at v%d", self._progress.updates, self._version)
+
+    def load(self) -> Load:
+        """The heartbeat's changing part."""
+        counts = {
+            "updates": float(self._progress.updates),
+            "skipped": float(self._progress.skipped),
+        }
+        return Load(self._state, self._version, self._gauges | counts)
+
+    @property
+    def _version(self) -> int:
+        return self._progress.policy_version
+
+    # --- begin ------------------------------------------------------------------------------
+
+    async def _begin(self) -> Learner:
+        """A learner at its last checkpoint, its weights published, data told."""
+        with self.heartbeat.waiting("the model to load"):
+            learner = await self._in_torch(self._load)
+            published = await self._in_torch(self._resume_weights, learner)
+        greeting = self._progress
+        self._progress = greeting.model_copy(
+            update={"policy_version": published.policy_version, "batches_trained": []}
+        )
+        await self._tell(
+            TrainerHello(
+                policy_version=self._version,
+                batches_trained=greeting.batches_trained,
+                last_batch_id=greeting.last_batch_id,
+            )
+        )
+        await self._announce(published)
+        return learner
+
+    def _load(self) -> Learner:
+        learner = Learner(TrainModel.load(self._config), self._config.train)
+        checkpoint = load_newest(self._checkpoints)
+        if checkpoint is not None:
+            try:
+                learner.restore(checkpoint.weights, checkpoint.optimizer)
+            except ValueError as error:
+                raise CheckpointError(
+                    f"{checkpoint.path} does not fit {self._config.model.path}: {error}; "
+                    "choose another run.dir"
+                ) from None
+            torch.set_rng_state(checkpoint.generator)
+            self._progress = checkpoint.progress
+            log.info("goes on from %s, batch %d", checkpoint.path, self._progress.last_batch_id)
+        return learner
+
+    def _resume_weights(self, learner: Learner) -> Published:
+        return self._channel.resume(learner.model.weights(), self._version)
+
+    # --- train ------------------------------------------------------------------------------
+
+    async def _train(self, learner: Learner, board: SummaryWriter) -> None:
+        """Take a batch, update, checkpoint, publish, acknowledge; until done or told to stop."""
+        while self._progress.updates < self._config.train.updates and not self._stop.is_set():
+            began = time.monotonic()
+            try:
+                batch = await self._next_batch()
+            except _Stopped:
+                return
+            waiting_s = time.monotonic() - began
+            self._gauges["waiting_s"] += waiting_s
+            if batch.batch_id <= self._progress.last_batch_id:
+                log.warning("batch %d is in the weights already", batch.batch_id)
+                await self._acknowledge(batch, {})
+                continue
+            metrics = await self._step(learner, batch) | {"waiting_s": waiting_s}
+            self._record(board, metrics)
+            await self._acknowledge(batch, metrics)
+
+    async def _next_batch(self) -> Batch:
+        """The next batch, however long it takes to fill. Raises _Stopped."""
+        self._state = "waiting"
+        reason = "data to answer"
+        while True:
+            with self.heartbeat.waiting(f"a batch: {reason}"):
+                reply = await self._ask(BatchRequest(policy_version=self._version))
+                assert isinstance(reply, BatchReply)
+                if reply.batch is not None:
+                    return reply.batch
+                await self._unless_stopped(asyncio.sleep(reply.retry_after_s))
+            reason = reply.reason
+
+    async def _step(self, learner: Learner, batch: Batch) -> dict[str, float]:
+        """Update on `batch`, checkpoint and publish where due; returns the metrics."""
+        began = time.monotonic()
+        self._state = "training"
+        seen = describe(batch, self._version)
+        update: Update = await self._in_torch(learner.update, batch, self._progress.updates)
+        self._note(batch, update)
+        checkpoint_s = publish_s = 0.0
+        if self._progress.updates % self._config.train.checkpoint_every == 0:
+            checkpoint_s = await self._timed(self._checkpoint(learner))
+        if self._is_publication_due(update):
+            publish_s = await self._timed(self._publish(learner))
+        step_s = time.monotonic() - began
+        self._gauges["busy_s"] += step_s
+        self._gauges["tokens"] += update.metrics["tokens"]
+        return (
+            update.metrics
+            | seen
+            | {"publish_s": publish_s, "checkpoint_s": checkpoint_s, "step_s": step_s}
+        )
+
+    def _note(self, batch: Batch, update: Update) -> None:
+        """The batch is in the weights, or was found useless."""
+        progress = self._progress
+        self._skipped_in_a_row = 0 if update.applied else self._skipped_in_a_row + 1
+        if not update.applied:
+            log.warning("batch %d has no finite gradient: update skipped", batch.batch_id)
+        if self._skipped_in_a_row >= MOST_SKIPPED:
+            raise DartError(
+                f"{MOST_SKIPPED} updates in a row had no finite gradient; the policy has diverged: "
+                "lower train.lr and go back to an earlier checkpoint"
+            )
+        self._progress = progress.model_copy(
+            update={
+                "updates": progress.updates + 1,
+                "skipped": progress.skipped + (not update.applied),
+                "last_batch_id": batch.batch_id,
+                "batches_trained": [*progress.batches_trained, batch.batch_id],
+            }
+        )
+
+    def _is_publication_due(self, update: Update) -> bool:
+        done = self._progress.updates
+        every = self._config.weights.publish_every
+        return update.applied and (done % every == 0 or done == self._config.train.updates)
+
+    async def _checkpoint(self, learner: Learner) -> None:
+        await self._in_torch(
+            save,
+            self._checkpoints,
+            self._progress,
+            learner.model.weights(),
+            learner.optimizer_tensors(),
+            self._config.train.keep_checkpoints,
+        )
+        self._progress = self._progress.model_copy(update={"batches_trained": []})
+
+    async def _publish(self, learner: Learner) -> None:
+        """The weights as the next version."""
+        self._state = "syncing"
+        version = self._version + 1
+        published = await self._in_torch(self._channel.publish, learner.model.weights(), version)
+        self._progress = self._progress.model_copy(update={"policy_version": version})
+        await self._announce(published)
+
+    async def _announce(self, published: Published) -> None:
+        await self._tell(
+            WeightsPublished(
+                policy_version=published.policy_version,
+                path=str(published.path),
+                digest=published.digest,
+            )
+        )
+
+    async def _acknowledge(self, batch: Batch, metrics: dict[str, float]) -> None:
+        await self._tell(
+            BatchTrained(batch_id=batch.batch_id, policy_version=self._version, metrics=metrics)
+        )
+
+    def _record(self, board: SummaryWriter, metrics: dict[str, float]) -> None:
+        for name, value in metrics.items():
+            board.add_scalar(f"train/{name}", value, self._progress.updates)
+        log.info(
+            "update %d: loss %.4f, entropy %.3f, grad norm %.3f, %d samples in %.1f s, v%d",
+            self._progress.updates,
+            *(metrics.get(name, 0.0) for name in ("loss", "entropy", "grad_norm", "samples")),
+            metrics["step_s"],
+            self._version,
+        )
+
+    # --- waiting ----------------------------------------------------------------------------
+
+    async def _tell(self, message: Request) -> None:
+        """Tell data something that must not be lost, for as long as it takes.
+
+        Once told to stop it is tried a moment longer; what data then has not heard it learns from
+        the next TrainerHello.
+        """
+        with self.heartbeat.waiting(f"data to take {type(message).__name__}"):
+            try:
+                reply = await self._ask(message)
+            except _Stopped:
+                try:
+                    reply = await self._data.request(message, FAREWELL_S)
+                except DeadlineError as error:
+                    log.warning("%s; data will learn it from the next hello", error)
+                    return
+        assert isinstance(reply, Ack)
+        if not reply.accepted:
+            log.warning("data: %s", reply.note)
+
+    async def _ask(self, message: Request) -> Reply:
+        """Data's answer, through its absence. Raises _Stopped, and what data refuses with."""
+        while True:
+            try:
+                return await self._unless_stopped(
+                    self._data.request(message, self._config.bus.deadline_s)
+                )
+            except DeadlineError as error:
+                log.warning("%s; goes on asking", error)
+
+    async def _unless_stopped(self, waiting: Coroutine[Any, Any, _T]) -> _T:
+        """What `waiting` returns. Raises _Stopped, and gives it up, when told to stop."""
+        task = asyncio.create_task(waiting)
+        stopped = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise _Stopped
+            return task.result()
+        finally:
+            for each in (task, stopped):
+                each.cancel()
+            await asyncio.gather(task, stopped, return_exceptions=True)
+
+    async def _in_torch(self, function: Callable[..., _T], *arguments: Any) -> _T:
+        """Run torch's work beside the event loop."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._torch_thread, function, *arguments)
+
+    async def _timed(self, work: Awaitable[None]) -> float:
+        """Seconds that `work` took."""
+        began = time.monotonic()
+        await work
+        return time.monotonic() - began
+
+
+def make_channel(config: Config) -> WeightChannel:
+    """The weight channel that a configuration asks for."""
+    directory = config.weights.directory or config.run.dir / "weights"
+    return FileChannel(Path(directory).absolute(), config.weights.keep)

@@ -1,0 +1,85 @@
+"""The policy as the trainer sees it: log-probabilities of given tokens, with gradient.
+
+    TrainModel   the trainable policy, and a frozen reference where the KL asks for one
+    score        the shared forward pass, read at the completion tokens only
+
+The forward pass, the forbidden tokens and the temperature are the engine's own
+(dart_cli/policy/forward.py), so behaviour and policy log-probabilities mean the same distribution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dart_cli.config import Config
+from dart_cli.policy.device import pick_device
+from dart_cli.policy.forward import logits, masked_logprobs
+from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
+from dart_cli.train.batch import MicroBatch
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a model says of the completion tokens of a micro-batch."""
+
+    logprobs: torch.Tensor  # [N], nats, of the distribution sampled from; with gradient
+    entropies: torch.Tensor  # [N], nats, of the same; without
+
+
+@dataclass(frozen=True)
+class TrainModel:
+    """The policy under training. `reference` is the model the run began with, or None."""
+
+    policy: LoadedPolicy
+    reference: LoadedPolicy | None = None
+
+    @classmethod
+    def load(cls, config: Config) -> TrainModel:
+        """The model that a configuration begins with. Raises ModelError."""
+        device = pick_device(config.train.device)
+        policy = load_policy(config.model.path, config.model.dtype, device)
+        if config.model.freeze_vision:
+            inner: Any = policy.model.model
+            inner.visual.requires_grad_(False)
+        reference = None
+        if config.train.kl_beta > 0:
+            reference = load_policy(config.model.path, config.model.dtype, device)
+            reference.model.requires_grad_(False)
+        return cls(policy, reference)
+
+    def score(self, part: MicroBatch, temperature: float) -> Scores:
+        """The policy's scores of a micro-batch."""
+        return score(self.policy, part, temperature)
+
+    @torch.no_grad()
+    def reference_logprobs(self, part: MicroBatch, temperature: float) -> torch.Tensor | None:
+        """The reference's log-probabilities [N]; None without a reference."""
+        if self.reference is None:
+            return None
+        return score(self.reference, part, temperature).logprobs
+
+    def trainable(self) -> dict[str, torch.nn.Parameter]:
+        """Parameters that are updated, by name."""
+        named = self.policy.model.named_parameters()
+        return {name: parameter for name, parameter in named if parameter.requires_grad}
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """All tensors that are published, by name; they share the model's memory."""
+        return weight_tensors(self.policy.model)
+
+
+def score(policy: LoadedPolicy, part: MicroBatch, temperature: float) -> Scores:
+    """Log-probabilities and entropies of the completion tokens of `part`."""
+    values = logits(policy.model, part.inputs, last=part.last)  # [B, last, V]
+    device = values.device
+    values = values[part.rows.to(device), part.columns.to(device)]  # [N, V]
+    logprobs = masked_logprobs(values, policy.forbidden(device), temperature)
+    chosen = logprobs.gather(1, part.token_ids.to(device)[:, None])[:, 0]
+    with torch.no_grad():
+        # A forbidden token's 0 * -inf would be nan; its share of the entropy is 0.
+        shares = torch.where(logprobs.isneginf(), 0.0, logprobs.exp() * logprobs)
+        entropies = -shares.sum(dim=-1)
+    return Scores(chosen, entropies)
