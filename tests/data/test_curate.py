@@ -20,7 +20,8 @@ from dart_cli.data.curate import (
 )
 from tests.data.parts import finished_group
 
-outcomes = st.sampled_from(["pass", "fail", "invalid"])
+ALL_OUTCOMES: list[Outcome] = ["pass", "fail", "invalid"]
+outcomes = st.sampled_from(ALL_OUTCOMES)
 
 
 @st.composite

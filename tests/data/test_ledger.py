@@ -17,6 +17,7 @@ from bus.messages import (
     BatchTrained,
     Lease,
     LeaseRequest,
+    Outcome,
     TrainerHello,
     VersionSpan,
     WeightsPublished,
@@ -260,9 +261,9 @@ def test_back_pressure_bounds_groups_that_play_or_wait(ledger: Ledger, config: C
 
 @pytest.mark.parametrize(("outcome", "reason"), [("fail", "all_fail"), ("pass", "all_success")])
 def test_a_group_of_equal_rewards_is_dropped_with_the_reason(
-    ledger: Ledger, store: Store, outcome: str, reason: str
+    ledger: Ledger, store: Store, outcome: Outcome, reason: str
 ) -> None:
-    group = play_group(ledger, [outcome] * 4)  # type: ignore[list-item]
+    group = play_group(ledger, [outcome] * 4)
     [row] = store.groups("dropped")
     assert (row.id, row.reason) == (group, reason)
     assert {f"{t.state}:{t.reason}" for t in store.trajectories()} == {f"dropped:{reason}"}
@@ -308,8 +309,8 @@ def test_early_stop_saves_the_second_half_of_an_all_success_group(tmp_path: Path
 
 def test_advantages_of_a_served_batch_are_those_of_numpy(ledger: Ledger) -> None:
     drawn = {play_group(ledger, MIXED): MIXED}
-    other = ["pass", "fail", "fail", "fail"]
-    drawn[play_group(ledger, other, steps=3)] = other  # type: ignore[arg-type,index]
+    other: list[Outcome] = ["pass", "fail", "fail", "fail"]
+    drawn[play_group(ledger, other, steps=3)] = other
     batch = a_batch(ledger.next_batch(0))
     wanted = {}
     for group, outcomes in drawn.items():
@@ -441,6 +442,9 @@ def picture_of(ledger: Ledger) -> object:
     return groups, ledger.board.opened, ledger.updates, ledger.weights, success
 
 
+ANY_OUTCOME: list[Outcome] = ["pass", "fail", "fail", "pass", "invalid"]
+
+
 def random_run(ledger: Ledger, clock: Clock, draws: random.Random, events: int) -> None:
     """Anything that env, train and time may do to a ledger."""
     playing: dict[int, tuple[Lease, int]] = {}
@@ -460,8 +464,7 @@ def random_run(ledger: Ledger, clock: Clock, draws: random.Random, events: int) 
                 del playing[slot]
         elif event < 0.9 and slot in playing:
             lease, steps = playing.pop(slot)
-            outcome = draws.choice(["pass", "fail", "fail", "pass", "invalid"])
-            ledger.end(trajectory_end(lease.trajectory_id, steps, outcome))  # type: ignore[arg-type]
+            ledger.end(trajectory_end(lease.trajectory_id, steps, draws.choice(ANY_OUTCOME)))
         elif event < 0.92:
             ledger.take_back_expired()
         elif event < 0.94:

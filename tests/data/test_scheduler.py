@@ -12,6 +12,7 @@ from dart_cli.data.groups import Attempt, Board, Group
 from dart_cli.data.scheduler import (
     NewGroup,
     RolloutWise,
+    Success,
     Wait,
     sampling_seed,
     task_seed,
@@ -63,7 +64,7 @@ def test_a_worker_of_another_suite_is_told_so() -> None:
         make().next(Board(), {}, ["mini"])
 
 
-def choices(scheduler: RolloutWise, success: dict[str, float | None], rounds: int) -> list[str]:
+def choices(scheduler: RolloutWise, success: Success, rounds: int) -> list[str]:
     board, chosen = Board(), []
     for _ in range(rounds):
         found = scheduler.next(board, success, ["t"])

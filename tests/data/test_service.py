@@ -16,12 +16,14 @@ from bus.errors import CheckpointError, ProtocolError, RunDirectoryError, StoreE
 from bus.messages import (
     BatchTrained,
     LeaseRequest,
+    Outcome,
     StopRequest,
     TrainerHello,
     WeightsPublished,
 )
 from dart_cli.config import Config
 from dart_cli.data import service
+from dart_cli.data.scheduler import make_scheduler, training_tasks
 from dart_cli.data.store import open_reader, open_store
 from tests.data.parts import (
     DEADLINE_S,
@@ -199,8 +201,8 @@ async def test_a_database_that_breaks_ends_the_service_and_acknowledges_nothing(
     stop = asyncio.Event()
     with open_store(config.run.dir) as store:
         store.begin_run(0, "{}", [])
-        tasks = service.training_tasks(config)
-        live = service.DataService(config, store, tasks, service.make_scheduler(config, tasks))
+        tasks = training_tasks(config)
+        live = service.DataService(config, store, tasks, make_scheduler(config, tasks))
         running = asyncio.create_task(live.serve(stop))
         async with connect(config) as client:
             lease = await client.must_lease(0)
@@ -363,7 +365,7 @@ async def test_kill_9_loses_nothing_acknowledged_and_clients_go_on(
             lease = await client.must_lease(number)
             for step in range(3):
                 await client.tell(step_record(lease.trajectory_id, step))
-            outcome = "pass" if number % 2 else "fail"
+            outcome: Outcome = "pass" if number % 2 else "fail"
             ack = await client.tell(trajectory_end(lease.trajectory_id, 3, outcome))
             if ack.accepted:
                 acknowledged.append(lease.trajectory_id)
