@@ -55,7 +55,7 @@ from dart_cli.scores import (
     eval_dir,
     films_dir,
 )
-from dart_cli.status.page import fraction
+from dart_cli.status.page import fraction, page_table
 from envs.base import Task, content_hash
 from envs.registry import make_env
 
@@ -397,9 +397,8 @@ def _point(record: StepRecord) -> tuple[int, int] | None:
 def score_table(evaluation: Evaluation, mode: Mode, score: ModeScore) -> Table:
     """Success by task with its interval; compositions below."""
     version = "as it comes" if evaluation.policy_version < 0 else f"v{evaluation.policy_version}"
-    table = Table(title=f"{evaluation.model} {version}, {mode}", title_justify="left")
-    for column in ("task", "success", "95 % interval", "episodes", "invalid", "mean steps"):
-        table.add_column(column, justify="left" if column == "task" else "right")
+    numbers = ("success", "95 % interval", "episodes", "invalid", "mean steps")
+    table = page_table(f"{evaluation.model} {version}, {mode}", "task", *numbers, right=numbers)
     for rows, whole in ((score.tasks, score.overall), (score.compositions, score.composed)):
         if not rows:
             continue

@@ -20,7 +20,6 @@ from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 from rich.console import Console
-from rich.table import Table
 
 from bus.errors import RunDirectoryError
 from dart_cli.config import Config
@@ -34,7 +33,7 @@ from dart_cli.scores import (
     read_evaluation,
     read_films,
 )
-from dart_cli.status.page import fraction, minutes
+from dart_cli.status.page import fraction, minutes, page_table
 
 BEFORE, AFTER = "before", "after"
 """Names of the evaluations around a run."""
@@ -146,9 +145,8 @@ def _print_summary(
 ) -> None:
     console = Console()
     if before or after:
-        table = Table(title="held-out success, before -> after", title_justify="left")
-        for column in ("task", "sampled", "greedy"):
-            table.add_column(column, justify="left" if column == "task" else "right")
+        numbers = ("sampled", "greedy")
+        table = page_table("held-out success, before -> after", "task", *numbers, right=numbers)
         composed = result["compositions"]
         for rows, name, whole in (
             (result["per_task"], "all tasks", (result["success_before"], result["success_after"])),
@@ -252,7 +250,7 @@ def draw_films(path: Path, run_dir: Path, pairs: Sequence[tuple[Film, Film]]) ->
     for was, now in pairs:
         for name, film in ((BEFORE, was), (AFTER, now)):
             heading = (
-                f'{film.task_id}, seed {film.seed}: "{film.instruction}"' if film is was else ""
+                f'{film.task_id}, seed {film.seed}: "{film.instruction}"' if name == BEFORE else ""
             )
             strips.append(_strip(films_dir(run_dir, name), film, name, heading))
     width = max(strip.width for strip in strips)

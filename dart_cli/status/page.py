@@ -107,7 +107,8 @@ def _header(snapshot: Snapshot) -> RenderableType:
     return Group(line, success)
 
 
-def _table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
+def page_table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
+    """A table as all pages show it; the columns named in `right` hold numbers."""
     table = Table(
         title=f"\n{title}",
         title_justify="left",
@@ -125,7 +126,7 @@ def _table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
 def _processes(snapshot: Snapshot) -> Table:
     names = ["process", "state", "version", "load", "waits for", "heard"]
     several_hosts = len({process.host for process in snapshot.processes}) > 1
-    table = _table("processes", *names, right=("version", "heard"))
+    table = page_table("processes", *names, right=("version", "heard"))
     order = {role: index for index, role in enumerate(_ROLE_ORDER)}
     for process in sorted(snapshot.processes, key=lambda p: (order.get(p.role, 9), p.worker)):
         waits = f"{process.waiting_for} ({process.waiting_s:.0f} s)" if process.waiting_for else ""
@@ -202,7 +203,9 @@ def _training(snapshot: Snapshot) -> Table:
 
 def _tasks(snapshot: Snapshot) -> Table:
     columns = ("task", "success", "over versions", "trajectories", "invalid", "played next")
-    table = _table("tasks", *columns, right=("success", "trajectories", "invalid", "played next"))
+    table = page_table(
+        "tasks", *columns, right=("success", "trajectories", "invalid", "played next")
+    )
     for task in snapshot.tasks:
         invalid = Text(str(task.invalid), "yellow" if task.invalid else "")
         table.add_row(
