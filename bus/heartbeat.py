@@ -71,7 +71,7 @@ class HeartbeatSender:
         self._every_s = every_s
         self._started_at = time.time()
         self._host = socket.gethostname()
-        self._waits: dict[int, _Wait] = {}  # in order of entry, so the first is the longest
+        self._waits: dict[int, _Wait] = {}
         self._entered = 0
         self._task: asyncio.Task[None] | None = None
 
@@ -85,15 +85,18 @@ class HeartbeatSender:
             await asyncio.gather(self._task, return_exceptions=True)
 
     @contextmanager
-    def waiting(self, what: str, deadline_s: float | None = None) -> Iterator[None]:
+    def waiting(
+        self, what: str, deadline_s: float | None = None, *, since: float | None = None
+    ) -> Iterator[None]:
         """Say in the heartbeats what this process waits for, e.g. "for a batch from data".
 
         Of several waits the longest is told. `deadline_s` is only shown; the wait itself keeps it.
+        `since` is when it began (time.monotonic) where this goes on with an earlier wait.
         """
         self._entered += 1
         key = self._entered
         shown = what if deadline_s is None else f"{what} (at most {deadline_s:g} s)"
-        self._waits[key] = _Wait(shown, time.monotonic())
+        self._waits[key] = _Wait(shown, time.monotonic() if since is None else since)
         try:
             yield
         finally:
@@ -102,7 +105,7 @@ class HeartbeatSender:
     def beat(self) -> Heartbeat:
         """Publish one heartbeat now, e.g. at a change of state; returns what was said."""
         load = self._load()
-        wait = next(iter(self._waits.values()), None)
+        wait = min(self._waits.values(), key=lambda each: each.since, default=None)
         heartbeat = Heartbeat(
             role=self._role,
             worker=self._worker,

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from collections import Counter
 from collections.abc import Awaitable
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -191,9 +192,7 @@ class Slot:
         while True:
             await self._router.wait_ready()
             try:
-                lease = await self._data.lease(self._request)
-                if lease is not None:
-                    await self._play(lease)
+                await self._play(await self._data.lease(self._request))
             except UserError:
                 raise
             except DartError as error:
@@ -235,21 +234,22 @@ class Slot:
 class DataLink:
     """Leases and hand-ins. Data may be away for any time: its absence is told and waited out."""
 
-    def __init__(
-        self, requester: Requester, deadline_s: float, heart: HeartbeatSender | None = None
-    ) -> None:
+    def __init__(self, requester: Requester, deadline_s: float, heart: HeartbeatSender) -> None:
         self._requester = requester
         self._deadline_s = deadline_s
         self._heart = heart
 
-    async def lease(self, request: LeaseRequest) -> Lease | None:
-        """A task to play, or None after the pause that data asked for."""
-        reply = await self._insist(request, "for a lease from data")
-        assert isinstance(reply, LeaseReply)
-        if reply.lease is None:
+    async def lease(self, request: LeaseRequest) -> Lease:
+        """A task to play, whenever there is one; the heartbeat tells why there is none."""
+        since, what = time.monotonic(), "for a lease from data"
+        while True:
+            reply = await self._insist(request, what, since)
+            assert isinstance(reply, LeaseReply)
+            if reply.lease is not None:
+                return reply.lease
+            what = f"for a lease from data: {reply.reason}"
             pause_s = max(reply.retry_after_s, LEAST_PAUSE_S)
-            await self._told(asyncio.sleep(pause_s), f"for work: {reply.reason}")
-        return reply.lease
+            await self._told(asyncio.sleep(pause_s), what, since)
 
     async def step(self, record: StepRecord) -> Ack:
         """Hand a step in; returns when data has it."""
@@ -267,21 +267,21 @@ class DataLink:
             logger.warning("%s not given back: %s", end.trajectory_id, error)
 
     async def _hand_in(self, request: StepRecord | TrajectoryEnd) -> Ack:
-        reply = await self._insist(request, f"for data to take {request.trajectory_id}")
+        what = f"for data to take {request.trajectory_id}"
+        reply = await self._insist(request, what, time.monotonic())
         assert isinstance(reply, Ack)
         return reply
 
-    async def _insist(self, request: Request, what: str) -> Reply:
+    async def _insist(self, request: Request, what: str, since: float) -> Reply:
         """Ask until there is an answer, always with the same id."""
         request_id = uuid.uuid4().bytes
         while True:
+            asking = self._requester.request(request, self._deadline_s, request_id=request_id)
             try:
-                return await self._told(
-                    self._requester.request(request, self._deadline_s, request_id=request_id), what
-                )
+                return await self._told(asking, what, since)
             except DeadlineError as error:
                 logger.warning("%s; asking again", error)
 
-    async def _told(self, wait: Awaitable[_T], what: str) -> _T:
-        with self._heart.waiting(what) if self._heart else nullcontext():
+    async def _told(self, wait: Awaitable[_T], what: str, since: float) -> _T:
+        with self._heart.waiting(what, since=since):
             return await wait

@@ -67,6 +67,8 @@ async def test_the_longest_wait_is_told_with_its_deadline() -> None:
     with sender.waiting("for a batch from data", 30):
         with sender.waiting("for a disk"):
             assert sender.beat().waiting_for == "for a batch from data (at most 30 s)"
+        with sender.waiting("for a lease, again", since=0.0):
+            assert sender.beat().waiting_for == "for a lease, again"
         assert sender.beat().waiting_s > 0
     assert sender.beat().waiting_for == ""
 

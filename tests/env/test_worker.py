@@ -235,9 +235,10 @@ async def test_without_work_slots_ask_again_and_say_why_they_wait(config: Config
         await until(
             lambda: (
                 data.heartbeats
-                and data.heartbeats[-1].waiting_for == "for work: all groups are open"
+                and data.heartbeats[-1].waiting_for == "for a lease from data: all groups are open"
             )
         )
+        await until(lambda: data.heartbeats[-1].waiting_s > 0.2)  # longer than a single question
         data.leases_left = 1000
         await until(lambda: data.ends)
     await rollout.close()
