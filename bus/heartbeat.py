@@ -88,7 +88,7 @@ class HeartbeatSender:
     def waiting(
         self, what: str, deadline_s: float | None = None, *, since: float | None = None
     ) -> Iterator[None]:
-        """Say in the heartbeats what this process waits for, e.g. "for a batch from data".
+        """Say in the heartbeats what this process waits for, e.g. "a batch from data".
 
         Of several waits the longest is told. `deadline_s` is only shown; the wait itself keeps it.
         `since` is when it began (time.monotonic) where this goes on with an earlier wait.

@@ -105,7 +105,7 @@ class RolloutRouter:
         """Wait, as long as it takes, until some worker can be asked."""
         if self.ready():
             return
-        with self._telling("for a rollout worker: start `dart rollout`"):
+        with self._telling("a rollout worker: start `dart rollout`"):
             while not self.ready():
                 await self._look()
 
@@ -143,7 +143,7 @@ class RolloutRouter:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 return None
-            with self._telling("for a rollout worker to be ready"):
+            with self._telling("a rollout worker to be ready"):
                 await self._look(remaining)
             names = self.ready()
         least = min(names, key=self._load)
@@ -173,7 +173,7 @@ class RolloutRouter:
             worker.requester.request(request, remaining, request_id=request_id)
         )
         try:
-            with self._telling(f"for a completion from {worker.name}"):
+            with self._telling(f"a completion from {worker.name}"):
                 while not asking.done():
                     await asyncio.wait([asking], timeout=LOOK_S)
                     if not asking.done() and self._gone(worker):

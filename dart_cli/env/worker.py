@@ -241,13 +241,13 @@ class DataLink:
 
     async def lease(self, request: LeaseRequest) -> Lease:
         """A task to play, whenever there is one; the heartbeat tells why there is none."""
-        since, what = time.monotonic(), "for a lease from data"
+        since, what = time.monotonic(), "a lease from data"
         while True:
             reply = await self._insist(request, what, since)
             assert isinstance(reply, LeaseReply)
             if reply.lease is not None:
                 return reply.lease
-            what = f"for a lease from data: {reply.reason}"
+            what = f"a lease from data: {reply.reason}"
             pause_s = max(reply.retry_after_s, LEAST_PAUSE_S)
             await self._told(asyncio.sleep(pause_s), what, since)
 
@@ -267,7 +267,7 @@ class DataLink:
             logger.warning("%s not given back: %s", end.trajectory_id, error)
 
     async def _hand_in(self, request: StepRecord | TrajectoryEnd) -> Ack:
-        what = f"for data to take {request.trajectory_id}"
+        what = f"data to take {request.trajectory_id}"
         reply = await self._insist(request, what, time.monotonic())
         assert isinstance(reply, Ack)
         return reply

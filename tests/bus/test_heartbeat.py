@@ -64,11 +64,11 @@ async def test_heartbeats_go_out_by_themselves_with_the_load_of_the_moment() -> 
 
 async def test_the_longest_wait_is_told_with_its_deadline() -> None:
     sender = HeartbeatSender(Listener(), "train", "train", lambda: Load("waiting"))
-    with sender.waiting("for a batch from data", 30):
-        with sender.waiting("for a disk"):
-            assert sender.beat().waiting_for == "for a batch from data (at most 30 s)"
-        with sender.waiting("for a lease, again", since=0.0):
-            assert sender.beat().waiting_for == "for a lease, again"
+    with sender.waiting("a batch from data", 30):
+        with sender.waiting("a disk"):
+            assert sender.beat().waiting_for == "a batch from data (at most 30 s)"
+        with sender.waiting("a lease, again", since=0.0):
+            assert sender.beat().waiting_for == "a lease, again"
         assert sender.beat().waiting_s > 0
     assert sender.beat().waiting_for == ""
 

@@ -192,7 +192,7 @@ async def test_heartbeats_name_the_leases_in_play_and_the_load(config: Config) -
         assert last.state == "ready"
         assert (last.gauges["slots"], last.gauges["playing"], last.gauges["idle"]) == (3, 3, 0)
         assert last.gauges["waiting_model"] == 3
-        assert last.waiting_for == "for a completion from rollout-0"
+        assert last.waiting_for == "a completion from rollout-0"
     await rollout.close()
     await data.close()
 
@@ -235,7 +235,7 @@ async def test_without_work_slots_ask_again_and_say_why_they_wait(config: Config
         await until(
             lambda: (
                 data.heartbeats
-                and data.heartbeats[-1].waiting_for == "for a lease from data: all groups are open"
+                and data.heartbeats[-1].waiting_for == "a lease from data: all groups are open"
             )
         )
         await until(lambda: data.heartbeats[-1].waiting_s > 0.2)  # longer than a single question
