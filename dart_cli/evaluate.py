@@ -41,7 +41,7 @@ from bus.messages import (
 from dart_cli.config import Config, weights_dir
 from dart_cli.env.episode import conventions_of, play_episode
 from dart_cli.env.threaded import ThreadedEnv
-from dart_cli.log import set_up_logging
+from dart_cli.log import logging_to
 from dart_cli.plan import composed_tasks, trained_tasks
 from dart_cli.process import end_with_parent, limit_threads
 from dart_cli.scores import (
@@ -104,10 +104,10 @@ def run_eval(
     end_with_parent()
     make_private_dir(config.run.dir)
     make_private_dir(eval_dir(config.run.dir))
-    set_up_logging(config.run.dir, "eval")
-    evaluation, films = asyncio.run(
-        _evaluate(config, weights, as_it_comes=as_it_comes, modes=modes, tasks=tasks, name=name)
-    )
+    with logging_to(config.run.dir, "eval"):
+        evaluation, films = asyncio.run(
+            _evaluate(config, weights, as_it_comes=as_it_comes, modes=modes, tasks=tasks, name=name)
+        )
     path = _keep(config.run.dir, evaluation, films)
     if as_json:
         sys.stdout.write(f"{json.dumps(summary(evaluation))}\n")

@@ -1,16 +1,18 @@
 """Logging of one process: short lines to the terminal, all of it to a file in the run directory.
 
-    set_up_logging  the one call a process makes, before it does anything else
-    log_dir         where the files of a run are
+    logging_to  the one block around all that a process does
+    log_dir     where the files of a run are
 
 A process whose output `dart up` collects writes plain lines; on a terminal they are coloured.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 _FILE_FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s"
@@ -22,10 +24,11 @@ def log_dir(run_dir: Path) -> Path:
     return run_dir / "logs"
 
 
-def set_up_logging(run_dir: Path, worker: str, *, terminal: bool = True) -> Path:
-    """Log to the terminal (stderr) and to `logs/WORKER.log`, which is appended to; returns it.
+@contextlib.contextmanager
+def logging_to(run_dir: Path, worker: str, *, terminal: bool = True) -> Iterator[Path]:
+    """Log to the terminal (stderr) and to `logs/WORKER.log`, which is appended to; gives its path.
 
-    Warnings of Python libraries go the same way.
+    Warnings of Python libraries go the same way. What was set up before stands again afterwards.
     """
     path = log_dir(run_dir) / f"{worker}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,12 +37,19 @@ def set_up_logging(run_dir: Path, worker: str, *, terminal: bool = True) -> Path
     formatter.converter = time.gmtime
     to_file.setFormatter(formatter)
     root = logging.getLogger()
-    root.setLevel(logging.INFO)
+    before, level = root.handlers[:], root.level
     root.handlers[:] = [to_file, *([_terminal_handler(worker)] if terminal else [])]
+    root.setLevel(logging.INFO)
     logging.captureWarnings(True)
     for noisy in ("httpx", "PIL", "matplotlib", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    return path
+    try:
+        yield path
+    finally:
+        logging.captureWarnings(False)
+        root.handlers[:] = before
+        root.setLevel(level)
+        to_file.close()
 
 
 def _terminal_handler(worker: str) -> logging.Handler:

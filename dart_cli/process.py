@@ -33,7 +33,7 @@ from bus.endpoints import make_private_dir
 from bus.errors import ConfigError, DartError, RunDirectoryError
 from bus.messages import Role
 from dart_cli.config import Config
-from dart_cli.log import set_up_logging
+from dart_cli.log import logging_to
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +61,7 @@ def run_role(role: Role, config: Config, main: Main, *, worker: str = "", thread
     end_with_parent()
     try:
         make_private_dir(config.run.dir)
-        with claim(config, role, worker) as name:
-            log_file = set_up_logging(config.run.dir, name)
+        with claim(config, role, worker) as name, logging_to(config.run.dir, name) as log_file:
             logger.info("%s starts, pid %d, run %s", name, os.getpid(), config.run.dir)
             if role == "data":
                 save_config(config)

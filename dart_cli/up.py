@@ -31,7 +31,7 @@ from bus.snapshot import Snapshot
 from dart_cli.config import Config, weights_dir
 from dart_cli.crew import Crew
 from dart_cli.data.store import open_reader
-from dart_cli.log import log_dir, set_up_logging
+from dart_cli.log import log_dir, logging_to
 from dart_cli.process import claim
 from dart_cli.report import AFTER, BEFORE, write_report
 from dart_cli.scores import read_evaluation
@@ -57,8 +57,7 @@ def run_up(config: Config, config_path: Path, overrides: Sequence[str], *, fresh
     if fresh:
         set_aside(config)
     make_private_dir(config.run.dir)
-    with claim(config, "up"):
-        set_up_logging(config.run.dir, "up", terminal=False)
+    with claim(config, "up"), logging_to(config.run.dir, "dart-up", terminal=False):
         arguments = [str(config_path), *(part for each in overrides for part in ("--set", each))]
         finished = asyncio.run(_bring_to_end(config, arguments))
     if not finished:

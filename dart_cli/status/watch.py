@@ -54,13 +54,13 @@ class Watcher:
     ) -> None:
         await self._requester.close()
 
-    async def snapshot(self, deadline_s: float = ANSWER_S) -> Snapshot:
+    async def snapshot(self) -> Snapshot:
         """The run now. Raises DeadlineError, in words, where no data process answers in time."""
         try:
-            reply = await self._requester.request(StatusRequest(), deadline_s)
+            reply = await self._requester.request(StatusRequest(), ANSWER_S)
         except DeadlineError:
             raise DeadlineError(
-                f"{self._run_dir}: no data process answers (waited {deadline_s:.0f} s); "
+                f"{self._run_dir}: no data process answers (waited {ANSWER_S:.0f} s); "
                 "start one with `dart data CONFIG` or `dart up CONFIG`"
             ) from None
         assert isinstance(reply, StatusReply)

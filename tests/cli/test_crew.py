@@ -1,0 +1,109 @@
+"""Child processes that belong together, with real `dart` children."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from dart_cli.config import Config, load_config
+from dart_cli.crew import ChildError, Crew
+from dart_cli.process import claim
+
+
+@pytest.fixture
+def config_path(tmp_path: Path) -> Path:
+    """A run of its own."""
+    path = tmp_path / "c.toml"
+    path.write_text(f'[run]\ndir = "{tmp_path}/run"\n')
+    return path
+
+
+def crew(
+    tmp_path: Path,
+    commands: Mapping[str, Sequence[str]],
+    leaders: Sequence[str],
+    *,
+    restarts: int = 0,
+) -> tuple[Crew, list[str]]:
+    """A crew and what it tells."""
+    told: list[str] = []
+    made = Crew(
+        commands,
+        leaders=leaders,
+        restarts=restarts,
+        log_file=tmp_path / "logs" / "up.log",
+        notice=told.append,
+    )
+    return made, told
+
+
+async def _alive(config: Config, worker: str) -> int:
+    """The pid of a worker, once it lives."""
+    path = config.run.dir / "workers" / f"{worker}.lock"
+    while not (path.exists() and path.read_text()):  # noqa: ASYNC110 - of another process
+        await asyncio.sleep(0.05)
+    return int(path.read_text())
+
+
+async def test_it_is_done_when_its_leaders_are(tmp_path: Path) -> None:
+    made, told = crew(tmp_path, {"one": ["--version"]}, ["one"])
+    await asyncio.wait_for(made.run(asyncio.Event()), 30)
+    assert told == []
+    assert (tmp_path / "logs" / "up.log").read_text().startswith("one | dart ")
+
+
+async def test_a_users_mistake_is_not_tried_again(tmp_path: Path) -> None:
+    made, told = crew(tmp_path, {"data": ["data", "no.toml"]}, ["data"], restarts=3)
+    with pytest.raises(
+        ChildError, match=r"data ended with 2: error: no such file: no\.toml"
+    ) as info:
+        await asyncio.wait_for(made.run(asyncio.Event()), 30)
+    assert info.value.exit_code == 2
+    assert not any("starting it again" in each for each in told)
+
+
+async def test_a_killed_child_is_started_again_and_stop_ends_all(
+    tmp_path: Path, config_path: Path
+) -> None:
+    config = load_config(config_path)
+    commands = {
+        "env-0": ["env", str(config_path), "--worker", "env-0"],
+        "data": ["data", str(config_path)],
+    }
+    made, told = crew(tmp_path, commands, ["data"], restarts=1)
+    stop = asyncio.Event()
+    running = asyncio.create_task(made.run(stop))
+    async with asyncio.timeout(60):
+        await _alive(config, "env-0")
+        first = await _alive(config, "data")
+        os.kill(first, signal.SIGKILL)
+        while await _alive(config, "data") == first:  # noqa: ASYNC110 - of another process
+            await asyncio.sleep(0.05)
+        stop.set()
+        await running
+    assert any("data was ended by SIGKILL" in each and "(1/1)" in each for each in told)
+    for worker in ("env-0", "data"):
+        with claim(config, "up", worker):
+            pass  # nobody is left
+
+
+async def test_a_child_that_keeps_dying_ends_the_others(tmp_path: Path, config_path: Path) -> None:
+    config = load_config(config_path)
+    commands = {
+        "data": ["data", str(config_path)],
+        "env-0": ["env", str(config_path), "--worker", "env-0"],
+    }
+    made, _ = crew(tmp_path, commands, ["data"])
+    running = asyncio.create_task(made.run(asyncio.Event()))
+    async with asyncio.timeout(60):
+        await _alive(config, "data")
+        os.kill(await _alive(config, "env-0"), signal.SIGKILL)
+        with pytest.raises(ChildError, match="env-0 was ended by SIGKILL"):
+            await running
+    with claim(config, "up", "data"):
+        pass

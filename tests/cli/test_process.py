@@ -1,0 +1,184 @@
+"""A role's process: its name is its own, signals end it, errors are one line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bus.errors import EngineError, ModelError, RunDirectoryError
+from dart_cli.config import Config
+from dart_cli.process import claim, run_role
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """A run of its own."""
+    (tmp_path / "run").mkdir(mode=0o700)
+    return Config.model_validate({"run": {"dir": tmp_path / "run"}})
+
+
+@pytest.fixture(autouse=True)
+def _restore_process_state() -> contextlib.AbstractContextManager[None]:
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for each, handler in handlers.items():
+        signal.signal(each, handler)
+
+
+def test_worker_names_count_up_and_are_given_back(config: Config) -> None:
+    with claim(config, "env") as first, claim(config, "env") as second:
+        assert (first, second) == ("env-0", "env-1")
+    with claim(config, "env") as again:
+        assert again == "env-0"
+
+
+def test_a_name_in_use_is_refused_with_its_pid(config: Config) -> None:
+    with (
+        claim(config, "data") as name,
+        pytest.raises(RunDirectoryError, match=rf"data is running already.*pid {os.getpid()}"),
+        claim(config, "data"),
+    ):
+        assert name == "data"
+
+
+def test_the_name_of_a_killed_process_is_free_again(config: Config) -> None:
+    script = (
+        "import sys, time\nfrom pathlib import Path\n"
+        "from dart_cli.config import Config\nfrom dart_cli.process import claim\n"
+        "config = Config.model_validate({'run': {'dir': Path(sys.argv[1])}})\n"
+        "with claim(config, 'train') as name:\n    print(name, flush=True)\n    time.sleep(60)\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, str(config.run.dir)], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "train\n"
+    with pytest.raises(RunDirectoryError), claim(config, "train"):
+        pass
+    child.kill()
+    child.communicate()
+    with claim(config, "train") as name:
+        assert name == "train"
+
+
+def test_processes_of_several_hosts_have_names_with_their_host(tmp_path: Path) -> None:
+    config = Config.model_validate({"run": {"dir": tmp_path}, "bus": {"transport": "tcp"}})
+    with claim(config, "env") as name:
+        assert name.startswith("env-")
+        assert name.endswith("-0")
+        assert len(name) > len("env-0")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (ModelError("no such model; fetch it"), 2, "error: no such model; fetch it\n"),
+        (EngineError("out of memory"), 1, "error: out of memory\n"),
+        (ZeroDivisionError("oh"), 1, "error: env-0 broke: ZeroDivisionError: oh; the traceback"),
+    ],
+)
+def test_an_error_is_one_line_and_a_traceback_in_the_log(
+    config: Config, capfd: pytest.CaptureFixture[str], error: Exception, code: int, text: str
+) -> None:
+    async def fail(_name: str, _stop: asyncio.Event) -> None:
+        raise error
+
+    assert run_role("env", config, fail) == code
+    told = [line for line in capfd.readouterr().err.splitlines(True) if line.startswith("error")]
+    assert len(told) == 1
+    assert told[0].startswith(text)
+    log = (config.run.dir / "logs" / "env-0.log").read_text()
+    assert "Traceback" in log
+    assert type(error).__name__ in log
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_asks_for_a_clean_end(config: Config, number: signal.Signals) -> None:
+    async def wait(_name: str, stop: asyncio.Event) -> None:
+        os.kill(os.getpid(), number)
+        await asyncio.wait_for(stop.wait(), 30)
+
+    assert run_role("env", config, wait) == 0
+
+
+BUSY = """
+import asyncio, sys, time
+from pathlib import Path
+from dart_cli import process
+from dart_cli.config import Config
+process.GRACE_S = float(sys.argv[2])
+
+async def never_ends(name, stop):
+    print("ready", flush=True)
+    while True:
+        time.sleep(0.05)  # the loop is never free
+
+config = Config.model_validate({"run": {"dir": Path(sys.argv[1])}})
+sys.exit(process.run_role("env", config, never_ends))
+"""
+
+
+def _busy(config: Config, grace_s: float, **environment: str) -> subprocess.Popen[str]:
+    child = subprocess.Popen(
+        [sys.executable, "-c", BUSY, str(config.run.dir), str(grace_s)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    return child
+
+
+def test_a_process_that_does_not_end_in_time_is_ended(config: Config) -> None:
+    child = _busy(config, 0.2)
+    child.terminate()
+    _, err = child.communicate(timeout=30)
+    assert child.returncode == 1
+    assert "did not end within" in err
+
+
+def test_the_second_signal_ends_at_once(config: Config) -> None:
+    child = _busy(config, 60)
+    child.send_signal(signal.SIGINT)
+    assert child.stderr is not None
+    while "second signal" not in child.stderr.readline():
+        pass
+    child.send_signal(signal.SIGINT)
+    child.communicate(timeout=30)
+    assert child.returncode == 128 + signal.SIGINT
+
+
+def test_a_child_of_dart_up_ends_when_its_parent_is_gone(config: Config) -> None:
+    script = (
+        "import os, subprocess, sys\n"
+        "os.environ['DART_PARENT_PID'] = str(os.getpid())\n"
+        "child = subprocess.Popen([sys.executable, '-c', *sys.argv[1:]], stdout=subprocess.PIPE)\n"
+        "child.stdout.readline()\nprint(child.pid, flush=True)\nos._exit(0)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script, BUSY, str(config.run.dir), "0.2"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    pid = int(ended.stdout)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            with claim(config, "env", "env-0"):
+                return  # it is gone: its name is free
+        except RunDirectoryError:
+            time.sleep(0.1)
+    os.kill(pid, signal.SIGKILL)
+    pytest.fail("the orphan lived on")

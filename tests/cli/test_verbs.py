@@ -1,0 +1,183 @@
+"""The command line keeps its word: help at once, exit codes, one-line errors, starter files."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dart_cli import __version__
+from dart_cli.cli import main
+from dart_cli.config import Config, load_config
+from dart_cli.process import read_run, save_config
+from dart_cli.reference import cli_reference
+
+ROOT = Path(__file__).parents[2]
+VERBS = ("env", "rollout", "data", "train", "status", "up", "eval", "init")
+HEAVY = ("torch", "transformers", "vllm", "zmq", "pydantic", "sqlite3", "PIL", "matplotlib")
+
+
+def run(*arguments: str) -> int:
+    """The exit code of `dart ARGUMENTS`, in this process."""
+    with pytest.raises(SystemExit) as exit_:
+        main(list(arguments))
+    return int(exit_.value.code or 0)
+
+
+def loaded_by(*arguments: str) -> tuple[list[str], str]:
+    """(heavy modules that `dart ARGUMENTS` imports, its output), in a process of its own."""
+    script = (
+        "import sys\n"
+        "from dart_cli.cli import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "finally:\n"
+        f"    print('loaded:', *(name for name in {HEAVY} if name in sys.modules))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    output, _, names = ended.stdout.rpartition("loaded:")
+    return names.split(), output
+
+
+def test_help_loads_nothing_heavy_and_names_every_verb() -> None:
+    loaded, output = loaded_by("--help")
+    assert loaded == []
+    for verb in VERBS:
+        assert re.search(rf"\b{verb}\b", output)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_teaches_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(verb, "--help") == 0
+    assert f"dart {verb}" in capsys.readouterr().out.split("Example:")[1]
+
+
+def test_a_dry_run_loads_no_torch(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text("")
+    loaded, output = loaded_by("up", str(path), "--dry-run", "--set", f"run.dir={tmp_path}/run")
+    assert "torch" not in loaded
+    assert "transformers" not in loaded
+    assert "nothing was started" in output
+    assert not (tmp_path / "run").exists()
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"dart {__version__}\n"
+
+
+def test_a_wrong_verb_or_option_ends_with_two(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("ups") == 2
+    assert run("up", "x.toml", "--frsh") == 2
+    assert "--fresh" in capsys.readouterr().err
+
+
+def test_the_reference_page_is_what_help_says() -> None:
+    written = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert written == cli_reference(), "run: python -m dart_cli.reference"
+
+
+# --- init -----------------------------------------------------------------------------------
+
+
+def test_init_writes_a_file_that_is_valid_and_complete(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("init", "mine") == 0
+    assert run("up", "mine/dart.toml", "--dry-run") == 0
+    assert "valid" in capsys.readouterr().out
+    assert load_config(Path("mine/dart.toml")) == Config()
+
+
+def test_init_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "dart.toml").write_text("mine")
+    assert run("init", str(tmp_path)) == 2
+    assert "left alone" in capsys.readouterr().err
+    assert (tmp_path / "dart.toml").read_text() == "mine"
+
+
+# --- dry run --------------------------------------------------------------------------------
+
+
+def test_a_dry_run_says_what_each_role_would_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('[env]\ntasks = ["mini/popup", "mini/menu"]\n[data]\ngroup_size = 4\n')
+    expected = {
+        "env": ("tasks:", "2 of mini: mini/popup, mini/menu", "16 slots"),
+        "rollout": ("model:", "builtin:tiny", "transformers on auto"),
+        "data": ("groups of 4, 8 groups (32 trajectories) a batch",),
+        "train": ("200 updates", "lr 1e-06"),
+        "up": ("1 processes x 16 slots", "sock"),
+        "eval": ("400 episodes sampled", "seeds from 1000000"),
+    }
+    for verb, texts in expected.items():
+        assert run(verb, str(path), "--dry-run", "--set", f"run.dir={tmp_path}/run") == 0
+        out = capsys.readouterr().out
+        for text in texts:
+            assert text in " ".join(out.split()), verb
+
+
+def test_slots_and_workers_are_told_on_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text("")
+    assert run("env", str(path), "--slots", "3", "--dry-run") == 0
+    assert "3 slots" in capsys.readouterr().out
+    there = f"run.dir={tmp_path}/run"
+    assert run("env", str(path), "--worker", "No Such/Name", "--set", there) == 2
+    assert "use lower-case letters" in capsys.readouterr().err
+
+
+# --- runs that are not there -----------------------------------------------------------------
+
+
+def test_status_of_no_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(f'[run]\ndir = "{tmp_path}/nothing"\n')
+    assert run("status", str(path), "--once") == 2
+    assert run("status", str(tmp_path), "--once") == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "no such run" in first
+    assert "no readable config.json" in second
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_status_where_no_data_process_answers_is_one_line_and_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dart_cli.status.watch.ANSWER_S", 0.2)
+    run_dir = tmp_path / "run"
+    run_dir.mkdir(mode=0o700)
+    save_config(Config.model_validate({"run": {"dir": run_dir}}))
+    assert run("status", str(run_dir), "--once") == 1
+    assert "no data process answers" in capsys.readouterr().err
+
+
+def test_a_run_directory_remembers_its_configuration_wherever_it_moves(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    save_config(Config.model_validate({"run": {"dir": run_dir, "seed": 7}}))
+    moved = run_dir.rename(tmp_path / "moved")
+    assert read_run(moved).run.seed == 7
+    assert read_run(moved).run.dir == moved
+
+
+def test_a_changed_configuration_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = Config.model_validate({"run": {"dir": tmp_path}})
+    save_config(config)
+    changed = config.model_copy(update={"train": config.train.model_copy(update={"lr": 0.5})})
+    save_config(changed)
+    assert "train.lr was 1e-06 when the run began, is 0.5 now" in caplog.text
