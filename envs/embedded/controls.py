@@ -107,12 +107,11 @@ class Radio(Marked):
 
     def mark(self, ui: Ui, canvas: Canvas, box: Rect) -> None:
         theme = ui.theme
-        canvas.ellipse(box, theme.accent if self.is_on else theme.muted)
-        inner = box.inset(max(1, ui.px(5 if self.is_on else 1.2)))
         if self.is_on:
-            canvas.ellipse(inner, theme.accent_ink, theme.accent)
+            canvas.ellipse(box, theme.accent)
+            canvas.icon("circle", box.inset(ui.px(5)), theme.accent_ink, theme.accent)
         else:
-            canvas.ellipse(inner, theme.field, theme.muted)
+            canvas.icon("ring", box, theme.muted)
 
 
 class Toggle(Marked):

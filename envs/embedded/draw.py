@@ -114,15 +114,11 @@ class Canvas:
         self, box: Rect, radius: int, colour: Colour, *, edge: Colour | None = None
     ) -> None:
         """Paint a rectangle with round corners, with an outline of one pixel where `edge` is."""
-        radius = min(radius, box.width // 2, box.height // 2)
-        if radius <= 0:
-            self.fill(box, colour)
-            if edge is not None:
-                self.frame(box, edge)
+        if box.width <= 0 or box.height <= 0:
             return
-        self._rounded(box, radius, edge or colour, self.ground)
-        if edge is not None:
-            self._rounded(box.inset(1), radius - 1, colour, edge)
+        radius = min(radius, box.width // 2, box.height // 2)
+        size, ground = (box.width, box.height), self.ground
+        self._paste(_rounded_tile(self.palette, size, radius, colour, edge, ground), box.x0, box.y0)
 
     def icon(self, name: str, box: Rect, colour: Colour, on: Colour | None = None) -> None:
         """Paint an icon of ICONS, scaled to the square in the middle of `box`."""
@@ -169,14 +165,6 @@ class Canvas:
     def _paste(self, tile: Image.Image, x: int, y: int) -> None:
         self.image.paste(tile, (x - self.origin[0], y - self.origin[1]))
 
-    def _rounded(self, box: Rect, radius: int, colour: Colour, on: Colour) -> None:
-        self.fill(Rect(box.x0, box.y0 + radius, box.x1, box.y1 - radius), colour)
-        self.fill(Rect(box.x0 + radius, box.y0, box.x1 - radius, box.y1), colour)
-        far_x, far_y = box.x1 - radius, box.y1 - radius
-        places = ((box.x0, box.y0), (far_x, box.y0), (box.x0, far_y), (far_x, far_y))
-        for corner, (x, y) in zip(("nw", "ne", "sw", "se"), places, strict=True):
-            self._paste(_tile(self.palette, "corner", corner, radius, 0, colour, on), x, y)
-
 
 @lru_cache(maxsize=64)
 def font(size: int) -> ImageFont.FreeTypeFont:
@@ -216,6 +204,35 @@ def _tile(
 ) -> Image.Image:
     """A drawn shape: its coverage mapped to palette entries between `on` and `colour`."""
     return _mask(kind, what, width, height).point(palette.ramp(colour, on))
+
+
+@lru_cache(maxsize=4096)
+def _rounded_tile(
+    palette: Palette,
+    size: tuple[int, int],
+    radius: int,
+    colour: Colour,
+    edge: Colour | None,
+    ground: Colour,
+) -> Image.Image:
+    """A drawn rectangle with round corners on `ground`."""
+    canvas = Canvas.blank(*size, palette, ground)
+    box = Rect(0, 0, *size)
+    _draw_rounded(canvas, box, radius, edge or colour, ground)
+    if edge is not None:
+        _draw_rounded(canvas, box.inset(1), max(0, radius - 1), colour, edge)
+    return canvas.image
+
+
+def _draw_rounded(canvas: Canvas, box: Rect, radius: int, colour: Colour, on: Colour) -> None:
+    canvas.fill(box, colour)
+    if not radius:
+        return
+    far_x, far_y = box.x1 - radius, box.y1 - radius
+    places = ((box.x0, box.y0), (far_x, box.y0), (box.x0, far_y), (far_x, far_y))
+    for corner, place in zip(("nw", "ne", "sw", "se"), places, strict=True):
+        tile = _tile(canvas.palette, "corner", corner, radius, 0, colour, on)
+        canvas.image.paste(tile, place)
 
 
 @lru_cache(maxsize=4096)
@@ -317,8 +334,8 @@ ICONS: dict[str, list[_Part]] = {
     "triangle": [(0, [(0.5, 0.06), (0.97, 0.9), (0.03, 0.9)])],
     "diamond": [(0, [(0.5, 0.02), (0.98, 0.5), (0.5, 0.98), (0.02, 0.5)])],
     "star": [(0, _star())],
-    "ring": [(0, _disc(0.48)), (-1, _disc(0.36))],
-    "dot": [(0, _disc(0.25))],
+    "ring": [(0, _disc(0.49)), (-1, _disc(0.41))],
+    "dot": [(0, _disc(0.22))],
 }
 """Icon name -> its parts."""
 

@@ -149,7 +149,12 @@ class EmbeddedEnv:
         for steps in range(1, SOLVE_LIMIT):
             action = scene.solve(app)
             app.dispatch(action)
-            if isinstance(action, Done) or (scene.ends_at_goal and scene.judge().outcome == "pass"):
+            passed = scene.judge().outcome == "pass"
+            if isinstance(action, Done) or scene.over or (scene.ends_at_goal and passed):
+                if not passed:
+                    raise EnvError(
+                        f"{task.id} seed {seed}: the solution fails: {scene.judge().reason}"
+                    )
                 return steps
         raise EnvError(f"{task.id} seed {seed}: no solution within {SOLVE_LIMIT} steps")
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from envs.embedded.draw import Canvas, Rect, fit_text, line_height
+from envs.embedded.theme import Colour
 from envs.embedded.widgets import Clickable, Handler, Pointer, Ui, Widget
 
 NOTCH = 66.0  # design units that one notch of the wheel moves
@@ -17,8 +18,17 @@ class ScrollView(Widget):
 
     scrollable = True
 
-    def __init__(self, name: str, child: Widget, *, height: float = 60, width: float = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        child: Widget,
+        *,
+        height: float = 60,
+        width: float = 0,
+        fill: Colour | None = None,
+    ) -> None:
         super().__init__(name)
+        self.fill = fill
         self.child = child
         self.bar = ScrollBar(f"{name}.bar", self)
         self.height = height  # design units that it wants
@@ -57,12 +67,16 @@ class ScrollView(Widget):
         return True
 
     def paint(self, ui: Ui, canvas: Canvas) -> None:
-        if self.limit():
-            with canvas.clip(self.bbox) as inner:
-                self.child.paint(ui, inner)
-            self.bar.paint(ui, canvas)
-        else:
-            self.child.paint(ui, canvas)
+        ground = self.fill or canvas.ground
+        if self.fill is not None:
+            canvas.fill(self.bbox, ground)
+        with canvas.on(ground):
+            if self.limit():
+                with canvas.clip(self.bbox) as inner:
+                    self.child.paint(ui, inner)
+                self.bar.paint(ui, canvas)
+            else:
+                self.child.paint(ui, canvas)
 
 
 class ScrollBar(Widget):

@@ -16,6 +16,7 @@ from envs.embedded.env import EmbeddedEnv
 from envs.embedded.png import Encoding
 from envs.embedded.scene import SceneFactory
 from envs.embedded.tasks import files, mini, panels, small
+from envs.embedded.theme import DESK_THEMES
 
 HELDOUT_SEEDS = 1_000_000
 """Seeds below are for training, seeds from here on for evaluation."""
@@ -184,6 +185,7 @@ class DeskSuite:
             max_scale=1.6,
             encoding=encoding,
             slack=slack,
+            themes=DESK_THEMES,
         )
 
 

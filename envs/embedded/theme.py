@@ -7,7 +7,7 @@ than JPEG. Entries 0-127 are the theme's colours and the blends that anti-aliasi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 Colour = tuple[int, int, int]
@@ -35,6 +35,7 @@ class Theme:
 
     name: str
     wall: Colour  # behind the windows
+    shadow: Colour  # on the wall
     window: Colour  # a window's body
     panel: Colour  # tool bars, side bars, dialog bodies
     field: Colour  # text fields, lists, check boxes
@@ -53,6 +54,7 @@ class Theme:
 LIGHT = Theme(
     name="light",
     wall=(164, 178, 196),
+    shadow=(140, 154, 172),
     window=(248, 249, 251),
     panel=(232, 236, 241),
     field=WHITE,
@@ -70,6 +72,7 @@ LIGHT = Theme(
 DARK = Theme(
     name="dark",
     wall=(18, 21, 28),
+    shadow=(10, 12, 16),
     window=(38, 43, 54),
     panel=(50, 56, 69),
     field=(28, 32, 41),
@@ -87,6 +90,7 @@ DARK = Theme(
 SAND = Theme(
     name="sand",
     wall=(120, 108, 98),
+    shadow=(98, 88, 80),
     window=(252, 246, 234),
     panel=(240, 230, 212),
     field=(255, 252, 246),
@@ -102,6 +106,11 @@ SAND = Theme(
     select=(206, 230, 226),
 )
 THEMES: tuple[Theme, ...] = (LIGHT, DARK, SAND)
+DESK_THEMES: tuple[Theme, ...] = (
+    replace(LIGHT, name="day", wall=(124, 152, 188), shadow=(96, 120, 152), title=(58, 72, 96)),
+    replace(DARK, name="night", wall=(58, 72, 104), shadow=(40, 50, 74), title=(24, 29, 39)),
+    replace(SAND, name="dune", wall=(172, 150, 126), shadow=(140, 120, 100)),
+)
 
 
 def blend(over: Colour, under: Colour, alpha: float) -> Colour:

@@ -37,6 +37,7 @@ class Ui:
     anchor: int = 0
     clipboard: str = ""
     offsets: dict[str, int] = field(default_factory=dict)  # scroll offset by widget name, pixels
+    _pixels: dict[float, int] = field(default_factory=dict, repr=False)  # what px has computed
 
     @property
     def palette(self) -> Palette:
@@ -48,7 +49,10 @@ class Ui:
 
     def px(self, units: float) -> int:
         """Design units as pixels, at least one."""
-        return max(1, round(units * self.scale))
+        pixels = self._pixels.get(units)
+        if pixels is None:
+            pixels = self._pixels[units] = max(1, round(units * self.scale))
+        return pixels
 
 
 @dataclass(frozen=True)
@@ -295,6 +299,7 @@ class Window(Widget):
         name: str = "window",
         title_units: float = TITLE,
         fill: Colour | None = None,
+        shadow: bool = False,
     ) -> None:
         self.close = (
             None if on_close is None else TitleButton("close", on_close, name=f"{name}.close")
@@ -304,6 +309,7 @@ class Window(Widget):
         self.title = title
         self.title_units = title_units
         self.fill = fill
+        self.shadow = shadow
 
     def measure(self, ui: Ui) -> tuple[int, int]:
         width, height = self.body.measure(ui)
@@ -317,8 +323,11 @@ class Window(Widget):
         self.body.place(ui, Rect(x0 + 1, y0 + bar, x1 - 1, y1 - 1), clip)
 
     def paint(self, ui: Ui, canvas: Canvas) -> None:
-        x0, y0, x1, _ = self.bbox
+        x0, y0, x1, y1 = self.bbox
         theme, bar = ui.theme, ui.px(self.title_units)
+        if self.shadow:
+            depth = ui.px(4)
+            canvas.fill(Rect(x0 + depth, y0 + depth, x1 + depth, y1 + depth), theme.shadow)
         canvas.fill(self.bbox, self.fill or theme.window)
         canvas.frame(self.bbox, theme.title)
         canvas.fill(Rect(x0, y0, x1, y0 + bar), theme.title)

@@ -24,15 +24,17 @@ class DeskScene(Scene):
     """A window somewhere on the screen, with whatever is open above it."""
 
     title: ClassVar[str] = ""
-    units: ClassVar[tuple[int, int]] = (420, 300)  # design units that the window wants
+    units: ClassVar[tuple[int, int]] = (420, 300)
+    """Design units that the window has at least; it grows with its content."""
 
     def __init__(self, rng: Random, ui: Ui) -> None:
         super().__init__(rng, ui)
-        width = min(ui.width, ui.px(self.units[0] + rng.randint(0, 20)))
-        height = min(ui.height, ui.px(self.units[1] + rng.randint(0, 30)))
+        self.set_up()
+        width, height = self._window().measure(ui)
+        width = min(ui.width, max(width, ui.px(self.units[0])) + ui.px(rng.randint(0, 16)))
+        height = min(ui.height, max(height, ui.px(self.units[1])) + ui.px(rng.randint(0, 16)))
         x, y = rng.randint(0, ui.width - width), rng.randint(0, ui.height - height)
         self.window = Rect(x, y, x + width, y + height)
-        self.set_up()
 
     @abstractmethod
     def set_up(self) -> None:
@@ -52,8 +54,10 @@ class DeskScene(Scene):
 
     def layers(self) -> list[Layer]:
         """The window and what is above it."""
-        window = Window(self.body(), title=self.title, on_close=self.on_close())
-        return [Layer(window, self.window), *self.above()]
+        return [Layer(self._window(), self.window), *self.above()]
+
+    def _window(self) -> Window:
+        return Window(self.body(), title=self.title, on_close=self.on_close(), shadow=True)
 
 
 def compare(state: Mapping[str, object], goal: Mapping[str, object]) -> Verdict:

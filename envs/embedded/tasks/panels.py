@@ -113,7 +113,7 @@ class CheckScene(ControlScene):
     """Tick and untick boxes."""
 
     title = "Shopping list"
-    units = (230, 250)
+    units = (230, 0)
     changes = (1, 3)
 
     def layout(self) -> dict[str, list[Spec]]:
@@ -124,7 +124,7 @@ class RadioScene(ControlScene):
     """Choose one of each group."""
 
     title = "Delivery"
-    units = (360, 190)
+    units = (360, 0)
 
     def layout(self) -> dict[str, list[Spec]]:
         groups = [
@@ -140,7 +140,7 @@ class ComboScene(ControlScene):
     """Choose from drop-down lists."""
 
     title = "Region"
-    units = (290, 180)
+    units = (290, 0)
 
     def layout(self) -> dict[str, list[Spec]]:
         rng = self.rng
@@ -165,7 +165,7 @@ class TextScene(ControlScene):
     """Type into one of several empty fields."""
 
     title = "Address"
-    units = (310, 190)
+    units = (310, 0)
 
     def layout(self) -> dict[str, list[Spec]]:
         return {"": self.rng.sample(_ADDRESS, self.rng.randint(3, 4))}
@@ -191,7 +191,7 @@ class SliderScene(ControlScene):
     """Move a slider."""
 
     title = "Mixer"
-    units = (330, 190)
+    units = (330, 0)
 
     def layout(self) -> dict[str, list[Spec]]:
         names = ("Volume", "Bass", "Treble", "Balance", "Echo", "Speed")
@@ -202,7 +202,7 @@ class StepperScene(ControlScene):
     """Count up or down."""
 
     title = "Guests"
-    units = (260, 170)
+    units = (260, 0)
 
     def layout(self) -> dict[str, list[Spec]]:
         names = ("Adults", "Children", "Rooms", "Nights", "Dogs", "Bags")
@@ -214,7 +214,7 @@ class TabsScene(ControlScene):
     """Switches on several tabs."""
 
     title = "Preferences"
-    units = (320, 200)
+    units = (320, 0)
     changes = (1, 2)
 
     def layout(self) -> dict[str, list[Spec]]:
@@ -290,7 +290,7 @@ class LoginScene(FormScene):
     """Sign in; wrong words are refused and can be corrected."""
 
     title = "Sign in"
-    units = (300, 140)
+    units = (300, 0)
     button = "Sign in"
 
     def layout(self) -> dict[str, list[Spec]]:
@@ -310,7 +310,7 @@ class SignUpScene(FormScene):
     """A form of several kinds of control."""
 
     title = "New account"
-    units = (340, 250)
+    units = (340, 0)
     button = "Create account"
 
     def layout(self) -> dict[str, list[Spec]]:
@@ -330,7 +330,7 @@ class OrderScene(FormScene):
     """An order that asks back before it is sent."""
 
     title = "Order"
-    units = (340, 220)
+    units = (340, 200)
     button = "Order"
 
     def layout(self) -> dict[str, list[Spec]]:
@@ -481,7 +481,7 @@ class SettingsScene(ControlScene):
         super().set_up()
         self.applied = dict(self.values)
         self.page = self.rng.choice(list(self.pages))
-        self.instruction = self.instruction.removesuffix(".") + ", and apply it."
+        self.instruction += " Press Apply."
 
     def judge(self) -> Verdict:
         return compare(self.applied, self.goal)

@@ -35,7 +35,7 @@ class PressScene(DeskScene):
     """Press one of several buttons; any other only says that it was pressed."""
 
     title = "Tools"
-    units = (300, 190)
+    units = (240, 160)
     ends_at_goal = True
 
     def set_up(self) -> None:
@@ -103,7 +103,7 @@ class MenuScene(DeskScene):
         page = Panel(
             column(*paragraph(self.ui, self.lines), gap=10, pad=16), fill=self.ui.theme.field
         )
-        status = Label(f" {self.last or 'Ready'}", muted=True)
+        status = Panel(Label(self.last or "Ready", muted=True), fill=self.ui.theme.panel, pad=4)
         return column(bar, page, status, gap=0, grow=[page])
 
     def judge(self) -> Verdict:
@@ -182,7 +182,7 @@ class CalculatorScene(DeskScene):
     """Compute something on a calculator with keys."""
 
     title = "Calculator"
-    units = (220, 250)
+    units = (0, 0)
     keys: ClassVar[tuple[str, ...]] = (
         "7", "8", "9", "/", "4", "5", "6", "*", "1", "2", "3", "-", "C", "0", "=", "+",
     )  # fmt: skip
@@ -201,10 +201,9 @@ class CalculatorScene(DeskScene):
     def body(self) -> Widget:
         shown = Label(f" {self.typed or '0'}", size=1.5)
         display = Panel(shown, fill=self.ui.theme.field, pad=5, edge=True)
-        lines: list[Widget] = [display]
-        for i in range(0, len(self.keys), 4):
-            lines.append(row(*(Key(k, k, partial(self._press, k)) for k in self.keys[i : i + 4])))
-        return column(*lines, gap=7, pad=10)
+        keys = [Key(key, key, partial(self._press, key)) for key in self.keys]
+        lines = [row(*keys[i : i + 4], grow=keys[i : i + 4]) for i in range(0, len(keys), 4)]
+        return column(display, *lines, gap=7, pad=10)
 
     def judge(self) -> Verdict:
         shown = {"display": self.typed, "computed": self.done}
@@ -259,7 +258,7 @@ class ListScene(DeskScene):
             Row(name, name, partial(self._select, name), selected=name == self.selected)
             for name in self.people
         ]
-        view = ScrollView("people", Panel(column(*rows, gap=0), fill=self.ui.theme.field))
+        view = ScrollView("people", column(*rows, gap=0), fill=self.ui.theme.field)
         return column(Label("Select a person"), view, pad=10, grow=[view])
 
     def judge(self) -> Verdict:
@@ -293,7 +292,7 @@ class ContactsScene(ListScene):
             for name in self.people
             if self.query.lower() in name.lower()
         ]
-        view = ScrollView("people", Panel(column(*rows, gap=0), fill=theme.field), width=170)
+        view = ScrollView("people", column(*rows, gap=0), width=170, fill=theme.field)
         search = TextField("search", self.query, self._search, hint="Search", width=170)
         left = Panel(column(search, view, pad=8, grow=[view]), fill=theme.panel)
         card: list[Widget] = [Label(self.selected or "Nobody selected", size=1.2)]
@@ -313,14 +312,10 @@ class ContactsScene(ListScene):
     def solve(self, app: App) -> Action:
         if self.selected == self.goal:
             return reach(app, self.verb)
-        first = self.goal.split()[0]
-        at = self.people.index(self.goal)
-        if self.query == "" and at < 6:
+        in_sight = app.see(self.goal) is not None
+        if in_sight or self.query == self.goal:
             return reach(app, self.goal)
-        if self.goal in [name for name in self.people if self.query.lower() in name.lower()]:
-            if self.query:
-                return reach(app, self.goal)
-        return fill(app, "search", first) or reach(app, self.goal)
+        return fill(app, "search", self.goal) or reach(app, self.goal)
 
     def _search(self, text: str) -> None:
         self.query = text
