@@ -21,7 +21,7 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from bus.codec import MAX_BLOB_BYTES, MAX_HEADER_BYTES
 from bus.endpoints import Curve, check_secure
-from bus.errors import BusError, DartError
+from bus.errors import BusError, ConfigError, DartError
 
 HIGH_WATER_MARK = 256
 """Messages that wait on one connection before the sender waits (request/reply) or drops (PUB)."""
@@ -63,6 +63,8 @@ def connect(socket: _Socket, endpoint: str, curve: Curve | None) -> _Socket:
         check_secure(endpoint, curve)
         _prepare(socket, endpoint)
         if curve is not None and endpoint.startswith("tcp:"):
+            if not curve.server:
+                raise ConfigError(f"endpoint {endpoint} needs the server's public key to connect")
             socket.curve_publickey = curve.public.encode("ascii")
             socket.curve_secretkey = curve.secret.encode("ascii")
             socket.curve_serverkey = curve.server.encode("ascii")

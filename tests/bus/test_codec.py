@@ -8,7 +8,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bus.codec
@@ -251,6 +251,7 @@ def damaged_frames(draw: st.DrawFn) -> list[bytes]:
     return frames
 
 
+@settings(deadline=None)
 @given(damaged_frames())
 def test_hostile_bytes_give_a_message_or_a_protocol_error_and_nothing_else(
     frames: list[bytes],
@@ -259,6 +260,7 @@ def test_hostile_bytes_give_a_message_or_a_protocol_error_and_nothing_else(
         assert isinstance(decode(frames), Message)
 
 
+@settings(deadline=None)
 @given(
     st.recursive(
         st.none()

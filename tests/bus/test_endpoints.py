@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -67,13 +68,16 @@ async def test_a_run_directory_with_a_long_path_just_works(
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/elsewhere")  # another shell of the same user
     monkeypatch.chdir(run.parent)
     assert Endpoints(Path("run")).address("rollout-7") == address
-    assert Endpoints(tmp_path / ("x" * 100) / "run2").address("rollout-7") != address
+    other = Endpoints(tmp_path / ("x" * 100) / "run2").address("rollout-7")
+    assert other != address
+    Path(other.removeprefix("ipc://")).parent.rmdir()
     async with Replier(address) as replier, Requester(address) as requester:
         task = asyncio.create_task(replier.serve(ack))
         assert await requester.request(StopRequest(reason=""), 10) == Ack()
     await task
     directory = Path(address.removeprefix("ipc://")).parent
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    shutil.rmtree(directory)
 
 
 def test_tcp_addresses_come_from_the_config(tmp_path: Path) -> None:
