@@ -30,7 +30,7 @@ USER_ERROR_CODE = UserError.exit_code
 _BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 10.0
 _CHUNK_BYTES = 65536
-_TOLD = re.compile(r"(WARNING|ERROR|error:|progress:)")
+_TOLD = re.compile(r"(WARNING|ERROR|progress:)")
 
 
 class ChildError(DartError):
@@ -175,7 +175,7 @@ class Crew:
             *lines, rest = re.split(r"[\r\n]+", rest + chunk.decode("utf-8", "replace"))
             for line in filter(str.strip, lines):
                 log.write(f"{child.name} | {line}\n")
-                child.last_words = line.strip()[:300]
+                child.last_words = line.strip().removeprefix("error: ")[:300]
                 if _TOLD.match(line):
                     self._notice(f"{child.name}: {child.last_words}")
             log.flush()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -72,22 +71,18 @@ def write_report(config: Config, *, minutes_total: float) -> dict[str, Any]:
         "trajectories": trajectories,
         "policy_version": newest,
         "seed": config.run.seed,
-        "run_dir": os.path.relpath(run_dir),
+        "run_dir": str(run_dir),
     }
     if overall:
-        result["curve"] = _relative(draw_curve(folder / "curve.png", curve, overall, before, after))
+        result["curve"] = str(draw_curve(folder / "curve.png", curve, overall, before, after))
     pairs = pick_films(read_films(run_dir, BEFORE), read_films(run_dir, AFTER))
     if pairs:
-        result["films"] = _relative(draw_films(folder / "films.png", run_dir, pairs))
+        result["films"] = str(draw_films(folder / "films.png", run_dir, pairs))
     (folder / "report.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
     _print_summary(result, run, before, after)
     sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()
     return result
-
-
-def _relative(path: Path) -> str:
-    return os.path.relpath(path)
 
 
 # --- numbers --------------------------------------------------------------------------------
@@ -163,11 +158,12 @@ def _print_summary(
         console.print(table)
     console.print(
         f"{result['trajectories']} trajectories, policy version {result['policy_version']}, "
-        f"{minutes(run.active_s)} of training; everything is in {result['run_dir']}"
+        f"{minutes(run.active_s)} of training; everything is in {result['run_dir']}",
+        soft_wrap=True,
     )
     for name in ("curve", "films"):
         if name in result:
-            console.print(f"{name}: {result[name]}")
+            console.print(f"{name}: {result[name]}", soft_wrap=True)
 
 
 def _arrow(before: float | None, after: float | None) -> str:
