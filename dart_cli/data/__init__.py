@@ -6,5 +6,5 @@ groups     the live groups and their leases, in memory
 scheduler  which trajectory to play next
 curate     what is trained on and why (pure)
 progress   success, throughput and staleness as they happen
-store      the only code that knows SQLite     migrations  its schema
+store      the only code that knows SQLite     migrations  its schema     rows, blobs  what it holds
 """

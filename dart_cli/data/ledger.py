@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from math import isfinite
 
 from bus.errors import CheckpointError, ProtocolError
 from bus.messages import (
@@ -127,7 +128,10 @@ class Ledger:
         return Ack()
 
     def end(self, end: TrajectoryEnd) -> Ack:
-        """The episode is over; its group may be, too."""
+        """The episode is over; its group may be, too. Raises ProtocolError for impossible values."""
+        where = f"end of {end.trajectory_id}"
+        _check_range(where, "steps", [end.steps])
+        _check_times(where, end.reset_s, end.wall_s)
         found = self.board.find(end.trajectory_id)
         if found is None or not found[1].live:
             return self._late(end.trajectory_id)
@@ -138,7 +142,6 @@ class Ledger:
         self.store.finish(end, now, *(versions or (None, None)))
         attempt.steps = end.steps
         attempt.oldest_version = versions[0] if versions else None
-        self.progress.trajectories.add(self._monotonic())
         if missing:
             log.warning("%s is incomplete and will not be trained on: %s", attempt.id, missing)
             self._drop_attempt(group, attempt, "incomplete")
@@ -148,6 +151,7 @@ class Ledger:
             reason = "cancelled" if end.stop_reason == "cancelled" else "invalid"
             self._drop_attempt(group, attempt, reason)
             return Ack()
+        self.progress.trajectories.add(self._monotonic())
         attempt.state, attempt.outcome = "finished", end.outcome
         self._settle(group)
         return Ack()
@@ -184,10 +188,11 @@ class Ledger:
         if state is None:
             return Ack(accepted=False, note=f"no batch {trained.batch_id} in this run")
         if state == "batched":
-            self.store.batch_trained(trained, self._wall())
+            metrics = {name: value for name, value in trained.metrics.items() if isfinite(value)}
+            self.store.batch_trained(trained, metrics, self._wall())
             self._batches[trained.batch_id] = "trained"
             self.updates += 1
-            self.progress.train_metrics(trained.batch_id, trained.metrics)
+            self.progress.train_metrics(trained.batch_id, metrics)
             self.progress.train_steps.add(self._monotonic())
         self._trainer_is_at(trained.policy_version)
         return Ack()
@@ -321,8 +326,8 @@ class Ledger:
             sampling_seed(self._config.run.seed, group.number, number),
             self._monotonic(),
         )
-        group.attempts[attempt.id] = attempt
         self.store.add_lease(attempt, group.id, self._wall())
+        group.attempts[attempt.id] = attempt
         return attempt
 
     def _as_lease(self, group: Group, attempt: Attempt) -> Lease:
@@ -473,18 +478,33 @@ def _staleness(batch: Batch, trainer_version: int) -> dict[int, int]:
 
 
 def _check_step(record: StepRecord) -> None:
-    """Raise ProtocolError if lengths, spans or hashes do not fit together."""
+    """Raise ProtocolError if lengths, ranges, spans or hashes do not fit together."""
     where = f"step {record.step} of {record.trajectory_id}"
+    _check_range(where, "step", [record.step])
+    _check_range(where, "prompt_token_ids", record.prompt_token_ids)
+    _check_range(where, "token_ids", record.token_ids)
+    _check_range(where, "version_spans", [span.version for span in record.version_spans])
+    _check_times(where, record.model_s, record.env_s)
     length = len(record.token_ids)
     for name in ("behaviour_logprobs", "entropies"):
         if len(getattr(record, name)) != length:
             raise ProtocolError(f"{where}: {name} must be as many as token_ids, {length}")
     covered = 0
     for span in record.version_spans:
-        if span.start != covered or span.end <= span.start:
+        if span.start != covered or not covered < span.end <= length:
             raise ProtocolError(f"{where}: version_spans must cover the tokens in order, once")
         covered = span.end
     if covered != length:
         raise ProtocolError(f"{where}: version_spans cover {covered} of {length} tokens")
     if not record.image_hashes or record.image_hashes[-1] != content_hash(record.screenshot):
         raise ProtocolError(f"{where}: the last of image_hashes must be the screenshot's")
+
+
+def _check_range(where: str, name: str, values: Sequence[int]) -> None:
+    if values and not 0 <= min(values) <= max(values) < 2**31:
+        raise ProtocolError(f"{where}: {name} must be in [0, 2 ** 31)")
+
+
+def _check_times(where: str, *seconds: float) -> None:
+    if not all(isfinite(value) and value >= 0 for value in seconds):
+        raise ProtocolError(f"{where}: times must be finite and not negative, got {seconds}")

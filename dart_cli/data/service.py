@@ -140,7 +140,7 @@ class Commits:
         self.failed.set_exception(error)
         if self._next is not None:
             self._next.set_exception(error)
-        self._store.rollback()
+        self._store.abandon()
 
 
 class DataService:
@@ -215,6 +215,9 @@ class DataService:
                 )
                 for each in done:
                     each.result()
+            except StoreError as error:
+                self._commits.fail(error)
+                raise
             finally:
                 for task in tasks:
                     task.cancel()
@@ -222,7 +225,8 @@ class DataService:
                 self._ending = True
                 self._wake()
                 await replier.close()
-                self._save()
+                if not self._commits.failed.done():
+                    self._save()
 
     async def handle(self, _client: str, request: Request) -> Reply:
         """Answer one request; what it changed is durable when this returns."""

@@ -21,7 +21,6 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -36,7 +35,6 @@ from bus.messages import (
     Sample,
     StepRecord,
     TrajectoryEnd,
-    VersionSpan,
     WeightsPublished,
 )
 from dart_cli.data.blobs import (
@@ -52,7 +50,36 @@ from dart_cli.data.blobs import (
 from dart_cli.data.curate import Decision, PlannedSample
 from dart_cli.data.groups import Attempt
 from dart_cli.data.migrations import APPLICATION_ID, MIGRATIONS, unknown_steps
+from dart_cli.data.rows import (
+    BatchRow,
+    CurvePoint,
+    GroupRow,
+    GroupState,
+    MetricPoint,
+    OutcomeRow,
+    RunRow,
+    StepRow,
+    TrajectoryRow,
+    TrajectoryState,
+    VersionRow,
+)
 from envs.base import Task, content_hash
+
+__all__ = [
+    "BatchRow",
+    "CurvePoint",
+    "GroupRow",
+    "MetricPoint",
+    "OutcomeRow",
+    "Reader",
+    "RunRow",
+    "StepRow",
+    "Store",
+    "TrajectoryRow",
+    "VersionRow",
+    "open_reader",
+    "open_store",
+]
 
 DATABASE = "run.db"
 LOCK = "data.lock"
@@ -62,149 +89,6 @@ BUSY_TIMEOUT_S = 10.0
 
 CACHE_MIB = 32
 _HASHES_PER_QUERY = 500  # SQLite binds at most 999 parameters in old builds
-
-GroupState = Literal["open", "ready", "batched", "trained", "dropped"]
-TrajectoryState = Literal["leased", "playing", "finished", "batched", "trained", "dropped"]
-
-
-# --- rows -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class RunRow:
-    """The run itself."""
-
-    id: str
-    created_at: float  # unix seconds
-    seed: int
-    config: str  # JSON, of the newest start
-    active_s: float  # `dart data` has served this long, over all starts
-
-
-@dataclass(frozen=True)
-class GroupRow:
-    """One task instance whose trajectories are compared."""
-
-    id: str
-    number: int  # order of opening, from 1
-    suite: str
-    task_id: str
-    task_seed: int
-    size: int  # trajectories wanted
-    state: GroupState
-    reason: str  # why dropped; else empty
-    opened_at: float
-    closed_at: float | None
-    batch_id: int | None
-
-
-@dataclass(frozen=True)
-class TrajectoryRow:
-    """One episode in the ledger."""
-
-    id: str
-    group_id: str
-    attempt: int  # from 0, within the group
-    state: TrajectoryState
-    reason: str  # why dropped; else empty
-    worker: str
-    slot: int
-    sampling_seed: int
-    leased_at: float
-    ended_at: float | None
-    outcome: Outcome | None
-    verdict_reason: str | None
-    stop_reason: str | None
-    steps: int | None
-    oldest_version: int | None  # of the weights that sampled its tokens
-    newest_version: int | None
-    final_screenshot: str | None  # key of screenshots
-    reset_s: float | None
-    wall_s: float | None
-    batch_id: int | None
-
-
-@dataclass(frozen=True)
-class StepRow:
-    """One step as it was handed in; lists as in StepRecord."""
-
-    trajectory_id: str
-    step: int
-    at: float
-    screenshot: str  # key of screenshots
-    image_hashes: list[str]
-    prompt_token_ids: list[int]
-    token_ids: list[int]
-    behaviour_logprobs: list[float]
-    entropies: list[float]
-    version_spans: list[VersionSpan]
-    text: str
-    action: dict[str, Any] | None
-    error: str
-    model_s: float
-    env_s: float
-
-
-@dataclass(frozen=True)
-class BatchRow:
-    """One update's work."""
-
-    id: int
-    state: Literal["batched", "trained"]
-    formed_at: float
-    formed_version: int
-    temperature: float
-    reward: float
-    trained_at: float | None
-    trained_version: int | None
-
-
-@dataclass(frozen=True)
-class OutcomeRow:
-    """One judged trajectory, for curves."""
-
-    suite: str
-    task_id: str
-    outcome: Outcome
-    oldest_version: int | None
-    ended_at: float
-
-
-@dataclass(frozen=True)
-class CurvePoint:
-    """Success of one task (or of all: task_id None) at one bucket of policy versions."""
-
-    task_id: str | None
-    policy_version: int  # first version of the bucket
-    trajectories: int  # judged pass or fail
-    passed: int
-    ended_at: float  # unix seconds of the last of them
-
-    @property
-    def success(self) -> float:
-        """Fraction passed."""
-        return self.passed / self.trajectories
-
-
-@dataclass(frozen=True)
-class MetricPoint:
-    """One value of one train metric."""
-
-    name: str
-    step: int  # batch id
-    at: float  # unix seconds
-    value: float
-
-
-@dataclass(frozen=True)
-class VersionRow:
-    """One published weight set."""
-
-    policy_version: int
-    path: str
-    digest: str
-    published_at: float
-
 
 # --- opening --------------------------------------------------------------------------------
 
@@ -582,10 +466,11 @@ class Store(Reader):
         if self._connection.in_transaction:
             self._write("COMMIT")
 
-    def rollback(self) -> None:
-        """Forget everything written since the last commit."""
+    def abandon(self) -> None:
+        """Forget everything written since the last commit, and write nothing more."""
         if self._connection.in_transaction:
             self._connection.rollback()
+        self._connection.execute("PRAGMA query_only = ON")
 
     def checkpoint(self) -> None:
         """Move committed pages from the log into the database, as far as readers allow.
@@ -757,12 +642,12 @@ class Store(Reader):
             [(batch_id, behind, number) for behind, number in tokens.items()],
         )
 
-    def batch_trained(self, trained: BatchTrained, at: float) -> None:
-        """The batch is in the weights; keep its metrics."""
+    def batch_trained(self, trained: BatchTrained, metrics: Mapping[str, float], at: float) -> None:
+        """The batch is in the weights; keep its finite metrics."""
         self._set_batch_state(trained.batch_id, "trained", at, trained.policy_version)
         self._write_many(
             "INSERT OR REPLACE INTO metrics (name, step, at, value) VALUES (?, ?, ?, ?)",
-            [(name, trained.batch_id, at, value) for name, value in trained.metrics.items()],
+            [(name, trained.batch_id, at, value) for name, value in metrics.items()],
         )
 
     def batch_in_checkpoint(self, batch_id: int, at: float) -> None:
@@ -826,7 +711,7 @@ class Store(Reader):
             "SELECT step, image_hashes FROM steps WHERE trajectory_id = ? ORDER BY step",
             (trajectory_id,),
         )
-        if [row["step"] for row in rows] != list(range(steps)):
+        if len(rows) != steps or (rows and (rows[0]["step"], rows[-1]["step"]) != (0, steps - 1)):
             return f"{len(rows)} of {steps} steps were handed in"
         hashes = {name for row in rows for name in json.loads(row["image_hashes"])}
         known = self._rows(

@@ -165,6 +165,11 @@ def test_an_unknown_trajectory_is_not_accepted(ledger: Ledger) -> None:
         ({"entropies": []}, "entropies"),
         ({"version_spans": []}, "version_spans"),
         ({"version_spans": [VersionSpan(version=0, start=1, end=3)]}, "version_spans"),
+        ({"version_spans": [VersionSpan(version=-1, start=0, end=3)]}, "version_spans"),
+        ({"token_ids": [1, 2, 2**31]}, "token_ids"),
+        ({"prompt_token_ids": [-1]}, "prompt_token_ids"),
+        ({"step": -1}, "step"),
+        ({"model_s": float("nan")}, "times"),
         ({"image_hashes": []}, "image_hashes"),
         ({"screenshot": b"another"}, "image_hashes"),
     ],
@@ -176,6 +181,16 @@ def test_a_step_whose_parts_do_not_fit_is_refused_by_name(
     with pytest.raises(ProtocolError, match=named):
         ledger.step(step_record(lease.trajectory_id, 0).model_copy(update=change))
     assert store.steps(lease.trajectory_id) == []
+
+
+@pytest.mark.parametrize("change", [{"steps": 2**40}, {"steps": -1}, {"wall_s": float("inf")}])
+def test_an_impossible_end_is_refused_and_the_lease_goes_on(
+    ledger: Ledger, store: Store, change: dict[str, object]
+) -> None:
+    lease = ask_lease(ledger, 0)
+    with pytest.raises(ProtocolError, match=lease.trajectory_id):
+        ledger.end(trajectory_end(lease.trajectory_id, 0).model_copy(update=change))
+    assert state_of(store, lease.trajectory_id) == "leased"
 
 
 def test_a_trajectory_that_lacks_a_step_is_never_trained_on(ledger: Ledger, store: Store) -> None:
@@ -355,6 +370,17 @@ def test_an_acknowledgement_said_twice_counts_once(ledger: Ledger, store: Store)
     assert ledger.updates == 1
     assert len(store.metrics("loss")) == 1
     assert not ledger.batch_trained(trained(99)).accepted
+
+
+def test_a_metric_that_is_not_finite_is_left_out(ledger: Ledger, store: Store) -> None:
+    for _ in range(2):
+        play_group(ledger, MIXED)
+    metrics = {"loss": float("nan"), "grad_norm": float("inf"), "lr": 0.1}
+    batch_id = a_batch(ledger.next_batch(0)).batch_id
+    assert ledger.batch_trained(
+        BatchTrained(batch_id=batch_id, policy_version=1, metrics=metrics)
+    ).accepted
+    assert [point.name for point in store.metrics()] == ["lr"]
 
 
 def test_batches_after_the_checkpoint_are_served_again_in_order_and_earlier_ones_never(

@@ -94,9 +94,17 @@ def test_a_reader_sees_what_is_committed_and_nothing_else(run_dir: Path) -> None
             assert len(reader.steps(name)) == 1
             store.commit()
             assert len(reader.steps(name)) == 2
-            store.add_step(step_record(name, 2), 1.0)
-            store.rollback()
-            assert len(reader.steps(name)) == 2
+
+
+def test_an_abandoned_store_forgets_what_is_not_committed_and_writes_no_more(run_dir: Path) -> None:
+    with open_store(run_dir) as store:
+        name = fill(store, steps=1)
+        store.add_step(step_record(name, 1), 1.0)
+        store.abandon()
+        with pytest.raises(StoreError, match="readonly"):
+            store.add_step(step_record(name, 1), 1.0)
+    with open_reader(run_dir) as reader:
+        assert len(reader.steps(name)) == 1
 
 
 def test_a_reader_cannot_write(run_dir: Path) -> None:
@@ -130,9 +138,8 @@ def test_a_batch_is_read_as_it_was_planned(run_dir: Path) -> None:
         assert samples[0].behaviour_logprobs == step_record("g1-00", 2).behaviour_logprobs
         assert store.batch_groups(1) == ["g1"]
         assert [row.state for row in store.trajectories()] == ["batched"]
-        store.batch_trained(
-            BatchTrained(batch_id=1, policy_version=5, metrics={"loss": 0.25}), 11.0
-        )
+        done = BatchTrained(batch_id=1, policy_version=5, metrics={"loss": 0.25})
+        store.batch_trained(done, done.metrics, 11.0)
         [row] = store.trajectories(state="trained")
         assert (row.batch_id, row.oldest_version, row.newest_version) == (1, 0, 2)
         assert store.batches()[0].trained_version == 5
@@ -258,7 +265,7 @@ def test_a_full_disk_is_one_clear_error_and_what_was_committed_stays(run_dir: Pa
         store._connection.execute(f"PRAGMA max_page_count = {pages['page_count']}")
         with pytest.raises(StoreError, match="free space"):
             add_steps(store, name, range(3, 200))
-        store.rollback()
+        store.abandon()
         assert len(store.steps(name)) == 3
 
 

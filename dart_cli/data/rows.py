@@ -1,0 +1,150 @@
+"""What the store's queries return: one frozen dataclass for each kind of row.
+
+Moments are unix seconds, durations seconds, log-probabilities and entropies nats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from bus.messages import Outcome, VersionSpan
+
+GroupState = Literal["open", "ready", "batched", "trained", "dropped"]
+TrajectoryState = Literal["leased", "playing", "finished", "batched", "trained", "dropped"]
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """The run itself."""
+
+    id: str
+    created_at: float  # unix seconds
+    seed: int
+    config: str  # JSON, of the newest start
+    active_s: float  # `dart data` has served this long, over all starts
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """One task instance whose trajectories are compared."""
+
+    id: str
+    number: int  # order of opening, from 1
+    suite: str
+    task_id: str
+    task_seed: int
+    size: int  # trajectories wanted
+    state: GroupState
+    reason: str  # why dropped; else empty
+    opened_at: float
+    closed_at: float | None
+    batch_id: int | None
+
+
+@dataclass(frozen=True)
+class TrajectoryRow:
+    """One episode in the ledger."""
+
+    id: str
+    group_id: str
+    attempt: int  # from 0, within the group
+    state: TrajectoryState
+    reason: str  # why dropped; else empty
+    worker: str
+    slot: int
+    sampling_seed: int
+    leased_at: float
+    ended_at: float | None
+    outcome: Outcome | None
+    verdict_reason: str | None
+    stop_reason: str | None
+    steps: int | None
+    oldest_version: int | None  # of the weights that sampled its tokens
+    newest_version: int | None
+    final_screenshot: str | None  # key of screenshots
+    reset_s: float | None
+    wall_s: float | None
+    batch_id: int | None
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """One step as it was handed in; lists as in StepRecord."""
+
+    trajectory_id: str
+    step: int
+    at: float
+    screenshot: str  # key of screenshots
+    image_hashes: list[str]
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    behaviour_logprobs: list[float]
+    entropies: list[float]
+    version_spans: list[VersionSpan]
+    text: str
+    action: dict[str, Any] | None
+    error: str
+    model_s: float
+    env_s: float
+
+
+@dataclass(frozen=True)
+class BatchRow:
+    """One update's work."""
+
+    id: int
+    state: Literal["batched", "trained"]
+    formed_at: float
+    formed_version: int
+    temperature: float
+    reward: float
+    trained_at: float | None
+    trained_version: int | None
+
+
+@dataclass(frozen=True)
+class OutcomeRow:
+    """One judged trajectory, for curves."""
+
+    suite: str
+    task_id: str
+    outcome: Outcome
+    oldest_version: int | None
+    ended_at: float
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """Success of one task (or of all: task_id None) at one bucket of policy versions."""
+
+    task_id: str | None
+    policy_version: int  # first version of the bucket
+    trajectories: int  # judged pass or fail
+    passed: int
+    ended_at: float  # unix seconds of the last of them
+
+    @property
+    def success(self) -> float:
+        """Fraction passed."""
+        return self.passed / self.trajectories
+
+
+@dataclass(frozen=True)
+class MetricPoint:
+    """One value of one train metric."""
+
+    name: str
+    step: int  # batch id
+    at: float  # unix seconds
+    value: float
+
+
+@dataclass(frozen=True)
+class VersionRow:
+    """One published weight set."""
+
+    policy_version: int
+    path: str
+    digest: str
+    published_at: float
