@@ -359,8 +359,10 @@ class Ledger:
     def _take_back(self, gone: Callable[[Attempt], bool], reason: str) -> int:
         lost = [(group, attempt) for group, attempt in self.board.live() if gone(attempt)]
         for group, attempt in lost:
-            log.warning("%s of %s is taken back: %s", attempt.id, attempt.worker, reason)
             self._drop_attempt(group, attempt, reason)
+        if lost:
+            names = ", ".join(f"{attempt.id} of {attempt.worker}" for _, attempt in lost)
+            log.warning("leases taken back (%s): %s", reason, names)
         return len(lost)
 
     def _drop_attempt(self, group: Group, attempt: Attempt, reason: str) -> None:

@@ -476,7 +476,7 @@ def random_run(ledger: Ledger, clock: Clock, draws: random.Random, events: int) 
     playing: dict[int, tuple[Lease, int]] = {}
     version, batch_id = 0, 0
     for _ in range(events):
-        clock.now += draws.choice([0.0, 1.0, 20.0])
+        clock.now += draws.choice([0.0, 0.5, 4.0])
         event, slot = draws.random(), draws.randrange(6)
         if event < 0.35 and slot not in playing:
             found = ledger.lease(LeaseRequest(worker="env-0", slot=slot, suites=["mini"]))
@@ -495,6 +495,10 @@ def random_run(ledger: Ledger, clock: Clock, draws: random.Random, events: int) 
             ledger.take_back_expired()
         elif event < 0.94:
             playing.pop(slot, None)  # the slot broke and says nothing
+        elif event < 0.945:
+            newest = max((batch.id for batch in ledger.store.batches()), default=0)
+            ledger.hello(hello(draws.randint(max(0, newest - 2), newest)))
+            version, batch_id = ledger.trainer_version, 0
         elif event < 0.97:
             found_batch = ledger.next_batch(version)
             batch_id = found_batch.batch_id if isinstance(found_batch, Batch) else 0
