@@ -1,0 +1,157 @@
+"""A random tiny model, and trajectories that it plays in the embedded environment."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from bus.errors import ActionError
+from bus.messages import ActRequest, Batch, Sample, Sampling, Turn
+from dart_cli.config import Config, ModelConfig, RunConfig, TrainConfig
+from dart_cli.engines.responder import Responder
+from dart_cli.engines.transformers_engine import TransformersEngine
+from dart_cli.policy.codec import make_codec
+from dart_cli.policy.frames import make_frame
+from dart_cli.policy.history import History
+from dart_cli.policy.model import load_policy
+from dart_cli.policy.tiny import build_tiny, save
+from dart_cli.weights.file import load
+from envs.actions import Click
+from envs.base import content_hash
+from envs.registry import load_suite, make_env
+
+SUITE = "mini"
+HISTORY = History(images=3, turns=4)
+
+Play = Callable[..., Batch]
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained tiny model as a Hugging Face folder."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("tiny")
+    save(folder, *build_tiny(seed=0), build={})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def make_config() -> Callable[[Path], Config]:
+    """make_config(folder) -> the configuration of a short training of that model."""
+    return lambda folder: Config(
+        model=ModelConfig(path=str(folder)),
+        train=TrainConfig(lr=1e-3, updates=4, micro_batch=5, checkpoint_every=1, weight_decay=0.01),
+    )
+
+
+@pytest.fixture
+def config(tmp_path: Path, tiny_folder: Path, make_config: Callable[[Path], Config]) -> Config:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir(mode=0o700)
+    return make_config(tiny_folder).model_copy(update={"run": RunConfig(dir=run_dir)})
+
+
+@pytest.fixture
+def engine(tiny_folder: Path) -> Iterator[TransformersEngine]:
+    """An engine with a model of its own, at version 0."""
+    engine = TransformersEngine(load_policy(tiny_folder), load_weights=load, max_batch=32)
+    yield engine
+    asyncio.run(engine.close())
+
+
+@pytest.fixture(scope="session")
+def batches(tiny_folder: Path) -> list[Batch]:
+    """Four batches that the untrained model played, ids 1 to 4."""
+    engine = TransformersEngine(load_policy(tiny_folder), max_batch=32)
+    played = [_play(engine, 5, 2, batch_id=number) for number in (1, 2, 3, 4)]
+    asyncio.run(engine.close())
+    return played
+
+
+@pytest.fixture(scope="session")
+def play() -> Play:
+    """play(engine, trajectories, steps, temperature, batch_id) -> a batch with random rewards."""
+    return _play
+
+
+def _play(
+    engine: TransformersEngine,
+    trajectories: int,
+    steps: int,
+    temperature: float = 1.0,
+    batch_id: int = 1,
+) -> Batch:
+    """Multi-turn trajectories in the real environment; a malformed completion clicks the middle."""
+    images: dict[str, bytes] = {}
+
+    async def all_of_them() -> list[list[Sample]]:
+        return await asyncio.gather(*(one(number) for number in range(trajectories)))
+
+    async def one(number: int) -> list[Sample]:
+        tasks = list(load_suite(SUITE).tasks.values())
+        task = tasks[number % len(tasks)]
+        env = make_env(SUITE)
+        responder = Responder(engine.policy, engine)
+        observation, info = env.reset(seed=number // 2, options={"task": task})
+        advantage = random.Random(number).uniform(-1.5, 1.5)
+        turns: list[Turn] = []
+        samples: list[Sample] = []
+        for step in range(steps):
+            visible = HISTORY.visible(turns)
+            completion = await responder.answer(
+                ActRequest(
+                    trajectory_id=f"t{number}",
+                    step=step,
+                    instruction=str(info.get("instruction", task.instruction)),
+                    turns=visible,
+                    screenshot=observation.screenshot,
+                    width=observation.width,
+                    height=observation.height,
+                    sampling=Sampling(
+                        temperature=temperature,
+                        max_tokens=4 + number % 5,
+                        seed=1000 * batch_id + 100 * number + step,
+                    ),
+                )
+            )
+            shown = [turn.screenshot for turn in visible if turn.screenshot is not None]
+            shown.append(observation.screenshot)
+            images.update({content_hash(blob): blob for blob in shown})
+            samples.append(
+                Sample(
+                    trajectory_id=f"t{number}",
+                    step=step,
+                    prompt_token_ids=completion.prompt_token_ids,
+                    token_ids=completion.token_ids,
+                    behaviour_logprobs=completion.behaviour_logprobs,
+                    version_spans=completion.version_spans,
+                    image_hashes=[content_hash(blob) for blob in shown],
+                    advantage=advantage,
+                    weight=1.0,
+                )
+            )
+            frame = make_frame("thousandths", observation.width, observation.height)
+            try:
+                action = make_codec("compact").parse(completion.text, frame)
+            except ActionError:
+                action = Click(x=observation.width // 2, y=observation.height // 2)
+            turns.append(Turn(text=completion.text, screenshot=observation.screenshot))
+            observation, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                observation, info = env.reset(seed=number, options={"task": task})
+        env.close()
+        return samples
+
+    samples = [sample for trajectory in asyncio.run(all_of_them()) for sample in trajectory]
+    return Batch(
+        batch_id=batch_id,
+        group_ids=["g0"],
+        temperature=temperature,
+        samples=samples,
+        images=images,
+    )

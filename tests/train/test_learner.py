@@ -1,0 +1,236 @@
+"""Promises of an update: what it computes does not depend on how the batch is cut and padded."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bus.errors import ProtocolError
+from bus.messages import Batch, Sample, VersionSpan
+from dart_cli.config import Config, TrainConfig
+from dart_cli.policy.forward import logits
+from dart_cli.train.batch import LENGTH_BUCKET, arrange, completion_tokens, describe, micro_batches
+from dart_cli.train.learner import Learner, learning_rate
+from dart_cli.train.model import TrainModel
+
+
+def learner(config: Config, **changes: object) -> Learner:
+    train = config.train.model_copy(update={"grad_clip": 1e9, **changes})
+    return Learner(TrainModel.load(config.model_copy(update={"train": train})), train)
+
+
+def gradients(made: Learner) -> dict[str, torch.Tensor]:
+    return {
+        name: parameter.grad.clone()
+        for name, parameter in made.model.trainable().items()
+        if parameter.grad is not None
+    }
+
+
+def uneven(batch: Batch) -> Batch:
+    """The batch with samples of different weight, one of them masked out."""
+    weights = [1.0, 0.5, 0.0]
+    samples = [
+        sample.model_copy(update={"weight": weights[index % 3]})
+        for index, sample in enumerate(batch.samples)
+    ]
+    return batch.model_copy(update={"samples": samples})
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_accumulated_gradients_are_those_of_one_big_batch(
+    config: Config, batches: list[Batch], size: int
+) -> None:
+    batch = uneven(batches[0])
+    whole, parts = learner(config, micro_batch=1000), learner(config, micro_batch=size)
+    metrics = [made.update(batch, 0).metrics for made in (whole, parts)]
+    expected, got = gradients(whole), gradients(parts)
+    assert expected.keys() == got.keys() == whole.model.trainable().keys()
+    for name, value in expected.items():
+        assert torch.allclose(got[name], value, rtol=1e-5, atol=1e-6), name
+    for name in ("loss", "entropy", "ess", "tokens", "grad_norm", "mismatch_kl"):
+        assert metrics[1][name] == pytest.approx(metrics[0][name], rel=1e-4, abs=1e-6), name
+
+
+def test_the_gradient_is_that_of_the_objective_written_out(
+    config: Config, batches: list[Batch]
+) -> None:
+    """Each sample alone, unpadded, in float64, with the formula of docs/objective.md."""
+    batch = uneven(batches[1])
+    made = learner(config)
+    reference = TrainModel.load(config).policy
+    reference.model.double()
+    tokens = completion_tokens(batch)
+    loss = torch.zeros((), dtype=torch.float64)
+    for sample in batch.samples:
+        pictures = [batch.images[key] for key in sample.image_hashes]
+        inputs = reference.inputs([sample.prompt_token_ids + sample.token_ids], [pictures])
+        values = logits(reference.model, inputs, last=len(sample.token_ids) + 1)[0].double()
+        values[:, list(reference.forbidden_token_ids)] = -math.inf
+        for position, token in enumerate(sample.token_ids):
+            row = values[position] / batch.temperature
+            logprob = row[token] - row.logsumexp(0)
+            drift = math.exp(logprob.item() - sample.behaviour_logprobs[position])
+            ratio = torch.exp(logprob - logprob.detach())
+            surrogate = min(drift, 1.0) * ratio * sample.advantage
+            loss = loss - sample.weight * surrogate / tokens
+    loss.backward()
+    update = made.update(batch, 0)
+    assert update.metrics["loss"] == pytest.approx(loss.item(), abs=1e-6)
+    for name, parameter in reference.model.named_parameters():
+        got = made.model.trainable()[name].grad
+        assert got is not None
+        assert parameter.grad is not None
+        assert torch.allclose(got.double(), parameter.grad, rtol=1e-3, atol=1e-5), name
+
+
+def test_padding_changes_no_log_probability(config: Config, batches: list[Batch]) -> None:
+    model = TrainModel.load(config)
+    batch = batches[2]
+    with torch.no_grad():
+        padded = [model.score(p, 1.0).logprobs for p in micro_batches(batch, model.policy, 1000)]
+        alone = [model.score(p, 1.0).logprobs for p in micro_batches(batch, model.policy, 1)]
+    lengths = {len(s.prompt_token_ids) + len(s.token_ids) for s in batch.samples}
+    assert len(lengths) > 3
+    assert torch.allclose(torch.cat(padded), torch.cat(alone), atol=1e-5)
+
+
+def test_no_sample_is_lost_and_equal_screens_stand_together(batches: list[Batch]) -> None:
+    twins = [
+        s.model_copy(update={"trajectory_id": "z" + s.trajectory_id}) for s in batches[0].samples
+    ]
+    samples = [*batches[0].samples, *twins]
+    arranged = arrange(list(reversed(samples)))
+    assert arranged == arrange(samples)
+    assert {(s.trajectory_id, s.step) for s in arranged} == {
+        (s.trajectory_id, s.step) for s in samples
+    }
+    assert len(arranged) == len(samples)
+    screens = [
+        ((len(s.prompt_token_ids) + len(s.token_ids)) // LENGTH_BUCKET, s.image_hashes)
+        for s in arranged
+    ]
+    runs = [key for index, key in enumerate(screens) if index == 0 or screens[index - 1] != key]
+    assert len(runs) <= len(screens) / 2
+    assert all(runs.count(key) == 1 for key in runs)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(
+    config: Config, batches: list[Batch]
+) -> None:
+    made = learner(config)
+    made.update(batches[0], 0)
+    before = {name: value.clone() for name, value in made.model.weights().items()}
+    state = {name: value.clone() for name, value in made.optimizer_tensors().items()}
+    samples = [
+        sample.model_copy(update={"advantage": 3e38, "weight": 100.0})
+        for sample in batches[1].samples
+    ]
+    update = made.update(batches[1].model_copy(update={"samples": samples}), 1)
+    assert not update.applied
+    assert update.metrics["skipped"] == 1
+    assert all(torch.equal(before[name], value) for name, value in made.model.weights().items())
+    assert all(torch.equal(state[name], value) for name, value in made.optimizer_tensors().items())
+    assert made.update(batches[1], 1).applied
+
+
+def test_a_learning_rate_of_zero_trains_nothing(config: Config, batches: list[Batch]) -> None:
+    made = learner(config, lr=0.0)
+    before = {name: value.clone() for name, value in made.model.weights().items()}
+    assert made.update(batches[0], 0).applied
+    assert all(torch.equal(before[name], value) for name, value in made.model.weights().items())
+
+
+def test_a_frozen_vision_tower_stays(config: Config, batches: list[Batch]) -> None:
+    model = config.model.model_copy(update={"freeze_vision": True})
+    made = learner(config.model_copy(update={"model": model}))
+    before = {name: value.clone() for name, value in made.model.weights().items()}
+    made.update(batches[0], 0)
+    changed = {n for n, v in made.model.weights().items() if not torch.equal(before[n], v)}
+    assert changed
+    assert not any(".visual." in name for name in changed)
+    assert any(".visual." in name for name in before)
+
+
+def test_the_kl_pulls_towards_the_model_the_run_began_with(
+    config: Config, batches: list[Batch]
+) -> None:
+    made = learner(config, kl_beta=0.1)
+    first = made.update(batches[0], 0).metrics
+    second = made.update(batches[0], 1).metrics
+    assert first["reference_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert second["reference_kl"] > 1e-5
+
+
+def spoilt(batch: Batch, **changes: object) -> Batch:
+    first = batch.samples[0].model_copy(update=changes)
+    return batch.model_copy(update={"samples": [first, *batch.samples[1:]]})
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"token_ids": []}, "empty"),
+        ({"behaviour_logprobs": [0.0]}, "1 log-probabilities"),
+        ({"token_ids": [10**6], "behaviour_logprobs": [0.0]}, "not in the vocabulary"),
+        ({"token_ids": [0], "behaviour_logprobs": [0.0]}, "never sampled"),
+        ({"token_ids": [50], "behaviour_logprobs": [math.nan]}, "not finite"),
+        ({"image_hashes": ["absent"]}, "image absent is missing"),
+        ({"prompt_token_ids": [50] * 100_000}, "positions"),
+        ({"image_hashes": []}, "placeholders"),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_refused_with_the_cause(
+    config: Config, batches: list[Batch], changes: dict[str, object], cause: str
+) -> None:
+    made = learner(config)
+    with pytest.raises(ProtocolError, match=f"batch 1.*{cause}"):
+        made.update(spoilt(batches[0], **changes), 0)
+    assert made.optimizer_tensors() == {}
+
+
+def test_staleness_counts_tokens() -> None:
+    def sample(*spans: VersionSpan) -> Sample:
+        return Sample(
+            trajectory_id="t", step=0, prompt_token_ids=[1], token_ids=[1], behaviour_logprobs=[0],
+            version_spans=list(spans), image_hashes=[], advantage=-2.0, weight=1.0,
+        )  # fmt: skip
+
+    batch = Batch(
+        batch_id=1,
+        group_ids=["a", "b"],
+        temperature=1.0,
+        images={},
+        samples=[
+            sample(VersionSpan(version=7, start=0, end=3), VersionSpan(version=9, start=3, end=4)),
+            sample(VersionSpan(version=9, start=0, end=4)),
+        ],
+    )
+    assert describe(batch, 10) == {
+        "staleness_mean": (3 * 3 + 5 * 1) / 8,
+        "staleness_max": 3.0,
+        "advantage_abs_mean": 2.0,
+        "groups": 2.0,
+    }
+
+
+@given(
+    updates=st.integers(0, 50), warmup=st.integers(0, 60), lr_end=st.floats(0, 1), done=st.integers(0, 60)
+)  # fmt: skip
+def test_the_learning_rate_rises_and_then_falls_to_its_end(
+    updates: int, warmup: int, lr_end: float, done: int
+) -> None:
+    config = TrainConfig(lr=0.5, updates=updates, warmup=warmup, lr_end=lr_end)
+    rates = [learning_rate(index, config) for index in range(done + 2)]
+    peak = min(warmup, done + 1)
+    assert rates[: peak + 1] == sorted(rates[: peak + 1])
+    assert rates[peak:] == sorted(rates[peak:], reverse=True)
+    assert all(0 <= rate <= 0.5 for rate in rates)
+    if warmup <= done + 1:
+        assert rates[warmup] == 0.5
+    if updates - 1 > warmup and updates - 1 <= done:
+        assert rates[updates - 1] == pytest.approx(0.5 * lr_end)

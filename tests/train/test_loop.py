@@ -1,0 +1,311 @@
+"""Promises of the trainer's process, over real sockets, against a data process that keeps notes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT, Endpoints
+from bus.errors import CheckpointError, ProtocolError
+from bus.messages import (
+    Ack,
+    Batch,
+    BatchReply,
+    BatchRequest,
+    BatchTrained,
+    Heartbeat,
+    Reply,
+    Request,
+    RunState,
+    TrainerHello,
+    WeightsPublished,
+)
+from bus.sockets import Forwarder, Publisher, Replier, Subscriber
+from dart_cli.config import Config
+from dart_cli.train.checkpoint import Progress, load_newest, save
+from dart_cli.train.learner import Learner
+from dart_cli.train.loop import run
+from dart_cli.train.model import TrainModel
+from dart_cli.weights.file import load, newest
+
+
+class Data:
+    """Serves the batches that the trainer's hello and acknowledgements leave; keeps what it hears.
+
+    `crash` is asked before each answer; if it says so, the message is noted but never answered.
+    """
+
+    def __init__(self, batches: list[Batch], crash=lambda _: False) -> None:
+        self.batches = batches
+        self.trained = 0
+        self.heard: list[Request] = []
+        self.crashed = asyncio.Event()
+        self.idle = asyncio.Event()  # set when a batch is asked for and none is left
+        self._crash = crash
+
+    def of(self, kind: type[Request]) -> list[Request]:
+        return [message for message in self.heard if isinstance(message, kind)]
+
+    async def handle(self, _client: str, message: Request) -> Reply:
+        self.heard.append(message)
+        if self._crash(message):
+            self.crashed.set()
+            await asyncio.sleep(60)
+        if isinstance(message, TrainerHello):
+            self.trained = message.last_batch_id
+        elif isinstance(message, BatchTrained):
+            self.trained = max(self.trained, message.batch_id)
+        elif isinstance(message, BatchRequest):
+            for batch in self.batches:
+                if batch.batch_id > self.trained:
+                    return BatchReply(batch=batch)
+            self.idle.set()
+            return BatchReply(retry_after_s=0.05, reason="no group is complete")
+        return Ack()
+
+
+@contextlib.asynccontextmanager
+async def serving(run_dir: Path, data: Data) -> AsyncIterator[None]:
+    async with Replier(Endpoints(run_dir).address(DATA)) as replier:
+        task = asyncio.create_task(replier.serve(data.handle))
+        try:
+            yield
+        finally:
+            await replier.close(0.0)
+            await task
+
+
+async def train(config: Config, data: Data) -> None:
+    """A whole run of the trainer; cancelled where `data` lets it crash."""
+    async with serving(config.run.dir, data), asyncio.timeout(50):
+        task = asyncio.create_task(run(config, asyncio.Event()))
+        crash = asyncio.create_task(data.crashed.wait())
+        await asyncio.wait([task, crash], return_when=asyncio.FIRST_COMPLETED)
+        crash.cancel()
+        if data.crashed.is_set():
+            task.cancel()
+            await asyncio.wait([task])
+        else:
+            await task
+
+
+def final_weights(config: Config) -> dict[str, torch.Tensor]:
+    checkpoint = load_newest(config.run.dir / "checkpoints")
+    assert checkpoint is not None
+    assert checkpoint.progress.updates == config.train.updates
+    return checkpoint.weights
+
+
+def versions(*visits: Data) -> list[int]:
+    return [
+        message.policy_version
+        for visit in visits
+        for message in visit.of(WeightsPublished)
+        if isinstance(message, WeightsPublished)
+    ]
+
+
+def another_run(config: Config, name: str, **train_changes: object) -> Config:
+    run_dir = config.run.dir.parent / name
+    run_dir.mkdir(mode=0o700)
+    return config.model_copy(
+        update={
+            "run": config.run.model_copy(update={"dir": run_dir}),
+            "train": config.train.model_copy(update=train_changes),
+        }
+    )
+
+
+async def test_a_run_publishes_each_version_before_it_acknowledges_its_batch(
+    config: Config, batches: list[Batch]
+) -> None:
+    data = Data(batches)
+    await train(config, data)
+    kinds = [type(message).__name__ for message in data.heard]
+    once = ["BatchRequest", "WeightsPublished", "BatchTrained"]
+    assert kinds == ["TrainerHello", "WeightsPublished", *(once * 4)]
+    assert versions(data) == [0, 1, 2, 3, 4]
+    acknowledged = data.of(BatchTrained)
+    assert [(m.batch_id, m.policy_version) for m in acknowledged] == [
+        (number, number) for number in (1, 2, 3, 4)
+    ]
+    published = newest(config.run.dir / "weights")
+    assert published is not None
+    held = load(published.path, final_weights(config))
+    assert all(torch.equal(held[name], value) for name, value in final_weights(config).items())
+
+
+async def test_an_acknowledgement_carries_the_metrics_of_the_update(
+    config: Config, batches: list[Batch]
+) -> None:
+    data = Data(batches)
+    await train(config, data)
+    for message in data.of(BatchTrained):
+        assert isinstance(message, BatchTrained)
+        assert {
+            "loss", "entropy", "mismatch_kl", "ess", "grad_norm", "lr", "staleness_mean",
+            "staleness_max", "tokens", "samples", "forward_s", "backward_s", "optimizer_s",
+            "waiting_s", "step_s", "publish_s", "skipped", "clip_fraction",
+        } <= message.metrics.keys()  # fmt: skip
+    events = list((config.run.dir / "tensorboard").iterdir())
+    assert events
+    assert all(path.stat().st_size > 0 for path in events)
+
+
+@pytest.fixture(scope="module")
+def straight(
+    tiny_folder: Path, batches: list[Batch], make_config: Callable[[Path], Config]
+) -> dict[str, torch.Tensor]:
+    """The weights after four updates that nothing interrupted."""
+    config = make_config(tiny_folder)
+    learner = Learner(TrainModel.load(config), config.train)
+    for done, batch in enumerate(batches):
+        learner.update(batch, done)
+    return learner.model.weights()
+
+
+CRASHES = {
+    "at the greeting": lambda m: isinstance(m, TrainerHello),
+    "before the first weights are known": lambda m: isinstance(m, WeightsPublished),
+    "with a batch asked for": lambda m: isinstance(m, BatchRequest) and m.policy_version == 2,
+    "between checkpoint and publication": lambda m: (
+        isinstance(m, WeightsPublished) and m.policy_version == 2
+    ),
+    "between publication and acknowledgement": lambda m: (
+        isinstance(m, BatchTrained) and m.batch_id == 3
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("where", "checkpoint_every"),
+    [*((where, 2) for where in CRASHES), *((where, 1) for where in list(CRASHES)[3:])],
+)
+async def test_a_crash_anywhere_ends_in_the_same_weights_and_versions_only_rise(
+    config: Config,
+    batches: list[Batch],
+    straight: dict[str, torch.Tensor],
+    where: str,
+    checkpoint_every: int,
+) -> None:
+    broken = another_run(config, "broken", checkpoint_every=checkpoint_every)
+    before = Data(batches, CRASHES[where])
+    await train(broken, before)
+    assert before.crashed.is_set()
+    after = Data(batches)
+    await train(broken, after)
+    final = final_weights(broken)
+    assert all(torch.equal(final[name], value) for name, value in straight.items())
+    seen = versions(before, after)
+    assert seen == sorted(seen)
+    # A number never stands for two sets of weights: only the set it stood for may be said again.
+    assert len(set(seen)) >= len(seen) - 1
+
+
+async def test_the_hello_names_what_the_checkpoint_holds(
+    config: Config, batches: list[Batch]
+) -> None:
+    short = another_run(config, "short", updates=2, checkpoint_every=2)
+    await train(short, Data(batches))
+    longer = short.model_copy(update={"train": config.train})
+    data = Data(batches)
+    await train(longer, data)
+    hello = data.heard[0]
+    assert isinstance(hello, TrainerHello)
+    assert (hello.last_batch_id, hello.batches_trained, hello.policy_version) == (2, [1, 2], 2)
+    assert [m.batch_id for m in data.of(BatchTrained)] == [3, 4]
+
+
+async def test_a_batch_that_is_in_the_weights_is_acknowledged_not_trained(
+    config: Config, batches: list[Batch], straight: dict[str, torch.Tensor]
+) -> None:
+    class Forgetful(Data):
+        async def handle(self, client: str, message: Request) -> Reply:
+            asked = len(self.of(BatchRequest))
+            if isinstance(message, BatchRequest) and asked == 1:
+                self.heard.append(message)
+                return BatchReply(batch=self.batches[0])
+            return await super().handle(client, message)
+
+    data = Forgetful(batches)
+    await train(config, data)
+    assert [m.batch_id for m in data.of(BatchTrained)] == [1, 1, 2, 3, 4]
+    final = final_weights(config)
+    assert all(torch.equal(final[name], value) for name, value in straight.items())
+
+
+async def test_a_stop_ends_with_a_checkpoint_of_everything(
+    config: Config, batches: list[Batch]
+) -> None:
+    config = another_run(config, "stopped", checkpoint_every=100, updates=100)
+    data, stop = Data(batches[:3]), asyncio.Event()
+    async with serving(config.run.dir, data), asyncio.timeout(30):
+        task = asyncio.create_task(run(config, stop))
+        await data.idle.wait()
+        stop.set()
+        await task
+    checkpoint = load_newest(config.run.dir / "checkpoints")
+    assert checkpoint is not None
+    assert checkpoint.progress.batches_trained == [1, 2, 3]
+
+
+async def test_the_end_of_the_run_ends_the_trainer(config: Config) -> None:
+    data, endpoints = Data([]), Endpoints(config.run.dir)
+    over = RunState(
+        run_id="r", policy_version=0, weights_path="", stopping=True, reason="all updates done"
+    )
+    with Forwarder(endpoints.address(TELEMETRY_IN), endpoints.address(TELEMETRY_OUT)):
+        async with (
+            serving(config.run.dir, data),
+            asyncio.timeout(30),
+            Publisher(endpoints.address(TELEMETRY_IN)) as publisher,
+            Subscriber(endpoints.address(TELEMETRY_OUT), [Heartbeat]) as heartbeats,
+        ):
+            task = asyncio.create_task(run(config, asyncio.Event()))
+            async for heartbeat in heartbeats:
+                assert isinstance(heartbeat, Heartbeat)
+                if "no group is complete" in heartbeat.waiting_for:
+                    break
+            assert (heartbeat.state, heartbeat.policy_version) == ("waiting", 0)
+            while not task.done():
+                publisher.publish(over)
+                await asyncio.sleep(0.05)
+            await task
+
+
+async def test_the_trainer_waits_for_a_data_process_that_is_not_there_yet(
+    config: Config, batches: list[Batch], caplog: pytest.LogCaptureFixture
+) -> None:
+    bus = config.bus.model_copy(update={"deadline_s": 0.3})
+    impatient = config.model_copy(update={"bus": bus})
+    data = Data(batches)
+    async with asyncio.timeout(50):
+        task = asyncio.create_task(run(impatient, asyncio.Event()))
+        while caplog.text.count("goes on asking") < 2:  # noqa: ASYNC110 - the log alone tells
+            await asyncio.sleep(0.05)
+        assert not task.done()
+        async with serving(config.run.dir, data):
+            await task
+    assert [m.batch_id for m in data.of(BatchTrained)] == [1, 2, 3, 4]
+
+
+async def test_a_batch_of_another_model_ends_the_trainer_with_its_cause(
+    config: Config, batches: list[Batch]
+) -> None:
+    sample = batches[0].samples[0].model_copy(update={"token_ids": [10**6]})
+    data = Data([batches[0].model_copy(update={"samples": [sample]})])
+    with pytest.raises(ProtocolError, match="batch 1"):
+        await train(config, data)
+
+
+async def test_a_checkpoint_of_another_model_is_refused_with_the_cure(
+    config: Config, batches: list[Batch]
+) -> None:
+    save(config.run.dir / "checkpoints", Progress(updates=1), {"w": torch.zeros(1)}, {}, 2)
+    with pytest.raises(CheckpointError, match=r"choose another run\.dir"):
+        await train(config, Data(batches))

@@ -1,0 +1,73 @@
+"""Behaviour log-probabilities are those that the trainer's forward pass gives the same tokens.
+
+Engine and trainer hold models of their own, which share nothing but the folder they load and the
+weight sets that are published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+from bus.messages import Batch
+from dart_cli.config import Config
+from dart_cli.engines.transformers_engine import TransformersEngine
+from dart_cli.train.batch import micro_batches
+from dart_cli.train.learner import Learner
+from dart_cli.train.model import TrainModel
+from dart_cli.weights.file import publish
+
+STEPS = 3  # of each trajectory: the last shows three screens
+CLOSE = 1e-5  # nats
+
+
+def largest_gap(model: TrainModel, batch: Batch) -> float:
+    """Largest difference between behaviour and trainer's log-probabilities, over all tokens."""
+    gaps, tokens = [], 0
+    with torch.no_grad():
+        for part in micro_batches(batch, model.policy, size=16):
+            scores = model.score(part, batch.temperature)
+            gaps.append((scores.logprobs - part.behaviour_logprobs).abs().max().item())
+            tokens += len(scores.logprobs)
+    assert tokens == sum(len(sample.token_ids) for sample in batch.samples)
+    return max(gaps)
+
+
+@pytest.mark.parametrize(("temperature", "trajectories"), [(1.0, 50), (0.7, 12)])
+def test_engine_and_trainer_agree_before_and_after_updates(
+    config: Config,
+    engine: TransformersEngine,
+    play,
+    temperature: float,
+    trajectories: int,
+    tmp_path: Path,
+) -> None:
+    model = TrainModel.load(config)
+    learner = Learner(model, config.train)
+    batch = play(engine, trajectories, STEPS, temperature)
+    assert any(len(sample.image_hashes) == 3 for sample in batch.samples)
+    assert largest_gap(model, batch) <= CLOSE
+    for version in (1, 2):
+        assert learner.update(batch, updates_done=version - 1).applied
+        assert largest_gap(model, batch) > 100 * CLOSE  # the update did change the policy
+        published = publish(model.weights(), tmp_path, version)
+        asyncio.run(engine.update_weights(published.path, version))
+        batch = play(engine, trajectories, STEPS, temperature, batch_id=version + 1)
+        assert {span.version for s in batch.samples for span in s.version_spans} == {version}
+        assert largest_gap(model, batch) <= CLOSE
+
+
+def test_the_metric_of_the_update_tells_the_agreement(
+    config: Config, engine: TransformersEngine, play
+) -> None:
+    learner = Learner(TrainModel.load(config), config.train)
+    batch = play(engine, 6, 2)
+    fresh = learner.update(batch, 0).metrics
+    assert fresh["mismatch_max"] <= CLOSE
+    assert fresh["ess"] == pytest.approx(1.0, abs=1e-6)
+    stale = learner.update(batch, 1).metrics
+    assert stale["mismatch_kl"] > 100 * abs(fresh["mismatch_kl"])
+    assert stale["ess"] < 1.0 - 1e-4
