@@ -50,6 +50,7 @@ _COLOURS = {"pass": "#1a7f37", "fail": "#cf222e", "invalid": "#9a6700"}
 def write_report(config: Config, *, minutes_total: float) -> dict[str, Any]:
     """Draw, print the summary and, as the last line of stdout, its JSON; returns that object.
 
+    `minutes_total` is how long this `dart up` took; earlier ones may have done parts of the run.
     Raises RunDirectoryError if there is no run.
     """
     run_dir = config.run.dir
@@ -67,14 +68,17 @@ def write_report(config: Config, *, minutes_total: float) -> dict[str, Any]:
     result = summarize(before, after)
     result |= {
         "minutes": round(run.active_s / 60, 2),
-        "minutes_total": round(minutes_total, 2),
+        "minutes_total": round(max(minutes_total, _parts_s(run, before, after) / 60), 2),
         "trajectories": trajectories,
         "policy_version": newest,
         "seed": config.run.seed,
         "run_dir": str(run_dir),
     }
     if overall:
-        result["curve"] = str(draw_curve(folder / "curve.png", curve, overall, before, after))
+        ends = [_mode(each, "sampled") for each in (before, after)]
+        result["curve"] = str(
+            draw_curve(folder / "curve.png", curve, overall, ends, run.created_at)
+        )
     pairs = pick_films(read_films(run_dir, BEFORE), read_films(run_dir, AFTER))
     if pairs:
         result["films"] = str(draw_films(folder / "films.png", run_dir, pairs))
@@ -116,6 +120,10 @@ def summarize(before: Evaluation | None, after: Evaluation | None) -> dict[str, 
 
 def _mode(evaluation: Evaluation | None, mode: str) -> ModeScore | None:
     return evaluation.modes.get(mode) if evaluation else None  # type: ignore[call-overload]
+
+
+def _parts_s(run: RunRow, before: Evaluation | None, after: Evaluation | None) -> float:
+    return run.active_s + sum(each.wall_s for each in (before, after) if each)
 
 
 def _success(mode: ModeScore | None) -> float | None:
@@ -177,16 +185,18 @@ def draw_curve(
     path: Path,
     by_task: Sequence[CurvePoint],
     overall: Sequence[CurvePoint],
-    before: Evaluation | None,
-    after: Evaluation | None,
+    ends: Sequence[ModeScore | None],
+    began_at: float,
 ) -> Path:
-    """Success while training, a line for each task; held-out success at the ends with intervals."""
+    """Success while training by policy version, a line for each task, minutes on the upper axis.
+
+    `ends` are the held-out scores before and after, drawn with their 95 % intervals; `began_at` is
+    when the run began, unix seconds.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
-    start = overall[0].ended_at
-    last = max(point.policy_version for point in overall)
     tasks: dict[str, list[CurvePoint]] = {}
     for point in by_task:
         tasks.setdefault(str(point.task_id), []).append(point)
@@ -196,21 +206,23 @@ def draw_curve(
     versions = [point.policy_version for point in overall]
     successes = [point.success for point in overall]
     axes.plot(versions, successes, color="black", linewidth=2.5, label="all, while training")
-    for evaluation, at in ((before, 0), (after, last)):
-        mode = _mode(evaluation, "sampled")
-        if mode is not None and mode.overall.success is not None:
-            low, high = mode.overall.interval
-            value = mode.overall.success
-            label = f"held out: {value:.2f}"
-            errors = [[value - low], [high - value]]
-            axes.errorbar([at], [value], errors, fmt="o", capsize=4, color="black", label=label)
-    axes.set_xlabel(
-        f"policy version (the last after {(overall[-1].ended_at - start) / 60:.1f} min)"
-    )
+    for score, name, at in zip(ends, (BEFORE, AFTER), (versions[0], versions[-1]), strict=True):
+        whole = score.overall if score else None
+        if whole is not None and whole.success is not None:
+            low, high = whole.interval
+            label = f"held out {name}: {whole.success:.2f}"
+            errors = [[whole.success - low], [high - whole.success]]
+            axes.errorbar([at], [whole.success], errors, fmt="o", capsize=4, label=label)
+    axes.set_xlabel("policy version")
     axes.set_ylabel("success")
     axes.set_ylim(0, 1.02)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    marks = overall[:: max(1, len(overall) // 6)]
+    clock = axes.secondary_xaxis("top")
+    clock.set_xticks([point.policy_version for point in marks])
+    clock.set_xticklabels([f"{(point.ended_at - began_at) / 60:.1f}" for point in marks])
+    clock.set_xlabel("minutes")
     figure.savefig(path, dpi=120)
     return path
 

@@ -26,7 +26,7 @@ from rich.live import Live
 from rich.text import Text
 
 from bus.endpoints import make_private_dir
-from bus.errors import BusError
+from bus.errors import BusError, RunDirectoryError
 from bus.snapshot import Snapshot
 from dart_cli.config import Config, weights_dir
 from dart_cli.crew import Crew
@@ -126,7 +126,9 @@ async def _bring_to_end(config: Config, arguments: Sequence[str]) -> bool:
         around = config.eval.around
         if around and read_evaluation(config.run.dir, BEFORE) is None and not stop.is_set():
             await evaluate(BEFORE, "--model", config.model.path)
-        if not stop.is_set() and not is_finished(config):
+        if is_finished(config):
+            board.notice(f"all {config.train.updates} updates are done; --fresh begins anew")
+        elif not stop.is_set():
             async with board.watching():
                 await run(_commands(config, arguments), ["data", "train"], config.up.restart)
         if around and not stop.is_set() and _outdated(config):
@@ -148,10 +150,11 @@ def _commands(config: Config, arguments: Sequence[str]) -> dict[str, list[str]]:
 
 def is_finished(config: Config) -> bool:
     """Whether an earlier start made all updates."""
-    if not (config.run.dir / "run.db").exists():
+    try:
+        with open_reader(config.run.dir) as reader:
+            trained = sum(batch.state == "trained" for batch in reader.batches())
+    except RunDirectoryError:  # no run yet; what else is wrong with it, `dart data` tells
         return False
-    with open_reader(config.run.dir) as reader:
-        trained = sum(batch.state == "trained" for batch in reader.batches())
     return trained >= config.train.updates
 
 

@@ -7,7 +7,7 @@ progress_line  the run in one line, where there is no terminal
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich import box
 from rich.columns import Columns
@@ -16,7 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from bus.snapshot import Snapshot
+from bus.snapshot import ProcessView, Snapshot
 from dart_cli.status.health import problems
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -28,7 +28,12 @@ _METRICS = (  # shown first and in this order, as far as the trainer sends them
     *("lr", "tokens", "samples", "update_s", "wait_s"),
 )
 _MAX_METRICS = 10
-_MAX_GAUGES = 4
+_GAUGES = {  # what says most about a role's load; the others are in --json
+    "env": ("playing", "slots", "episodes"),
+    "rollout": ("in_flight", "waiting", "tokens"),
+    "data": ("leases", "open_groups", "ready_groups"),
+    "train": ("updates", "tokens", "busy_s"),
+}
 
 
 def status_page(snapshot: Snapshot) -> RenderableType:
@@ -134,7 +139,7 @@ def _processes(snapshot: Snapshot) -> Table:
             f"{process.worker} ({process.host})" if several_hosts else process.worker,
             Text(process.state, _STATE_STYLES.get(process.state, "")) if process.alive else "dead",
             "-" if process.policy_version < 0 else str(process.policy_version),
-            _gauges(process.gauges),
+            _gauges(process),
             waits,
             f"{process.heartbeat_age_s:.0f} s",
             style="" if process.alive else "red",
@@ -142,8 +147,10 @@ def _processes(snapshot: Snapshot) -> Table:
     return table
 
 
-def _gauges(gauges: Mapping[str, float]) -> str:
-    return "  ".join(f"{name} {value:.4g}" for name, value in list(gauges.items())[:_MAX_GAUGES])
+def _gauges(process: ProcessView) -> str:
+    names = _GAUGES.get(process.role, ())
+    found = [(name, process.gauges[name]) for name in names if name in process.gauges]
+    return ", ".join(f"{name} {value:.4g}" for name, value in found)
 
 
 def _pairs(title: str, rows: Sequence[tuple[str, str]]) -> Table:

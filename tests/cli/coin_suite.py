@@ -45,7 +45,7 @@ class CoinSuite:
     """One task to train on, one held out."""
 
     name = "coin"
-    tasks: Mapping[str, Task] = {  # noqa: RUF012 - read only
+    tasks: Mapping[str, Task] = {
         "coin/throw": Task("coin/throw", "coin", "click the red button", max_steps=1),
         "coin/again": Task(
             "coin/again", "coin", "click the red button", max_steps=1, split="heldout"

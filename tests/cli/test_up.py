@@ -1,0 +1,216 @@
+"""The five-process run, from one command and by hand: real processes, model, database, sockets."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bus.errors import RunDirectoryError
+from dart_cli.config import load_config
+from dart_cli.data.store import open_reader
+from dart_cli.process import claim
+
+HERE = Path(__file__).parent
+CONFIG = """
+[run]
+dir = "{folder}/run"
+[model]
+path = "{folder}/model"
+[env]
+suite = "{suite}:CoinSuite"
+slots = 8
+malformed = "noop"
+[rollout]
+max_tokens = 3
+[data]
+group_size = 4
+groups_per_batch = 2
+max_open_groups = 8
+[train]
+updates = {updates}
+checkpoint_every = 1
+lr = 1e-4
+[eval]
+episodes = 6
+around = {around}
+"""
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained tiny model's folder."""
+    folder = tmp_path_factory.mktemp("model") / "model"
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom dart_cli.policy.tiny import build_tiny, save\n"
+        "save(Path(sys.argv[1]), *build_tiny(0), build={})\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(folder)], check=True, timeout=100)
+    return folder
+
+
+def write_config(folder: Path, model: Path, *, updates: int, around: bool) -> Path:
+    """The configuration of a small run in `folder`."""
+    (folder / "model").symlink_to(model)
+    path = folder / "c.toml"
+    suite = HERE / "coin_suite.py"
+    around_ = str(around).lower()
+    path.write_text(CONFIG.format(folder=folder, suite=suite, updates=updates, around=around_))
+    return path
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    """`dart ARGUMENTS` in a process of its own."""
+    command = [sys.executable, "-m", "dart_cli", *map(str, arguments)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL
+    )
+
+
+def finish(child: subprocess.Popen[str], timeout_s: float = 100) -> tuple[str, str]:
+    """(stdout, stderr) of a child that ends by itself; killed where it does not."""
+    try:
+        return child.communicate(timeout=timeout_s)
+    finally:
+        child.kill()
+
+
+def updates_done(run_dir: Path) -> int:
+    """Updates in the ledger of a run that may not have begun."""
+    try:
+        with open_reader(run_dir) as reader:
+            return sum(batch.state == "trained" for batch in reader.batches())
+    except RunDirectoryError:  # not there yet, or being made at this moment
+        return 0
+
+
+def until(true: Any, what: str, deadline_s: float = 90) -> None:
+    """Wait for another process to make something true."""
+    deadline = time.monotonic() + deadline_s
+    while not true():
+        assert time.monotonic() < deadline, f"waited {deadline_s} s for {what}"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def children() -> Iterator[list[subprocess.Popen[str]]]:
+    """Children that are killed at the end, whatever happens."""
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for child in started:
+        child.kill()
+        child.communicate()
+
+
+def test_one_command_evaluates_trains_and_reports(model: Path, tmp_path: Path) -> None:
+    path = write_config(tmp_path, model, updates=2, around=True)
+    run_dir = tmp_path / "run"
+    child = start("up", path)
+    out, err = finish(child)
+    assert child.returncode == 0, err
+
+    told = json.loads(out.splitlines()[-1])
+    assert told["policy_version"] >= 2
+    assert told["trajectories"] >= 2 * 8
+    assert told["run_dir"] == str(run_dir)
+    assert told["minutes"] <= told["minutes_total"]
+    for key in ("success_before", "success_after", "greedy_before", "greedy_after"):
+        assert 0 <= told[key] <= 1
+    assert set(told["per_task"]["coin/throw"]) >= {"before", "after"}
+    assert set(told["compositions"]["per_task"]) == {"coin/again"}
+    for name in ("curve", "films"):
+        assert Path(told[name]).read_bytes().startswith(b"\x89PNG")
+    assert "update" in err
+    assert "progress: sampled 12/12 episodes" in err
+    for name in ("data", "train", "rollout-0", "env-0", "eval"):
+        assert f"{name} | " in (run_dir / "logs" / "up.log").read_text()
+        assert (run_dir / "logs" / f"{name}.log").exists()
+
+    # The run is over: again means only the report again; --fresh moves it aside and begins anew.
+    again = start("up", path)
+    out, err = finish(again)
+    assert again.returncode == 0, err
+    assert "updates are done; --fresh begins anew" in err
+    told_again = json.loads(out.splitlines()[-1])
+    assert told_again["trajectories"] == told["trajectories"]
+    assert told_again["success_after"] == told["success_after"]
+
+
+def test_ctrl_c_ends_all_and_the_same_command_goes_on(
+    model: Path, tmp_path: Path, children: list[subprocess.Popen[str]]
+) -> None:
+    path = write_config(tmp_path, model, updates=100_000, around=False)
+    run_dir = tmp_path / "run"
+    child = start("up", path)
+    children.append(child)
+    until(lambda: updates_done(run_dir) >= 2, "two updates")
+
+    status = start("status", run_dir, "--once", "--json")
+    out, err = finish(status)
+    snapshot = json.loads(out)
+    assert snapshot["run_dir"].endswith("run")
+    assert {process["role"] for process in snapshot["processes"]} >= {"data", "train"}, err
+
+    second = start("up", path)
+    _, err = finish(second)
+    assert second.returncode == 2
+    assert "up is running already" in err
+
+    child.send_signal(signal.SIGINT)
+    _, err = finish(child, 40)
+    assert child.returncode == 130, err
+    assert "stopped; go on with: dart up" in err
+    config = load_config(path)
+    for worker in ("data", "train", "rollout-0", "env-0", "up"):
+        with claim(config, "up", worker) as name:
+            assert name == worker  # free: nobody is left
+
+    done = updates_done(run_dir)
+    child = start("up", path, "--set", f"train.updates={done + 2}")
+    children.append(child)
+    out, err = finish(child)
+    assert child.returncode == 0, err
+    assert updates_done(run_dir) == done + 2
+    assert json.loads(out.splitlines()[-1])["policy_version"] >= done + 2
+
+
+def test_four_shells_in_any_order_each_stopped_once_reach_the_same_end(
+    model: Path, tmp_path: Path, children: list[subprocess.Popen[str]]
+) -> None:
+    path = write_config(tmp_path, model, updates=40, around=False)
+    run_dir = tmp_path / "run"
+    roles = {}
+
+    def begin(role: str) -> None:
+        roles[role] = start(role, path)
+        children.append(roles[role])
+
+    def stop(role: str) -> None:
+        roles[role].send_signal(signal.SIGINT)
+        _, err = finish(roles[role], 30)
+        assert roles[role].returncode == 0, f"{role}: {err}"
+
+    for role in ("env", "train", "rollout", "data"):
+        begin(role)
+    for role in ("rollout", "data", "env", "train"):
+        before = updates_done(run_dir)
+        until(lambda seen=before: updates_done(run_dir) > seen, f"an update before {role} stops")
+        assert roles[role].poll() is None, "the run ended before everybody was stopped once"
+        stop(role)
+        begin(role)
+    for role, child in roles.items():
+        _, err = finish(child)
+        assert child.returncode == 0, f"{role}: {err}"
+    assert updates_done(run_dir) == 40
+    with open_reader(run_dir) as reader:
+        trained = [group for batch in reader.batches() for group in reader.batch_groups(batch.id)]
+    assert len(trained) == len(set(trained)) == 40 * 2
