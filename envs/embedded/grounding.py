@@ -84,6 +84,8 @@ class GroundingScreen:
     absent: list[str]  # of INSTRUCTIONS: those whose widget is nowhere on the screen
     kind: str  # what is on top: dialog, menu, list, or else the kind of window
     colours: list[str]  # of the widgets that can be reached
+    idle: list[str]  # instructions of this scene that no click answers now: absent, covered, done
+    sights: list[Rect]  # every widget whose middle can be seen, reachable or dimmed by a dialog
 
     @property
     def image(self) -> Image.Image:
@@ -121,10 +123,20 @@ def grounding_screen(seed: int, size: tuple[int, int] = (168, 168)) -> Grounding
     }
     return GroundingScreen(
         canvas=app.paint(),
-        questions=[(phrase, boxes[0]) for phrase, boxes in asked.items() if len(boxes) == 1],
+        questions=[
+            (phrase, boxes[0])
+            for phrase, boxes in asked.items()
+            if len(boxes) == 1 and phrase not in _done(scene)
+        ],
         absent=[phrase for phrase in INSTRUCTIONS if phrase not in anywhere],
         kind=_on_top(scene, name),
         colours=sorted({widget.colour for widget in reachable if widget.colour}),
+        idle=[
+            phrase
+            for phrase in (scene.phrase.format(colour=colour) for colour in COLOURS)
+            if phrase not in asked or phrase in _done(scene)
+        ],
+        sights=_sights(app),
     )
 
 
@@ -140,6 +152,29 @@ def phrases(role: str, name: str, colour: str) -> tuple[str, ...]:
         return (TAB_PHRASE.format(name.removesuffix(".tab")),)
     short = name.rpartition(".")[2]
     return (ICON_PHRASES[short],) if role and short in ICON_PHRASES else ()
+
+
+def _done(scene: mini.MiniScene) -> set[str]:
+    """Instructions whose widget is already as they want it."""
+    if isinstance(scene, mini.FormScene):
+        return {scene.phrase.format(colour=colour) for colour in scene.ticked}
+    if isinstance(scene, mini.DeleteScene) and scene.selected is not None:
+        return {scene.phrase.format(colour=scene.selected)}
+    return set()
+
+
+def _sights(app: App) -> list[Rect]:
+    """Every widget with a role whose middle no higher layer covers."""
+    return [
+        widget.visible
+        for depth, layer in enumerate(app.layers)
+        for widget in layer.root.walk()
+        if widget.role
+        and widget.clickable
+        and widget.visible.width > 0
+        and widget.visible.height > 0
+        and not any(above.box.contains(*widget.visible.centre) for above in app.layers[depth + 1 :])
+    ]
 
 
 def _on_top(scene: mini.MiniScene, name: str) -> str:
