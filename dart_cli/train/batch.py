@@ -4,9 +4,15 @@
     describe        staleness and size of a batch, as metrics
     micro_batches   a batch in parts of bounded size that waste little, ready for a forward pass
 
-Padding and images decide what a forward pass costs. Samples are ordered by length in buckets, and
-within a bucket by the images they show, so that a part is nearly rectangular and screens that
-samples share (the first of a group, a click that changed nothing) go through the vision tower once.
+What a forward pass costs is padding, prompts and screens, and in a group these repeat: all its
+trajectories begin with the same screen, and a click on nothing changes none. So
+
+- samples with the same prompt share a row, `prompt | completion | completion ...`, in which each
+  completion sees the prompt and itself (a mask, and positions that begin again after the prompt);
+- rows are ordered by length in buckets, then by the screens they show, so that a part is nearly
+  rectangular and most screens go through the vision tower once.
+
+Both are exact: tests/train/test_learner.py compares with each sample alone.
 Axis `[N]`: the completion tokens of a part's samples, one sample after another.
 """
 
@@ -14,7 +20,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 
@@ -80,19 +87,68 @@ def micro_batches(batch: Batch, policy: LoadedPolicy, size: int) -> Iterator[Mic
     Samples of weight 0 are left out. Raises ProtocolError where a prompt's placeholders do not
     agree with its images, EngineError for an image that does not decode.
     """
-    samples = arrange([sample for sample in batch.samples if sample.weight != 0])
-    for start in range(0, len(samples), size):
-        yield _collate(samples[start : start + size], batch, policy)
+    part: list[Row] = []
+    for row in arrange([sample for sample in batch.samples if sample.weight != 0], size):
+        if part and sum(len(held.samples) for held in part) + len(row.samples) > size:
+            yield _collate(part, batch, policy)
+            part = []
+        part.append(row)
+    if part:
+        yield _collate(part, batch, policy)
 
 
-def arrange(samples: Sequence[Sample]) -> list[Sample]:
-    """Samples in the order in which they are cut into parts; see the module's docstring."""
+@dataclass(frozen=True)
+class Row:
+    """Samples with one prompt, and where each one's completion begins behind it."""
 
-    def key(sample: Sample) -> tuple[int, list[str], str, int]:
-        length = len(sample.prompt_token_ids) + len(sample.token_ids)
-        return length // LENGTH_BUCKET, sample.image_hashes, sample.trajectory_id, sample.step
+    samples: tuple[Sample, ...]
+    starts: tuple[int, ...]  # per sample; equal completions share their place
+    token_ids: tuple[int, ...]  # the prompt and the distinct completions
 
-    return sorted(samples, key=key)
+    @property
+    def prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.samples[0].prompt_token_ids)
+
+
+def arrange(samples: Sequence[Sample], size: int) -> list[Row]:
+    """Rows of at most `size` samples, in the order in which they are cut into parts."""
+    by_prompt: dict[tuple[tuple[int, ...], tuple[str, ...]], list[Sample]] = {}
+    for sample in sorted(samples, key=lambda each: (each.trajectory_id, each.step)):
+        prompt = tuple(sample.prompt_token_ids), tuple(sample.image_hashes)
+        by_prompt.setdefault(prompt, []).append(sample)
+    rows = [row for sharing in by_prompt.values() for row in _rows(sharing, size)]
+
+    def key(row: Row) -> tuple[int, list[str], str, int]:
+        first = row.samples[0]
+        bucket = len(row.token_ids) // LENGTH_BUCKET
+        return bucket, first.image_hashes, first.trajectory_id, first.step
+
+    return sorted(rows, key=key)
+
+
+def _rows(sharing: Sequence[Sample], size: int) -> Iterator[Row]:
+    """Rows of samples with one prompt; a row at most doubles the prompt's length."""
+    prompt = sharing[0].prompt_token_ids
+    held: list[Sample] = []
+    starts: dict[tuple[int, ...], int] = {}
+    tokens = list(prompt)
+
+    def row() -> Row:
+        places = [starts[tuple(sample.token_ids)] for sample in held]
+        return Row(tuple(held), tuple(places), tuple(tokens))
+
+    for sample in sharing:
+        completion = tuple(sample.token_ids)
+        is_long = completion not in starts and len(tokens) + len(completion) > 2 * len(prompt)
+        if held and (is_long or len(held) == size):
+            yield row()
+            held, starts, tokens = [], {}, list(prompt)
+        if completion not in starts:
+            starts[completion] = len(tokens) - len(prompt)
+            tokens += completion
+        held.append(sample)
+    yield row()
 
 
 def completion_tokens(batch: Batch) -> int:
@@ -124,30 +180,34 @@ def _by_version(batch: Batch) -> dict[int, list[VersionSpan]]:
     return spans
 
 
-def _collate(samples: Sequence[Sample], batch: Batch, policy: LoadedPolicy) -> MicroBatch:
+def _collate(part: Sequence[Row], batch: Batch, policy: LoadedPolicy) -> MicroBatch:
     try:
         inputs = policy.inputs(
-            [sample.prompt_token_ids + sample.token_ids for sample in samples],
-            [[batch.images[key] for key in sample.image_hashes] for sample in samples],
+            [row.token_ids for row in part],
+            [[batch.images[key] for key in row.samples[0].image_hashes] for row in part],
         )
     except ValueError as error:
         raise ProtocolError(f"batch {batch.batch_id}: {error}; one model must serve both") from None
-    longest = max(len(sample.token_ids) for sample in samples)
+    behind = max(len(row.token_ids) - row.prompt for row in part)  # tokens behind a prompt
+    samples = [sample for row in part for sample in row.samples]
     rows: list[int] = []
     columns: list[int] = []
-    for row, sample in enumerate(samples):
-        # Sequences end together; the position before a token predicts it, so of the last
-        # `longest + 1` positions the very last predicts nothing that is there.
-        rows += [row] * len(sample.token_ids)
-        columns += range(longest - len(sample.token_ids), longest)
+    for index, row in enumerate(part):
+        # Rows end together, so of the last `behind + 1` positions the prompt's last one is:
+        end_of_prompt = behind - (len(row.token_ids) - row.prompt)
+        for sample, start in zip(row.samples, row.starts, strict=True):
+            rows += [index] * len(sample.token_ids)
+            # The end of the prompt predicts each completion's first token.
+            first = end_of_prompt + start + 1
+            columns += [end_of_prompt, *range(first, first + len(sample.token_ids) - 1)]
     lengths = torch.tensor([len(sample.token_ids) for sample in samples])
 
     def spread(values: list[float]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float32).repeat_interleave(lengths)
 
     return MicroBatch(
-        inputs=inputs,
-        last=longest + 1,
+        inputs=_branched(inputs, part),
+        last=behind + 1,
         rows=torch.tensor(rows),
         columns=torch.tensor(columns),
         token_ids=torch.tensor([token for sample in samples for token in sample.token_ids]),
@@ -158,3 +218,26 @@ def _collate(samples: Sequence[Sample], batch: Batch, policy: LoadedPolicy) -> M
         advantages=spread([sample.advantage for sample in samples]),
         weights=spread([sample.weight for sample in samples]),
     )
+
+
+def _branched(inputs: ModelInputs, part: Sequence[Row]) -> ModelInputs:
+    """The inputs with completions that do not see each other, where a row holds several."""
+    if all(len(set(row.starts)) == 1 for row in part):
+        return inputs
+    count, length = inputs.input_ids.shape
+    branch = torch.full((count, length), -1)  # -1 padding, 0 prompt, 1, 2, ... completions
+    position_ids = inputs.position_ids.clone()
+    for index, row in enumerate(part):
+        begin = length - len(row.token_ids)
+        branch[index, begin : begin + row.prompt] = 0
+        bounds = [*sorted(set(row.starts)), len(row.token_ids) - row.prompt]
+        for number, (start, end) in enumerate(pairwise(bounds), start=1):
+            here = slice(begin + row.prompt + start, begin + row.prompt + end)
+            branch[index, here] = number
+            position_ids[:, index, here] -= start  # text: one position a token on every axis
+    query, key = branch[:, :, None], branch[:, None, :]
+    seen = (key == 0) | ((key == query) & (key > 0))
+    order = torch.arange(length)
+    seen &= order[:, None] >= order[None, :]
+    seen |= torch.eye(length, dtype=torch.bool)  # padding sees itself: a row of nothing is nan
+    return replace(inputs, attention_mask=seen[:, None], position_ids=position_ids)

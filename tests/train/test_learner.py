@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,7 +15,13 @@ from bus.errors import ProtocolError
 from bus.messages import Batch, Sample, VersionSpan
 from dart_cli.config import Config, TrainConfig
 from dart_cli.policy.forward import logits
-from dart_cli.train.batch import LENGTH_BUCKET, arrange, completion_tokens, describe, micro_batches
+from dart_cli.train.batch import (
+    MicroBatch,
+    arrange,
+    completion_tokens,
+    describe,
+    micro_batches,
+)
 from dart_cli.train.learner import Learner, learning_rate
 from dart_cli.train.model import TrainModel
 
@@ -45,7 +53,7 @@ def uneven(batch: Batch) -> Batch:
 def test_accumulated_gradients_are_those_of_one_big_batch(
     config: Config, batches: list[Batch], size: int
 ) -> None:
-    batch = uneven(batches[0])
+    batch = uneven(grouped(batches[0], seed=1))
     whole, parts = learner(config, micro_batch=1000), learner(config, micro_batch=size)
     metrics = [made.update(batch, 0).metrics for made in (whole, parts)]
     expected, got = gradients(whole), gradients(parts)
@@ -60,7 +68,7 @@ def test_the_gradient_is_that_of_the_objective_written_out(
     config: Config, batches: list[Batch]
 ) -> None:
     """Each sample alone, unpadded, in float64, with the formula of docs/objective.md."""
-    batch = uneven(batches[1])
+    batch = uneven(grouped(batches[1], seed=2))
     made = learner(config)
     reference = TrainModel.load(config).policy
     reference.model.double()
@@ -99,24 +107,65 @@ def test_padding_changes_no_log_probability(config: Config, batches: list[Batch]
     assert torch.allclose(torch.cat(padded), torch.cat(alone), atol=1e-5)
 
 
-def test_no_sample_is_lost_and_equal_screens_stand_together(batches: list[Batch]) -> None:
-    twins = [
-        s.model_copy(update={"trajectory_id": "z" + s.trajectory_id}) for s in batches[0].samples
-    ]
-    samples = [*batches[0].samples, *twins]
-    arranged = arrange(list(reversed(samples)))
-    assert arranged == arrange(samples)
-    assert {(s.trajectory_id, s.step) for s in arranged} == {
-        (s.trajectory_id, s.step) for s in samples
-    }
-    assert len(arranged) == len(samples)
-    screens = [
-        ((len(s.prompt_token_ids) + len(s.token_ids)) // LENGTH_BUCKET, s.image_hashes)
-        for s in arranged
-    ]
-    runs = [key for index, key in enumerate(screens) if index == 0 or screens[index - 1] != key]
-    assert len(runs) <= len(screens) / 2
-    assert all(runs.count(key) == 1 for key in runs)
+def grouped(batch: Batch, seed: int) -> Batch:
+    """The batch with for each sample some of the same prompt, with equal and other completions."""
+    dice = random.Random(seed)
+    samples = []
+    for sample in batch.samples:
+        for number in range(dice.randint(1, 5)):
+            tokens = list(sample.token_ids)
+            if dice.random() < 0.7:
+                tokens[dice.randrange(len(tokens))] = 100 + dice.randrange(500)
+                tokens = tokens[: dice.randint(1, len(tokens))]
+            changes = {
+                "trajectory_id": f"{sample.trajectory_id}-{number}",
+                "token_ids": tokens,
+                "behaviour_logprobs": [-dice.random() for _ in tokens],
+                "advantage": dice.uniform(-1, 1),
+            }
+            samples.append(sample.model_copy(update=changes))
+    dice.shuffle(samples)
+    return batch.model_copy(update={"samples": samples})
+
+
+@pytest.mark.parametrize("size", [2, 7, 1000])
+def test_no_sample_is_lost_and_parts_keep_their_size(batches: list[Batch], size: int) -> None:
+    samples = grouped(batches[0], seed=size).samples
+    rows = arrange(samples, size)
+    seen = [(sample.trajectory_id, sample.step) for row in rows for sample in row.samples]
+    assert sorted(seen) == sorted((sample.trajectory_id, sample.step) for sample in samples)
+    assert max(len(row.samples) for row in rows) <= size
+    for row in rows:
+        assert len({tuple(sample.prompt_token_ids) for sample in row.samples}) == 1
+        for sample, start in zip(row.samples, row.starts, strict=True):
+            begin = row.prompt + start
+            assert list(row.token_ids[begin:][: len(sample.token_ids)]) == sample.token_ids
+    assert len(rows) < len(samples)
+
+
+def test_samples_that_share_a_prompt_score_as_if_alone(
+    config: Config, batches: list[Batch]
+) -> None:
+    model = TrainModel.load(config)
+    for seed in range(3):
+        batch = grouped(batches[seed], seed)
+        (together,) = micro_batches(batch, model.policy, 1000)
+        assert len(together.inputs.input_ids) < len(batch.samples)
+        with torch.no_grad():
+            scores = model.score(together, 1.0)
+            alone = [model.score(p, 1.0) for p in _one_by_one(together, batch, model)]
+        assert torch.allclose(scores.logprobs, torch.cat([s.logprobs for s in alone]), atol=1e-5)
+        assert torch.allclose(scores.entropies, torch.cat([s.entropies for s in alone]), atol=1e-4)
+
+
+def _one_by_one(together: MicroBatch, batch: Batch, model: TrainModel) -> Iterator[MicroBatch]:
+    """Each sample of `together` as a part of its own, in the same order."""
+    for row in arrange(batch.samples, 1000):
+        for sample in row.samples:
+            yield from micro_batches(
+                batch.model_copy(update={"samples": [sample]}), model.policy, 1
+            )
+    assert len(together.token_ids) == completion_tokens(batch)
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(
