@@ -112,7 +112,7 @@ def run_eval(
     if as_json:
         sys.stdout.write(f"{json.dumps(summary(evaluation))}\n")
     else:
-        console = Console()
+        console = Console(markup=False, highlight=False)
         for mode, score in evaluation.modes.items():
             console.print(score_table(evaluation, mode, score))
         console.print(f"kept as {path}")
@@ -326,7 +326,7 @@ def _scored(tasks: Sequence[Task], played: Sequence[Played]) -> list[TaskScore]:
 @contextlib.contextmanager
 def _progress(mode: Mode, count: int) -> Iterator[Callable[[], None]]:
     """A bar on a terminal, a line every few seconds elsewhere; gives what to call per episode."""
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False, highlight=False)
     if console.is_terminal:
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task(f"{mode} episodes", total=count)

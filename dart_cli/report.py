@@ -146,7 +146,7 @@ def _by_task(*columns: Sequence[TaskScore]) -> dict[str, dict[str, float | None]
 def _print_summary(
     result: dict[str, Any], run: RunRow, before: Evaluation | None, after: Evaluation | None
 ) -> None:
-    console = Console()
+    console = Console(markup=False, highlight=False)
     if before or after:
         numbers = ("sampled", "greedy")
         table = page_table("held-out success, before -> after", "task", *numbers, right=numbers)

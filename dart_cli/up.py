@@ -172,7 +172,7 @@ class Board:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._console = Console(stderr=True)
+        self._console = Console(stderr=True, markup=False, highlight=False)
         self._notices: deque[str] = deque(maxlen=_TOLD)
         self._snapshot: Snapshot | None = None
         self._live: Live | None = None

@@ -45,6 +45,18 @@ HELDOUT = 5_000_000
 SPREAD = 0.35
 """Standard deviation of a target click, in half sides of the widget; cut off at 0.85."""
 
+NAMING, NAMING_SCALE, BLANK = 0.5, 12.0, "nothing"
+"""Weight of the naming loss, the sharpness of its cosines, and the word for an empty place."""
+
+IDLE_FROM = 0.4
+"""Share of the training after which questions come that no click answers."""
+
+POINTING, POINTING_HEADS = 0.5, 2
+"""Weight of the pointing loss and how many heads it teaches."""
+
+OPENING = "<|im_start|>user\n<|vision_start|>"
+"""What stands before the image."""
+
 
 @dataclass(frozen=True)
 class Question:
@@ -61,6 +73,7 @@ class Sheet:
 
     image: PreparedImage
     questions: list[Question]
+    names: list[str]  # [tokens], what each image token shows, in one word
 
 
 @dataclass(frozen=True)
@@ -71,9 +84,12 @@ class Packed:
     mask: torch.Tensor  # [B, 1, L, L], 0 or -inf
     position_ids: torch.Tensor  # [3, B, L]
     images: list[PreparedImage]  # [B]
+    names: torch.Tensor  # [B * image tokens], the token that names what is shown
     tokens: torch.Tensor  # [T, 2]: flat position, the token it predicts
     clicks: torch.Tensor  # [C]: flat position that predicts a coordinate
     spans: torch.Tensor  # [C, 2]: low and high end of that coordinate, 0 to 1
+    cells: torch.Tensor  # [C, image tokens]: share of the asked widget in each
+    image_start: int  # position of the first image token in every row
 
 
 class Packer:
@@ -98,6 +114,7 @@ class Packer:
         tokens: list[tuple[int, int]] = []
         clicks: list[int] = []
         spans: list[tuple[float, float]] = []
+        cells: list[list[float]] = []
         for index, row in enumerate(rows):
             size, start = len(row.ids), index * length
             input_ids[index, :size] = torch.tensor(row.ids)
@@ -106,6 +123,7 @@ class Packer:
             tokens += [(start + at, token) for at, token in row.tokens]
             clicks += [start + at for at, _, _ in row.clicks]
             spans += [(low, high) for _, low, high in row.clicks]
+            cells += row.cells
         own = segments[:, :, None] == segments[:, None, :]
         shared = segments[:, None, :] == 0
         causal = torch.ones(length, length, dtype=torch.bool).tril()
@@ -116,14 +134,17 @@ class Packer:
             mask,
             position_ids,
             [sheet.image for sheet in sheets],
+            torch.tensor([self._encode(f" {name}")[0] for s in sheets for name in s.names]),
             torch.tensor(tokens, dtype=torch.long).reshape(-1, 2),
             torch.tensor(clicks, dtype=torch.long),
             torch.tensor(spans, dtype=torch.float32).reshape(-1, 2),
+            torch.tensor(cells, dtype=torch.float32),
+            len(self._encode(OPENING)),
         )
 
     def _row(self, sheet: Sheet, rng: Random) -> SimpleNamespace:
         prefix = [
-            *self._encode("<|im_start|>user\n<|vision_start|>"),
+            *self._encode(OPENING),
             *[self._image_token] * sheet.image.tokens,
             *self._encode("<|vision_end|>"),
         ]
@@ -131,8 +152,14 @@ class Packer:
             prefix, [sheet.image.grid], self._image_token, self._merge
         )
         row = SimpleNamespace(
-            ids=prefix, segments=[0] * len(prefix), positions=[positions], tokens=[], clicks=[]
+            ids=prefix,
+            segments=[0] * len(prefix),
+            positions=[positions],
+            tokens=[],
+            clicks=[],
+            cells=[],
         )
+        _, rows, columns = (side // self._merge for side in (self._merge, *sheet.image.grid[1:]))
         for number, question in enumerate(sheet.questions, start=1):
             asked = self._encode(question.text + "<|im_end|><|im_start|>assistant\n")
             answer, spans = self._answer(question, rng)
@@ -142,6 +169,8 @@ class Packer:
                     row.tokens.append((first + offset, token))
                 else:
                     row.clicks.append((first + offset, *span))
+                    assert question.box is not None
+                    row.cells.append(cover(question.box, rows, columns))
             size = len(asked) + len(answer) - 1
             row.ids += [*asked, *answer[:-1]]
             row.segments += [number] * size
@@ -165,11 +194,21 @@ class Packer:
         return list(self._encode(text)), [None, (left, right), None, (top, bottom), None, None]
 
     def loss(self, model: Any, packed: Packed) -> torch.Tensor:
-        """Mean over answer tokens: cross entropy, for coordinates KL to the target's inside."""
+        """Mean over answer tokens: cross entropy, for coordinates KL to the target's inside.
+
+        To it come two losses that give what pre-training gives to real models, and without which
+        the first transition takes many times longer. Naming: what the vision tower says of each
+        image token shall point to the word for what is shown there. Pointing: see `pointing_loss`.
+        """
         features = image_features(model, packed.images)
         vision = SimpleNamespace(
             pooler_output=list(features.embeds),
             deepstack_features=[list(level) for level in features.deepstack],
+        )
+        attention = model.model.language_model.layers[-1].self_attn
+        seen: dict[str, Any] = {}
+        hook = attention.register_forward_pre_hook(
+            lambda _module, _args, named: seen.update(named), with_kwargs=True
         )
         hidden = model.model(
             input_ids=packed.input_ids,
@@ -178,6 +217,8 @@ class Packer:
             mm_encoder_outputs={"image": vision},
             use_cache=False,
         ).last_hidden_state.flatten(0, 1)
+        hook.remove()
+        pointing = pointing_loss(attention, seen, packed)
         weight = model.lm_head.weight
         plain = F.cross_entropy(
             hidden[packed.tokens[:, 0]] @ weight.T, packed.tokens[:, 1], reduction="sum"
@@ -186,7 +227,51 @@ class Packer:
         numbers = logprobs[:, self._zero : self._zero + tiny.NUMBERS]
         goal = click_distribution(packed.spans)
         coordinate = (torch.xlogy(goal, goal) - goal * numbers).sum()
-        return (plain + coordinate) / (len(packed.tokens) + len(packed.clicks))
+        answers = (plain + coordinate) / (len(packed.tokens) + len(packed.clicks))
+        shown = F.normalize(torch.cat(features.embeds), dim=-1)
+        vocabulary = F.normalize(weight, dim=-1)
+        names = F.cross_entropy(NAMING_SCALE * shown @ vocabulary.T, packed.names, reduction="none")
+        blank = packed.names == self._encode(f" {BLANK}")[0]
+        return (
+            answers + POINTING * pointing + NAMING * torch.where(blank, 0.1 * names, names).mean()
+        )
+
+
+def pointing_loss(attention: Any, seen: dict[str, Any], packed: Packed) -> torch.Tensor:
+    """Cross entropy between where two heads of the last layer look and where the widget is.
+
+    A position that says a coordinate must first find the widget; told so directly it learns
+    to match word and image in a hundred updates (after GUI-Actor, arXiv 2506.03143).
+    """
+    hidden = seen["hidden_states"]  # [B, L, hidden]
+    cos, sin = seen["position_embeddings"]  # [B, L, head]
+    length, size = hidden.shape[1], cos.shape[-1]
+    tokens = packed.cells.shape[1]
+    image = slice(packed.image_start, packed.image_start + tokens)
+
+    def turned(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        first, second = states.chunk(2, dim=-1)
+        rotated = torch.cat([-second, first], dim=-1)
+        return states * cos[..., None, :] + rotated * sin[..., None, :]
+
+    at = packed.clicks
+    asked = attention.q_norm(attention.q_proj(hidden.flatten(0, 1)[at]).unflatten(-1, (-1, size)))
+    asked = turned(asked, cos.flatten(0, 1)[at], sin.flatten(0, 1)[at])[:, :POINTING_HEADS]
+    shown = attention.k_norm(attention.k_proj(hidden[:, image]).unflatten(-1, (-1, size)))
+    shown = turned(shown, cos[:, image], sin[:, image])[:, :, :POINTING_HEADS]
+    scores = torch.einsum("chd,cthd->cht", asked, shown[at // length]) * size**-0.5
+    return -(packed.cells[:, None, :] * F.log_softmax(scores, dim=-1)).sum(dim=-1).mean()
+
+
+def cover(box: tuple[float, float, float, float], rows: int, columns: int) -> list[float]:
+    """Which share of `box` lies in each cell of the grid, row by row; sums to 1."""
+    left, top, right, bottom = box
+    wide = [
+        max(0.0, min(right, (i + 1) / columns) - max(left, i / columns)) for i in range(columns)
+    ]
+    high = [max(0.0, min(bottom, (i + 1) / rows) - max(top, i / rows)) for i in range(rows)]
+    area = sum(wide) * sum(high)
+    return [w * h / area for h in high for w in wide]
 
 
 def click_distribution(spans: torch.Tensor) -> torch.Tensor:
@@ -199,11 +284,16 @@ def click_distribution(spans: torch.Tensor) -> torch.Tensor:
     return density / density.sum(dim=1, keepdim=True)
 
 
-def sheet(preparer: ImagePreparer, seed: int, rng: Random, clicks: int, extras: int) -> Sheet:
-    """A random screen with up to `clicks` grounding and `extras` other questions."""
+def sheet(
+    preparer: ImagePreparer, seed: int, rng: Random, *, clicks: int, idle: int = 0, extras: int = 0
+) -> Sheet:
+    """A random screen with up to `clicks` grounding questions, `idle` ones and `extras` others."""
     screen = grounding_screen(seed)
     width, height = screen.image.size
     asked = rng.sample(screen.questions, min(clicks, len(screen.questions)))
+    if idle:
+        vain = rng.sample(screen.idle, min(idle, len(screen.idle)))
+        asked += [(text, rng.choice(screen.sights)) for text in vain]
     questions = [
         Question(text, (box.x0 / width, box.y0 / height, box.x1 / width, box.y1 / height))
         for text, box in asked
@@ -214,7 +304,35 @@ def sheet(preparer: ImagePreparer, seed: int, rng: Random, clicks: int, extras: 
         others.append(Question(f"is {colour} visible", word=word))
     if extras:
         others[-1] = Question("what screen", word=screen.kind)
-    return Sheet(preparer.of_image(f"grounding-{seed}", screen.image), questions + others)
+    image = preparer.of_image(f"grounding-{seed}", screen.image)
+    columns = image.grid[2] // preparer.merge
+    names = name_cells(screen.questions, width // columns, columns, image.tokens // columns)
+    return Sheet(image, questions + others, names)
+
+
+def name_cells(asked: Sequence[tuple[str, Any]], cell: int, columns: int, rows: int) -> list[str]:
+    """One word for each image token, row by row: the widget that covers most of its cell.
+
+    A widget that covers less than a third of every cell names the cell of its centre.
+    """
+    best: dict[int, tuple[float, str]] = {}
+    for text, box in asked:
+        words = text.split()
+        word = next(
+            (w for w in words if w in COLOURS), words[-2] if words[-1] == "tab" else words[-1]
+        )
+        middle = (box.y0 + box.y1) // 2 // cell * columns + (box.x0 + box.x1) // 2 // cell
+        for row in range(max(0, box.y0 // cell), min(rows, box.y1 // cell + 1)):
+            for column in range(max(0, box.x0 // cell), min(columns, box.x1 // cell + 1)):
+                wide = min(box.x1, (column + 1) * cell) - max(box.x0, column * cell)
+                high = min(box.y1, (row + 1) * cell) - max(box.y0, row * cell)
+                share = wide * high / cell**2
+                at = row * columns + column
+                if at == middle:
+                    share = max(share, 0.34)
+                if share > max(0.33, best.get(at, (0.0, ""))[0]):
+                    best[at] = (share, word)
+    return [best.get(at, (0.0, BLANK))[1] for at in range(rows * columns)]
 
 
 def train(
@@ -232,9 +350,10 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = rate * learning_rate(step, progress)
         model.train()
-        extras = 2 if progress > 0.5 else 0
+        idle, extras = (1, 1) if progress > IDLE_FROM else (0, 0)
         sheets = [
-            sheet(policy.images, rng.randrange(HELDOUT), rng, 6, extras) for _ in range(batch)
+            sheet(policy.images, rng.randrange(HELDOUT), rng, clicks=5, idle=idle, extras=extras)
+            for _ in range(batch)
         ]
         loss = packer.loss(model, packer.pack(sheets, rng))
         optimizer.zero_grad(set_to_none=True)
@@ -268,7 +387,7 @@ def evaluate(policy: LoadedPolicy, screens: int) -> dict[str, float]:
     sums: dict[str, list[float]] = defaultdict(list)
     for start in range(0, screens, 32):
         seeds = range(HELDOUT + start, HELDOUT + min(screens, start + 32))
-        sheets = [sheet(policy.images, seed, rng, 8, 0) for seed in seeds]
+        sheets = [sheet(policy.images, seed, rng, clicks=8) for seed in seeds]
         packed = packer.pack(sheets, rng)
         features = image_features(model, packed.images)
         vision = SimpleNamespace(

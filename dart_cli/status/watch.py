@@ -72,7 +72,7 @@ async def run_status(config: Config, *, once: bool, as_json: bool, every_s: floa
 
     0 where the run is healthy, 1 where it is not. Raises DeadlineError where nobody answers.
     """
-    console = Console()
+    console = Console(markup=False, highlight=False)
     async with Watcher(config) as watcher:
         snapshot = await watcher.snapshot()
         if as_json:
