@@ -207,20 +207,20 @@ class Board:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _watch(self) -> None:
-        told = 0.0
         async with Watcher(self._config) as watcher:
             while True:
                 try:
                     self._snapshot = await watcher.snapshot()
                 except BusError as error:  # data starts, or starts again
                     logger.info("%s", error)
+                    await asyncio.sleep(_PAGE_S)
+                    continue
+                if self._live is not None:
+                    self._live.update(self._page(), refresh=True)
+                    await asyncio.sleep(_PAGE_S)
                 else:
-                    if self._live is not None:
-                        self._live.update(self._page(), refresh=True)
-                    elif time.monotonic() - told >= _LINE_S:
-                        told = time.monotonic()
-                        self._line(progress_line(self._snapshot))
-                await asyncio.sleep(_PAGE_S)
+                    self._line(progress_line(self._snapshot))
+                    await asyncio.sleep(_LINE_S)
 
     def _page(self) -> Group:
         page = [status_page(self._snapshot)] if self._snapshot is not None else []
