@@ -56,6 +56,9 @@ class Rect(NamedTuple):
 
     def cut(self, other: Rect) -> Rect:
         """The intersection; empty (x1 <= x0) where they do not meet."""
+        x0, y0, x1, y1 = other
+        if x0 <= self.x0 and y0 <= self.y0 and x1 >= self.x1 and y1 >= self.y1:
+            return self
         return Rect(
             max(self.x0, other.x0),
             max(self.y0, other.y0),

@@ -80,7 +80,7 @@ class Combo(Clickable):
         ]
         view = ScrollView(f"{self.name}.options", column(*options, gap=0))
         rows = min(len(options), LONGEST)
-        height = rows * options[0].measure(ui)[1] + 2
+        height = rows * options[0].size(ui)[1] + 2
         box = self.bbox
         below = box.y1 + height <= ui.height
         top = box.y1 if below else max(0, box.y0 - height)
@@ -196,7 +196,7 @@ def menu_panel(
         for entry in entries
     ]
     root = Panel(column(*options, gap=0), fill=ui.theme.field, pad=2, edge=True)
-    width, height = root.measure(ui)
+    width, height = root.size(ui)
     width += ui.px(BAR)
     x, y = max(0, min(x, ui.width - width)), max(0, min(y, ui.height - height))
     return root, Rect(x, y, x + width, y + height)
@@ -235,7 +235,7 @@ def dialog(
     gap = Gap()
     inner = column(body, row(gap, *made, grow=[gap]), gap=12, pad=12)
     window = Window(inner, title=title, on_close=on_close, name=name, fill=ui.theme.panel)
-    width, height = window.measure(ui)
+    width, height = window.size(ui)
     width = min(max(width, ui.px(190)), ui.width)
     box = over.centred(width, height)
     x = max(0, min(box.x0, ui.width - width))

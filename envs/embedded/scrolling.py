@@ -36,7 +36,7 @@ class ScrollView(Widget):
         self.content = 0  # pixels that the child is high
 
     def measure(self, ui: Ui) -> tuple[int, int]:
-        width = ui.px(self.width) if self.width else self.child.measure(ui)[0] + ui.px(BAR)
+        width = ui.px(self.width) if self.width else self.child.size(ui)[0] + ui.px(BAR)
         return width, ui.px(self.height)
 
     def limit(self) -> int:
@@ -48,7 +48,7 @@ class ScrollView(Widget):
         ui.offsets[self.name] = min(max(0, offset), self.limit())
 
     def arrange(self, ui: Ui, clip: Rect) -> None:
-        self.content = self.child.measure(ui)[1]
+        self.content = self.child.size(ui)[1]
         box, limit = self.bbox, self.limit()
         offset = min(max(0, ui.offsets.get(self.name, 0)), limit)
         right = box.x1 - (ui.px(BAR) if limit else 0)

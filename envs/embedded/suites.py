@@ -115,7 +115,7 @@ _DESK: dict[str, tuple[SceneFactory, int, Split]] = {
     "menu": (small.MenuScene, 2, "train"),
     "close": (small.CloseScene, 2, "train"),
     "calculator": (small.CalculatorScene, 6, "train"),
-    "list": (small.ListScene, 5, "train"),
+    "list": (small.ListScene, 3, "train"),
     "contacts": (small.ContactsScene, 4, "train"),
     "chores": (small.ChoresScene, 5, "train"),
     "check": (panels.CheckScene, 4, "train"),
@@ -128,10 +128,10 @@ _DESK: dict[str, tuple[SceneFactory, int, Split]] = {
     "tabs": (panels.TabsScene, 5, "train"),
     "login": (panels.LoginScene, 5, "train"),
     "sign-up": (panels.SignUpScene, 10, "train"),
-    "order": (panels.OrderScene, 12, "heldout"),
+    "order": (panels.OrderScene, 9, "heldout"),
     "wizard": (panels.WizardScene, 8, "train"),
     "settings-switch": (panels.SettingsSwitchScene, 4, "train"),
-    "settings-choice": (panels.SettingsChoiceScene, 5, "train"),
+    "settings-choice": (panels.SettingsChoiceScene, 6, "train"),
     "settings-level": (panels.SettingsLevelScene, 4, "train"),
     "settings-two": (panels.SettingsTwoScene, 9, "train"),
     "settings-three": (panels.SettingsThreeScene, 12, "heldout"),
@@ -141,7 +141,7 @@ _DESK: dict[str, tuple[SceneFactory, int, Split]] = {
     "files-new": (files.NewFolderScene, 5, "train"),
     "files-move": (files.MoveScene, 5, "train"),
     "files-copy": (files.CopyScene, 5, "heldout"),
-    "files-tidy": (files.TidyScene, 8, "heldout"),
+    "files-tidy": (files.TidyScene, 10, "heldout"),
 }
 """Template -> scene, the most steps that its shortest solution takes, split."""
 

@@ -82,10 +82,17 @@ class Widget:
         self.children = list(children)
         self.bbox = NOWHERE
         self.visible = NOWHERE  # the part of bbox that no container cuts off
+        self._size: tuple[int, int] | None = None
 
     def measure(self, ui: Ui) -> tuple[int, int]:
-        """The (width, height) it wants."""
+        """Work out the (width, height) it wants."""
         return 0, 0
+
+    def size(self, ui: Ui) -> tuple[int, int]:
+        """What `measure` says; asked for at every level of nesting, worked out once."""
+        if self._size is None:
+            self._size = self.measure(ui)
+        return self._size
 
     def place(self, ui: Ui, box: Rect, clip: Rect) -> None:
         """Take the rectangle `box`, of which `clip` can be seen, and place the children."""
@@ -186,7 +193,7 @@ class Line(Widget):
         self.grow = {id(widget) for widget in grow}
 
     def measure(self, ui: Ui) -> tuple[int, int]:
-        sizes = [child.measure(ui) for child in self.children]
+        sizes = [child.size(ui) for child in self.children]
         main = sum(size[self.down] for size in sizes) + ui.px(self.gap) * max(0, len(sizes) - 1)
         cross = max((size[not self.down] for size in sizes), default=0)
         pad = 2 * ui.px(self.pad) if self.pad else 0
@@ -195,7 +202,7 @@ class Line(Widget):
     def arrange(self, ui: Ui, clip: Rect) -> None:
         inner = self.bbox.inset(ui.px(self.pad)) if self.pad else self.bbox
         gap = ui.px(self.gap) if self.gap else 0
-        sizes = [child.measure(ui) for child in self.children]
+        sizes = [child.size(ui) for child in self.children]
         room = inner.height if self.down else inner.width
         left = room - sum(size[self.down] for size in sizes) - gap * max(0, len(sizes) - 1)
         share = max(0, left) // len(self.grow) if self.grow else 0
@@ -251,7 +258,7 @@ class Panel(Widget):
 
     def measure(self, ui: Ui) -> tuple[int, int]:
         pad = 2 * ui.px(self.pad) if self.pad else 0
-        width, height = self.children[0].measure(ui) if self.children else (0, 0)
+        width, height = self.children[0].size(ui) if self.children else (0, 0)
         return width + pad, height + pad
 
     def arrange(self, ui: Ui, clip: Rect) -> None:
@@ -275,7 +282,7 @@ class Sized(Widget):
         self.height = height  # design units
 
     def measure(self, ui: Ui) -> tuple[int, int]:
-        width, height = self.children[0].measure(ui)
+        width, height = self.children[0].size(ui)
         return (
             ui.px(self.width) if self.width else width,
             ui.px(self.height) if self.height else height,
@@ -312,7 +319,7 @@ class Window(Widget):
         self.shadow = shadow
 
     def measure(self, ui: Ui) -> tuple[int, int]:
-        width, height = self.body.measure(ui)
+        width, height = self.body.size(ui)
         return width + 2, height + ui.px(self.title_units) + 1
 
     def arrange(self, ui: Ui, clip: Rect) -> None:
@@ -443,14 +450,14 @@ class Label(Widget):
         super().__init__()
         self.text = text
         self.muted = muted
-        self.size = size  # relative to the usual text size
+        self.relative = size  # to the usual text size
 
     def measure(self, ui: Ui) -> tuple[int, int]:
-        size = round(ui.text_size * self.size)
+        size = round(ui.text_size * self.relative)
         return text_width(self.text, size), line_height(size)
 
     def paint(self, ui: Ui, canvas: Canvas) -> None:
-        size = round(ui.text_size * self.size)
+        size = round(ui.text_size * self.relative)
         text = fit_text(self.text, size, self.bbox.width)
         y = self.bbox.y0 + (self.bbox.height - line_height(size)) // 2
         canvas.text(self.bbox.x0, y, text, size, ui.theme.muted if self.muted else ui.theme.ink)

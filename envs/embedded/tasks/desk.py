@@ -30,7 +30,7 @@ class DeskScene(Scene):
     def __init__(self, rng: Random, ui: Ui) -> None:
         super().__init__(rng, ui)
         self.set_up()
-        width, height = self._window().measure(ui)
+        width, height = self._window().size(ui)
         width = min(ui.width, max(width, ui.px(self.units[0])) + ui.px(rng.randint(0, 16)))
         height = min(ui.height, max(height, ui.px(self.units[1])) + ui.px(rng.randint(0, 16)))
         x, y = rng.randint(0, ui.width - width), rng.randint(0, ui.height - height)
@@ -112,7 +112,7 @@ def fill(app: App, name: str, want: str) -> Action | None:
         return reach(app, name)
     start, end = field.selection(app.ui)
     if end - start == len(field.value):
-        return Type(text=want)
+        return Type(text=want) if want else KeyPress(keys=["backspace"])
     return KeyPress(keys=["ctrl", "a"])
 
 

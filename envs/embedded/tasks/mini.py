@@ -442,20 +442,14 @@ class ScrollScene(MiniScene):
     def content(self) -> Placed:
         ui, theme = self.ui, self.ui.theme
         rail, side = self.rail, self.rail.width
-        placed: Placed = [
-            (Wheel(Fill(theme.field), self._scroll), self.list_box),
-            (Fill(theme.panel), rail),
-        ]
+        bars: Placed = []
         for i, colour in enumerate(self.rows[self.first : self.first + self.VISIBLE]):
             y = self.list_box.y0 + ui.px(2) + i * self.step
             bar = Rect(self.list_box.x0 + ui.px(3), y, rail.x0 - ui.px(4), y + self.step - ui.px(4))
-            button = ColourButton(
-                f"{colour}.button",
-                colour,
-                partial(self.act, colour),
-                radius=2,
-            )
-            placed.append((button, bar))
+            press = partial(self.act, colour)
+            bars.append((ColourButton(f"{colour}.button", colour, press, radius=2), bar))
+        wheel = Wheel(Panel(Free(bars), fill=theme.field), self._scroll)
+        placed: Placed = [(wheel, self.list_box), (Fill(theme.panel), rail)]
         last = len(self.rows) - self.VISIBLE
         track = Rect(rail.x0 + ui.px(10), rail.y0 + side, rail.x1 - ui.px(10), rail.y1 - side)
         thumb = max(ui.px(6), track.height * self.VISIBLE // len(self.rows))

@@ -1,0 +1,122 @@
+"""The registry finds suites by name, by import path and by file, and says what is wrong in a line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bus.errors import TaskError
+from envs.base import GuiEnv
+from envs.registry import Suite, find_task, load_suite, make_env, suite_names, tasks_of
+
+OWN_SUITE = """
+from envs.base import Task
+from envs.registry import load_suite, make_env
+
+class MySuite:
+    name = "own"
+    tasks = {"own/one": Task("own/one", "own", "do it", max_steps=3)}
+
+    def make_env(self, *, depth=1):
+        return make_env("mini")
+
+class NoSuite:
+    name = "none"
+
+ready = MySuite()
+"""
+
+
+@pytest.fixture
+def own_file(tmp_path: Path) -> Path:
+    path = tmp_path / "own.py"
+    path.write_text(OWN_SUITE)
+    return path
+
+
+@pytest.mark.parametrize("name", suite_names())
+def test_every_shipped_suite_is_a_suite_whose_tasks_know_their_names(name: str) -> None:
+    suite = load_suite(name)
+    assert isinstance(suite, Suite)
+    assert suite.name == name
+    for task_id, task in suite.tasks.items():
+        assert (task.id, task.suite) == (task_id, name)
+        assert task_id.startswith(f"{name}/")
+    env = make_env(name)
+    assert isinstance(env, GuiEnv)
+    env.close()
+
+
+def test_a_misspelt_suite_is_answered_with_the_right_one() -> None:
+    with pytest.raises(TaskError, match="did you mean 'mini'"):
+        load_suite("minni")
+
+
+def test_a_misspelt_task_is_answered_with_the_right_one() -> None:
+    with pytest.raises(TaskError, match="did you mean 'mini/popup'"):
+        find_task("mini", "mini/poppup")
+
+
+def test_a_misspelt_option_is_answered_with_the_right_one() -> None:
+    with pytest.raises(TaskError, match="did you mean 'size'"):
+        make_env("mini", sise="168x168")
+
+
+@pytest.mark.parametrize("size", ["big", "448", "1x2x3", (4, 4), (168, 100_000)])
+def test_a_size_that_cannot_be_drawn_is_refused(size: object) -> None:
+    with pytest.raises(TaskError, match="size must be"):
+        make_env("mini", size=size)
+
+
+def test_an_unknown_encoding_is_refused() -> None:
+    with pytest.raises(TaskError, match="encoding must be one of png, jpeg"):
+        make_env("mini", encoding="gif")
+
+
+@pytest.mark.parametrize("attribute", ["MySuite", "ready"])
+def test_a_suite_in_a_file_is_named_by_its_path(own_file: Path, attribute: str) -> None:
+    name = f"{own_file}:{attribute}"
+    assert list(load_suite(name).tasks) == ["own/one"]
+    env = make_env(name, depth=2)
+    env.close()
+
+
+def test_a_suite_in_a_package_is_named_by_its_import_path(
+    own_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(own_file.parent))
+    assert load_suite("own:MySuite").name == "own"
+
+
+def test_two_files_of_the_same_name_do_not_meet(tmp_path: Path) -> None:
+    suites = []
+    for folder in ("a", "b"):
+        path = tmp_path / folder / "own.py"
+        path.parent.mkdir()
+        path.write_text(OWN_SUITE.replace('"own"', f'"{folder}"'))
+        suites.append(load_suite(f"{path}:MySuite").name)
+    assert suites == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_package.at_all:X", "cannot import no_such_package.at_all"),
+        ("nowhere/own.py:X", "no file nowhere/own.py"),
+        ("{file}:MySiute", "did you mean 'MySuite'"),
+        ("{file}:NoSuite", "is no Suite; it needs name, tasks and make_env"),
+    ],
+)
+def test_a_broken_path_names_the_place_and_the_cure(
+    own_file: Path, name: str, message: str
+) -> None:
+    with pytest.raises(TaskError, match=message):
+        load_suite(name.format(file=own_file))
+
+
+def test_a_split_holds_its_own_tasks_only() -> None:
+    train, heldout = tasks_of("mini", "train"), tasks_of("mini", "heldout")
+    assert {task.split for task in train} == {"train"}
+    assert {task.split for task in heldout} == {"heldout"}
+    assert len(train) + len(heldout) == len(tasks_of("mini")) == len(load_suite("mini").tasks)
