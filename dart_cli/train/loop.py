@@ -25,7 +25,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -47,7 +46,7 @@ from bus.messages import (
     WeightsPublished,
 )
 from bus.sockets import Publisher, Requester, Subscriber
-from dart_cli.config import Config, run_curve, run_endpoints
+from dart_cli.config import Config, run_curve, run_endpoints, weights_dir
 from dart_cli.tasks import background
 from dart_cli.train.batch import describe
 from dart_cli.train.checkpoint import Progress, load_newest, save
@@ -378,5 +377,4 @@ class _Trainer:
 
 def make_channel(config: Config) -> WeightChannel:
     """The weight channel that a configuration asks for."""
-    directory = config.weights.directory or config.run.dir / "weights"
-    return FileChannel(Path(directory).absolute(), config.weights.keep)
+    return FileChannel(weights_dir(config).absolute(), config.weights.keep)
