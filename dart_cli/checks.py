@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from bus.errors import ConfigError, TaskError
 from bus.messages import Role
-from dart_cli.config import Config, Source, shown
+from dart_cli.config import KEY_FILE, Config, Source, shown
 from envs.registry import check_options, find_task, load_suite
 
 BUILTIN_TINY = "builtin:tiny"
@@ -126,8 +126,10 @@ def _bus(config: Config) -> Iterator[Mistake]:
         yield Mistake(
             "bus.keys", 'needs bus.transport = "tcp": ipc sockets are private already; remove it'
         )
-    if bus.keys is not None and not bus.keys.is_dir():
-        yield Mistake("bus.keys", f"is no folder: {bus.keys}; name the folder of CURVE keys")
+    elif bus.keys is not None and not (bus.keys / KEY_FILE).is_file():
+        yield Mistake(
+            "bus.keys", f"has no {KEY_FILE}: {bus.keys}; make it with `dart keys {bus.keys}`"
+        )
     if bus.transport == "tcp" and bus.keys is None and not _is_loopback(bus.host):
         yield Mistake(
             "bus.host",

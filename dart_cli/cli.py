@@ -2,7 +2,7 @@
 
     env, rollout, data, train   one process of a run, started by hand in any order
     up, status                  all of them at once; what they do and wait for
-    eval, init                  held-out success; a commented starter configuration
+    eval, init, keys            held-out success; a starter configuration; keys for tcp
 
 Only the standard library and typer are imported here, so that `dart --help` answers at once.
 """
@@ -346,3 +346,20 @@ def init(
 
     path = write_starter(folder)
     typer.echo(f"wrote {path}; edit it, then: dart up {path}")
+
+
+@app.command()
+def keys(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder; made if need be.")],
+) -> None:
+    """Make the CURVE keys of a run over tcp; copy the folder to every host and set bus.keys.
+
+    Whoever has the file can take part in the run. Nothing is overwritten.
+
+    Example: dart keys keys && scp -pr keys gpu-box:
+    """
+    from bus.endpoints import make_private_dir, write_key_pair
+    from dart_cli.config import KEY_FILE
+
+    write_key_pair(make_private_dir(folder) / KEY_FILE)
+    typer.echo(f'wrote {folder / KEY_FILE}; set bus.keys = "{folder}" on every host')

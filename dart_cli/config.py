@@ -68,7 +68,7 @@ class BusConfig(Section):
     """First of three tcp ports of `dart data`: requests, telemetry in, telemetry out."""
 
     keys: Folder | None = None
-    """Folder of CURVE keys; required beyond loopback."""
+    """Folder of CURVE keys that `dart keys` made, the same on every host; required beyond loopback."""
 
     deadline_s: Seconds = 30.0
     """Seconds a request may take before it is an error that names who waited for whom."""

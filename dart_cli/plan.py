@@ -28,10 +28,10 @@ def describe(config: Config, role: Role | None = None) -> list[tuple[str, str]]:
     if role in (None, "rollout", "train", "eval"):
         lines.append(("model", _model(config)))
     if role in (None, "env"):
-        processes = f"{config.up.envs} processes x " if role is None else ""
+        processes = f"{_processes(config.up.envs)} x " if role is None else ""
         lines.append(("env", f"{processes}{config.env.slots} slots"))
     if role in (None, "rollout"):
-        processes = f"{config.up.rollouts} processes: " if role is None else ""
+        processes = f"{_processes(config.up.rollouts)}: " if role is None else ""
         lines.append(("rollout", processes + _rollout(config)))
     if role in (None, "data"):
         lines.append(("data", _data(config)))
@@ -40,6 +40,10 @@ def describe(config: Config, role: Role | None = None) -> list[tuple[str, str]]:
     if role == "eval" or (role is None and config.eval.around):
         lines.append(("eval", _eval(config)))
     return lines
+
+
+def _processes(count: int) -> str:
+    return f"{count} process{'' if count == 1 else 'es'}"
 
 
 def _everywhere(config: Config) -> Iterator[tuple[str, str]]:

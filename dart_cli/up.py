@@ -192,9 +192,12 @@ class Board:
         if not self._console.is_terminal:
             yield
             return
-        with Live(self._page(), console=self._console, auto_refresh=False) as self._live:
-            yield
-        self._live = None
+        with Live(self._page(), console=self._console, auto_refresh=False) as live:
+            self._live = live
+            try:
+                yield
+            finally:
+                self._live = None
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:

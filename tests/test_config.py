@@ -145,7 +145,7 @@ BY_HAND = [
         "keys that are not there",
         '[bus]\ntransport = "tcp"\nkeys = "no/such/keys"\n',
         "bus.keys",
-        "name the folder",
+        "make it with `dart keys",
     ),
     Case("keys for ipc", '[bus]\nkeys = "."\n', "bus.keys", 'needs bus.transport = "tcp"'),
     Case("run in a file", '[run]\ndir = "{file}"\n', "run.dir", "choose another"),

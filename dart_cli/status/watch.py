@@ -11,8 +11,9 @@ import sys
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
+from rich.text import Text
 
 from bus.endpoints import DATA
 from bus.errors import DeadlineError, RunDirectoryError
@@ -94,8 +95,11 @@ async def _live(watcher: Watcher, snapshot: Snapshot, console: Console, every_s:
     with Live(status_page(snapshot), console=console, auto_refresh=False, screen=True) as live:
         while not snapshot.stopping:
             await asyncio.sleep(every_s)
-            snapshot = await watcher.snapshot()
-            live.update(status_page(snapshot), refresh=True)
+            try:
+                snapshot = await watcher.snapshot()
+                live.update(status_page(snapshot), refresh=True)
+            except DeadlineError as error:  # data may be started again: the page stays open
+                live.update(Group(Text(str(error), "red"), status_page(snapshot)), refresh=True)
     console.print(status_page(snapshot))
     return snapshot
 

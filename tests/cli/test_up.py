@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -214,3 +215,26 @@ def test_four_shells_in_any_order_each_stopped_once_reach_the_same_end(
     with open_reader(run_dir) as reader:
         trained = [group for batch in reader.batches() for group in reader.batch_groups(batch.id)]
     assert len(trained) == len(set(trained)) == 40 * 2
+
+
+def test_a_run_over_tcp_answers_only_who_has_its_keys(
+    model: Path, tmp_path: Path, children: list[subprocess.Popen[str]]
+) -> None:
+    path = write_config(tmp_path, model, updates=1, around=False)
+    for name in ("ours", "theirs"):
+        made = start("keys", tmp_path / name)
+        finish(made)
+        assert made.returncode == 0
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = min(free.getsockname()[1], 64_000)
+    tcp = ["--set", "bus.transport=tcp", "--set", f"bus.port={port}"]
+    children.append(start("data", path, *tcp, "--set", f"bus.keys={tmp_path}/ours"))
+    until((tmp_path / "run" / "config.json").exists, "dart data")
+    answered = start("status", path, "--once", "--json", *tcp, "--set", f"bus.keys={tmp_path}/ours")
+    out, err = finish(answered)
+    assert json.loads(out)["updates"] == 0, err
+    for keys in (["--set", f"bus.keys={tmp_path}/theirs"], []):
+        refused = start("status", path, "--once", *tcp, *keys)
+        out, err = finish(refused)
+        assert refused.returncode == 1
+        assert "no data process answers" in err

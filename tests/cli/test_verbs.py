@@ -16,7 +16,7 @@ from dart_cli.process import read_run, save_config
 from dart_cli.reference import cli_reference
 
 ROOT = Path(__file__).parents[2]
-VERBS = ("env", "rollout", "data", "train", "status", "up", "eval", "init")
+VERBS = ("env", "rollout", "data", "train", "status", "up", "eval", "init", "keys")
 HEAVY = ("torch", "transformers", "vllm", "zmq", "pydantic", "sqlite3", "PIL", "matplotlib")
 
 
@@ -119,7 +119,7 @@ def test_a_dry_run_says_what_each_role_would_do(
         "rollout": ("model:", "builtin:tiny", "transformers on auto"),
         "data": ("groups of 4, 8 groups (32 trajectories) a batch",),
         "train": ("200 updates", "lr 1e-06"),
-        "up": ("1 processes x 16 slots", "sock"),
+        "up": ("1 process x 16 slots", "sock"),
         "eval": ("400 episodes sampled", "seeds from 1000000"),
     }
     for verb, texts in expected.items():
