@@ -5,7 +5,9 @@
 Each screen is one sequence: the image, then its questions, each of which sees the image and
 itself alone (a block mask, and positions that start anew), so that a question is trained exactly
 as it is asked in use. A question is "click the red button" about a red button that is in sight,
-"is red visible", or "what screen". A click is learnt as a distribution over the inside of the
+"is red visible", or "what screen". What cannot be pointed at, because it is absent, covered or
+already as it is wanted, is answered with any widget in sight, at random: the base has no idea of
+what leads where, and that is where reinforcement learning starts. A click is learnt as a distribution over the inside of the
 target, not as its centre, so that the policy keeps some of the freedom that RL explores with.
 
 Learning is a plateau and then a sudden transition; the printed hit rate shows whether it came.
@@ -292,7 +294,7 @@ def sheet(
     width, height = screen.image.size
     asked = rng.sample(screen.questions, min(clicks, len(screen.questions)))
     if idle:
-        vain = rng.sample(screen.idle, min(idle, len(screen.idle)))
+        vain = rng.sample(screen.idle, min(idle, len(screen.idle))) + screen.done
         asked += [(text, rng.choice(screen.sights)) for text in vain]
     questions = [
         Question(text, (box.x0 / width, box.y0 / height, box.x1 / width, box.y1 / height))

@@ -346,8 +346,11 @@ class _Sampler:
             dtype=torch.float64,
             device=values.device,
         )
+        total = cumulative[:, -1:]
+        if not bool(torch.isfinite(total).all()):
+            raise EngineError("the model's logits are not numbers; are its weights finite?")
         # The first token whose cumulative probability exceeds the draw: its own is then > 0.
-        goal = uniform[:, None] * cumulative[:, -1:]
+        goal = torch.minimum(uniform[:, None] * total, torch.nextafter(total, 0 * total))
         drawn = torch.searchsorted(cumulative, goal, right=True)[:, 0]
         drawn = torch.where(self._greedy, logprobs.argmax(dim=-1), drawn)
         picked = logprobs.gather(1, drawn[:, None])[:, 0].tolist()

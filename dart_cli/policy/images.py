@@ -93,6 +93,13 @@ class ImagePreparer:
 
     def _prepare(self, key: str, encoded: bytes) -> PreparedImage:
         with _open(encoded) as opened:
+            try:
+                opened.load()
+            except OSError as error:
+                raise EngineError(
+                    f"a screenshot of {len(encoded)} bytes is cut off or broken ({error}); "
+                    "the environment must send whole images"
+                ) from None
             return self.of_image(key, opened)
 
     def of_image(self, key: str, image: Image.Image) -> PreparedImage:

@@ -84,7 +84,8 @@ class GroundingScreen:
     absent: list[str]  # of INSTRUCTIONS: those whose widget is nowhere on the screen
     kind: str  # what is on top: dialog, menu, list, or else the kind of window
     colours: list[str]  # of the widgets that can be reached
-    idle: list[str]  # instructions of this scene that no click answers now: absent, covered, done
+    idle: list[str]  # instructions of this scene that no click answers: absent or covered
+    done: list[str]  # instructions whose widget is in reach and already as they want it
     sights: list[Rect]  # every widget whose middle can be seen, reachable or dimmed by a dialog
 
     @property
@@ -134,8 +135,9 @@ def grounding_screen(seed: int, size: tuple[int, int] = (168, 168)) -> Grounding
         idle=[
             phrase
             for phrase in (scene.phrase.format(colour=colour) for colour in COLOURS)
-            if phrase not in asked or phrase in _done(scene)
+            if phrase not in asked
         ],
+        done=sorted(_done(scene) & asked.keys()),
         sights=_sights(app),
     )
 

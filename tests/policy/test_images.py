@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from PIL import Image
+from transformers import Qwen2VLImageProcessorPil
+
+from bus.errors import EngineError
+from dart_cli.policy.images import ImagePreparer
+from dart_cli.policy.tiny import build_image_processor
+from envs.embedded.suites import MiniSuite
+
+
+def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind)
+    return buffer.getvalue()
+
+
+def noise(width: int, height: int, mode: str = "RGB") -> Image.Image:
+    generator = torch.Generator().manual_seed(width * height)
+    pixels = torch.randint(0, 256, (height, width, 3), dtype=torch.uint8, generator=generator)
+    return Image.fromarray(pixels.numpy()).convert(mode)
+
+
+PROCESSORS = {
+    "tiny": build_image_processor(),
+    "qwen2_5_vl": Qwen2VLImageProcessorPil(),
+    "qwen3_vl": Qwen2VLImageProcessorPil(patch_size=16, image_mean=[0.5] * 3, image_std=[0.5] * 3),
+}
+
+
+@pytest.mark.parametrize("size", [(168, 168), (448, 336), (301, 97), (640, 360)])
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_patches_are_those_of_the_hugging_face_processor(name: str, size: tuple[int, int]) -> None:
+    processor = PROCESSORS[name]
+    blob = encoded(noise(*size))
+    mine = ImagePreparer(processor).prepare(blob)
+    theirs = processor([Image.open(io.BytesIO(blob))], return_tensors="pt")
+    assert torch.equal(mine.patches, theirs["pixel_values"])
+    assert list(mine.grid) == theirs["image_grid_thw"][0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"), [("P", "PNG"), ("L", "PNG"), ("RGBA", "PNG"), ("RGB", "JPEG")]
+)
+def test_every_encoding_a_screenshot_comes_in_is_exact(mode: str, kind: str) -> None:
+    processor = PROCESSORS["tiny"]
+    blob = encoded(noise(168, 168, mode), kind)
+    mine = ImagePreparer(processor).prepare(blob)
+    theirs = processor([Image.open(io.BytesIO(blob)).convert("RGB")], return_tensors="pt")
+    assert torch.equal(mine.patches, theirs["pixel_values"])
+
+
+def test_a_screenshot_of_the_embedded_environment_takes_36_tokens() -> None:
+    suite = MiniSuite()
+    env = suite.make_env()
+    observation, _ = env.reset(seed=1, options={"task": suite.tasks["mini/click"]})
+    preparer = ImagePreparer(PROCESSORS["tiny"])
+    assert preparer.token_count(observation.screenshot) == 36
+    assert preparer.prepare(observation.screenshot).tokens == 36
+
+
+@pytest.mark.parametrize("size", [(168, 168), (301, 97), (1280, 720), (1920, 1080)])
+def test_tokens_counted_from_the_header_are_those_of_the_patches(size: tuple[int, int]) -> None:
+    preparer = ImagePreparer(PROCESSORS["qwen2_5_vl"])
+    blob = encoded(noise(*size), "JPEG")
+    counted = preparer.token_count(blob)
+    assert counted == preparer.prepare(blob).tokens == preparer.token_count(blob)
+
+
+def test_full_hd_becomes_1932_x_1092_as_ui_tars_expects() -> None:
+    processor = Qwen2VLImageProcessorPil(max_pixels=16384 * 28 * 28)
+    assert ImagePreparer(processor).resized(1920, 1080) == (1932, 1092)
+
+
+def test_the_cache_returns_the_same_patches_and_stays_within_its_bound() -> None:
+    preparer = ImagePreparer(PROCESSORS["tiny"], cache_bytes=3 * 144 * 588 * 4)
+    blobs = [encoded(noise(168, 168 + 28 * i)) for i in range(6)]
+    first = preparer.prepare(blobs[0])
+    assert preparer.prepare(blobs[0]) is first
+    for blob in blobs:
+        preparer.prepare(blob)
+    assert preparer._held_bytes <= 3 * 144 * 588 * 4 or len(preparer._cache) == 1
+    assert torch.equal(preparer.prepare(blobs[0]).patches, first.patches)
+
+
+def test_bytes_that_are_no_image_are_refused() -> None:
+    preparer = ImagePreparer(PROCESSORS["tiny"])
+    with pytest.raises(EngineError, match="no PNG or JPEG"):
+        preparer.prepare(b"not an image")
+    with pytest.raises(EngineError, match="no PNG or JPEG"):
+        preparer.token_count(b"not an image")
+
+
+def test_a_cut_off_image_is_refused() -> None:
+    blob = encoded(noise(168, 168))
+    with pytest.raises(EngineError):
+        ImagePreparer(PROCESSORS["tiny"]).prepare(blob[: len(blob) // 2])
