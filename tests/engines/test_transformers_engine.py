@@ -278,4 +278,4 @@ async def test_gauges_count_what_was_served(policy: LoadedPolicy, ask: Asker) ->
     assert gauges["finished"] == 9
     assert gauges["tokens"] == sum(len(generation.token_ids) for generation in generations)
     assert gauges["waiting"] == 0
-    assert 0 < gauges["busy_s"]
+    assert gauges["busy_s"] > 0
