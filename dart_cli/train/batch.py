@@ -45,6 +45,7 @@ class MicroBatch:
     behaviour_logprobs: torch.Tensor  # [N], nats
     advantages: torch.Tensor  # [N]
     weights: torch.Tensor  # [N], each sample's weight
+    versions: torch.Tensor  # [N], int64, policy version that sampled each token
 
 
 def check(batch: Batch, policy: LoadedPolicy) -> None:
@@ -217,7 +218,16 @@ def _collate(part: Sequence[Row], batch: Batch, policy: LoadedPolicy) -> MicroBa
         ),
         advantages=spread([sample.advantage for sample in samples]),
         weights=spread([sample.weight for sample in samples]),
+        versions=torch.tensor([version for each in samples for version in _versions(each)]),
     )
+
+
+def _versions(sample: Sample) -> list[int]:
+    """The version that sampled each completion token [A]; -1 where no span says."""
+    versions = [-1] * len(sample.token_ids)
+    for span in sample.version_spans:
+        versions[span.start : span.end] = [span.version] * (span.end - span.start)
+    return versions[: len(sample.token_ids)]
 
 
 def _branched(inputs: ModelInputs, part: Sequence[Row]) -> ModelInputs:

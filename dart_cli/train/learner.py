@@ -52,8 +52,11 @@ class Learner:
             fused=True,
         )
 
-    def update(self, batch: Batch, updates_done: int) -> Update:
+    def update(self, batch: Batch, updates_done: int, policy_version: int | None = None) -> Update:
         """Take one gradient step on `batch`; `updates_done` places it in the schedule.
+
+        `policy_version` is the published version whose weights the model holds now, if any: for
+        tokens that it sampled, behaviour and proximal log-probabilities must agree (`parity_max`).
 
         Raises ProtocolError if the batch does not fit the model, before anything has changed.
         """
@@ -61,11 +64,14 @@ class Learner:
         timing = dict.fromkeys(("prepare_s", "forward_s", "backward_s", "optimizer_s"), 0.0)
         tokens = completion_tokens(batch)
         stats: TokenStats | None = None
+        fresh_gaps: list[float] = []
         self._optimizer.zero_grad(set_to_none=True)
         clock = _Laps(timing)
         for part in micro_batches(batch, self.model.policy, self._config.micro_batch):
             clock.lap("prepare_s")
-            loss, part_stats = self._loss(part, batch.temperature, tokens)
+            scores = self.model.score(part, batch.temperature)
+            loss, part_stats = self._loss(part, scores, batch.temperature, tokens)
+            fresh_gaps += _gaps(scores, part, policy_version)
             clock.lap("forward_s")
             loss.backward()  # type: ignore[no-untyped-call]
             clock.lap("backward_s")
@@ -81,6 +87,8 @@ class Learner:
             self._optimizer.step()
         clock.lap("optimizer_s")
         metrics = {} if stats is None else stats.metrics()
+        if fresh_gaps:
+            metrics["parity_max"] = max(fresh_gaps)
         return Update(
             applied,
             metrics
@@ -95,9 +103,8 @@ class Learner:
         )
 
     def _loss(
-        self, part: MicroBatch, temperature: float, tokens: int
+        self, part: MicroBatch, scores: Scores, temperature: float, tokens: int
     ) -> tuple[torch.Tensor, TokenStats]:
-        scores: Scores = self.model.score(part, temperature)
         device = scores.logprobs.device
         output = policy_loss(
             scores.logprobs,
@@ -157,6 +164,17 @@ def learning_rate(updates_done: int, config: TrainConfig) -> float:
     span = config.updates - 1 - config.warmup
     progress = min(1.0, (updates_done - config.warmup) / span) if span > 0 else 0.0
     return config.lr * (1.0 - (1.0 - config.lr_end) * progress)
+
+
+def _gaps(scores: Scores, part: MicroBatch, policy_version: int | None) -> list[float]:
+    """The largest |proximal - behaviour| of the tokens that these very weights sampled, if any."""
+    if policy_version is None:
+        return []
+    fresh = part.versions.eq(policy_version)
+    if not fresh.any():
+        return []
+    gaps = (scores.logprobs.detach().cpu() - part.behaviour_logprobs).abs()
+    return [gaps[fresh].max().item()]
 
 
 class _Laps:

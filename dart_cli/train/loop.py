@@ -125,6 +125,7 @@ class _Trainer:
         self._checkpoints = config.run.dir / "checkpoints"
         self._channel = make_channel(config)
         self._progress = Progress()
+        self._is_published = True  # the newest version is exactly the present weights
         self._skipped_in_a_row = 0
         self._state = "starting"
         self._gauges = {"tokens": 0.0, "busy_s": 0.0, "waiting_s": 0.0}
@@ -233,7 +234,12 @@ class _Trainer:
         began = time.monotonic()
         self._state = "training"
         seen = describe(batch, self._version)
-        update: Update = await self._in_torch(learner.update, batch, self._progress.updates)
+        update: Update = await self._in_torch(
+            learner.update,
+            batch,
+            self._progress.updates,
+            self._version if self._is_published else None,
+        )
         self._note(batch, update)
         checkpoint_s = publish_s = 0.0
         if self._progress.updates % self._config.train.checkpoint_every == 0:
@@ -253,6 +259,7 @@ class _Trainer:
         """The batch is in the weights, or was found useless."""
         progress = self._progress
         self._skipped_in_a_row = 0 if update.applied else self._skipped_in_a_row + 1
+        self._is_published = self._is_published and not update.applied
         if not update.applied:
             log.warning("batch %d has no finite gradient: update skipped", batch.batch_id)
         if self._skipped_in_a_row >= MOST_SKIPPED:
@@ -290,6 +297,7 @@ class _Trainer:
         self._state = "syncing"
         version = self._version + 1
         published = await self._in_torch(self._channel.publish, learner.model.weights(), version)
+        self._is_published = True
         self._progress = self._progress.model_copy(update={"policy_version": version})
         await self._announce(published)
 

@@ -111,7 +111,7 @@ def grouped(batch: Batch, seed: int) -> Batch:
     """The batch with for each sample some of the same prompt, with equal and other completions."""
     dice = random.Random(seed)
     samples = []
-    for sample in batch.samples:
+    for sample in batch.samples[:6]:
         for number in range(dice.randint(1, 5)):
             tokens = list(sample.token_ids)
             if dice.random() < 0.7:
@@ -147,7 +147,7 @@ def test_samples_that_share_a_prompt_score_as_if_alone(
     config: Config, batches: list[Batch]
 ) -> None:
     model = TrainModel.load(config)
-    for seed in range(3):
+    for seed in range(2):
         batch = grouped(batches[seed], seed)
         (together,) = micro_batches(batch, model.policy, 1000)
         assert len(together.inputs.input_ids) < len(batch.samples)

@@ -65,9 +65,11 @@ def test_the_metric_of_the_update_tells_the_agreement(
 ) -> None:
     learner = Learner(TrainModel.load(config), config.train)
     batch = play(engine, 6, 2)
-    fresh = learner.update(batch, 0).metrics
+    fresh = learner.update(batch, 0, policy_version=0).metrics
     assert fresh["mismatch_max"] <= CLOSE
+    assert fresh["parity_max"] == pytest.approx(fresh["mismatch_max"], abs=1e-9)
     assert fresh["ess"] == pytest.approx(1.0, abs=1e-6)
-    stale = learner.update(batch, 1).metrics
+    stale = learner.update(batch, 1, policy_version=1).metrics
+    assert "parity_max" not in stale  # none of its tokens was sampled by these weights
     assert stale["mismatch_kl"] > 100 * abs(fresh["mismatch_kl"])
     assert stale["ess"] < 1.0 - 1e-4
