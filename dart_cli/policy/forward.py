@@ -242,7 +242,7 @@ def _equal_length_attention(
     if len(set(lengths)) == 1:
         return attend(query, key, value, len(lengths)), None
     parts = [
-        attend(*(part[:, :, start:end] for part in (query, key, value)), 1)
+        attend(query[:, :, start:end], key[:, :, start:end], value[:, :, start:end], 1)
         for start, end in pairwise(starts)
     ]
     return torch.cat(parts, dim=1), None

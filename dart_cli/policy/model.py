@@ -67,12 +67,14 @@ class LoadedPolicy:
     @property
     def device(self) -> torch.device:
         """Where the model stands."""
-        return next(self.model.parameters()).device
+        device: torch.device = next(self.model.parameters()).device
+        return device
 
     @cached_property
     def dtype(self) -> torch.dtype:
         """What the model computes in."""
-        return next(self.model.parameters()).dtype
+        dtype: torch.dtype = next(self.model.parameters()).dtype
+        return dtype
 
     def forbidden(self, device: torch.device) -> torch.Tensor:
         """`forbidden_token_ids` [K] as a tensor on `device`, for `masked_logprobs`."""
@@ -179,7 +181,7 @@ def _assemble(
         raise ModelError(f"{folder / 'tokenizer_config.json'}: no end token; set eos_token")
     pad = tokenizer.pad_token_id
     pad = int(pad) if pad is not None else min(ends)
-    rows = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[arg-type]
+    rows = int(model.get_input_embeddings().weight.shape[0])
     named = set(known.values())
     forbidden = {known[token] for token in _STRUCTURAL if token in known}
     forbidden |= {pad, int(config.image_token_id), int(config.video_token_id)}
