@@ -147,21 +147,29 @@ class _Stopping:
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self._deadline is not None:
             os._exit(128 + number)
-        sys.stderr.write(f"{self._name}: stopping; a second signal stops at once\n")
+        # Before a word is said: whoever reads it may send the second signal at once.
         self._deadline = threading.Timer(GRACE_S, self._too_late)
         self._deadline.daemon = True
         self._deadline.start()
+        _write(f"{self._name}: stopping; a second signal stops at once")
         if self._loop is not None and self._event is not None:
-            self._loop.call_soon_threadsafe(self._event.set)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: it ended by itself
+                self._loop.call_soon_threadsafe(self._event.set)
 
     def _too_late(self) -> None:
-        sys.stderr.write(f"{self._name}: did not end within {GRACE_S:.0f} s of the signal\n")
+        _write(f"{self._name}: did not end within {GRACE_S:.0f} s of the signal")
         os._exit(1)
 
     def forget(self) -> None:
         """The process ended in time."""
         if self._deadline is not None:
             self._deadline.cancel()
+
+
+def _write(text: str) -> None:
+    """Write a line to stderr from a signal handler, which may have interrupted another write."""
+    with contextlib.suppress(OSError):  # nobody reads it any more
+        os.write(2, f"{text}\n".encode())
 
 
 # --- names ----------------------------------------------------------------------------------
