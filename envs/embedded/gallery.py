@@ -91,7 +91,7 @@ def write(docs: Path) -> None:
     images = docs / "images"
     images.mkdir(exist_ok=True)
     mini = "popup menu page confirm tabs dropdown form scroll folder delete".split()
-    desk = "contacts settings-choice files-rename menu sign-up calculator".split()
+    desk = "settings-choice sign-up files-rename menu list calculator".split()
     for suite, columns, task_ids in ((SUITES[0], 5, mini), (SUITES[1], 3, desk)):
         picture = sheet(suite, columns, task_ids).quantize(256, dither=Image.Dither.NONE)
         picture.save(images / f"{suite.name}.png", optimize=True)

@@ -85,7 +85,9 @@ class GroundingScreen:
     kind: str  # what is on top: dialog, menu, list, or else the kind of window
     colours: list[str]  # of the widgets that can be reached
     idle: list[str]  # instructions of this scene that no click answers: absent or covered
-    done: list[str]  # instructions whose widget is in reach and already as they want it
+    done: list[
+        tuple[str, Rect]
+    ]  # instructions whose widget is already as they want it; where it is
     sights: list[Rect]  # every widget whose middle can be seen, reachable or dimmed by a dialog
 
     @property
@@ -137,7 +139,7 @@ def grounding_screen(seed: int, size: tuple[int, int] = (168, 168)) -> Grounding
             for phrase in (scene.phrase.format(colour=colour) for colour in COLOURS)
             if phrase not in asked
         ],
-        done=sorted(_done(scene) & asked.keys()),
+        done=[(phrase, asked[phrase][0]) for phrase in sorted(_done(scene) & asked.keys())],
         sights=_sights(app),
     )
 

@@ -194,14 +194,14 @@ class Line(Widget):
 
     def measure(self, ui: Ui) -> tuple[int, int]:
         sizes = [child.size(ui) for child in self.children]
-        main = sum(size[self.down] for size in sizes) + ui.px(self.gap) * max(0, len(sizes) - 1)
+        main = sum(size[self.down] for size in sizes) + self._gap(ui) * max(0, len(sizes) - 1)
         cross = max((size[not self.down] for size in sizes), default=0)
         pad = 2 * ui.px(self.pad) if self.pad else 0
         return (cross + pad, main + pad) if self.down else (main + pad, cross + pad)
 
     def arrange(self, ui: Ui, clip: Rect) -> None:
         inner = self.bbox.inset(ui.px(self.pad)) if self.pad else self.bbox
-        gap = ui.px(self.gap) if self.gap else 0
+        gap = self._gap(ui)
         sizes = [child.size(ui) for child in self.children]
         room = inner.height if self.down else inner.width
         left = room - sum(size[self.down] for size in sizes) - gap * max(0, len(sizes) - 1)
@@ -211,6 +211,9 @@ class Line(Widget):
             length = size[self.down] + (share if id(child) in self.grow else 0)
             child.place(ui, self._slot(inner, at, length, size[not self.down]), clip)
             at += length + gap
+
+    def _gap(self, ui: Ui) -> int:
+        return ui.px(self.gap) if self.gap else 0
 
     def _slot(self, inner: Rect, at: int, length: int, cross: int) -> Rect:
         low, high = (inner.x0, inner.x1) if self.down else (inner.y0, inner.y1)
