@@ -266,3 +266,15 @@ def test_nothing_to_evaluate_is_said(config_path: Path) -> None:
     config = load_config(config_path, ["eval.episodes=0"])
     with pytest.raises(TaskError, match="nothing to evaluate"):
         asyncio.run(asyncio.to_thread(run_eval, config))
+
+
+@pytest.mark.slow
+def test_the_shipped_model_clicks_what_it_is_told_to_and_nothing_more(config_path: Path) -> None:
+    """It is grounded on single screens; what takes more steps is left for the run to learn."""
+    config = load_config(config_path, ["rollout.engine=transformers", "eval.episodes=48"])
+    made = run_eval(config, modes=("greedy",), as_it_comes=True)
+    success = {score.task_id: score.success for score in made.modes["greedy"].tasks}
+    assert success["mini/click"] is not None
+    assert success["mini/popup"] is not None
+    assert success["mini/click"] >= 0.7
+    assert success["mini/popup"] <= 0.7

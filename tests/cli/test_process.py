@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def config(tmp_path: Path) -> Config:
 
 
 @pytest.fixture(autouse=True)
-def _restore_process_state() -> contextlib.AbstractContextManager[None]:
+def _restore_process_state() -> Iterator[None]:
     handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     yield
     for each, handler in handlers.items():
@@ -126,36 +127,47 @@ sys.exit(process.run_role("env", config, never_ends))
 """
 
 
-def _busy(config: Config, grace_s: float, **environment: str) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def _busy(config: Config, grace_s: float) -> Iterator[subprocess.Popen[str]]:
     child = subprocess.Popen(
         [sys.executable, "-c", BUSY, str(config.run.dir), str(grace_s)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **environment},
     )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "ready\n"
-    return child
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
 
 
 def test_a_process_that_does_not_end_in_time_is_ended(config: Config) -> None:
-    child = _busy(config, 0.2)
-    child.terminate()
-    _, err = child.communicate(timeout=30)
+    with _busy(config, 0.2) as child:
+        child.terminate()
+        _, err = child.communicate(timeout=60)
     assert child.returncode == 1
     assert "did not end within" in err
 
 
+def test_it_is_ended_though_nobody_reads_what_it_says(config: Config) -> None:
+    with _busy(config, 0.2) as child:
+        assert child.stderr is not None
+        child.stderr.close()
+        child.terminate()
+        assert child.wait(timeout=60) == 1
+
+
 def test_the_second_signal_ends_at_once(config: Config) -> None:
-    child = _busy(config, 60)
-    child.send_signal(signal.SIGINT)
-    assert child.stderr is not None
-    while "second signal" not in child.stderr.readline():
-        pass
-    child.send_signal(signal.SIGINT)
-    child.communicate(timeout=30)
-    assert child.returncode == 128 + signal.SIGINT
+    with _busy(config, 600) as child:
+        child.send_signal(signal.SIGINT)
+        assert child.stderr is not None
+        while "second signal" not in child.stderr.readline():
+            pass
+        child.send_signal(signal.SIGINT)
+        assert child.wait(timeout=60) == 128 + signal.SIGINT
 
 
 def test_a_child_of_dart_up_ends_when_its_parent_is_gone(config: Config) -> None:
@@ -169,11 +181,11 @@ def test_a_child_of_dart_up_ends_when_its_parent_is_gone(config: Config) -> None
         [sys.executable, "-c", script, BUSY, str(config.run.dir), "0.2"],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=True,
     )
     pid = int(ended.stdout)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             with claim(config, "env", "env-0"):
