@@ -161,8 +161,14 @@ def load_policy(
         raise ModelError(
             f"{folder}: the tokenizer has no chat template; add chat_template.jinja to the folder"
         )
+    # Tensors read from safetensors may still be the mapped file: whoever rebuilds the folder
+    # would end this process with SIGBUS. Moving to a device copies; staying on the CPU must too.
+    model.to(device)
+    if torch.device(device).type == "cpu":
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
     use_batched_vision(model)
-    return _assemble(folder, family, model.to(device).eval(), tokenizer, preparer)
+    return _assemble(folder, family, model.eval(), tokenizer, preparer)
 
 
 def _assemble(

@@ -334,6 +334,16 @@ def test_a_spoilt_folder_is_refused_by_name_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+def test_a_loaded_policy_survives_its_folder(qwen3: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "short-lived"
+    shutil.copytree(qwen3, folder)
+    policy = load_policy(folder)
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(0)  # a tensor that still lies in the file would end the process here
+    total = sum(float(tensor.abs().sum()) for tensor in weight_tensors(policy.model).values())
+    assert total > 0
+
+
 @pytest.mark.parametrize("name", ["builtin:huge", "/nowhere/at/all"])
 def test_a_model_that_does_not_exist_is_refused(name: str) -> None:
     with pytest.raises(ModelError, match="builtin:tiny"):
