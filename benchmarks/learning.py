@@ -235,7 +235,7 @@ def curves(run_dir: Path) -> dict[str, list[tuple[float, float]]]:
         points: Sequence[CurvePoint] = reader.success_curve(bucket=BUCKET)
     for point in points:
         minutes = (point.ended_at - began) / 60
-        found.setdefault(str(point.task_id), []).append((minutes, point.success))
+        found.setdefault(point.task_id, []).append((minutes, point.success))
     return found
 
 

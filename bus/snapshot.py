@@ -94,8 +94,8 @@ class Snapshot(Part):
     dropped: dict[str, int] = {}  # reason -> trajectories
     groups: GroupsView
     tasks: list[TaskView] = []
-    success: float | None = None  # over the most recent trajectories of all tasks
-    success_curve: list[float | None] = []  # all tasks, by policy version bucket, oldest first
+    success: float | None = None  # mean over the tasks of their moving averages
+    success_curve: list[float | None] = []  # mean over tasks by version bucket, oldest first
     rates: Rates
     staleness: StalenessView
     metrics: dict[str, float] = {}  # newest train metrics: loss, reward, entropy, kl, lr, ...

@@ -62,8 +62,7 @@ def write_report(config: Config, *, minutes_total: float) -> dict[str, Any]:
         newest = -1 if version is None else version.policy_version
         bucket = max(1, -(-(newest + 1) // CURVE_BUCKETS))
         curve = reader.success_curve(bucket=bucket)
-        overall = reader.success_curve(by_task=False, bucket=bucket)
-        trajectories = sum(point.trajectories for point in overall)
+    trajectories = sum(point.trajectories for point in curve)
     before, after = read_evaluation(run_dir, BEFORE), read_evaluation(run_dir, AFTER)
     result = summarize(before, after)
     result |= {
@@ -74,11 +73,9 @@ def write_report(config: Config, *, minutes_total: float) -> dict[str, Any]:
         "seed": config.run.seed,
         "run_dir": str(run_dir),
     }
-    if overall:
+    if curve:
         ends = [_mode(each, "sampled") for each in (before, after)]
-        result["curve"] = str(
-            draw_curve(folder / "curve.png", curve, overall, ends, run.created_at)
-        )
+        result["curve"] = str(draw_curve(folder / "curve.png", curve, ends, run.created_at))
     pairs = pick_films(read_films(run_dir, BEFORE), read_films(run_dir, AFTER))
     if pairs:
         result["films"] = str(draw_films(folder / "films.png", run_dir, pairs))
@@ -184,11 +181,12 @@ def _arrow(before: float | None, after: float | None) -> str:
 def draw_curve(
     path: Path,
     by_task: Sequence[CurvePoint],
-    overall: Sequence[CurvePoint],
     ends: Sequence[ModeScore | None],
     began_at: float,
 ) -> Path:
     """Success while training by policy version, a line for each task, minutes on the upper axis.
+
+    The thick line is the mean over tasks: over trajectories it would tell what the scheduler plays.
 
     `ends` are the held-out scores before and after, drawn with their 95 % intervals; `began_at` is
     when the run began, unix seconds.
@@ -199,13 +197,16 @@ def draw_curve(
     axes = figure.subplots()
     tasks: dict[str, list[CurvePoint]] = {}
     for point in by_task:
-        tasks.setdefault(str(point.task_id), []).append(point)
+        tasks.setdefault(point.task_id, []).append(point)
     for task_id, points in sorted(tasks.items()):
         versions = [point.policy_version for point in points]
         axes.plot(versions, [point.success for point in points], linewidth=1, label=task_id)
-    versions = [point.policy_version for point in overall]
-    successes = [point.success for point in overall]
-    axes.plot(versions, successes, color="black", linewidth=2.5, label="all, while training")
+    buckets: dict[int, list[CurvePoint]] = {}
+    for point in by_task:
+        buckets.setdefault(point.policy_version, []).append(point)
+    versions = sorted(buckets)
+    means = [sum(p.success for p in buckets[v]) / len(buckets[v]) for v in versions]
+    axes.plot(versions, means, color="black", linewidth=2.5, label="mean, while training")
     for score, name, at in zip(ends, (BEFORE, AFTER), (versions[0], versions[-1]), strict=True):
         whole = score.overall if score else None
         if whole is not None and whole.success is not None:
@@ -218,10 +219,11 @@ def draw_curve(
     axes.set_ylim(0, 1.02)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
-    marks = overall[:: max(1, len(overall) // 6)]
+    marks = versions[:: max(1, len(versions) // 6)]
     clock = axes.secondary_xaxis("top")
-    clock.set_xticks([point.policy_version for point in marks])
-    clock.set_xticklabels([f"{(point.ended_at - began_at) / 60:.1f}" for point in marks])
+    clock.set_xticks(marks)
+    ended = [max(point.ended_at for point in buckets[version]) for version in marks]
+    clock.set_xticklabels([f"{(at - began_at) / 60:.1f}" for at in ended])
     clock.set_xlabel("minutes")
     figure.savefig(path, dpi=120)
     return path

@@ -115,6 +115,20 @@ class Progress:
         """Moving average of each task's success."""
         return {task_id: task.average.value for task_id, task in self.tasks.items()}
 
+    def mean_success(self) -> float | None:
+        """Mean of the tasks' moving averages: each task counts alike, however often it is played.
+
+        Over all trajectories it would tell what the scheduler prefers: `frontier` plays the tasks
+        that are not solved yet.
+        """
+        return _mean(task.average.value for task in self.tasks.values())
+
+    def mean_curve(self, newest_version: int) -> list[float | None]:
+        """Mean of the tasks' curves, where a task has a point."""
+        newest = max([newest_version, *self.all.tally.by_version])
+        curves = [task.tally.curve(newest) for task in self.tasks.values()]
+        return [_mean(points) for points in zip(*filter(None, curves), strict=True)]
+
     def train_metrics(self, batch_id: int, values: Mapping[str, float]) -> None:
         """The newest train step's metrics."""
         for name, value in values.items():
@@ -143,3 +157,9 @@ class Progress:
             actions=self.actions.per_minute(now),
             train_steps=self.train_steps.per_minute(now),
         )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Mean of those that are known; None if none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

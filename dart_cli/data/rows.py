@@ -116,9 +116,9 @@ class OutcomeRow:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """Success of one task (or of all: task_id None) at one bucket of policy versions."""
+    """Success of one task at one bucket of policy versions."""
 
-    task_id: str | None
+    task_id: str
     policy_version: int  # first version of the bucket
     trajectories: int  # judged pass or fail
     passed: int

@@ -487,8 +487,8 @@ class DataService:
                 dropped=_by_reason(groups),
             ),
             tasks=self._task_views(newest),
-            success=progress.all.average.value,
-            success_curve=progress.all.tally.curve(newest),
+            success=progress.mean_success(),
+            success_curve=progress.mean_curve(newest),
             rates=progress.rates(now),
             staleness=StalenessView(
                 mean=sum(k * v for k, v in histogram.items()) / tokens if tokens else 0.0,

@@ -313,14 +313,13 @@ class Reader:
         )
         return [OutcomeRow(**row) for row in rows]
 
-    def success_curve(self, *, by_task: bool = True, bucket: int = 1) -> list[CurvePoint]:
-        """Success over policy versions in buckets of `bucket` versions, oldest first.
+    def success_curve(self, *, bucket: int = 1) -> list[CurvePoint]:
+        """Each task's success over policy versions in buckets of `bucket`, oldest first.
 
         A trajectory counts where its oldest token was sampled; invalid ones count nowhere.
         """
-        task = "g.task_id" if by_task else "NULL"
         rows = self._rows(
-            f"SELECT {task} AS task_id, (t.oldest_version / ?) * ? AS policy_version, "  # noqa: S608
+            "SELECT g.task_id, (t.oldest_version / ?) * ? AS policy_version, "
             "COUNT(*) AS trajectories, SUM(t.outcome = 'pass') AS passed, "
             "MAX(t.ended_at) AS ended_at "
             "FROM trajectories t JOIN groups g ON g.id = t.group_id "

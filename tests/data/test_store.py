@@ -155,7 +155,7 @@ def test_curves_count_judged_trajectories_by_their_oldest_version(run_dir: Path)
             name = f"g1-{number:02d}"
             store.add_lease(Attempt(name, number, "env-0", 0, 1, 0.0), "g1", 1.0)
             store.finish(trajectory_end(name, 0, outcome), float(number), version, version)  # type: ignore[arg-type]
-        curve = store.success_curve(by_task=False, bucket=2)
+        curve = store.success_curve(bucket=2)
         assert [(p.policy_version, p.trajectories, p.passed) for p in curve] == [
             (0, 2, 1),
             (2, 2, 2),
