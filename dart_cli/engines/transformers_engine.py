@@ -54,6 +54,7 @@ class _Job:
     images: list[PreparedImage]
     arrived: float
     future: Future[Generation] = field(default_factory=Future)
+    given_up: bool = False  # nobody awaits it any more; its row may end early
 
 
 @dataclass
@@ -115,10 +116,14 @@ class TransformersEngine:
         Raises EngineError if the prompt does not fit the model, holds images without places, or
         the waiting line is full. Cancelling the awaiting task frees the request's place.
         """
-        return await asyncio.wrap_future(self.submit(request))
+        job = self._enqueue(request)
+        try:
+            return await asyncio.wrap_future(job.future)
+        except asyncio.CancelledError:
+            job.given_up = True
+            raise
 
-    def submit(self, request: GenerateRequest) -> Future[Generation]:
-        """`generate` for callers without an event loop; cancel the future to give up."""
+    def _enqueue(self, request: GenerateRequest) -> _Job:
         job = _Job(request, self._prepare(request), time.monotonic())
         with self._changed:
             if self._closing:
@@ -130,7 +135,7 @@ class TransformersEngine:
                 )
             self._waiting.append(job)
             self._changed.notify()
-        return job.future
+        return job
 
     async def update_weights(self, directory: Path, policy_version: int) -> UpdateTiming:
         """Take a published weight set between two batches; no request is lost.
@@ -285,7 +290,7 @@ class TransformersEngine:
         values = logits(model, inputs, last=1, features=features, cache=cache)[:, 0]
         attention_mask = inputs.attention_mask
         position = inputs.next_position
-        while draw.step(values):
+        while draw.step(values, [job.given_up for job in batch]):
             attention_mask = torch.cat([attention_mask, attention_mask.new_ones(len(batch), 1)], 1)
             step = ModelInputs(
                 input_ids=draw.last[:, None],
@@ -335,8 +340,8 @@ class _Sampler:
         self.entropies: list[list[float]] = [[] for _ in requests]
         self.last = torch.zeros(len(requests), dtype=torch.long)
 
-    def step(self, values: torch.Tensor) -> bool:
-        """Draw from logits [B, V]; True while a row still wants tokens."""
+    def step(self, values: torch.Tensor, given_up: Sequence[bool]) -> bool:
+        """Draw from logits [B, V]; True while a row that was not given up [B] wants tokens."""
         logprobs = masked_logprobs(values, self._forbidden, self._temperature)
         probabilities = logprobs.double().exp()
         cumulative = probabilities.cumsum(dim=-1)
@@ -364,7 +369,7 @@ class _Sampler:
                 self.logprobs[row].append(picked[row])
                 self.entropies[row].append(entropies[row])
                 ended = token in self._ends or len(self.tokens[row]) >= self._limits[row]
-                self._open[row] = not ended
+                self._open[row] = not (ended or given_up[row])
         return any(self._open)
 
 

@@ -239,6 +239,23 @@ async def test_cancelling_frees_the_place(policy: LoadedPolicy, ask: Asker) -> N
     assert len(again) == 4
 
 
+async def test_cancelling_ends_a_row_that_is_being_decoded(
+    policy: LoadedPolicy, ask: Asker
+) -> None:
+    policy.end_token_ids = (policy.forbidden_token_ids[0],)  # no completion ends by itself
+    async with serving(policy) as engine:
+        task = asyncio.create_task(engine.generate(ask(1, max_tokens=3000)))
+        for _ in range(1000):
+            if engine.gauges()["in_flight"]:
+                break
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len((await engine.generate(ask(2, max_tokens=3))).token_ids) <= 3
+        assert engine.gauges()["tokens"] < 2000
+
+
 async def test_a_full_waiting_line_refuses_by_name(policy: LoadedPolicy, ask: Asker) -> None:
     async with serving(policy, max_batch=1, max_waiting=3) as engine:
         tasks = [asyncio.create_task(engine.generate(ask(i, max_tokens=20))) for i in range(12)]
