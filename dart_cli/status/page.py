@@ -24,8 +24,8 @@ _BAR_CELLS = 24
 _ROLE_ORDER = ("data", "train", "rollout", "env", "eval", "status")
 _STATE_STYLES = {"ready": "green", "training": "green", "waiting": "yellow", "syncing": "cyan"}
 _METRICS = (  # shown first and in this order, as far as the trainer sends them
-    *("loss", "reward", "entropy", "kl", "mismatch_kl", "clip_fraction", "is_weight", "grad_norm"),
-    *("lr", "tokens", "samples", "update_s", "wait_s"),
+    *("loss", "reward", "entropy", "mismatch_kl", "reference_kl", "ess", "grad_norm", "lr"),
+    *("samples", "step_s", "waiting_s"),
 )
 _MAX_METRICS = 10
 _GAUGES = {  # what says most about a role's load; the others are in --json
