@@ -85,16 +85,16 @@ def test_the_same_seed_is_the_same_episode_byte_for_byte(task: Task) -> None:
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.id)
 def test_seeds_differ_in_what_they_show(task: Task) -> None:
-    env = embedded(task.suite)
+    env = embedded(task.suite, size="168x168")
     screens = {env.reset(seed=s, options={"task": task})[0].screenshot for s in range(20)}
     assert len(screens) >= 18
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.id)
 def test_limits_are_per_instance_and_within_those_of_the_task(task: Task) -> None:
-    env = embedded(task.suite)
+    env = embedded(task.suite, size="168x168")
     needs = []
-    for seed in range(40):
+    for seed in range(25):
         _, info = env.reset(seed=seed, options={"task": task})
         assert info["need"] < info["max_steps"] <= task.max_steps
         assert info["instruction"]
@@ -119,9 +119,9 @@ def test_doing_nothing_ends_at_the_limit_and_fails(task: Task) -> None:
 @pytest.mark.parametrize("action", [Done(), Fail(), Answer(text="red")], ids=lambda a: a.kind)
 @pytest.mark.parametrize("suite", SUITES)
 def test_a_claim_without_the_deed_fails(suite: str, action: Action) -> None:
-    env = embedded(suite)
+    env = embedded(suite, size="168x168")
     for task in load_suite(suite).tasks.values():
-        for seed in range(10):
+        for seed in range(5):
             env.reset(seed=seed, options={"task": task})
             _, reward, terminated, truncated, info = env.step(action)
             assert (reward, terminated, truncated) == (0.0, True, False)
