@@ -101,17 +101,7 @@ class Answer(_Action):
 
 
 Action = Annotated[
-    Click
-    | DoubleClick
-    | Move
-    | Drag
-    | Scroll
-    | Type
-    | KeyPress
-    | Wait
-    | Done
-    | Fail
-    | Answer,
+    Click | DoubleClick | Move | Drag | Scroll | Type | KeyPress | Wait | Done | Fail | Answer,
     Field(discriminator="kind"),
 ]
 
