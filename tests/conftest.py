@@ -1,4 +1,8 @@
-"""What all tests share: an `async def` test runs in an event loop of its own."""
+"""What all tests share.
+
+An `async def` test runs in an event loop of its own. Property tests have no time limit for an
+example: on a busy machine it would fail tests whose promise holds.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,10 @@ import asyncio
 import inspect
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 @pytest.hookimpl(tryfirst=True)
