@@ -28,21 +28,30 @@ def env() -> GuiEnv:
     return made
 
 
-def test_the_example_passes_by_the_right_click_alone(env: GuiEnv) -> None:
+def test_the_example_passes_by_the_right_two_clicks_alone(env: GuiEnv) -> None:
     task = load_suite(SUITE).tasks["lights/on"]
-    passed = 0
+    switches, lamps = (46, 122), (28, 84, 140)  # pixels
     for seed in range(30):
-        outcomes = []
-        for lamp in range(3):
-            _, info = env.reset(seed=seed, options={"task": task})
-            assert info["instruction"].startswith("click the ")
-            _, reward, terminated, _, _ = env.step(Click(x=lamp * 56 + 28, y=82))
-            outcomes.append(env.evaluate().outcome == "pass")
-            assert terminated == outcomes[-1]
-            assert reward == float(outcomes[-1])
-        passed += sum(outcomes)
-        assert sum(outcomes) == 1
-    assert passed == 30
+        passed = 0
+        for switch in switches:
+            for lamp in lamps:
+                _, info = env.reset(seed=seed, options={"task": task})
+                assert info["instruction"].startswith("click the ")
+                _, _, blown, _, _ = env.step(Click(x=switch, y=132))
+                if blown:
+                    assert env.evaluate().outcome == "fail"
+                    continue
+                _, reward, terminated, _, _ = env.step(Click(x=lamp, y=62))
+                assert terminated
+                assert reward == float(env.evaluate().outcome == "pass")
+                passed += env.evaluate().outcome == "pass"
+        assert passed == 1
+
+
+def test_the_example_ends_in_time_and_unhurt_by_clicks_on_nothing(env: GuiEnv) -> None:
+    env.reset(seed=3, options={"task": load_suite(SUITE).tasks["lights/on"]})
+    ends = [env.step(Click(x=84, y=10))[2:4] for _ in range(4)]
+    assert ends == [(False, False)] * 3 + [(False, True)]
 
 
 def test_the_example_repeats_with_its_seed_and_judges_the_state_not_the_claim(env: GuiEnv) -> None:
