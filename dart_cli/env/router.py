@@ -188,13 +188,19 @@ class RolloutRouter:
         return reply
 
     def _gone(self, worker: _Worker) -> bool:
-        """Whether to stop waiting: it is dead, replaced, or stopping while another is ready."""
+        """Whether to stop waiting: it is dead, replaced, or stopping while another is ready.
+
+        One that says `starting` was ready when it was asked: it is a new process of the same name,
+        which knows nothing of the request and may load its model for longer than we may wait.
+        """
         heartbeat = self._liveness.get(worker.name)
         if self._workers.get(worker.name) is not worker or heartbeat is None:
             return True
         if self._liveness.silent_s(worker.name) > self._liveness.dead_after_s:
             return True
-        return heartbeat.state == "stopping" and bool(self.ready())
+        return heartbeat.state == "starting" or (
+            heartbeat.state == "stopping" and bool(self.ready())
+        )
 
     def _connect(self, heartbeat: Heartbeat) -> None:
         try:

@@ -133,6 +133,17 @@ async def test_a_worker_that_says_goodbye_is_left_at_once(tmp_path: Path) -> Non
         assert (await ask).text == "rollout-1"
 
 
+async def test_a_worker_that_was_started_anew_is_left_at_once(tmp_path: Path) -> None:
+    async with rollouts(tmp_path / "run", "rollout-0", "rollout-1", held=True) as (router, each):
+        ask = asyncio.create_task(router.act(act()))
+        await until(lambda: each["rollout-0"].asked == 1)
+        each["rollout-1"].go.set()
+        # The same name and address; the process behind it loads its model and answers nobody.
+        endpoint = each["rollout-0"].replier.endpoint
+        router.observe(heartbeat("rollout-0", endpoint, state="starting"))
+        assert (await ask).text == "rollout-1"
+
+
 async def test_a_worker_taking_weights_is_asked_only_where_none_is_ready(tmp_path: Path) -> None:
     async with rollouts(tmp_path / "run", "rollout-0", "rollout-1") as (router, each):
         ends = {name: server.replier.endpoint for name, server in each.items()}
