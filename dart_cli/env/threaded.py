@@ -115,12 +115,13 @@ class ThreadedEnv:
         job = _Job(work, loop.create_future(), loop)
         self._jobs.put(job)
         try:
-            async with asyncio.timeout(deadline_s):
-                return await job.answer  # type: ignore[no-any-return]
-        except TimeoutError:
-            self._jobs.put(None)  # should it come back, it closes the environment and ends
-            self._jobs = self._ended = None
-            raise EnvError(f"{self._name}: no answer to {what} in {deadline_s:g} s") from None
+            # Not asyncio.timeout: its TimeoutError could be one that the environment raised.
+            await asyncio.wait([job.answer], timeout=deadline_s)
+            if not job.answer.done():
+                self._jobs.put(None)  # should it come back, it closes the environment and ends
+                self._jobs = self._ended = None
+                raise EnvError(f"{self._name}: no answer to {what} in {deadline_s:g} s")
+            return job.answer.result()  # type: ignore[no-any-return]
         except EnvError:
             raise
         except DartError as error:
@@ -128,6 +129,8 @@ class ThreadedEnv:
         except Exception as error:
             logger.exception("%s: %s failed", self._name, what)
             raise EnvError(f"{self._name}: {what}: {type(error).__name__}: {error}") from error
+        finally:
+            job.answer.cancel()  # nobody waits for it any more
 
     def _serve(
         self,

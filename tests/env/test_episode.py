@@ -21,7 +21,7 @@ MENU = find_task("mini", "mini/menu")
 
 
 class Breaks:
-    """The embedded environment, broken at one place: reset, step, evaluate or hang."""
+    """The embedded environment, broken at one place: reset, step, timeout, evaluate or hang."""
 
     def __init__(self, where: str) -> None:
         self._env = mini()
@@ -38,6 +38,8 @@ class Breaks:
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         if self._where == "step":
             raise ZeroDivisionError("a bug of the environment")
+        if self._where == "timeout":
+            raise TimeoutError("the page did not load")
         if self._where == "hang":
             time.sleep(1.0)
         return self._env.step(action)
@@ -160,6 +162,7 @@ async def test_history_shows_the_past_and_the_hashes_say_which_images_were_in_th
         ("reset", 0, "the display is gone"),
         ("step", 1, "env-0/0: step: ZeroDivisionError: a bug of the environment"),
         ("evaluate", 1, "evaluate: KeyError"),
+        ("timeout", 1, "step: TimeoutError: the page did not load"),
         ("hang", 1, "no answer to step in 0.2 s"),
     ],
 )
