@@ -142,15 +142,15 @@ class Ledger:
         self.store.finish(end, now, *(versions or (None, None)))
         attempt.steps = end.steps
         attempt.oldest_version = versions[0] if versions else None
-        if missing:
-            log.warning("%s is incomplete and will not be trained on: %s", attempt.id, missing)
-            self._drop_attempt(group, attempt, "incomplete")
-            return Ack(note=f"dropped: {missing}")
         self.progress.outcome(group.task_id, end.outcome, attempt.oldest_version)
         if end.outcome == "invalid":
             reason = "cancelled" if end.stop_reason == "cancelled" else "invalid"
             self._drop_attempt(group, attempt, reason)
             return Ack()
+        if missing:
+            log.warning("%s is incomplete and will not be trained on: %s", attempt.id, missing)
+            self._drop_attempt(group, attempt, "incomplete")
+            return Ack(note=f"dropped: {missing}")
         self.progress.trajectories.add(self._monotonic())
         attempt.state, attempt.outcome = "finished", end.outcome
         self._settle(group)
@@ -167,10 +167,9 @@ class Ledger:
         limit = self._monotonic() - self._config.data.lease_s
         return self._take_back(lambda attempt: attempt.renewed_at < limit, "lease_expired")
 
-    def take_back_from(self, worker: str, playing: Iterable[str] = ()) -> int:
-        """Drop the leases of a worker that is gone, but for those in `playing`; how many."""
-        kept = set(playing)
-        return self._take_back(lambda a: a.worker == worker and a.id not in kept, "worker_lost")
+    def take_back_from(self, worker: str) -> int:
+        """Drop the leases of a worker that is gone; how many there were."""
+        return self._take_back(lambda attempt: attempt.worker == worker, "worker_lost")
 
     # --- training -----------------------------------------------------------------------
 
@@ -183,12 +182,16 @@ class Ledger:
         return self._form_batch()
 
     def batch_trained(self, trained: BatchTrained) -> Ack:
-        """The batch is in the weights; said twice, it counts once."""
+        """The batch is in the weights; said twice, it counts once.
+
+        Its mean reward joins the trainer's metrics: a sample carries its advantage only.
+        """
         state = self._batches.get(trained.batch_id)
         if state is None:
             return Ack(accepted=False, note=f"no batch {trained.batch_id} in this run")
         if state == "batched":
             metrics = {name: value for name, value in trained.metrics.items() if isfinite(value)}
+            metrics["reward"] = self.store.batch(trained.batch_id).reward
             self.store.batch_trained(trained, metrics, self._wall())
             self._batches[trained.batch_id] = "trained"
             self.updates += 1
@@ -480,7 +483,11 @@ def _staleness(batch: Batch, trainer_version: int) -> dict[int, int]:
 
 
 def _check_step(record: StepRecord) -> None:
-    """Raise ProtocolError if lengths, ranges, spans or hashes do not fit together."""
+    """Raise ProtocolError if lengths, ranges, spans or hashes do not fit together.
+
+    What is filed is trained on: a step that the trainer would refuse must not become part of a
+    batch, which would be served again and again.
+    """
     where = f"step {record.step} of {record.trajectory_id}"
     _check_range(where, "step", [record.step])
     _check_range(where, "prompt_token_ids", record.prompt_token_ids)
@@ -488,9 +495,14 @@ def _check_step(record: StepRecord) -> None:
     _check_range(where, "version_spans", [span.version for span in record.version_spans])
     _check_times(where, record.model_s, record.env_s)
     length = len(record.token_ids)
+    if not length or not record.prompt_token_ids:
+        raise ProtocolError(f"{where}: prompt_token_ids and token_ids must not be empty")
     for name in ("behaviour_logprobs", "entropies"):
-        if len(getattr(record, name)) != length:
+        values: list[float] = getattr(record, name)
+        if len(values) != length:
             raise ProtocolError(f"{where}: {name} must be as many as token_ids, {length}")
+        if not all(map(isfinite, values)):
+            raise ProtocolError(f"{where}: {name} must be finite")
     covered = 0
     for span in record.version_spans:
         if span.start != covered or not covered < span.end <= length:

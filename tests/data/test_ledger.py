@@ -162,12 +162,19 @@ def test_an_unknown_trajectory_is_not_accepted(ledger: Ledger) -> None:
     ("change", "named"),
     [
         ({"behaviour_logprobs": [-1.0]}, "behaviour_logprobs"),
+        ({"behaviour_logprobs": [-1.0, float("-inf"), -1.0]}, "behaviour_logprobs must be finite"),
         ({"entropies": []}, "entropies"),
+        ({"entropies": [0.1, float("nan"), 0.1]}, "entropies must be finite"),
         ({"version_spans": []}, "version_spans"),
         ({"version_spans": [VersionSpan(version=0, start=1, end=3)]}, "version_spans"),
         ({"version_spans": [VersionSpan(version=-1, start=0, end=3)]}, "version_spans"),
         ({"token_ids": [1, 2, 2**31]}, "token_ids"),
         ({"prompt_token_ids": [-1]}, "prompt_token_ids"),
+        ({"prompt_token_ids": []}, "must not be empty"),
+        (
+            {"token_ids": [], "behaviour_logprobs": [], "entropies": [], "version_spans": []},
+            "must not be empty",
+        ),
         ({"step": -1}, "step"),
         ({"model_s": float("nan")}, "times"),
         ({"image_hashes": []}, "image_hashes"),
@@ -198,6 +205,14 @@ def test_a_trajectory_that_lacks_a_step_is_never_trained_on(ledger: Ledger, stor
     ledger.step(step_record(lease.trajectory_id, 1))
     assert "1 of 2 steps" in ledger.end(trajectory_end(lease.trajectory_id, 2)).note
     assert state_of(store, lease.trajectory_id) == "dropped:incomplete"
+
+
+def test_an_environment_that_gives_up_with_a_step_on_its_way_has_cancelled(
+    ledger: Ledger, store: Store
+) -> None:
+    lease = ask_lease(ledger, 0)
+    ledger.end(trajectory_end(lease.trajectory_id, 1, "invalid", "cancelled"))
+    assert state_of(store, lease.trajectory_id) == "dropped:cancelled"
 
 
 def test_a_trajectory_whose_prompt_image_is_unknown_is_never_trained_on(
@@ -380,7 +395,16 @@ def test_a_metric_that_is_not_finite_is_left_out(ledger: Ledger, store: Store) -
     assert ledger.batch_trained(
         BatchTrained(batch_id=batch_id, policy_version=1, metrics=metrics)
     ).accepted
-    assert [point.name for point in store.metrics()] == ["lr"]
+    assert [point.name for point in store.metrics()] == ["lr", "reward"]
+
+
+def test_a_batchs_mean_reward_stands_among_its_metrics(ledger: Ledger, store: Store) -> None:
+    play_group(ledger, ["pass", "pass", "pass", "fail"])
+    play_group(ledger, ["pass", "fail", "fail", "fail"])
+    ledger.batch_trained(trained(a_batch(ledger.next_batch(0)).batch_id))
+    [point] = store.metrics("reward")
+    assert (point.step, point.value) == (1, 0.5)
+    assert ledger.progress.metrics()["reward"] == 0.5
 
 
 def test_batches_after_the_checkpoint_are_served_again_in_order_and_earlier_ones_never(
@@ -464,7 +488,10 @@ def picture_of(ledger: Ledger) -> object:
         )
         for group in ledger.board.groups.values()
     }
-    success = {task: (t.passed, t.failed) for task, t in ledger.progress.tasks.items()}
+    success = {
+        task: (t.passed, t.failed, t.invalid, t.tally.by_version)
+        for task, t in ledger.progress.tasks.items()
+    }
     return groups, ledger.board.opened, ledger.updates, ledger.weights, success
 
 
@@ -490,6 +517,7 @@ def random_run(ledger: Ledger, clock: Clock, draws: random.Random, events: int) 
                 del playing[slot]
         elif event < 0.9 and slot in playing:
             lease, steps = playing.pop(slot)
+            steps += draws.random() < 0.05  # one that never came
             ledger.end(trajectory_end(lease.trajectory_id, steps, draws.choice(ANY_OUTCOME)))
         elif event < 0.92:
             ledger.take_back_expired()

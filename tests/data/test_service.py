@@ -315,7 +315,7 @@ async def test_the_snapshot_tells_how_the_run_stands(config: Config) -> None:
     assert sum(task.weight for task in seen.tasks) == pytest.approx(1.0)
     played = [task.passed / task.trajectories for task in seen.tasks if task.trajectories]
     assert seen.success_curve[0] == pytest.approx(sum(played) / len(played))
-    assert seen.metrics == {"loss": 0.5}
+    assert seen.metrics == {"loss": 0.5, "reward": 0.5}
     assert seen.staleness.histogram == {0: 48}
     assert seen.rates.trajectories > 0
     assert "no rollout process is alive; start `dart rollout`" in seen.warnings
