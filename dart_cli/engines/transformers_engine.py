@@ -45,6 +45,8 @@ WeightLoader = Callable[[Path, Mapping[str, torch.Tensor]], dict[str, torch.Tens
 UPDATE_DEADLINE_S = 600.0
 """A weight set that is not in place after this long is an error: a batch never takes so long."""
 
+CLOSED = "the engine is closed; start another rollout worker"
+
 
 @dataclass
 class _Job:
@@ -127,7 +129,7 @@ class TransformersEngine:
         job = _Job(request, self._prepare(request), time.monotonic())
         with self._changed:
             if self._closing:
-                raise EngineError("the engine is closed; start another rollout worker")
+                raise EngineError(CLOSED)
             if len(self._waiting) >= self._max_waiting:
                 raise EngineError(
                     f"{len(self._waiting)} requests wait already (max_waiting); "
@@ -152,7 +154,7 @@ class TransformersEngine:
         swap = _Swap(tensors, policy_version)
         with self._changed:
             if self._closing:
-                raise EngineError("the engine is closed; start another rollout worker")
+                raise EngineError(CLOSED)
             if self._swap is not None:
                 raise EngineError("another weight update is under way; wait for it")
             self._swap = swap
@@ -176,13 +178,15 @@ class TransformersEngine:
             }
 
     async def close(self) -> None:
-        """Cancel what waits, let the present batch end, stop the worker thread."""
+        """Refuse what waits, give up the present batch at its next token, stop the worker thread."""
         with self._changed:
             self._closing = True
-            for job in self._waiting:
-                job.future.cancel()
+            refused = list(self._waiting)
             self._waiting.clear()
             self._changed.notify()
+        for job in refused:
+            if job.future.set_running_or_notify_cancel():
+                job.future.set_exception(EngineError(CLOSED))
         await asyncio.to_thread(self._thread.join, UPDATE_DEADLINE_S)
 
     # --- asking -----------------------------------------------------------------------------
@@ -248,15 +252,20 @@ class TransformersEngine:
         return batch
 
     def _apply(self, swap: _Swap) -> None:
+        """Put new weights in place, unless whoever brought them has gone."""
         started = time.monotonic()
-        with torch.no_grad():
-            for name, tensor in weight_tensors(self.policy.model).items():
-                tensor.copy_(swap.tensors[name])
-        self._features.clear()
+        is_wanted = swap.future.set_running_or_notify_cancel()
+        if is_wanted:
+            with torch.no_grad():
+                for name, tensor in weight_tensors(self.policy.model).items():
+                    tensor.copy_(swap.tensors[name])
+            self._features.clear()
         with self._changed:
-            self._version = swap.policy_version
             self._swap = None
-        swap.future.set_result(UpdateTiming(time.monotonic() - started, 0.0, 0.0))
+            if is_wanted:
+                self._version = swap.policy_version
+        if is_wanted:
+            swap.future.set_result(UpdateTiming(time.monotonic() - started, 0.0, 0.0))
 
     def _answer(self, batch: list[_Job]) -> None:
         started = time.monotonic()
@@ -264,8 +273,9 @@ class TransformersEngine:
         fault: EngineError | None = None
         try:
             generations = self._decode(batch, started)
-        except (DartError, RuntimeError, ValueError, MemoryError) as error:
-            fault = EngineError(f"the batch of {len(batch)} failed: {error}")
+        except Exception as error:  # noqa: BLE001 - whatever it is, the batch is told; others follow
+            what = error if isinstance(error, DartError) else f"{type(error).__name__}: {error}"
+            fault = EngineError(f"the batch of {len(batch)} failed: {what}")
         with self._changed:  # before anyone is told, so that whoever is told can read the gauges
             self._in_flight = 0
             self._busy_s += time.monotonic() - started
@@ -291,6 +301,8 @@ class TransformersEngine:
         attention_mask = inputs.attention_mask
         position = inputs.next_position
         while draw.step(values, [job.given_up for job in batch]):
+            if self._closing:
+                raise EngineError(CLOSED)
             attention_mask = torch.cat([attention_mask, attention_mask.new_ones(len(batch), 1)], 1)
             step = ModelInputs(
                 input_ids=draw.last[:, None],

@@ -281,6 +281,53 @@ async def test_prompts_that_cannot_be_served_are_refused_before_they_wait(
         assert (await engine.generate(good)).token_ids
 
 
+async def test_closing_tells_those_who_wait_and_gives_up_the_batch(
+    policy: LoadedPolicy, ask: Asker
+) -> None:
+    policy.end_token_ids = (policy.forbidden_token_ids[0],)  # no completion ends by itself
+    engine = TransformersEngine(policy, max_batch=1)
+    asking = [asyncio.create_task(engine.generate(ask(i, max_tokens=3000))) for i in range(3)]
+    while not engine.gauges()["in_flight"]:  # noqa: ASYNC110 - a gauge, no event
+        await asyncio.sleep(0.01)
+    await engine.close()
+    outcomes = await asyncio.gather(*asking, return_exceptions=True)
+    assert all(isinstance(outcome, EngineError) for outcome in outcomes)
+    assert engine.gauges()["tokens"] < 2000
+
+
+async def test_a_fault_is_told_to_its_batch_and_the_next_is_served(
+    policy: LoadedPolicy, ask: Asker
+) -> None:
+    ends = policy.end_token_ids
+    async with serving(policy) as engine:
+        policy.end_token_ids = None  # type: ignore[assignment] # a fault of ours, of any kind
+        with pytest.raises(EngineError, match="the batch of 1 failed: TypeError"):
+            await engine.generate(ask(1))
+        policy.end_token_ids = ends
+        assert (await engine.generate(ask(1))).token_ids
+
+
+async def test_weights_whose_bringer_is_gone_are_not_taken_and_harm_nothing(
+    policy: LoadedPolicy, ask: Asker, tmp_path: Path
+) -> None:
+    published = publish(weight_tensors(policy.model), tmp_path, 1)
+    ends, policy.end_token_ids = policy.end_token_ids, (policy.forbidden_token_ids[0],)
+    async with serving(policy, max_batch=1) as engine:
+        asking = asyncio.create_task(engine.generate(ask(1, max_tokens=3000)))
+        while not engine.gauges()["in_flight"]:  # noqa: ASYNC110 - a gauge, no event
+            await asyncio.sleep(0.001)
+        updating = asyncio.create_task(engine.update_weights(published.path, 1))
+        while engine._swap is None:  # noqa: ASYNC110 - it is read in a thread
+            await asyncio.sleep(0.001)
+        for task in (updating, asking):  # in this order: the batch outlasts the update
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        policy.end_token_ids = ends
+        assert (await engine.generate(ask(2))).version_spans[0].version == 0
+        await engine.update_weights(published.path, 2)
+        assert engine.policy_version == 2
+
+
 async def test_a_closed_engine_refuses_requests(policy: LoadedPolicy, ask: Asker) -> None:
     async with serving(policy) as engine:
         pass
