@@ -4,6 +4,8 @@
     load_suite(name)     a Suite: its tasks by id
     make_env(name, ...)  a GuiEnv that plays that suite's tasks
     check_options(name, ...)  whether it would take these options
+    find_task, tasks_of  one task by its id, all of a split
+    did_you_mean         the closest known name, for errors
 
 A suite of one's own needs no entry here: `my_package.my_module:MySuite` and
 `path/to/file.py:MySuite` are names too, on every command line and in every configuration.
@@ -85,10 +87,16 @@ def make_env(suite: str, **options: object) -> GuiEnv:
 
 
 def check_options(suite: str, options: Iterable[str]) -> None:
-    """Raise TaskError for an option that the suite's environments do not take; starts none."""
+    """Raise TaskError for an option that the suite's environments do not take; starts none.
+
+    A suite whose `make_env` has a `**parameter` judges its options by itself.
+    """
+    parameters = inspect.signature(load_suite(suite).make_env).parameters.values()
+    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
+        return
     known = [
-        name
-        for name, parameter in inspect.signature(load_suite(suite).make_env).parameters.items()
+        parameter.name
+        for parameter in parameters
         if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
     for option in options:

@@ -21,6 +21,10 @@ class MySuite:
     def make_env(self, *, depth=1):
         return make_env("mini")
 
+class Passes(MySuite):
+    def make_env(self, **options):
+        return make_env("mini", **options)
+
 class NoSuite:
     name = "none"
 
@@ -80,6 +84,12 @@ def test_a_suite_in_a_file_is_named_by_its_path(own_file: Path, attribute: str) 
     assert list(load_suite(name).tasks) == ["own/one"]
     env = make_env(name, depth=2)
     env.close()
+
+
+def test_a_suite_that_passes_its_options_on_is_given_all_of_them(own_file: Path) -> None:
+    make_env(f"{own_file}:Passes", size="100x90").close()
+    with pytest.raises(TaskError, match="encoding must be one of"):
+        make_env(f"{own_file}:Passes", encoding="gif")
 
 
 def test_a_suite_in_a_package_is_named_by_its_import_path(
