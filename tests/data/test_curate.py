@@ -120,7 +120,7 @@ def test_a_group_is_stale_when_its_oldest_token_is(version: int, stale: bool) ->
     assert [reason for _, reason in result.dropped] == (["stale"] if stale else [])
 
 
-def test_the_group_that_finished_first_is_trained_first() -> None:
+def test_groups_are_chosen_in_the_order_given() -> None:
     made = [finished_group(f"g{i}", ["pass", "fail"]) for i in range(3)]
     result = curate(made, groups_per_batch=2, trainer_version=0, max_staleness=0)
     assert [group.id for group in result.chosen] == ["g0", "g1"]

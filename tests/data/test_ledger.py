@@ -357,6 +357,15 @@ def test_advantages_of_a_served_batch_are_those_of_numpy(ledger: Ledger) -> None
         assert [batch.images[name] for name in sample.image_hashes] == [sent.screenshot]
 
 
+def test_of_the_complete_groups_those_opened_first_are_trained_first(ledger: Ledger) -> None:
+    first = [ask_lease(ledger, slot) for slot in range(10, 14)]
+    second, _ = play_group(ledger, MIXED), play_group(ledger, MIXED)
+    for lease, outcome in zip(first, MIXED, strict=True):  # it finished last
+        ledger.step(step_record(lease.trajectory_id, 0))
+        ledger.end(trajectory_end(lease.trajectory_id, 1, outcome))
+    assert a_batch(ledger.next_batch(0)).group_ids == [first[0].group_id, second]
+
+
 def test_a_batch_is_served_again_until_it_is_acknowledged(ledger: Ledger) -> None:
     for _ in range(4):
         play_group(ledger, MIXED)
