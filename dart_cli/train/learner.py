@@ -6,11 +6,16 @@
 A batch is used for one update. The policy before the update and the proximal policy are then the
 same weights, so the proximal log-probabilities are the policy's own, detached: nothing is computed
 twice (docs/objective.md).
+
+AdamW steps on float32 masters. Parameters of float32 are their own; those of bfloat16 have eight
+bits, in which an update of 1e-6 on a weight of 0.1 is nothing, so they are rounded from a master
+after each step, and the gradients of the micro-batches add up in float32.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +27,8 @@ from dart_cli.train.batch import MicroBatch, check, completion_tokens, micro_bat
 from dart_cli.train.model import Scores, TrainModel
 
 Tensors = dict[str, torch.Tensor]
+
+_MASTER = "master"
 
 
 @dataclass(frozen=True)
@@ -39,8 +46,9 @@ class Learner:
         self.model = model
         self._config = config
         self._parameters = model.trainable()
-        matrices = [value for value in self._parameters.values() if value.ndim >= 2]
-        vectors = [value for value in self._parameters.values() if value.ndim < 2]
+        self._masters = {name: _master(value) for name, value in self._parameters.items()}
+        matrices = [value for value in self._masters.values() if value.ndim >= 2]
+        vectors = [value for value in self._masters.values() if value.ndim < 2]
         # Biases and gains of norms are not decayed, as usual.
         self._optimizer = torch.optim.AdamW(
             [
@@ -65,7 +73,7 @@ class Learner:
         tokens = completion_tokens(batch)
         stats: TokenStats | None = None
         fresh_gaps: list[float] = []
-        self._optimizer.zero_grad(set_to_none=True)
+        self._forget_gradients()
         clock = _Laps(timing)
         for part in micro_batches(batch, self.model.policy, self._config.micro_batch):
             clock.lap("prepare_s")
@@ -74,17 +82,17 @@ class Learner:
             fresh_gaps += _gaps(scores, part, policy_version)
             clock.lap("forward_s")
             loss.backward()  # type: ignore[no-untyped-call]
+            self._gather_gradients()
             clock.lap("backward_s")
             stats = part_stats if stats is None else stats + part_stats
-        norm = torch.nn.utils.clip_grad_norm_(
-            self._parameters.values(), self._config.grad_clip
-        ).item()
+        norm = torch.nn.utils.clip_grad_norm_(self._masters.values(), self._config.grad_clip).item()
         lr = learning_rate(updates_done, self._config)
         applied = stats is not None and norm < float("inf")  # neither infinite nor nan
         if applied:
             for group in self._optimizer.param_groups:
                 group["lr"] = lr
             self._optimizer.step()
+            self._round_masters()
         clock.lap("optimizer_s")
         metrics = {} if stats is None else stats.metrics()
         if fresh_gaps:
@@ -122,15 +130,45 @@ class Learner:
         )
         return output.loss, output.stats
 
+    # --- masters ------------------------------------------------------------------------------
+
+    def _rounded(self) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
+        """Parameters that have a master apart from themselves, with it."""
+        for name, parameter in self._parameters.items():
+            if self._masters[name] is not parameter:
+                yield parameter, self._masters[name]
+
+    def _forget_gradients(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        for parameter, _ in self._rounded():  # an update that raised may have left one
+            parameter.grad = None
+
+    def _gather_gradients(self) -> None:
+        """Add the parameters' gradients to their masters' and free them."""
+        for parameter, master in self._rounded():
+            if parameter.grad is not None:
+                gradient = parameter.grad.to(master.dtype)
+                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+                parameter.grad = None
+
+    @torch.no_grad()
+    def _round_masters(self) -> None:
+        for parameter, master in self._rounded():
+            parameter.copy_(master)
+
     # --- its state, for checkpoints -----------------------------------------------------------
 
     def optimizer_tensors(self) -> Tensors:
-        """The optimizer's state by `parameter/name`, e.g. `lm_head.weight/exp_avg`."""
-        return {
+        """The optimizer's state by `parameter/name`, e.g. `lm_head.weight/exp_avg`, `.../master`."""
+        tensors = {
             f"{name}/{key}": value
-            for name, parameter in self._parameters.items()
-            for key, value in self._optimizer.state[parameter].items()
+            for name, master in self._masters.items()
+            for key, value in self._optimizer.state[master].items()
         }
+        for name, master in self._masters.items():
+            if master is not self._parameters[name]:
+                tensors[f"{name}/{_MASTER}"] = master.detach()
+        return tensors
 
     @torch.no_grad()
     def restore(self, weights: Tensors, optimizer: Tensors) -> None:
@@ -145,13 +183,21 @@ class Learner:
             raise ValueError(f"its optimizer holds {min(unknown)}, which is not trained here")
         for name, value in mine.items():
             value.copy_(weights[name])
+        for name, master in self._masters.items():
+            master.copy_(optimizer.get(f"{name}/{_MASTER}", weights[name]))
         self._optimizer.state.clear()
         for key, value in optimizer.items():
             name, _, part = key.rpartition("/")
-            parameter = self._parameters[name]
-            # AdamW counts steps in a scalar of its own; moments live where the parameter does.
-            held = value.clone().to(parameter.device)
-            self._optimizer.state[parameter][part] = held
+            if part != _MASTER:
+                master = self._masters[name]
+                self._optimizer.state[master][part] = value.clone().to(master.device)
+
+
+def _master(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """The float32 tensor that is optimized: the parameter itself where it has that precision."""
+    if parameter.dtype == torch.float32:
+        return parameter
+    return parameter.detach().float().requires_grad_()
 
 
 def learning_rate(updates_done: int, config: TrainConfig) -> float:

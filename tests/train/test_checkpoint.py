@@ -25,9 +25,11 @@ def write(directory: Path, updates: int, keep: int = 5) -> Path:
     return save(directory, progress, weights, STATES, keep)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
-    config: Config, batches: list[Batch], tmp_path: Path
+    config: Config, batches: list[Batch], tmp_path: Path, dtype: str
 ) -> None:
+    config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
     straight = Learner(TrainModel.load(config), config.train)
     for done, batch in enumerate(batches):
         straight.update(batch, done)

@@ -194,6 +194,23 @@ def test_a_learning_rate_of_zero_trains_nothing(config: Config, batches: list[Ba
     assert all(torch.equal(before[name], value) for name, value in made.model.weights().items())
 
 
+def test_updates_too_small_for_bfloat16_add_up(config: Config, batches: list[Batch]) -> None:
+    """A weight of 1/16 to 1/8 has steps of 5e-4 in bfloat16; each update moves it by 1e-4."""
+    model = config.model.model_copy(update={"dtype": "bfloat16"})
+    made = learner(config.model_copy(update={"model": model}), lr=1e-4, updates=1)
+    name = "model.language_model.layers.0.mlp.down_proj.weight"
+    before = made.model.weights()[name].clone()
+    middling = (before.abs() > 0.0626) & (before.abs() < 0.1249)
+    shares = []
+    for done in range(5):
+        made.update(batches[0], done)
+        changed = made.model.weights()[name] != before
+        shares.append(changed[middling].float().mean().item())
+    assert before.dtype == torch.bfloat16
+    assert shares[0] == 0.0
+    assert shares[-1] > 0.3
+
+
 def test_a_frozen_vision_tower_stays(config: Config, batches: list[Batch]) -> None:
     model = config.model.model_copy(update={"freeze_vision": True})
     made = learner(config.model_copy(update={"model": model}))
