@@ -64,6 +64,8 @@ SAVE_S = 5.0
 """Between notes of what the processes last said and moves of the database's log."""
 SNAPSHOT_S = 0.5
 """A snapshot younger than this is given again."""
+SNAPSHOT_SHARE = 0.05
+"""Most of the time that snapshots may take: one that was slow, in a long run, is given for longer."""
 STOP_S = 10.0
 """Longest time the service stays up for the others after the run is over."""
 STOP_LEAST_S = 2.0
@@ -166,7 +168,8 @@ class DataService:
         self._reason = ""
         self._over_at = 0.0
         self._publisher: Publisher | None = None
-        self._snapshot: tuple[float, dict[str, Any]] | None = None
+        self._snapshot: dict[str, Any] = {}
+        self._snapshot_until = 0.0  # monotonic seconds
         self._handlers: dict[type[Request], Callable[[Any], Awaitable[Reply]]] = {
             LeaseRequest: self._on_lease,
             StepRecord: self._filed(self.ledger.step),
@@ -346,18 +349,15 @@ class DataService:
     async def _listen(self, heartbeats: Subscriber) -> None:
         async for message in heartbeats:
             if isinstance(message, Heartbeat):
-                self._liveness.observe(message)
+                if self._liveness.observe(message):
+                    log.info("%s is here: pid %d on %s", message.worker, message.pid, message.host)
                 self.ledger.renew(message.trajectories)
 
     async def _tend(self) -> None:
         saved = time.monotonic()
         self._wake()
         while True:
-            lost = self.ledger.take_back_expired()
-            for dead in self._liveness.dead("env"):
-                lost += self.ledger.take_back_from(dead.worker)
-            if lost:
-                self._wake()
+            self._tend_workers()
             if self._config.train.max_minutes and self._served_s() >= (
                 60 * self._config.train.max_minutes
             ):
@@ -367,7 +367,23 @@ class DataService:
                 saved = time.monotonic()
                 self._save()
                 await asyncio.to_thread(self._store.checkpoint)
+            slept = time.monotonic()
             await asyncio.sleep(TEND_S)
+            overslept_s = time.monotonic() - slept - TEND_S
+            if overslept_s > TEND_S:  # stopped (Ctrl-Z), or starved: others may have been, too
+                log.warning("was away for %.0f s; leases are out that much longer", overslept_s)
+                self._liveness.excuse(overslept_s)
+                self.ledger.excuse(overslept_s)
+
+    def _tend_workers(self) -> None:
+        """Take back what the silent held, and forget those that had said goodbye."""
+        lost = self.ledger.take_back_expired()
+        for gone in self._liveness.dead():
+            lost += self.ledger.take_back_from(gone.worker)
+            if gone.state == "stopping":
+                self._liveness.forget(gone.worker)
+        if lost:
+            self._wake()
 
     def _save(self) -> None:
         beats = {beat.worker: beat for beat in self._heard()}
@@ -448,9 +464,11 @@ class DataService:
     def snapshot(self) -> dict[str, Any]:
         """The run at this moment as a bus.snapshot.Snapshot, dumped."""
         now = time.monotonic()
-        if self._snapshot is None or now - self._snapshot[0] >= SNAPSHOT_S:
-            self._snapshot = (now, self._take_snapshot(now).model_dump(mode="json"))
-        return self._snapshot[1]
+        if now >= self._snapshot_until:
+            self._snapshot = self._take_snapshot(now).model_dump(mode="json")
+            took_s = time.monotonic() - now
+            self._snapshot_until = now + max(SNAPSHOT_S, took_s / SNAPSHOT_SHARE)
+        return self._snapshot
 
     def _take_snapshot(self, now: float) -> Snapshot:
         ledger, progress = self.ledger, self.ledger.progress
@@ -539,14 +557,8 @@ class DataService:
         return views
 
     def _warnings(self) -> list[str]:
-        """Who is missing, and who waits too long for what."""
+        """Which role nobody has, and who waits too long for what; `processes` tells the dead."""
         found = [
-            f"{beat.worker} (pid {beat.pid} on {beat.host}) was last heard "
-            f"{self._liveness.silent_s(beat.worker):.0f} s ago; see its log, or start it again"
-            for beat in self._liveness.dead()
-            if beat.role in ("env", "rollout", "train")
-        ]
-        found += [
             f"{beat.worker} has waited {beat.waiting_s:.0f} s: {beat.waiting_for}"
             for beat in self._liveness.alive()
             if beat.waiting_s >= WARN_AFTER_S

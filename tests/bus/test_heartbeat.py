@@ -103,6 +103,17 @@ def test_a_worker_is_dead_when_silent_by_our_clock_whatever_its_own_says() -> No
     assert liveness.silent_s("nobody") == float("inf")
 
 
+def test_silence_while_nobody_listened_counts_against_no_one() -> None:
+    now = [100.0]
+    liveness = Liveness(10.0, clock=lambda: now[0])
+    liveness.observe(heartbeat("env-0"))
+    now[0] += 60.0
+    liveness.excuse(58.0)
+    assert [each.worker for each in liveness.alive()] == ["env-0"]
+    now[0] += 9.0
+    assert [each.worker for each in liveness.dead()] == ["env-0"]
+
+
 def test_new_returned_and_restarted_workers_are_news() -> None:
     now = 0.0
     liveness = Liveness(dead_after_s=5, clock=lambda: now)

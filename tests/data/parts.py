@@ -257,7 +257,7 @@ class Client:
         assert isinstance(message, RunState)
         return message
 
-    def beat(self, trajectories: list[str], worker: str = "env-0") -> None:
+    def beat(self, trajectories: list[str], worker: str = "env-0", *, state: str = "ready") -> None:
         """Publish an environment's heartbeat."""
         self.publisher.publish(
             Heartbeat(
@@ -269,7 +269,7 @@ class Client:
                 sent_at=2.0,
                 endpoint="",
                 policy_version=-1,
-                state="ready",
+                state=state,
                 waiting_for="",
                 waiting_s=0.0,
                 gauges={"slots": 2.0},

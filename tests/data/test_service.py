@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +50,7 @@ def short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "TEND_S", 0.05)
     monkeypatch.setattr(service, "DEAD_AFTER_S", 0.5)
     monkeypatch.setattr(service, "STOP_LEAST_S", 0.2)
+    monkeypatch.setattr(service, "SNAPSHOT_S", 0.0)
 
 
 async def train(client: Client, version: int) -> int:
@@ -136,6 +138,35 @@ async def test_a_dead_environments_leases_return(config: Config) -> None:
         again = await client.must_lease(0, "env-1")
         assert again.group_id == lease.group_id
         assert not (await client.tell(step_record(lease.trajectory_id, 0))).accepted
+
+
+@pytest.mark.usefixtures("short_holds")
+async def test_a_service_that_was_stopped_for_a_while_takes_no_lease_back_for_its_own_silence(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "DEAD_AFTER_S", 1.0)
+    async with serving(config) as client:
+        lease = await client.must_lease(0)
+        client.beat([lease.trajectory_id])
+        await client.eventually(lambda seen: "env-0" in {p.worker for p in seen.processes})
+        time.sleep(3 * service.DEAD_AFTER_S)  # noqa: ASYNC251 - all of it stands still, as by Ctrl-Z
+        client.beat([lease.trajectory_id])
+        await client.eventually(lambda seen: seen.uptime_s > 3 * service.DEAD_AFTER_S)
+        assert (await client.tell(step_record(lease.trajectory_id, 0))).accepted
+
+
+@pytest.mark.usefixtures("short_holds")
+async def test_a_process_that_said_goodbye_is_not_missed(config: Config) -> None:
+    async with serving(config) as client:
+        client.beat([], "env-1")
+        client.beat([], "env-0", state="stopping")
+        seen = await client.eventually(
+            lambda seen: (
+                {p.worker for p in seen.processes if not p.alive} == {"env-1"}
+                and all(p.worker != "env-0" for p in seen.processes)
+            )
+        )
+        assert not any("env-1" in warning for warning in seen.warnings)
 
 
 @pytest.mark.usefixtures("short_holds")
