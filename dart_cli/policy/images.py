@@ -43,6 +43,7 @@ class ImagePreparer:
         self.patch = int(processor.patch_size)
         self.merge = int(processor.merge_size)
         self.temporal = int(processor.temporal_patch_size)
+        self._fewest, self._most = _pixel_bounds(processor)
         self._table = _byte_table(processor)
         self._cache: OrderedDict[str, PreparedImage] = OrderedDict()
         self._cache_bytes = cache_bytes
@@ -51,13 +52,12 @@ class ImagePreparer:
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
         """Width and height in pixels the vision tower sees of a `width` x `height` screen."""
-        size = self.processor.size
         rows, columns = smart_resize(
             height,
             width,
             factor=self.patch * self.merge,
-            min_pixels=size["shortest_edge"],
-            max_pixels=size["longest_edge"],
+            min_pixels=self._fewest,
+            max_pixels=self._most,
         )
         return columns, rows
 
@@ -122,6 +122,20 @@ class ImagePreparer:
             grid=(1, rows, columns),
             tokens=(rows // merge) * (columns // merge),
         )
+
+
+def _pixel_bounds(processor: Qwen2VLImageProcessorPil) -> tuple[int, int]:
+    """Fewest and most pixels of a resized screen, under whichever names the folder gives them.
+
+    Raises ValueError where it gives none.
+    """
+    size = processor.size
+    fewest, most = size.shortest_edge or size.min_pixels, size.longest_edge or size.max_pixels
+    if not fewest or not most:
+        raise ValueError(
+            "size names neither shortest_edge and longest_edge nor min_ and max_pixels"
+        )
+    return int(fewest), int(most)
 
 
 def _byte_table(processor: Qwen2VLImageProcessorPil) -> NDArray[np.float32]:

@@ -76,6 +76,24 @@ def test_full_hd_becomes_1932_x_1092_as_ui_tars_expects() -> None:
     assert ImagePreparer(processor).resized(1920, 1080) == (1932, 1092)
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"size": {"shortest_edge": 3136, "longest_edge": 1003520}},
+        {"size": {"min_pixels": 3136, "max_pixels": 1003520}},  # as older folders write it
+        {"min_pixels": 3136, "max_pixels": 1003520},
+    ],
+)
+def test_the_bounds_of_a_screen_are_read_under_all_their_names(told: dict[str, object]) -> None:
+    processor = Qwen2VLImageProcessorPil.from_dict({"patch_size": 14, "merge_size": 2, **told})
+    assert ImagePreparer(processor).resized(1920, 1080) == (1316, 728)
+
+
+def test_a_processor_without_bounds_is_refused() -> None:
+    with pytest.raises(ValueError, match="size names neither"):
+        ImagePreparer(Qwen2VLImageProcessorPil.from_dict({"size": {"height": 3, "width": 4}}))
+
+
 def test_the_cache_returns_the_same_patches_and_stays_within_its_bound() -> None:
     preparer = ImagePreparer(PROCESSORS["tiny"], cache_bytes=3 * 144 * 588 * 4)
     blobs = [encoded(noise(168, 168 + 28 * i)) for i in range(6)]
