@@ -125,7 +125,7 @@ class UitarsCodec:
         return f"Thought: {thought}\nAction: {_call(action, frame)}"
 
     def as_history(self, text: str) -> str:
-        """The completion with its boxes in box tokens, which decoding for parsing strips."""
+        """The completion with its bare boxes in box tokens, as the model's prompt has them."""
         return _BARE_BOX.sub(r"\1<|box_start|>\2<|box_end|>\3", text)
 
 
