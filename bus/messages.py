@@ -266,7 +266,7 @@ class StatusRequest(Request):
 
 
 class StopRequest(Request):
-    """any -> data: lease nothing more and tell everyone to end."""
+    """any -> data: lease nothing more and tell everyone to end; started again, the run goes on."""
 
     reply_type: ClassVar[type[Reply]] = Ack
     reason: str

@@ -167,6 +167,12 @@ def ledger(db: Database) -> None:
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
 
+@MIGRATIONS(name="0002_stop_reason")
+def stop_reason(db: Database) -> None:
+    """Why the run was asked to end; empty again once all processes were told."""
+    db.execute("ALTER TABLE runs ADD COLUMN stop_reason TEXT NOT NULL DEFAULT ''")
+
+
 def unknown_steps(db: Database) -> list[str]:
     """Names of steps this database has had that this dart does not know: a newer one's."""
     known = {step.name for step in MIGRATIONS.pending(Database(memory=True))}

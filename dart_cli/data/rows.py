@@ -23,6 +23,7 @@ class RunRow:
     seed: int
     config: str  # JSON, of the newest start
     active_s: float  # `dart data` has served this long, over all starts
+    stop_reason: str  # why it was asked to end; empty if it was not, or all were told
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,8 @@ async def run(config: Config, stop: asyncio.Event) -> None:
 
     The run is over when train.updates are trained, train.max_minutes have been served, or someone
     asked for it: then everybody is told for a few seconds. `stop` ends only this process; the run
-    goes on with the next one. Raises RunDirectoryError if another process serves the run,
+    goes on with the next one. So it does after a StopRequest that was carried out; one that was not,
+    because this process died first, is carried out by the next. Raises RunDirectoryError if another process serves the run,
     StoreError if the database cannot be read or written.
     """
     tasks = training_tasks(config)
@@ -320,7 +321,10 @@ class DataService:
         return StatusReply(snapshot=self.snapshot())
 
     async def _on_stop(self, request: StopRequest) -> Ack:
-        self._finish_run(request.reason)
+        reason = request.reason or "somebody asked for it"
+        self._store.save_stop_reason(reason)
+        self._finish_run(reason)
+        await self._commits.durable()
         return Ack()
 
     # --- time ---------------------------------------------------------------------------
@@ -355,6 +359,8 @@ class DataService:
 
     async def _tend(self) -> None:
         saved = time.monotonic()
+        if self._run.stop_reason:  # the last start died before all were told
+            self._finish_run(self._run.stop_reason)
         self._wake()
         while True:
             self._tend_workers()
@@ -414,6 +420,7 @@ class DataService:
                 told_s = time.monotonic() - self._over_at
                 others = [beat for beat in self._liveness.alive() if self._speaks(beat)]
                 if told_s >= STOP_S or (told_s >= STOP_LEAST_S and not others):
+                    self._store.save_stop_reason("")
                     return
                 await asyncio.sleep(0.1)
         finally:

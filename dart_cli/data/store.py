@@ -504,6 +504,10 @@ class Store(Reader):
         """Note how long the run has been served, over all starts."""
         self._write("UPDATE runs SET active_s = ?", (active_s,))
 
+    def save_stop_reason(self, reason: str) -> None:
+        """The run was asked to end; an empty reason once that is done."""
+        self._write("UPDATE runs SET stop_reason = ?", (reason,))
+
     def add_group(self, group: GroupRow) -> None:
         """File a group that was just opened."""
         self._insert("groups", group)

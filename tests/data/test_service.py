@@ -53,6 +53,40 @@ def short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "SNAPSHOT_S", 0.0)
 
 
+_PROCESS = """
+import asyncio, pathlib, sys
+from dart_cli.config import Config
+from dart_cli.data.service import run
+config = Config.model_validate_json(pathlib.Path(sys.argv[1]).read_text())
+asyncio.run(run(config, asyncio.Event()))
+"""
+
+
+class Processes:
+    """`dart data` as a process of its own that can be killed and started again."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        self._file = folder / "config.json"
+        self._file.write_text(config.model_dump_json())
+        self.start()
+
+    def start(self) -> None:
+        """Start one."""
+        self._process = subprocess.Popen([sys.executable, "-c", _PROCESS, str(self._file)])
+
+    def kill(self) -> None:
+        """kill -9."""
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait(DEADLINE_S)
+
+
+@pytest.fixture
+def processes(config: Config, tmp_path: Path) -> Iterator[Processes]:
+    running = Processes(config, tmp_path)
+    yield running
+    running.kill()
+
+
 async def train(client: Client, version: int) -> int:
     """Take a batch and acknowledge it; returns its id."""
     batch = await client.must_batch(version)
@@ -300,6 +334,24 @@ async def test_a_stop_request_ends_the_run_but_not_before_the_others_have_left(
         assert [t.id for t in reader.trajectories(state="finished")] == [lease.trajectory_id]
 
 
+@pytest.mark.usefixtures("short_holds")
+async def test_a_stop_request_outlives_kill_9_and_then_lets_the_run_go_on(
+    config: Config, processes: Processes
+) -> None:
+    async with connect(config) as client:
+        await client.tell(StopRequest(reason="enough"))
+        await asyncio.to_thread(processes.kill)
+    running = asyncio.create_task(service.run(config, asyncio.Event()))
+    async with connect(config) as client:
+        state = await client.state()
+        assert (state.stopping, state.reason) == (True, "enough")
+    async with asyncio.timeout(DEADLINE_S):
+        await running
+    async with serving(config) as client:
+        assert not (await client.state()).stopping
+        await client.must_lease(0)
+
+
 async def test_stopping_the_process_does_not_stop_the_run(config: Config) -> None:
     async with serving(config) as client:
         lease = await client.must_lease(0)
@@ -353,39 +405,6 @@ async def test_the_snapshot_tells_how_the_run_stands(config: Config) -> None:
 
 
 # --- kill -9 --------------------------------------------------------------------------------
-
-_PROCESS = """
-import asyncio, pathlib, sys
-from dart_cli.config import Config
-from dart_cli.data.service import run
-config = Config.model_validate_json(pathlib.Path(sys.argv[1]).read_text())
-asyncio.run(run(config, asyncio.Event()))
-"""
-
-
-class Processes:
-    """`dart data` as a process of its own that can be killed and started again."""
-
-    def __init__(self, config: Config, folder: Path) -> None:
-        self._file = folder / "config.json"
-        self._file.write_text(config.model_dump_json())
-        self.start()
-
-    def start(self) -> None:
-        """Start one."""
-        self._process = subprocess.Popen([sys.executable, "-c", _PROCESS, str(self._file)])
-
-    def kill(self) -> None:
-        """kill -9."""
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait(DEADLINE_S)
-
-
-@pytest.fixture
-def processes(config: Config, tmp_path: Path) -> Iterator[Processes]:
-    running = Processes(config, tmp_path)
-    yield running
-    running.kill()
 
 
 async def test_kill_9_loses_nothing_acknowledged_and_clients_go_on(
