@@ -68,6 +68,11 @@ def _policy(config: Config) -> Iterator[Mistake]:
             f"= {past + 1} shows {past} past screenshots but policy.history_turns keeps "
             f"{policy.history_turns} turns; set policy.history_turns >= {past}",
         )
+    if "{instruction}" not in policy.template:
+        yield Mistake(
+            "policy.template",
+            f"needs {{instruction}} where the task shall stand, got {shown(policy.template)}",
+        )
     if policy.codec == "compact" and policy.coordinates != "thousandths":
         yield Mistake(
             "policy.coordinates",
@@ -202,7 +207,7 @@ def _model(config: Config, role: Role | None) -> Iterator[Mistake]:
     path = config.model.path
     if path == BUILTIN_TINY or (role == "rollout" and config.rollout.engine == "scripted"):
         return
-    folder = Path(path)
+    folder = Path(path).expanduser()
     if path.startswith("builtin:"):
         text = f"= {shown(path)} does not ship with dart; there is {BUILTIN_TINY!r}"
     elif not folder.is_dir():

@@ -105,6 +105,9 @@ class PolicyConfig(Section):
     system_prompt: str = ""
     """Put first in every prompt; empty for none."""
 
+    template: str = "{instruction}"
+    """What stands around the task's instruction, e.g. the actions a model may write."""
+
 
 class EnvConfig(Section):
     """The environments of one `dart env` process."""

@@ -93,7 +93,7 @@ def _some(names: list[str], limit: int = 6) -> str:
 def _model(config: Config) -> str:
     if config.model.path == BUILTIN_TINY:
         return f"{BUILTIN_TINY}, {config.model.dtype}"
-    count = parameter_count(Path(config.model.path))
+    count = parameter_count(Path(config.model.path).expanduser())
     size = f", {count / 1e9:.2f} billion parameters" if count else ""
     return f"{config.model.path}, {config.model.dtype}{size}"
 

@@ -111,6 +111,12 @@ BY_HAND = [
         'must be "thousandths"',
     ),
     Case(
+        "template without instruction",
+        '[policy]\ntemplate = "do it"\n',
+        "policy.template",
+        "needs {instruction}",
+    ),
+    Case(
         "tiny speaks compact", '[policy]\ncodec = "uitars"\n', "policy.codec", 'must be "compact"'
     ),
     Case(
@@ -385,6 +391,18 @@ def test_each_role_asks_only_for_what_it_needs(tmp_path: Path) -> None:
     for role in ("rollout", "train", "eval", None):
         with pytest.raises(ConfigError, match=r"model\.path is no folder"):
             check_config(config, role=role)
+
+
+def test_a_model_folder_may_stand_under_the_home_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen3_vl"}')
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"")
+    path = tmp_path / "c.toml"
+    path.write_text('[model]\npath = "~/model"\n')
+    check_config(load_config(path), role="rollout")
 
 
 def test_gpus_are_counted_as_cuda_would(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,10 @@ Used by the rollout worker for the bus and by `dart eval` in its own process.
 
 from __future__ import annotations
 
+from bus.errors import EngineError
 from bus.messages import ActRequest, Completion
 from dart_cli.engines.base import Engine, GenerateRequest
+from dart_cli.policy.frames import Coordinates, make_frame
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.prompt import PromptRenderer
 
@@ -15,17 +17,23 @@ class Responder:
     """Answers screens with completions through one engine."""
 
     def __init__(
-        self, policy: LoadedPolicy, engine: Engine, renderer: PromptRenderer | None = None
+        self,
+        policy: LoadedPolicy,
+        engine: Engine,
+        renderer: PromptRenderer | None = None,
+        coordinates: Coordinates = "thousandths",
     ) -> None:
         self._policy = policy
         self._engine = engine
         self._renderer = renderer or PromptRenderer(policy)
+        self._coordinates = coordinates
 
     async def answer(self, request: ActRequest) -> Completion:
         """Draw what the policy says to `request`.
 
         Raises EngineError if the prompt cannot be built or served.
         """
+        self._check_frame(request.width, request.height)
         prompt = self._renderer.render(request.instruction, request.turns, request.screenshot)
         generation = await self._engine.generate(
             GenerateRequest(
@@ -46,3 +54,19 @@ class Responder:
             queue_s=generation.queue_s,
             engine_s=generation.engine_s,
         )
+
+    def _check_frame(self, width: int, height: int) -> None:
+        """Whether `dart env`, which has no model, reads pixels in the size that the model sees."""
+        if self._coordinates == "thousandths":
+            return
+        frame = make_frame(self._coordinates, width, height)
+        meant, seen = (
+            (frame.grid_width, frame.grid_height),
+            self._policy.images.resized(width, height),
+        )
+        if meant != seen:
+            raise EngineError(
+                f'policy.coordinates = "resized" reads clicks on a {width}x{height} screen in '
+                f"{meant[0]}x{meant[1]} pixels, but this model sees it in {seen[0]}x{seen[1]}; "
+                'set "thousandths", or use another size of screen'
+            )

@@ -111,8 +111,8 @@ def load_model(config: Config) -> Model:
     engine = TransformersEngine(
         policy, policy_version=-1, load_weights=load, max_batch=config.rollout.max_batch
     )
-    renderer = PromptRenderer(policy, config.policy.system_prompt)
-    return Model(engine, Responder(policy, engine, renderer))
+    renderer = PromptRenderer(policy, config.policy.system_prompt, config.policy.template)
+    return Model(engine, Responder(policy, engine, renderer, config.policy.coordinates))
 
 
 class _Service:

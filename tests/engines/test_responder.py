@@ -1,0 +1,48 @@
+"""Promises of what stands between a screen and an engine."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from PIL import Image
+
+from bus.errors import EngineError
+from bus.messages import ActRequest, Sampling
+from dart_cli.engines.responder import Responder
+from dart_cli.engines.scripted import Script, ScriptedEngine
+from dart_cli.policy.model import LoadedPolicy
+
+
+def screen(width: int, height: int) -> ActRequest:
+    buffer = io.BytesIO()
+    Image.new("RGB", (width, height)).save(buffer, "PNG")
+    return ActRequest(
+        trajectory_id="t",
+        step=0,
+        instruction="click the red button",
+        turns=[],
+        screenshot=buffer.getvalue(),
+        width=width,
+        height=height,
+        sampling=Sampling(temperature=1.0, max_tokens=8, seed=0),
+    )
+
+
+async def test_a_completion_is_the_text_without_its_end(policy: LoadedPolicy) -> None:
+    tokens = policy.tokenizer.encode("click(1,2)<|im_end|>", add_special_tokens=False)
+    responder = Responder(policy, ScriptedEngine(lambda _: Script(tokens)))
+    completion = await responder.answer(screen(168, 168))
+    assert (completion.text, completion.token_ids) == ("click(1,2)", tokens)
+    assert completion.prompt_token_ids.count(policy.image_token_id) == 36
+
+
+async def test_pixels_are_read_in_the_size_that_the_model_sees_or_not_at_all(
+    policy: LoadedPolicy,
+) -> None:
+    """The tiny model sees 168 x 168 as it is; UI-TARS' processor, which is meant, enlarges it."""
+    engine = ScriptedEngine(lambda _: Script([policy.end_token_ids[0]]))
+    responder = Responder(policy, engine, coordinates="resized")
+    assert (await responder.answer(screen(560, 336))).text == ""
+    with pytest.raises(EngineError, match=r"168x168 screen in 280x280 pixels.*sees it in 168x168"):
+        await responder.answer(screen(168, 168))
