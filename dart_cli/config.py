@@ -186,6 +186,9 @@ class DataConfig(Section):
     lease_s: Seconds = 60.0
     """Seconds without a step or heartbeat after which a lease is taken back."""
 
+    max_gb: float = Field(default=50.0, gt=0)
+    """Gigabytes of the database beyond which the oldest screenshots, no longer needed, are removed."""
+
 
 class TrainConfig(Section):
     """The optimizer and the objective (arXiv 2509.23866 section 3)."""
@@ -243,10 +246,7 @@ class TrainConfig(Section):
 
 
 class WeightsConfig(Section):
-    """How new weights reach the rollout workers."""
-
-    channel: Literal["file"] = "file"
-    """`file`: safetensors and a manifest in a directory, published atomically."""
+    """How new weights reach the rollout workers: as files, published atomically."""
 
     directory: Folder | None = None
     """Where weight sets are written; empty for `weights/` of the run (or put it in /dev/shm)."""

@@ -216,6 +216,12 @@ class Ledger:
                 f"the trainer's checkpoint holds batch {hello.last_batch_id}, {self.store.path} "
                 f"ends at {newest}: they are of different runs; choose another run.dir"
             )
+        if (lost := self.store.unservable_batch(hello.last_batch_id)) is not None:
+            raise CheckpointError(
+                f"the trainer's checkpoint ends at batch {hello.last_batch_id}; batch {lost} cannot be "
+                "served again, its screenshots were removed to keep data.max_gb; "
+                "use a newer checkpoint, or another run.dir"
+            )
         for batch_id, state in self._batches.items():
             if batch_id <= hello.last_batch_id and state == "batched":
                 self.store.batch_in_checkpoint(batch_id, self._wall())
@@ -234,6 +240,22 @@ class Ledger:
             self.store.add_version(weights, self._wall())
             self.weights = weights
         return Ack()
+
+    def make_room(self, most: int) -> int:
+        """Remove up to `most` screenshots that no batch can need again; how many were removed.
+
+        Needed are those of live groups and of every batch after the oldest checkpoint that a
+        trainer may go back to, with one to spare.
+        """
+        train = self._config.train
+        untrained = [key for key, state in self._batches.items() if state == "batched"]
+        newest = min(untrained, default=max(self._batches, default=0) + 1) - 1
+        kept = self.store.first_group(
+            newest - train.checkpoint_every * (train.keep_checkpoints + 1)
+        )
+        live = [group.number for group in self.board.groups.values()]
+        needed = live + ([] if kept is None else [kept])
+        return self.store.remove_screenshots(min(needed, default=self.board.opened + 1), most)
 
     # --- inside -------------------------------------------------------------------------
 

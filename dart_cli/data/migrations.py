@@ -173,6 +173,23 @@ def stop_reason(db: Database) -> None:
     db.execute("ALTER TABLE runs ADD COLUMN stop_reason TEXT NOT NULL DEFAULT ''")
 
 
+@MIGRATIONS(name="0003_screenshot_uses")
+def screenshot_uses(db: Database) -> None:
+    """Which group showed a screenshot last: what may be removed when the database is full.
+
+    A table of its own, so that neither noting nor finding it touches the images.
+    """
+    db.execute(
+        "CREATE TABLE screenshot_uses (hash TEXT PRIMARY KEY, group_number INTEGER NOT NULL) "
+        "WITHOUT ROWID"
+    )
+    db.execute("CREATE INDEX screenshot_uses_by_group ON screenshot_uses (group_number)")
+    db.execute(
+        "INSERT INTO screenshot_uses "
+        "SELECT hash, (SELECT COALESCE(MAX(number), 0) FROM groups) FROM screenshots"
+    )
+
+
 def unknown_steps(db: Database) -> list[str]:
     """Names of steps this database has had that this dart does not know: a newer one's."""
     known = {step.name for step in MIGRATIONS.pending(Database(memory=True))}

@@ -66,6 +66,10 @@ SNAPSHOT_S = 0.5
 """A snapshot younger than this is given again."""
 SNAPSHOT_SHARE = 0.05
 """Most of the time that snapshots may take: one that was slow, in a long run, is given for longer."""
+ROOM_S = 0.05
+"""Longest time, each second, that the removal of old screenshots takes."""
+ROOM_STEP = 100
+"""Screenshots removed at once."""
 STOP_S = 10.0
 """Longest time the service stays up for the others after the run is over."""
 STOP_LEAST_S = 2.0
@@ -169,6 +173,7 @@ class DataService:
         self._reason = ""
         self._over_at = 0.0
         self._publisher: Publisher | None = None
+        self._is_full = False  # data.max_gb is reached, and nothing may be removed
         self._snapshot: dict[str, Any] = {}
         self._snapshot_until = 0.0  # monotonic seconds
         self._handlers: dict[type[Request], Callable[[Any], Awaitable[Reply]]] = {
@@ -364,6 +369,7 @@ class DataService:
         self._wake()
         while True:
             self._tend_workers()
+            self._make_room()
             if self._config.train.max_minutes and self._served_s() >= (
                 60 * self._config.train.max_minutes
             ):
@@ -390,6 +396,17 @@ class DataService:
                 self._liveness.forget(gone.worker)
         if lost:
             self._wake()
+
+    def _make_room(self) -> None:
+        """Keep the database within data.max_gb, in steps so small that nobody waits for them."""
+        limit = self._config.data.max_gb * 1e9
+        deadline = time.monotonic() + ROOM_S
+        is_over = self._store.bytes_in_use() > limit
+        removed = -1
+        while is_over and removed and time.monotonic() < deadline:
+            removed = self.ledger.make_room(ROOM_STEP)
+            is_over = self._store.bytes_in_use() > limit
+        self._is_full = is_over and not removed
 
     def _save(self) -> None:
         beats = {beat.worker: beat for beat in self._heard()}
@@ -570,6 +587,11 @@ class DataService:
             for beat in self._liveness.alive()
             if beat.waiting_s >= WARN_AFTER_S
         ]
+        if self._is_full:
+            found.append(
+                f"the database takes more than data.max_gb = {self._config.data.max_gb:g}, and all "
+                "of it is needed; see that its disk has room"
+            )
         roles = {beat.role for beat in self._liveness.alive()}
         found += [
             f"no {role} process is alive; start `dart {role}`"

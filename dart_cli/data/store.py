@@ -363,6 +363,31 @@ class Reader:
         """Number of rows of a table."""
         return int(self._rows(f"SELECT COUNT(*) AS number FROM {table}")[0]["number"])  # noqa: S608
 
+    def first_group(self, after_batch: int) -> int | None:
+        """Number of the oldest group in a batch with an id above `after_batch`; None without one."""
+        rows = self._rows(
+            "SELECT MIN(number) AS first FROM groups WHERE batch_id > ?", (after_batch,)
+        )
+        return rows[0]["first"]  # type: ignore[no-any-return]
+
+    def unservable_batch(self, after: int) -> int | None:
+        """The first batch with an id above `after` that lacks a screenshot; None if none does."""
+        rows = self._rows(
+            "SELECT MIN(b.batch_id) AS first FROM batch_samples b JOIN steps s "
+            "ON s.trajectory_id = b.trajectory_id AND s.step = b.step WHERE b.batch_id > ? "
+            "AND NOT EXISTS (SELECT 1 FROM screenshots WHERE hash = s.screenshot)",
+            (after,),
+        )
+        return rows[0]["first"]  # type: ignore[no-any-return]
+
+    def bytes_in_use(self) -> int:
+        """Size of the database without its log and without the pages that are free again."""
+        pages, free, size = (
+            self._rows(f"PRAGMA {name}")[0][name]
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        return int((pages - free) * size)
+
     def bytes_on_disk(self) -> int:
         """Size of the database with its write-ahead log."""
         names = (self.path, self.path.with_name(self.path.name + "-wal"))
@@ -552,15 +577,41 @@ class Store(Reader):
         )
         if not added:
             return False
-        self.add_screenshot(record.image_hashes[-1], record.media_type, record.screenshot)
+        self._add_screenshot(
+            record.trajectory_id, record.image_hashes[-1], record.media_type, record.screenshot
+        )
         return True
 
-    def add_screenshot(self, key: str, media_type: str, image: bytes) -> None:
-        """Keep an encoded image under its content hash, once."""
+    def _add_screenshot(self, trajectory_id: str, key: str, media_type: str, image: bytes) -> None:
+        """Keep an encoded image under its content hash, once, and note who shows it."""
         self._write(
             "INSERT OR IGNORE INTO screenshots (hash, media_type, bytes) VALUES (?, ?, ?)",
             (key, media_type, image),
         )
+        self._write(
+            "INSERT INTO screenshot_uses SELECT ?, g.number FROM trajectories t "
+            "JOIN groups g ON g.id = t.group_id WHERE t.id = ? "
+            "ON CONFLICT (hash) DO UPDATE SET group_number = excluded.group_number "
+            "WHERE group_number < excluded.group_number",
+            (key, trajectory_id),
+        )
+
+    def remove_screenshots(self, before_group: int, limit: int) -> int:
+        """Remove up to `limit` screenshots that no group from `before_group` on shows; how many.
+
+        The oldest go first. Their place in the file is used again.
+        """
+        gone = [
+            (row["hash"],)
+            for row in self._rows(
+                "SELECT hash FROM screenshot_uses WHERE group_number < ? "
+                "ORDER BY group_number LIMIT ?",
+                (before_group, limit),
+            )
+        ]
+        for table in ("screenshots", "screenshot_uses"):
+            self._write_many(f"DELETE FROM {table} WHERE hash = ?", gone)  # noqa: S608
+        return len(gone)
 
     def start_playing(self, trajectory_id: str) -> None:
         """The first step of a leased trajectory came in."""
@@ -571,7 +622,9 @@ class Store(Reader):
         final = None
         if end.screenshot is not None:
             final = content_hash(end.screenshot)
-            self.add_screenshot(final, _media_type(end.screenshot), end.screenshot)
+            self._add_screenshot(
+                end.trajectory_id, final, _media_type(end.screenshot), end.screenshot
+            )
         self._write(
             "UPDATE trajectories SET state = 'finished', ended_at = ?, outcome = ?, "
             "verdict_reason = ?, stop_reason = ?, steps = ?, oldest_version = ?, "

@@ -26,12 +26,14 @@ from dart_cli.config import Config
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import Wait
 from dart_cli.data.store import Store, open_store
+from envs.base import content_hash
 from tests.data.parts import (
     MIXED,
     Clock,
     a_batch,
     ask_lease,
     make_ledger,
+    picture,
     play,
     play_group,
     small_config,
@@ -477,6 +479,79 @@ def test_staleness_of_trained_tokens_is_counted(ledger: Ledger, store: Store) ->
     play_group(ledger, MIXED, version=3)
     ledger.next_batch(3)
     assert store.staleness() == {0: 4 * 2 * 3, 2: 4 * 2 * 3}
+
+
+# --- a full database ------------------------------------------------------------------------
+
+
+def train_batches(ledger: Ledger, numbers: range) -> list[Batch]:
+    """Play, serve and train batches of these ids."""
+    batches = []
+    for number in numbers:
+        for _ in range(2):
+            play_group(ledger, MIXED, version=number - 1)
+        batches.append(a_batch(ledger.next_batch(number - 1)))
+        ledger.batch_trained(trained(number))
+    return batches
+
+
+@pytest.fixture
+def often(tmp_path: Path) -> Config:
+    """A trainer that writes a checkpoint after each update and keeps one."""
+    config = small_config(tmp_path / "run")
+    train = config.train.model_copy(update={"checkpoint_every": 1, "keep_checkpoints": 1})
+    return config.model_copy(update={"train": train})
+
+
+def test_making_room_removes_only_what_no_batch_can_need_again(often: Config, store: Store) -> None:
+    ledger = make_ledger(often, store)
+    batches = train_batches(ledger, range(1, 6))
+    ready = play_group(ledger, MIXED, version=5)
+    playing = ask_lease(ledger, 0)
+    ledger.step(step_record(playing.trajectory_id, 0, version=5))
+    while ledger.make_room(3):
+        pass
+    for batch in batches:
+        held = store.screenshots(batch.images)
+        assert held == (batch.images if batch.batch_id > 3 else {})
+    assert len(screens_of(store, f"{ready}-00")) == 3
+    assert len(screens_of(store, playing.trajectory_id)) == 1
+    assert all(store.steps(sample.trajectory_id) for batch in batches for sample in batch.samples)
+    ledger.hello(hello(3))
+    assert [a_batch(ledger.next_batch(3)).batch_id, ledger.updates] == [4, 3]
+
+
+def screens_of(store: Store, trajectory_id: str) -> dict[str, bytes]:
+    row = store.trajectory(trajectory_id)
+    assert row is not None
+    hashes = [step.screenshot for step in store.steps(trajectory_id)]
+    return store.screenshots([*hashes, row.final_screenshot or ""])
+
+
+def test_a_checkpoint_whose_batches_cannot_be_served_again_is_refused(
+    often: Config, store: Store
+) -> None:
+    ledger = make_ledger(often, store)
+    train_batches(ledger, range(1, 6))
+    ledger.make_room(1000)
+    with pytest.raises(CheckpointError, match=r"ends at batch 0; batch 1.*data\.max_gb"):
+        ledger.hello(hello(0))
+    assert ledger.updates == 5
+
+
+def test_a_screenshot_that_is_shown_again_stays(often: Config, store: Store) -> None:
+    ledger = make_ledger(often, store)
+    common, rare = picture("common"), picture("rare")
+    for slot, image in enumerate([common, rare, common, rare]):
+        lease = ask_lease(ledger, slot)
+        ledger.step(step_record(lease.trajectory_id, 0, image=image))
+        ledger.end(trajectory_end(lease.trajectory_id, 1, "fail"))
+    train_batches(ledger, range(1, 6))
+    lease = ask_lease(ledger, 0)
+    ledger.step(step_record(lease.trajectory_id, 0, image=common, version=5))
+    ledger.make_room(1000)
+    names = [content_hash(common), content_hash(rare)]
+    assert list(store.screenshots(names)) == names[:1]
 
 
 # --- starting again -------------------------------------------------------------------------

@@ -360,6 +360,28 @@ async def test_stopping_the_process_does_not_stop_the_run(config: Config) -> Non
         await client.hand_in(lease, "pass")
 
 
+@pytest.mark.usefixtures("short_holds")
+async def test_the_database_stays_within_its_bound_as_far_as_training_allows(
+    config: Config,
+) -> None:
+    config = config.model_copy(update={"data": config.data.model_copy(update={"max_gb": 1e-6})})
+    async with serving(config) as client:
+        failed = await client.play_group(["fail"] * 4)
+        needed = await client.play_group(MIXED)
+        seen = await client.eventually(lambda seen: any("max_gb" in w for w in seen.warnings))
+        assert seen.groups.ready == 1
+        with open_reader(config.run.dir) as reader:
+            screens = {
+                group: reader.screenshots(
+                    step.screenshot
+                    for trajectory in reader.trajectories(group_ids=[group])
+                    for step in reader.steps(trajectory.id)
+                )
+                for group in (failed, needed)
+            }
+        assert [len(found) for found in screens.values()] == [0, 8]
+
+
 # --- what others see ------------------------------------------------------------------------
 
 
