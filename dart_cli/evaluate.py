@@ -183,14 +183,14 @@ async def play_all(
     """
     conventions = conventions_of(config)
     waiting = deque(enumerate(episodes))
+    filmed = FILMS_PER_TASK * len({episode.task.id for episode in episodes})
     played: list[Played] = []
 
     async def play_some(slot: int) -> None:
         async with _environment(config, f"eval/{slot}") as env:
             while waiting:
                 index, episode = waiting.popleft()
-                tasks = len({each.task.id for each in episodes})
-                seat = Seat(answers, filmed=index < FILMS_PER_TASK * tasks)
+                seat = Seat(answers, filmed=index < filmed)
                 lease = _lease(config, episode, index, mode)
                 end = await play_episode(env, lease, episode.task, seat, seat, conventions)
                 if end.stop_reason == "environment":

@@ -134,9 +134,10 @@ def _data(config: Config) -> str:
 def _train(config: Config) -> str:
     train = config.train
     limit = f" or {train.max_minutes:g} minutes" if train.max_minutes else ""
+    fall = f" falling to {train.lr * train.lr_end:g}" if train.lr_end < 1 else ""
     return (
-        f"{train.updates} updates{limit} on {train.device}, lr {train.lr:g} falling to "
-        f"{train.lr * train.lr_end:g}, checkpoint every {train.checkpoint_every}"
+        f"{train.updates} updates{limit} on {train.device}, lr {train.lr:g}{fall}, "
+        f"checkpoint every {train.checkpoint_every}"
     )
 
 

@@ -1,8 +1,8 @@
 """The one loader of a policy folder, for the engine and the trainer, tiny and real alike.
 
+    load_policy     Hugging Face folder (or `builtin:tiny`) -> LoadedPolicy
+    LoadedPolicy    model, tokenizer, image preparer, and the token ids that matter
     weight_tensors  what the trainer publishes and the engine takes
-    load_policy   Hugging Face folder (or `builtin:tiny`) -> LoadedPolicy
-    LoadedPolicy  model, tokenizer, image preparer, and the token ids that matter
 
 Folders of Qwen2-VL, Qwen2.5-VL (UI-TARS-1.5-7B is one) and Qwen3-VL load. Nothing is fetched.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,6 @@ class LoadedPolicy:
     """A vision-language policy and what the engine and the trainer must know of its tokens."""
 
     folder: Path
-    family: str  # one of FAMILIES
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
     images: ImagePreparer
@@ -69,12 +67,6 @@ class LoadedPolicy:
         """Where the model stands."""
         device: torch.device = next(self.model.parameters()).device
         return device
-
-    @cached_property
-    def dtype(self) -> torch.dtype:
-        """What the model computes in."""
-        dtype: torch.dtype = next(self.model.parameters()).dtype
-        return dtype
 
     def forbidden(self, device: torch.device) -> torch.Tensor:
         """`forbidden_token_ids` [K] as a tensor on `device`, for `masked_logprobs`."""
@@ -168,12 +160,11 @@ def load_policy(
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
     use_batched_vision(model)
-    return _assemble(folder, family, model.eval(), tokenizer, preparer)
+    return _assemble(folder, model.eval(), tokenizer, preparer)
 
 
 def _assemble(
     folder: Path,
-    family: str,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
     preparer: ImagePreparer,
@@ -196,7 +187,6 @@ def _assemble(
     forbidden |= {row for row in range(rows) if row not in named}  # rows no token stands for
     return LoadedPolicy(
         folder=folder,
-        family=family,
         model=model,
         tokenizer=tokenizer,
         images=preparer,
