@@ -18,6 +18,7 @@ recorded replies by count and bytes. All classes but Forwarder are made inside a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
@@ -468,7 +469,8 @@ class Forwarder:
         """Stop the thread and free both addresses; may be called twice."""
         if self._switch.closed:
             return
-        self._switch.send(b"TERMINATE")
+        with contextlib.suppress(zmq.Again):  # the thread has ended already: nobody is there
+            self._switch.send(b"TERMINATE", zmq.NOBLOCK)
         self._thread.join(timeout=LINGER_S)
         self._switch.close(linger=0)
         self._inlet.close(linger=0)

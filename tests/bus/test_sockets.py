@@ -451,6 +451,13 @@ async def test_a_malformed_publication_is_counted_and_passed_over(forwarder: For
         raw.close(linger=0)
 
 
+async def test_a_forwarder_whose_thread_has_ended_still_closes(forwarder: Forwarder) -> None:
+    forwarder._switch.send(b"TERMINATE")
+    forwarder._thread.join(DEADLINE_S)
+    forwarder.close()
+    forwarder.close()
+
+
 async def test_subscribers_and_publishers_find_a_forwarder_that_starts_late_and_restarts(
     tmp_path: Path,
 ) -> None:
