@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bus.endpoints import TELEMETRY_IN, TELEMETRY_OUT
-from bus.errors import ProtocolError
+from bus.errors import ConfigError, ProtocolError
 from bus.heartbeat import HeartbeatSender, Load
 from bus.messages import ActRequest, Completion, Reply, Request, RunState
 from bus.sockets import Publisher, Replier, Subscriber
@@ -177,7 +177,13 @@ class _Service:
 
 
 def _address_towards(host: str, port: int) -> str:
-    """This host's own address on the way to `host`; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, port))
-        return str(probe.getsockname()[0])
+    """This host's own address on the way to `host`; nothing is sent. Raises ConfigError."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, port))
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(
+            f"bus.host = {host!r} cannot be reached from here: {error.strerror}; "
+            "name the host of `dart data` by an IPv4 address or a name that resolves"
+        ) from None

@@ -15,7 +15,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from bus.endpoints import TELEMETRY_IN, TELEMETRY_OUT, Endpoints
-from bus.errors import DeadlineError, ModelError
+from bus.errors import ConfigError, DeadlineError, ModelError
 from bus.messages import ActRequest, Completion, Heartbeat, RunState, Sampling
 from bus.sockets import Forwarder, Publisher, Requester, Subscriber
 from dart_cli.config import Config, ModelConfig, RolloutConfig, RunConfig
@@ -268,3 +268,11 @@ def test_a_folder_that_is_no_model_is_named(config: Config, tmp_path: Path) -> N
     )
     with pytest.raises(ModelError, match=r"config\.json"):
         asyncio.run(run(broken, "rollout-0", asyncio.Event()))
+
+
+async def test_a_host_that_cannot_be_reached_is_named(config: Config) -> None:
+    beyond = config.model_copy(
+        update={"bus": config.bus.model_copy(update={"transport": "tcp", "host": "no.such.host."})}
+    )
+    with pytest.raises(ConfigError, match=r"bus\.host = 'no\.such\.host\.' cannot be reached"):
+        await run(beyond, "rollout-0", asyncio.Event())
