@@ -4,9 +4,8 @@
     publish        tensors -> DIRECTORY/v000012/{model.safetensors, manifest.json}, atomically
     newest         the newest complete version in a directory
     read_manifest  what a version says of itself
-    validate       does it hold what it says, and does it fit this model?
     holds          is it exactly these weights?
-    load           the tensors of a version, validated
+    load           the tensors of a version, if it holds what it says and fits this model
 
 A version is written under another name, synced to disk and renamed, so a reader sees all of it or
 nothing. Old versions are removed: a reader that has its files open keeps them (POSIX), one that
@@ -156,23 +155,12 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def validate(path: Path, expected: Mapping[str, torch.Tensor]) -> Manifest:
-    """Check a version whole against the model's tensors `expected`, by name.
+def load(path: Path, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of a version, checked whole against the model's tensors `expected`, by name.
 
     Raises WeightsError for a truncated or altered file, for names, shapes or dtypes that are not
-    the model's, and for values that are not finite. Touches nothing.
+    the model's, and for values that are not finite. Touches nothing of `expected`.
     """
-    return _read(path, expected)[0]
-
-
-def load(path: Path, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of a version, validated as by `validate`."""
-    return _read(path, expected)[1]
-
-
-def _read(
-    path: Path, expected: Mapping[str, torch.Tensor]
-) -> tuple[Manifest, dict[str, torch.Tensor]]:
     manifest = read_manifest(path)
     _check_fit(path, manifest, expected)
     file = path / WEIGHTS
@@ -192,7 +180,7 @@ def _read(
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise WeightsError(f"{file}: {name} has values that are not finite")
-    return manifest, tensors
+    return tensors
 
 
 def _check_fit(path: Path, manifest: Manifest, expected: Mapping[str, torch.Tensor]) -> None:
