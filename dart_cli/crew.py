@@ -117,7 +117,8 @@ class Crew:
         """End everything at once."""
         self._ending = True
         for child in self._children.values():
-            child.signal_group(signal.SIGKILL)
+            if child.running:  # the number of one that ended may be another's by now
+                child.signal_group(signal.SIGKILL)
 
     async def _keep(self, child: Child, log: TextIO) -> None:
         """Start the child, and again when it dies; returns when it ended cleanly."""

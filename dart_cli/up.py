@@ -97,6 +97,7 @@ async def _bring_to_end(config: Config, arguments: Sequence[str]) -> bool:
         if stop.is_set():
             for crew in crews:
                 crew.kill()
+            board.leave()
             os._exit(INTERRUPTED)
         board.notice("stopping; a second Ctrl-C stops at once")
         stop.set()
@@ -185,6 +186,11 @@ class Board:
             self._live.update(self._page(), refresh=True)
         else:
             self._line(text)
+
+    def leave(self) -> None:
+        """Give the terminal its cursor back; for an end that unwinds nothing."""
+        if self._live is not None:
+            self._console.show_cursor()
 
     @contextlib.asynccontextmanager
     async def shown(self) -> AsyncIterator[None]:
