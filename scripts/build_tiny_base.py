@@ -35,7 +35,7 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dart_cli.policy import tiny
-from dart_cli.policy.forward import image_features, rope_positions
+from dart_cli.policy.forward import encoder_outputs, image_features, rope_positions
 from dart_cli.policy.images import ImagePreparer, PreparedImage
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from envs.embedded.grounding import INSTRUCTIONS, grounding_screen
@@ -203,10 +203,6 @@ class Packer:
         image token shall point to the word for what is shown there. Pointing: see `pointing_loss`.
         """
         features = image_features(model, packed.images)
-        vision = SimpleNamespace(
-            pooler_output=list(features.embeds),
-            deepstack_features=[list(level) for level in features.deepstack],
-        )
         attention = model.model.language_model.layers[-1].self_attn
         seen: dict[str, Any] = {}
         hook = attention.register_forward_pre_hook(
@@ -216,7 +212,7 @@ class Packer:
             input_ids=packed.input_ids,
             attention_mask=packed.mask,
             position_ids=packed.position_ids,
-            mm_encoder_outputs={"image": vision},
+            mm_encoder_outputs=encoder_outputs(features, range(len(packed.images))),
             use_cache=False,
         ).last_hidden_state.flatten(0, 1)
         hook.remove()
@@ -393,15 +389,11 @@ def evaluate(policy: LoadedPolicy, screens: int) -> dict[str, float]:
         sheets = [sheet(policy.images, seed, rng, clicks=8) for seed in seeds]
         packed = packer.pack(sheets, rng)
         features = image_features(model, packed.images)
-        vision = SimpleNamespace(
-            pooler_output=list(features.embeds),
-            deepstack_features=[list(level) for level in features.deepstack],
-        )
         hidden = model.model(
             input_ids=packed.input_ids,
             attention_mask=packed.mask,
             position_ids=packed.position_ids,
-            mm_encoder_outputs={"image": vision},
+            mm_encoder_outputs=encoder_outputs(features, range(len(packed.images))),
             use_cache=False,
         ).last_hidden_state.flatten(0, 1)
         zero = policy.tokenizer.convert_tokens_to_ids("0")

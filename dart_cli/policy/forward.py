@@ -142,6 +142,16 @@ def image_features(model: PreTrainedModel, images: Sequence[PreparedImage]) -> I
     )
 
 
+def encoder_outputs(features: ImageFeatures, shown: Sequence[int]) -> dict[str, Any]:
+    """What the model takes in place of pixels: the features of each image place, `shown` in order."""
+    return {
+        "image": SimpleNamespace(
+            pooler_output=[features.embeds[index] for index in shown],
+            deepstack_features=[[level[index] for index in shown] for level in features.deepstack],
+        )
+    }
+
+
 def logits(
     model: PreTrainedModel,
     inputs: ModelInputs,
@@ -159,14 +169,7 @@ def logits(
     if inputs.images:
         if features is None:
             features = image_features(model, inputs.images)
-        extra["mm_encoder_outputs"] = {
-            "image": SimpleNamespace(
-                pooler_output=[features.embeds[index] for index in inputs.shown],
-                deepstack_features=[
-                    [level[index] for index in inputs.shown] for level in features.deepstack
-                ],
-            )
-        }
+        extra["mm_encoder_outputs"] = encoder_outputs(features, inputs.shown)
     output = model(
         input_ids=inputs.input_ids.to(device),
         attention_mask=inputs.attention_mask.to(device),

@@ -26,15 +26,13 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from bus.errors import ModelError
+from dart_cli.checks import BUILTIN_TINY, MODEL_TYPES
 from dart_cli.policy.forward import ModelInputs, collate, use_batched_vision
 from dart_cli.policy.images import ImagePreparer, PreparedImage
 from dart_cli.policy.tiny import FOLDER as TINY_FOLDER
 
-BUILTIN = {"builtin:tiny": TINY_FOLDER}
+BUILTIN = {BUILTIN_TINY: TINY_FOLDER}
 """Models that ship with the package."""
-
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-"""`model_type` of the folders that load."""
 
 _STRUCTURAL = (
     "<|im_start|>",
@@ -133,10 +131,10 @@ def load_policy(
     folder = resolve(name)
     config = _read_json(folder, "config.json")
     family = str(config.get("model_type", ""))
-    if family not in FAMILIES:
+    if family not in MODEL_TYPES:
         raise ModelError(
             f"{folder / 'config.json'}: model_type is {family or 'missing'}, "
-            f"supported are {', '.join(FAMILIES)}"
+            f"supported are {', '.join(MODEL_TYPES)}"
         )
     _check_files(folder)
     processor = _read_json(folder, "preprocessor_config.json")
