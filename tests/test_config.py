@@ -254,7 +254,7 @@ def test_a_real_process_ends_with_two_and_no_traceback(
         [sys.executable, "-m", "dart_cli", "train", str(path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
     )
     assert ended.returncode == 2

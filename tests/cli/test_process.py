@@ -147,7 +147,7 @@ def _busy(config: Config, grace_s: float) -> Iterator[subprocess.Popen[str]]:
 def test_a_process_that_does_not_end_in_time_is_ended(config: Config) -> None:
     with _busy(config, 0.2) as child:
         child.terminate()
-        _, err = child.communicate(timeout=60)
+        _, err = child.communicate(timeout=100)
     assert child.returncode == 1
     assert "did not end within" in err
 
@@ -157,7 +157,7 @@ def test_it_is_ended_though_nobody_reads_what_it_says(config: Config) -> None:
         assert child.stderr is not None
         child.stderr.close()
         child.terminate()
-        assert child.wait(timeout=60) == 1
+        assert child.wait(timeout=100) == 1
 
 
 def test_the_second_signal_ends_at_once(config: Config) -> None:
@@ -167,7 +167,7 @@ def test_the_second_signal_ends_at_once(config: Config) -> None:
         while "second signal" not in child.stderr.readline():
             pass
         child.send_signal(signal.SIGINT)
-        assert child.wait(timeout=60) == 128 + signal.SIGINT
+        assert child.wait(timeout=100) == 128 + signal.SIGINT
 
 
 def test_a_child_of_dart_up_ends_when_its_parent_is_gone(config: Config) -> None:
@@ -181,11 +181,11 @@ def test_a_child_of_dart_up_ends_when_its_parent_is_gone(config: Config) -> None
         [sys.executable, "-c", script, BUSY, str(config.run.dir), "0.2"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=True,
     )
     pid = int(ended.stdout)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 100
     while time.monotonic() < deadline:
         try:
             with claim(config, "env", "env-0"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -218,6 +219,16 @@ def test_four_shells_in_any_order_each_stopped_once_reach_the_same_end(
     assert len(trained) == len(set(trained)) == 40 * 2
 
 
+def free_ports(count: int) -> int:
+    """The first of `count` ports in a row that nobody has at this moment."""
+    for first in range(20_000, 30_000, count):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
+            for port in range(first, first + count):
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
+    raise AssertionError("no free ports")
+
+
 def test_a_run_over_tcp_answers_only_who_has_its_keys(
     model: Path, tmp_path: Path, children: list[subprocess.Popen[str]]
 ) -> None:
@@ -226,9 +237,7 @@ def test_a_run_over_tcp_answers_only_who_has_its_keys(
         made = start("keys", tmp_path / name)
         finish(made)
         assert made.returncode == 0
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = min(free.getsockname()[1], 64_000)
-    tcp = ["--set", "bus.transport=tcp", "--set", f"bus.port={port}"]
+    tcp = ["--set", "bus.transport=tcp", "--set", f"bus.port={free_ports(3)}"]
     children.append(start("data", path, *tcp, "--set", f"bus.keys={tmp_path}/ours"))
     until((tmp_path / "run" / "config.json").exists, "dart data")
     answered = start("status", path, "--once", "--json", *tcp, "--set", f"bus.keys={tmp_path}/ours")

@@ -40,7 +40,7 @@ def loaded_by(*arguments: str) -> tuple[list[str], str]:
         [sys.executable, "-c", script, *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=True,
     )
     output, _, names = ended.stdout.rpartition("loaded:")

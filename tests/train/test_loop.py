@@ -34,6 +34,8 @@ from dart_cli.train.loop import run
 from dart_cli.train.model import TrainModel
 from dart_cli.weights.file import load, newest
 
+PATIENCE_S = 100  # a bound, no expectation: the machine may be busy
+
 
 class Data:
     """Serves the batches that the trainer's hello and acknowledgements leave; keeps what it hears.
@@ -83,7 +85,7 @@ async def serving(run_dir: Path, data: Data) -> AsyncIterator[None]:
 
 async def train(config: Config, data: Data) -> None:
     """A whole run of the trainer; cancelled where `data` lets it crash."""
-    async with serving(config.run.dir, data), asyncio.timeout(50):
+    async with serving(config.run.dir, data), asyncio.timeout(PATIENCE_S):
         task = asyncio.create_task(run(config, asyncio.Event()))
         crash = asyncio.create_task(data.crashed.wait())
         await asyncio.wait([task, crash], return_when=asyncio.FIRST_COMPLETED)
@@ -245,7 +247,7 @@ async def test_a_stop_ends_with_a_checkpoint_of_everything(
 ) -> None:
     config = another_run(config, "stopped", checkpoint_every=100, updates=100)
     data, stop = Data(batches[:3]), asyncio.Event()
-    async with serving(config.run.dir, data), asyncio.timeout(30):
+    async with serving(config.run.dir, data), asyncio.timeout(PATIENCE_S):
         task = asyncio.create_task(run(config, stop))
         await data.idle.wait()
         stop.set()
@@ -263,7 +265,7 @@ async def test_the_end_of_the_run_ends_the_trainer(config: Config) -> None:
     with Forwarder(endpoints.address(TELEMETRY_IN), endpoints.address(TELEMETRY_OUT)):
         async with (
             serving(config.run.dir, data),
-            asyncio.timeout(30),
+            asyncio.timeout(PATIENCE_S),
             Publisher(endpoints.address(TELEMETRY_IN)) as publisher,
             Subscriber(endpoints.address(TELEMETRY_OUT), [Heartbeat]) as heartbeats,
         ):
@@ -285,7 +287,7 @@ async def test_the_trainer_waits_for_a_data_process_that_is_not_there_yet(
     bus = config.bus.model_copy(update={"deadline_s": 0.3})
     impatient = config.model_copy(update={"bus": bus})
     data = Data(batches)
-    async with asyncio.timeout(50):
+    async with asyncio.timeout(PATIENCE_S):
         task = asyncio.create_task(run(impatient, asyncio.Event()))
         while caplog.text.count("goes on asking") < 2:  # noqa: ASYNC110 - the log alone tells
             await asyncio.sleep(0.05)
