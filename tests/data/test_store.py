@@ -146,6 +146,19 @@ def test_a_batch_is_read_as_it_was_planned(run_dir: Path) -> None:
         assert [(m.name, m.step, m.value) for m in store.metrics()] == [("loss", 1, 0.25)]
 
 
+@pytest.mark.parametrize("table", ["groups", "trajectories"])
+@pytest.mark.parametrize(
+    "statement",
+    ["UPDATE {} SET state = ? WHERE batch_id = ?", "SELECT ?, id FROM {} WHERE batch_id = ?"],
+)
+def test_a_batchs_rows_are_found_without_a_look_at_all_others(
+    run_dir: Path, table: str, statement: str
+) -> None:
+    with open_store(run_dir) as store:
+        plan = store._rows(f"EXPLAIN QUERY PLAN {statement.format(table)}", ("trained", 1))
+    assert [f"INDEX {table}_by_batch" in step["detail"] for step in plan] == [True]
+
+
 def test_curves_count_judged_trajectories_by_their_oldest_version(run_dir: Path) -> None:
     with open_store(run_dir) as store:
         fill(store, steps=0)
