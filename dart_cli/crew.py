@@ -15,6 +15,7 @@ import os
 import re
 import signal
 import sys
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,11 +171,14 @@ class Crew:
         return code
 
     async def _read(self, child: Child, stream: asyncio.StreamReader, log: TextIO) -> None:
-        """Copy output to the log by lines; a carriage return ends a line too."""
-        rest = ""
-        while chunk := await stream.read(_CHUNK_BYTES):
-            *lines, rest = re.split(r"[\r\n]+", rest + chunk.decode("utf-8", "replace"))
-            for line in filter(str.strip, lines):
+        """Copy output to the log by lines; a carriage return ends a line too, and so does the end."""
+        decoder = getincrementaldecoder("utf-8")("replace")
+        rest, ended = "", False
+        while not ended:
+            chunk = await stream.read(_CHUNK_BYTES)
+            ended = not chunk
+            *lines, rest = re.split(r"[\r\n]+", rest + decoder.decode(chunk, final=ended))
+            for line in filter(str.strip, [*lines, rest] if ended else lines):
                 log.write(f"{child.name} | {line}\n")
                 child.last_words = line.strip().removeprefix("error: ")[:300]
                 if _TOLD.match(line):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dart_cli.config import Config, load_config
-from dart_cli.crew import ChildError, Crew
+from dart_cli.crew import Child, ChildError, Crew
 from dart_cli.process import claim
 
 PATIENCE_S = 100  # a bound, no expectation: the machine may be busy
@@ -57,6 +58,21 @@ async def test_it_is_done_when_its_leaders_are(tmp_path: Path) -> None:
     await asyncio.wait_for(made.run(asyncio.Event()), PATIENCE_S)
     assert told == []
     assert (tmp_path / "logs" / "up.log").read_text().startswith("one | dart ")
+
+
+async def test_every_character_of_a_child_is_kept_however_it_arrives(tmp_path: Path) -> None:
+    made, _ = crew(tmp_path, {"one": []}, ["one"])
+    stream, child, log = asyncio.StreamReader(), Child("one", []), io.StringIO()
+    reading = asyncio.create_task(made._read(child, stream, log))
+    for (
+        byte
+    ) in "50 %\rdone ▇\n\nKilled ▂".encode():  # without a line's end, as a crash may leave it
+        stream.feed_data(bytes([byte]))
+        await asyncio.sleep(0.001)
+    stream.feed_eof()
+    await reading
+    assert log.getvalue().splitlines() == ["one | 50 %", "one | done ▇", "one | Killed ▂"]
+    assert child.last_words == "Killed ▂"
 
 
 async def test_a_users_mistake_is_not_tried_again(tmp_path: Path) -> None:
