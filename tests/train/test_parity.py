@@ -15,10 +15,15 @@ import torch
 from bus.messages import Batch
 from dart_cli.config import Config
 from dart_cli.engines.transformers_engine import TransformersEngine
+from dart_cli.policy.model import load_policy
 from dart_cli.train.batch import micro_batches
+from dart_cli.train.checkpoint import Progress, load_newest, save
 from dart_cli.train.learner import Learner
 from dart_cli.train.model import TrainModel
-from dart_cli.weights.file import publish
+from dart_cli.weights.file import load, publish
+
+no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, no_gpu])]
 
 STEPS = 3  # of each trajectory: the last shows three screens
 CLOSE = 1e-5  # nats
@@ -58,6 +63,36 @@ def test_engine_and_trainer_agree_before_and_after_updates(
         batch = play(engine, trajectories, STEPS, temperature, batch_id=version + 1)
         assert {span.version for s in batch.samples for span in s.version_spans} == {version}
         assert largest_gap(model, batch) <= CLOSE
+
+
+@pytest.mark.parametrize(("dtype", "close"), [("float32", 1e-4), ("bfloat16", 0.5)])
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_device_plays_trains_resumes_and_takes_the_weights(
+    config: Config, play, tmp_path: Path, device: str, dtype: str, close: float
+) -> None:
+    config = config.model_copy(
+        update={
+            "model": config.model.model_copy(update={"dtype": dtype}),
+            "train": config.train.model_copy(update={"device": device, "kl_beta": 0.01}),
+        }
+    )
+    learner = Learner(TrainModel.load(config), config.train)
+    engine = TransformersEngine(load_policy(config.model.path, dtype, device), load_weights=load)
+    batch = play(engine, 6, 2)
+    update = learner.update(batch, 0, policy_version=0)
+    assert update.applied
+    assert update.metrics["parity_max"] <= close
+    save(tmp_path, Progress(updates=1), learner.model.weights(), learner.optimizer_tensors(), 1)
+    checkpoint = load_newest(tmp_path)
+    assert checkpoint is not None
+    resumed = Learner(TrainModel.load(config), config.train)
+    resumed.restore(checkpoint.weights, checkpoint.optimizer)
+    published = publish(resumed.model.weights(), tmp_path / "weights", 1)
+    asyncio.run(engine.update_weights(published.path, 1))
+    update = resumed.update(play(engine, 6, 2, batch_id=2), 1, policy_version=1)
+    asyncio.run(engine.close())
+    assert update.applied
+    assert update.metrics["parity_max"] <= close
 
 
 def test_the_metric_of_the_update_tells_the_agreement(
