@@ -22,6 +22,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -42,6 +43,9 @@ from bus.transport import LINGER_S, bind, bound_address, connect
 log = logging.getLogger(__name__)
 
 RETRY_S = 2.0
+PARTING_S = 0.1
+"""From a server's last answer to its end: a client whose connection closes may lose what it has
+not read yet (libzmq drops the pipe of a socket with ZMQ_IMMEDIATE)."""
 _ID_BYTES = 16
 
 Handler = Callable[[str, Request], Awaitable[Reply]]
@@ -263,6 +267,7 @@ class Replier:
         self._record = _Record(record_count, record_bytes)
         self._jobs: dict[bytes, _Job] = {}
         self._loop: asyncio.Task[None] | None = None
+        self._answered_at = -PARTING_S  # monotonic seconds
         self._closing = False
 
     async def __aenter__(self) -> Self:
@@ -295,6 +300,8 @@ class Replier:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
+        parting_s = self._answered_at + PARTING_S - time.monotonic()
+        await asyncio.sleep(max(0.0, min(parting_s, linger_s)))
         self._socket.close(linger=int(linger_s * 1000))
 
     async def _receive(self, handler: Handler) -> None:
@@ -367,6 +374,7 @@ class Replier:
     def _answer(self, client: bytes, key: bytes, frames: list[bytes]) -> None:
         # A ROUTER never waits: it drops what a client that is away or full cannot take, and that
         # client asks again.
+        self._answered_at = time.monotonic()
         self._socket.send_multipart([client, key, *frames], copy=False)
 
 
