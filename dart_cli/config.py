@@ -218,7 +218,7 @@ class TrainConfig(Section):
     """Largest gradient norm."""
 
     clip_low: float = Field(default=0.2, ge=0, lt=1)
-    """Ratios below 1 - clip_low are clipped."""
+    """Ratios below 1 - clip_low are clipped; with one update a batch, as now, all are 1."""
 
     clip_high: float = Field(default=0.28, ge=0)
     """Ratios above 1 + clip_high are clipped (clip-higher)."""
