@@ -257,6 +257,13 @@ class Client:
         assert isinstance(message, RunState)
         return message
 
+    async def be_heard(self, worker: str, *, state: str = "ready") -> None:
+        """Publish a worker's heartbeat until data has heard it; the first may find no connection."""
+        async with asyncio.timeout(DEADLINE_S):
+            while worker not in {each.worker for each in (await self.snapshot()).processes}:
+                self.beat([], worker, state=state)
+                await asyncio.sleep(0.05)
+
     def beat(self, trajectories: list[str], worker: str = "env-0", *, state: str = "ready") -> None:
         """Publish an environment's heartbeat."""
         self.publisher.publish(

@@ -167,7 +167,7 @@ async def test_a_request_that_cannot_be_answered_says_what_it_waits_for(config: 
 async def test_a_dead_environments_leases_return(config: Config) -> None:
     async with serving(config) as client:
         lease = await client.must_lease(0)
-        client.beat([lease.trajectory_id])  # and never again
+        await client.be_heard("env-0")  # and never again
         await client.eventually(lambda seen: "worker_lost" in seen.dropped)
         again = await client.must_lease(0, "env-1")
         assert again.group_id == lease.group_id
@@ -181,8 +181,7 @@ async def test_a_service_that_was_stopped_for_a_while_takes_no_lease_back_for_it
     monkeypatch.setattr(service, "DEAD_AFTER_S", 1.0)
     async with serving(config) as client:
         lease = await client.must_lease(0)
-        client.beat([lease.trajectory_id])
-        await client.eventually(lambda seen: "env-0" in {p.worker for p in seen.processes})
+        await client.be_heard("env-0")
         time.sleep(3 * service.DEAD_AFTER_S)  # noqa: ASYNC251 - all of it stands still, as by Ctrl-Z
         client.beat([lease.trajectory_id])
         await client.eventually(lambda seen: seen.uptime_s > 3 * service.DEAD_AFTER_S)
@@ -192,8 +191,8 @@ async def test_a_service_that_was_stopped_for_a_while_takes_no_lease_back_for_it
 @pytest.mark.usefixtures("short_holds")
 async def test_a_process_that_said_goodbye_is_not_missed(config: Config) -> None:
     async with serving(config) as client:
-        client.beat([], "env-1")
-        client.beat([], "env-0", state="stopping")
+        await client.be_heard("env-1")
+        await client.be_heard("env-0", state="stopping")
         seen = await client.eventually(
             lambda seen: (
                 {p.worker for p in seen.processes if not p.alive} == {"env-1"}
@@ -405,10 +404,8 @@ async def test_the_snapshot_tells_how_the_run_stands(config: Config) -> None:
         await train(client, 0)
         await client.tell(WeightsPublished(policy_version=1, path="w", digest="d"))
         await client.must_lease(0)
-        client.beat([])
-        seen = await client.eventually(
-            lambda snapshot: "env-0" in {process.worker for process in snapshot.processes}
-        )
+        await client.be_heard("env-0")
+        seen = await client.snapshot()
     assert (seen.updates, seen.updates_total, seen.policy_version) == (1, 200, 1)
     assert seen.trajectories == {"trained": 8, "dropped": 4, "leased": 1}
     assert seen.dropped == {"all_fail": 4}
