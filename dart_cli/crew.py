@@ -87,7 +87,7 @@ class Crew:
         self._restarts = restarts
         self._log_file = log_file
         self._notice = notice
-        self._ending = False
+        self._ending = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Keep the children running until the work is done or `stop` is set, then end them all.
@@ -116,7 +116,7 @@ class Crew:
 
     def kill(self) -> None:
         """End everything at once."""
-        self._ending = True
+        self._ending.set()
         for child in self._children.values():
             if child.running:  # the number of one that ended may be another's by now
                 child.signal_group(signal.SIGKILL)
@@ -124,10 +124,10 @@ class Crew:
     async def _keep(self, child: Child, log: TextIO) -> None:
         """Start the child, and again when it dies; returns when it ended cleanly."""
         try:
-            while not self._ending:
+            while not self._ending.is_set():
                 code = await self._run_once(child, log)
                 child.signal_group(signal.SIGKILL)  # whatever it left behind
-                if code == 0 or self._ending:
+                if code == 0 or self._ending.is_set():
                     return
                 how = (
                     f"was ended by {signal.Signals(-code).name}"
@@ -144,7 +144,9 @@ class Crew:
                     )
                 child.restarts += 1
                 self._notice(f"{what}{why}; starting it again ({child.restarts}/{self._restarts})")
-                await asyncio.sleep(min(_MAX_BACKOFF_S, _BACKOFF_S * 2**child.restarts))
+                pause_s = min(_MAX_BACKOFF_S, _BACKOFF_S * 2**child.restarts)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._ending.wait(), pause_s)
         finally:
             child.ended.set()
 
@@ -159,7 +161,7 @@ class Crew:
             env=environment,
         )
         child.process = process
-        if self._ending:  # told to end while it started
+        if self._ending.is_set():  # told to end while it started
             child.signal_group(signal.SIGTERM)
         assert process.stdout is not None
         reading = asyncio.create_task(self._read(child, process.stdout, log))
@@ -198,7 +200,7 @@ class Crew:
 
     async def _end(self) -> None:
         """End everything: first all but the last command, which the others still speak to."""
-        self._ending = True
+        self._ending.set()
         *others, last = self._children.values()
         for part in (others, [last]):
             for child in part:

@@ -108,6 +108,22 @@ async def test_a_killed_child_is_started_again_and_stop_ends_all(
             pass  # nobody is left
 
 
+async def test_a_stop_does_not_wait_for_a_child_that_is_to_start_again_later(
+    tmp_path: Path, config_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dart_cli.crew._BACKOFF_S", 1000.0)
+    monkeypatch.setattr("dart_cli.crew._MAX_BACKOFF_S", 1000.0)
+    made, told = crew(tmp_path, {"data": ["data", str(config_path)]}, ["data"], restarts=1)
+    stop = asyncio.Event()
+    running = asyncio.create_task(made.run(stop))
+    async with asyncio.timeout(PATIENCE_S):
+        os.kill(await _alive(load_config(config_path), "data"), signal.SIGKILL)
+        while not any("starting it again" in each for each in told):  # noqa: ASYNC110 - a list
+            await asyncio.sleep(0.01)
+        stop.set()
+        await running
+
+
 async def test_a_child_that_keeps_dying_ends_the_others(tmp_path: Path, config_path: Path) -> None:
     config = load_config(config_path)
     commands = {
