@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
 
@@ -52,6 +53,9 @@ from envs.base import Task, content_hash
 
 log = logging.getLogger(__name__)
 
+TELLING_DROPS = 32
+"""Groups dropped for one reason, with no batch between them, after which it is no accident."""
+
 Clock = Callable[[], float]
 
 
@@ -80,6 +84,7 @@ class Ledger:
         self._monotonic = monotonic
         self.progress = Progress(self._tasks, monotonic())
         self._batches: dict[int, str] = {}  # id -> batched or trained
+        self._dropped: Counter[str] = Counter()  # groups since the last batch, by reason
         self._served: Batch | None = None
         self._restore()
 
@@ -425,6 +430,7 @@ class Ledger:
         self.store.close_group(group.id, "dropped", reason, now)
         self.store.add_decisions(decisions, now)
         del self.board.groups[group.id]
+        self._dropped[reason] += 1
 
     def _trainer_is_at(self, version: int) -> None:
         """Drop what the trainer has left behind, so that no more work goes into it."""
@@ -448,7 +454,7 @@ class Ledger:
         if not curation.chosen:
             return Wait(
                 f"{len(curation.waiting)} of {data.groups_per_batch} groups with a gradient are "
-                f"ready, {len(self.board.open)} more play"
+                f"ready, {len(self.board.open)} more play{self._told_drops()}"
             )
         now = self._wall()
         row = BatchRow(
@@ -471,9 +477,23 @@ class Ledger:
             self.store.add_decisions(use_decisions(group, row.id), now)
             del self.board.groups[group.id]
         self._batches[row.id] = row.state
+        self._dropped.clear()
         batch = self._read_batch(row.id)
         self.store.add_staleness(row.id, _staleness(batch, row.formed_version))
         return batch
+
+    def _told_drops(self) -> str:
+        """What became of the other groups: tasks that are solved, or hopeless, give no batch."""
+        if not self._dropped:
+            return ""
+        counts = ", ".join(f"{count} {reason}" for reason, count in self._dropped.most_common())
+        cure = {
+            "all_success": "; the policy solves these tasks, add harder ones",
+            "all_fail": "; the policy never solves these tasks, add easier ones",
+        }
+        [(most, number)] = self._dropped.most_common(1)
+        hint = cure.get(most, "") if number >= TELLING_DROPS else ""
+        return f"; dropped since the last batch: {counts}{hint}"
 
     def _read_batch(self, batch_id: int) -> Batch:
         if self._served is not None and self._served.batch_id == batch_id:

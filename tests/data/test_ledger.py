@@ -387,6 +387,25 @@ def test_without_enough_groups_the_trainer_is_told_what_is_missing(ledger: Ledge
     assert found.reason == "1 of 2 groups with a gradient are ready, 1 more play"
 
 
+def test_a_trainer_that_waits_because_all_is_solved_is_told_so(ledger: Ledger) -> None:
+    for _ in range(3):
+        play_group(ledger, ["pass"] * 4)
+    found = ledger.next_batch(0)
+    assert isinstance(found, Wait)
+    assert found.reason.endswith("dropped since the last batch: 3 all_success")
+    for _ in range(30):
+        play_group(ledger, ["pass"] * 4)
+    found = ledger.next_batch(0)
+    assert isinstance(found, Wait)
+    assert found.reason.endswith("33 all_success; the policy solves these tasks, add harder ones")
+    for _ in range(2):
+        play_group(ledger, MIXED)
+    ledger.batch_trained(trained(a_batch(ledger.next_batch(0)).batch_id))
+    found = ledger.next_batch(1)
+    assert isinstance(found, Wait)
+    assert "dropped" not in found.reason
+
+
 def test_an_acknowledgement_said_twice_counts_once(ledger: Ledger, store: Store) -> None:
     for _ in range(2):
         play_group(ledger, MIXED)
