@@ -1,7 +1,7 @@
 """Does the quickstart learn, and is it the learning that does it? Seeds, shells, and two controls.
 
     python benchmarks/learning.py                     # 3 seeds and the other arms, one after another
-    python benchmarks/learning.py --seeds 0 --arms rl --out /tmp/learning
+    python benchmarks/learning.py --seeds 0 --arms rl --out runs/one-seed
 
     rl          `dart up configs/quickstart.toml`, one run for each seed
     flat        the same with train.lr = 0: what evaluation noise and task sampling alone do
