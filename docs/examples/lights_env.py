@@ -1,6 +1,6 @@
 """An environment of your own, whole: press the square switch, then light the lamp that is named.
 
-dart up docs/examples/lights.toml
+`dart up docs/examples/lights.toml` trains the tiny model on it.
 """
 
 import io
