@@ -6,6 +6,7 @@ A `bytes` field is a raw frame beside the msgpack header, never a part of it (se
 
     env   -> data     LeaseRequest, StepRecord, TrajectoryEnd
     env   -> rollout  ActRequest
+    rollout -> data   SyncRequest, SyncDone
     train -> data     TrainerHello, BatchRequest, BatchTrained, WeightsPublished
     any   -> data     StatusRequest, StopRequest
     any   -> all      Heartbeat (published)
@@ -18,7 +19,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Raised by any change of a message's fields or meaning; other versions are refused by name."""
 
 Role = Literal["env", "rollout", "data", "train", "status", "eval"]
@@ -66,6 +67,15 @@ class VersionSpan(Message):
     version: int
     start: int
     end: int
+
+
+class Partial(Message):
+    """A completion that was suspended before its end: any worker may go on from these tokens."""
+
+    token_ids: list[int]  # [A] so far
+    behaviour_logprobs: list[float]  # [A], nats
+    entropies: list[float]  # [A], nats
+    version_spans: list[VersionSpan]
 
 
 class Turn(Message):
@@ -153,6 +163,7 @@ class StepRecord(Request):
     behaviour_logprobs: list[float]  # [A], nats
     entropies: list[float]  # [A], nats
     version_spans: list[VersionSpan]
+    worker: str  # the rollout worker that finished the completion
     text: str  # the completion, decoded
     action: dict[str, Any] | None  # envs.actions.Action as a dict; None where malformed
     error: str  # why the text is no action; empty where it is one
@@ -186,9 +197,10 @@ class Completion(Reply):
     entropies: list[float]  # [A], nats
     version_spans: list[VersionSpan]
     text: str
-    stop: Literal["end", "length"]  # end-of-turn token, or max_tokens reached
+    stop: Literal["end", "length", "suspended"]  # end-of-turn token, max_tokens, or interrupted
     queue_s: float  # waited before the engine took it up
     engine_s: float
+    worker: str = ""  # who answered; the worker fills it in, empty in-process
 
 
 class ActRequest(Request):
@@ -203,6 +215,47 @@ class ActRequest(Request):
     width: int  # pixels of the screenshot
     height: int
     sampling: Sampling
+    partial: Partial | None = None  # a suspended completion of this very request to go on with
+
+
+# --- rollout -> data ------------------------------------------------------------------------
+
+
+class SyncReply(Reply):
+    """data -> rollout: take these weights now, or ask again; the newest at the moment of granting."""
+
+    granted: bool = False
+    policy_version: int = -1
+    path: str = ""  # directory with manifest.json
+    digest: str = ""  # of the manifest
+    reason: str = ""  # what the wait is for
+
+
+class SyncRequest(Request):
+    """rollout -> data: may I take newer weights? Held until a permit is free.
+
+    At most sync.concurrent workers hold a permit. It is given back by SyncDone, by asking again,
+    by the worker's death, or after sync.deadline_s.
+    """
+
+    reply_type: ClassVar[type[Reply]] = SyncReply
+    worker: str
+    policy_version: int  # that serves now; -1 if none, which needs no permit
+
+
+class SyncDone(Request):
+    """rollout -> data: the permit is free again; how it went. Times are apart and add up."""
+
+    reply_type: ClassVar[type[Reply]] = Ack
+    worker: str
+    policy_version: int  # that was to be taken
+    error: str  # why the set was refused; empty if it serves
+    waited_s: float  # for the permit
+    transfer_s: float  # reading and checking the set; requests are served meanwhile
+    pause_s: float  # from the halt of the engine until the new tensors are in place
+    finish_s: float  # post-processing in the pause: caches cleared, weights re-packed
+    resume_s: float  # from there until the engine serves again
+    in_flight: int  # requests in work when it began, all of which go on
 
 
 # --- train -> data --------------------------------------------------------------------------
@@ -308,6 +361,7 @@ class RunState(Message):
     weights_path: str
     stopping: bool
     reason: str  # why it stops
+    suspended: bool = False  # coupled: the trainer's turn; no completion is begun or continued
 
 
 MESSAGES: dict[str, type[Message]] = {
@@ -328,6 +382,9 @@ MESSAGES: dict[str, type[Message]] = {
         StatusRequest,
         StepRecord,
         StopRequest,
+        SyncDone,
+        SyncReply,
+        SyncRequest,
         TrainerHello,
         TrajectoryEnd,
         WeightsPublished,

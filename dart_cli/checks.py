@@ -89,11 +89,17 @@ def _policy(config: Config) -> Iterator[Mistake]:
 
 def _numbers(config: Config) -> Iterator[Mistake]:
     data, train, evaluation = config.data, config.train, config.eval
-    if data.max_open_groups < data.groups_per_batch:
+    if 0 < data.max_open_groups < data.groups_per_batch:
         yield Mistake(
             "data.max_open_groups",
             f"must be >= data.groups_per_batch ({data.groups_per_batch}) or no batch ever fills, "
             f"got {data.max_open_groups}",
+        )
+    if data.scheduling == "april" and not data.coupled:
+        yield Mistake(
+            "data.scheduling",
+            '= "april" stops when a batch is full and needs data.coupled = true; '
+            'without a stop "rollout" wastes nothing',
         )
     if train.warmup > train.updates > 0:
         yield Mistake(
@@ -205,7 +211,7 @@ def _tasks(config: Config) -> Iterator[Mistake]:
 def _model(config: Config, role: Role | None) -> Iterator[Mistake]:
     """Whether the model folder can be loaded, as far as its files tell without torch."""
     path = config.model.path
-    if path == BUILTIN_TINY or (role == "rollout" and config.rollout.engine == "scripted"):
+    if path == BUILTIN_TINY or (role == "rollout" and config.rollout.engine != "transformers"):
         return
     folder = Path(path).expanduser()
     if path.startswith("builtin:"):

@@ -137,8 +137,9 @@ class EnvConfig(Section):
 class RolloutConfig(Section):
     """One rollout worker: an engine and how it samples."""
 
-    engine: Literal["transformers", "scripted"] = "transformers"
-    """What runs the model. `scripted` answers at random without one, to try the plumbing."""
+    engine: Literal["transformers", "scripted", "timed"] = "transformers"
+    """What runs the model. `scripted` answers at random without one, to try the plumbing; `timed`
+    does so as fast as section [timing] says, to measure scheduling."""
 
     temperature: float = Field(default=1.0, gt=0, le=10)
     """Sampling temperature; the trainer divides logits by the same."""
@@ -168,8 +169,20 @@ class DataConfig(Section):
     groups_per_batch: Positive = 8
     """Groups with a gradient (mixed rewards) in one batch."""
 
-    max_open_groups: Positive = 24
-    """Groups leased or waiting to be trained at once: the bound on work in flight."""
+    scheduling: Literal["rollout", "task", "batch", "april"] = "rollout"
+    """What a freed slot waits for: nothing, its group, the batch, or (`april`) the batch's target."""
+
+    coupled: bool = False
+    """The synchronous baseline: rollouts stop while the trainer trains and all workers update."""
+
+    over_provision: float = Field(default=1.5, ge=1, le=8)
+    """`april`: groups in play for each group of a batch; what is unfinished is recycled."""
+
+    recycle: bool = True
+    """`april`: false discards what is unfinished when a batch is full (over-sample and discard)."""
+
+    max_open_groups: int = Field(default=0, ge=0)
+    """Groups leased or waiting to be trained at once; 0 for as many as max_staleness admits."""
 
     max_staleness: int = Field(default=4, ge=0)
     """A group whose oldest token is more versions behind than this is dropped, with the reason."""
@@ -192,6 +205,9 @@ class DataConfig(Section):
 
 class TrainConfig(Section):
     """The optimizer and the objective (arXiv 2509.23866 section 3)."""
+
+    learner: Literal["torch", "timed"] = "torch"
+    """What updates. `timed` takes as long as section [timing] says and learns nothing."""
 
     updates: int = Field(default=200, ge=0)
     """The run ends after this many optimizer updates."""
@@ -258,6 +274,53 @@ class WeightsConfig(Section):
     """Newest weight sets kept."""
 
 
+class SyncConfig(Section):
+    """How rollout workers take new weights: a few at a time, while the others go on serving."""
+
+    concurrent: int = Field(default=1, ge=0)
+    """Workers that take weights at once; 0 for all."""
+
+    deadline_s: Seconds = 120.0
+    """Seconds after which a permit to take weights is given to the next."""
+
+
+class TimingConfig(Section):
+    """Simulated times of `rollout.engine = "timed"` and `train.learner = "timed"`, before speedup."""
+
+    speedup: float = Field(default=1.0, gt=0, le=1000)
+    """All times below are divided by this."""
+
+    prefill_s: float = Field(default=0.5, ge=0)
+    """Seconds an engine prefills a prompt whose trajectory it has not served before."""
+
+    prefill_cached_s: float = Field(default=0.12, ge=0)
+    """The same where the turns before are in its prefix cache: the new screenshot alone."""
+
+    decode_s: float = Field(default=0.01, ge=0)
+    """Seconds of a decode iteration with one request."""
+
+    decode_each_s: float = Field(default=0.0002, ge=0)
+    """Seconds that each further request in the batch adds to an iteration."""
+
+    completion_tokens: Positive = 70
+    """Median tokens of a completion (log-normal)."""
+
+    completion_sigma: float = Field(default=0.4, ge=0, le=2)
+    """Spread of their logarithm."""
+
+    transfer_s: float = Field(default=2.0, ge=0)
+    """Seconds a worker reads a weight set while it serves."""
+
+    pause_s: float = Field(default=0.5, ge=0)
+    """Seconds it does not serve while the set is put in place."""
+
+    train_s: float = Field(default=10.0, ge=0)
+    """Seconds of an update, however small."""
+
+    train_sample_s: float = Field(default=0.07, ge=0)
+    """Seconds that each sample adds to it."""
+
+
 class EvalConfig(Section):
     """Held-out evaluation, by `dart eval` and around `dart up`."""
 
@@ -302,6 +365,8 @@ class Config(Section):
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
     weights: WeightsConfig = WeightsConfig()
+    sync: SyncConfig = SyncConfig()
+    timing: TimingConfig = TimingConfig()
     eval: EvalConfig = EvalConfig()
     up: UpConfig = UpConfig()
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from bus.messages import Sampling, VersionSpan
+from bus.messages import Partial, Sampling, VersionSpan
 
 
 @dataclass(frozen=True)
@@ -17,17 +17,18 @@ class GenerateRequest:
     prompt_token_ids: list[int]  # [P], image placeholders expanded
     images: list[bytes]  # [I], encoded, in prompt order
     sampling: Sampling
+    partial: Partial | None = None  # go on after these tokens, which count towards max_tokens
 
 
 @dataclass(frozen=True)
 class Generation:
-    """One completion, with the numbers the trainer needs."""
+    """One completion, the partial's tokens included, with the numbers the trainer needs."""
 
     token_ids: list[int]  # [A], the end-of-turn token included where it was drawn
     behaviour_logprobs: list[float]  # [A], nats, of the distribution sampled from
     entropies: list[float]  # [A], nats, of the same distribution
     version_spans: list[VersionSpan]
-    stop: Literal["end", "length"]
+    stop: Literal["end", "length", "suspended"]
     queue_s: float
     engine_s: float
 
@@ -36,9 +37,10 @@ class Generation:
 class UpdateTiming:
     """Where a weight update's time went, seconds."""
 
-    pause_s: float
-    transfer_s: float
-    finish_s: float
+    transfer_s: float  # reading and checking the set; requests are served meanwhile
+    pause_s: float  # from the halt of the engine until the new tensors are in place
+    finish_s: float  # post-processing in the pause: caches cleared, weights re-packed
+    resume_s: float = 0.0  # from there until the engine serves again
 
 
 class Engine(Protocol):
@@ -58,6 +60,14 @@ class Engine(Protocol):
 
         Raises WeightsError before anything is touched if the set is incomplete or does not fit;
         the old weights then go on serving.
+        """
+        ...
+
+    def interrupt(self) -> None:
+        """End every request now, in work or waiting: each returns what it has, as `suspended`.
+
+        Given back as a partial, to any engine, a completion goes on token for token as it would
+        have under the same weights.
         """
         ...
 

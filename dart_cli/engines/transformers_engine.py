@@ -18,7 +18,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -161,7 +161,7 @@ class TransformersEngine:
             self._changed.notify()
         read_s = time.monotonic() - started
         timing = await asyncio.wait_for(asyncio.wrap_future(swap.future), UPDATE_DEADLINE_S)
-        return UpdateTiming(timing.pause_s, read_s, timing.finish_s)
+        return replace(timing, transfer_s=read_s)
 
     def gauges(self) -> dict[str, float]:
         """Load: in_flight, waiting, busy_s, idle_s, and tokens, batches, finished since the start."""
@@ -265,7 +265,7 @@ class TransformersEngine:
             if is_wanted:
                 self._version = swap.policy_version
         if is_wanted:
-            swap.future.set_result(UpdateTiming(time.monotonic() - started, 0.0, 0.0))
+            swap.future.set_result(UpdateTiming(0.0, time.monotonic() - started, 0.0))
 
     def _answer(self, batch: list[_Job]) -> None:
         started = time.monotonic()

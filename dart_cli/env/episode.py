@@ -302,6 +302,7 @@ def _record(
         behaviour_logprobs=completion.behaviour_logprobs,
         entropies=completion.entropies,
         version_spans=completion.version_spans,
+        worker=completion.worker,
         text=completion.text,
         action=None if action is None else action_to_dict(action),
         error=error,

@@ -46,6 +46,7 @@ def step_record(**changes: Any) -> StepRecord:
         "behaviour_logprobs": [-0.5, -1e-9],
         "entropies": [0.25, 0.0],
         "version_spans": [VersionSpan(version=7, start=0, end=2)],
+        "worker": "rollout-0",
         "text": "click 3 4 \N{SNOWMAN}",
         "action": {"kind": "drag", "path": [[1, 2], [3, 4]]},
         "error": "",

@@ -76,6 +76,7 @@ def step_record(
         behaviour_logprobs=[-0.1 * (step + 1), -1 / 3, -2.0],
         entropies=[0.1, 0.2, 0.3],
         version_spans=[VersionSpan(version=version, start=0, end=3)],
+        worker="rollout-0",
         text="Action: click(start_box='(1,2)')",
         action={"kind": "click", "x": 1, "y": 2, "button": "left"},
         error="",
