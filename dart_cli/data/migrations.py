@@ -199,6 +199,46 @@ def ledger_by_batch(db: Database) -> None:
         )
 
 
+@MIGRATIONS(name="0005_syncs")
+def syncs(db: Database) -> None:
+    """How each rollout worker took new weights: the times are apart and add up."""
+    db.execute("""CREATE TABLE syncs (
+        id INTEGER PRIMARY KEY,
+        worker TEXT NOT NULL,
+        policy_version INTEGER NOT NULL,     -- that was to be taken
+        error TEXT NOT NULL,                 -- why the set was refused; empty if it serves
+        granted_at REAL NOT NULL,            -- when the permit was given
+        done_at REAL NOT NULL,
+        waited_s REAL NOT NULL,              -- for the permit
+        transfer_s REAL NOT NULL,            -- reading the set; requests are served meanwhile
+        pause_s REAL NOT NULL,               -- until the new tensors are in place
+        finish_s REAL NOT NULL,              -- post-processing, a part of the pause
+        resume_s REAL NOT NULL,              -- from there until the engine serves again
+        in_flight INTEGER NOT NULL           -- requests in work when it began
+    )""")
+    db.execute("CREATE INDEX syncs_by_worker ON syncs (worker, done_at)")
+
+
+@MIGRATIONS(name="0006_step_worker")
+def step_worker(db: Database) -> None:
+    """Which rollout worker finished a step's completion; empty in rows of before."""
+    db.execute("ALTER TABLE steps ADD COLUMN worker TEXT NOT NULL DEFAULT ''")
+
+
+@MIGRATIONS(name="0007_usage")
+def usage(db: Database) -> None:
+    """Where the processes' time went: a row for each worker and phase, however often it started."""
+    db.execute("""CREATE TABLE usage (
+        worker TEXT NOT NULL,
+        phase TEXT NOT NULL,
+        role TEXT NOT NULL,
+        started_at REAL NOT NULL,            -- of the newest process of that name
+        seconds REAL NOT NULL,               -- of that process, as it said last
+        before_s REAL NOT NULL,              -- of those before it, and between them
+        PRIMARY KEY (worker, phase)
+    ) WITHOUT ROWID""")
+
+
 def unknown_steps(db: Database) -> list[str]:
     """Names of steps this database has had that this dart does not know: a newer one's."""
     known = {step.name for step in MIGRATIONS.pending(Database(memory=True))}

@@ -88,6 +88,36 @@ class StepRow:
     error: str
     model_s: float
     env_s: float
+    worker: str  # the rollout worker that finished the completion; empty in old runs
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeTimes:
+    """When one trajectory was played and by whom, for timelines."""
+
+    id: str
+    worker: str  # the environment process
+    slot: int
+    state: TrajectoryState
+    reason: str  # why dropped; else empty
+    outcome: Outcome | None
+    steps: int | None
+    leased_at: float
+    ended_at: float | None  # None while it is played
+    reset_s: float | None
+    wall_s: float | None  # from the lease to the verdict, as the slot measured
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """When one step was handed in and what its time went into, for timelines."""
+
+    trajectory_id: str
+    step: int
+    worker: str  # the rollout worker
+    at: float  # filed, after the action was carried out
+    model_s: float
+    env_s: float
 
 
 @dataclass(frozen=True)
@@ -149,3 +179,38 @@ class VersionRow:
     path: str
     digest: str
     published_at: float
+
+
+@dataclass(frozen=True)
+class SyncRow:
+    """How one rollout worker took one weight set; times as in SyncDone."""
+
+    id: int
+    worker: str
+    policy_version: int
+    error: str  # why the set was refused; empty if it serves
+    granted_at: float
+    done_at: float
+    waited_s: float
+    transfer_s: float
+    pause_s: float
+    finish_s: float
+    resume_s: float
+    in_flight: int
+
+
+@dataclass(frozen=True)
+class UsageRow:
+    """Time of one worker in one phase: the process of that name now, and those before it."""
+
+    worker: str
+    phase: str
+    role: str
+    started_at: float  # of the newest process
+    seconds: float  # of that process, as it said last
+    before_s: float  # of those before it, and between them
+
+    @property
+    def total_s(self) -> float:
+        """Over the whole run."""
+        return self.before_s + self.seconds

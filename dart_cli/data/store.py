@@ -34,6 +34,7 @@ from bus.messages import (
     Outcome,
     Sample,
     StepRecord,
+    SyncDone,
     TrajectoryEnd,
     WeightsPublished,
 )
@@ -53,14 +54,18 @@ from dart_cli.data.migrations import APPLICATION_ID, MIGRATIONS, unknown_steps
 from dart_cli.data.rows import (
     BatchRow,
     CurvePoint,
+    EpisodeTimes,
     GroupRow,
     GroupState,
     MetricPoint,
     OutcomeRow,
     RunRow,
     StepRow,
+    StepTimes,
+    SyncRow,
     TrajectoryRow,
     TrajectoryState,
+    UsageRow,
     VersionRow,
 )
 from envs.base import Task, content_hash
@@ -68,14 +73,18 @@ from envs.base import Task, content_hash
 __all__ = [
     "BatchRow",
     "CurvePoint",
+    "EpisodeTimes",
     "GroupRow",
     "MetricPoint",
     "OutcomeRow",
     "Reader",
     "RunRow",
     "StepRow",
+    "StepTimes",
     "Store",
+    "SyncRow",
     "TrajectoryRow",
+    "UsageRow",
     "VersionRow",
     "open_reader",
     "open_store",
@@ -352,6 +361,34 @@ class Reader:
         rows = self._rows("SELECT * FROM versions ORDER BY published_at DESC LIMIT 1")
         return VersionRow(**rows[0]) if rows else None
 
+    def episode_times(self, after: float = 0.0) -> list[EpisodeTimes]:
+        """When each trajectory leased after that moment was played, in order of lease."""
+        rows = self._tuples(
+            "SELECT id, worker, slot, state, reason, outcome, steps, leased_at, ended_at, reset_s, "
+            "wall_s FROM trajectories WHERE leased_at > ? ORDER BY rowid",
+            (after,),
+        )
+        return [EpisodeTimes(*row) for row in rows]
+
+    def step_times(self, after: float = 0.0) -> list[StepTimes]:
+        """When each step filed after that moment was played, in order of filing."""
+        rows = self._tuples(
+            "SELECT trajectory_id, step, worker, at, model_s, env_s FROM steps WHERE at > ? "
+            "ORDER BY rowid",
+            (after,),
+        )
+        return [StepTimes(*row) for row in rows]
+
+    def syncs(self, worker: str | None = None) -> list[SyncRow]:
+        """How rollout workers took new weights, oldest first: one worker, or all."""
+        where, values = ("WHERE worker = ?", (worker,)) if worker else ("", ())
+        rows = self._rows(f"SELECT * FROM syncs {where} ORDER BY done_at, id", values)  # noqa: S608
+        return [SyncRow(**row) for row in rows]
+
+    def usage(self) -> list[UsageRow]:
+        """Where the processes' time went, by worker and phase."""
+        return [UsageRow(**row) for row in self._rows("SELECT * FROM usage ORDER BY worker, phase")]
+
     def count(self, table: Literal["groups", "trajectories"]) -> dict[tuple[str, str], int]:
         """Rows by (state, reason)."""
         rows = self._rows(
@@ -424,6 +461,15 @@ class Reader:
     def _rows(self, sql: str, values: Sequence[object] = ()) -> list[dict[str, Any]]:
         try:
             return self._connection.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            raise _explain(self.path, error) from error
+
+    def _tuples(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Rows without their columns' names: for tables of very many rows."""
+        try:
+            cursor = self._connection.cursor()
+            cursor.row_factory = None
+            return cursor.execute(sql, values).fetchall()
         except sqlite3.Error as error:
             raise _explain(self.path, error) from error
 
@@ -556,7 +602,7 @@ class Store(Reader):
     def add_step(self, record: StepRecord, at: float) -> bool:
         """File one step and its screenshot; False if that step was there already."""
         added = self._write(
-            "INSERT OR IGNORE INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR IGNORE INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 record.trajectory_id,
                 record.step,
@@ -573,6 +619,7 @@ class Store(Reader):
                 record.error,
                 record.model_s,
                 record.env_s,
+                record.worker,
             ),
         )
         if not added:
@@ -727,6 +774,37 @@ class Store(Reader):
             "INSERT INTO decisions (at, subject, used, reason, weight, batch_id) "
             "VALUES (?, ?, ?, ?, ?, ?)",
             [(at, d.subject, int(d.used), d.reason, d.weight, d.batch_id) for d in decisions],
+        )
+
+    def add_sync(self, done: SyncDone, granted_at: float, at: float) -> None:
+        """A rollout worker has taken new weights, or refused them."""
+        self._write(
+            "INSERT INTO syncs (worker, policy_version, error, granted_at, done_at, waited_s, "
+            "transfer_s, pause_s, finish_s, resume_s, in_flight) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                done.worker,
+                done.policy_version,
+                done.error,
+                granted_at,
+                at,
+                done.waited_s,
+                done.transfer_s,
+                done.pause_s,
+                done.finish_s,
+                done.resume_s,
+                done.in_flight,
+            ),
+        )
+
+    def save_usage(self, rows: Iterable[UsageRow]) -> None:
+        """Keep where the processes' time went; a row replaces that of its worker and phase."""
+        self._write_many(
+            "INSERT OR REPLACE INTO usage VALUES (?, ?, ?, ?, ?, ?)",
+            [
+                (row.worker, row.phase, row.role, row.started_at, row.seconds, row.before_s)
+                for row in rows
+            ],
         )
 
     def save_processes(
