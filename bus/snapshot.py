@@ -64,6 +64,44 @@ class Rates(Part):
     train_steps: float
 
 
+class UsageView(Part):
+    """Where a role's processes spent their time, seconds by phase; slots and workers add up.
+
+    env playing, waiting, resetting, idle, suspended, dead; rollout busy, idle, syncing, starting;
+    train training, publishing, waiting, starting; `dead` of any: from the last heartbeat of a
+    process that died until its successor began.
+    """
+
+    minute: dict[str, float] = {}  # the last 60 s
+    total: dict[str, float] = {}  # the run, over all restarts
+
+
+class SyncView(Part):
+    """How one rollout worker took new weights last; seconds as in bus.messages.SyncDone."""
+
+    worker: str
+    policy_version: int
+    error: str  # why the set was refused; empty if it serves
+    done_at: float  # unix seconds
+    waited_s: float
+    transfer_s: float
+    pause_s: float
+    finish_s: float
+    resume_s: float
+    in_flight: int  # requests in work when it began
+    syncs: int  # this worker's so far, refused ones included
+    refused: int
+
+
+class QueuesView(Part):
+    """What waits for whom, at this moment."""
+
+    in_flight: int = 0  # requests the engines decode
+    waiting: int = 0  # requests that wait for a place in an engine
+    leases: int = 0  # trajectories in play
+    free_slots: int = 0  # environment slots that wait for a lease
+
+
 class GroupsView(Part):
     """Where the groups stand."""
 
@@ -100,5 +138,8 @@ class Snapshot(Part):
     staleness: StalenessView
     metrics: dict[str, float] = {}  # newest train metrics: loss, reward, entropy, kl, lr, ...
     metric_curves: dict[str, list[float]] = {}  # the same by update, recent, oldest first
+    usage: dict[str, UsageView] = {}  # by role
+    queues: QueuesView = QueuesView()
+    syncs: list[SyncView] = []  # newest of each rollout worker
     store_bytes: int = 0  # database on disk
     warnings: list[str] = []  # who waits for whom, since when, and the likely cure

@@ -385,6 +385,20 @@ class Reader:
         rows = self._rows(f"SELECT * FROM syncs {where} ORDER BY done_at, id", values)  # noqa: S608
         return [SyncRow(**row) for row in rows]
 
+    def newest_syncs(self) -> list[tuple[SyncRow, int, int]]:
+        """Each rollout worker's newest sync, how many it had, and how many it refused."""
+        rows = self._rows(
+            # The columns beside a single MAX are those of its row.
+            "SELECT *, MAX(done_at) AS newest, COUNT(*) AS syncs, SUM(error <> '') AS refused "
+            "FROM syncs GROUP BY worker ORDER BY worker"
+        )
+        found = []
+        for row in rows:
+            del row["newest"]
+            syncs, refused = row.pop("syncs"), row.pop("refused")
+            found.append((SyncRow(**row), syncs, refused))
+        return found
+
     def usage(self) -> list[UsageRow]:
         """Where the processes' time went, by worker and phase."""
         return [UsageRow(**row) for row in self._rows("SELECT * FROM usage ORDER BY worker, phase")]

@@ -1,0 +1,205 @@
+"""Where the time of the run's processes goes, as their heartbeats tell it.
+
+Every process says with each heartbeat how many seconds it has spent in each phase since it began
+(dart_cli.timesplit). Here they become, by role, the last minute for the status page and totals
+that add up over restarts of any process, `dart data` included:
+
+    observe   a heartbeat came: what it says more than the one before is booked
+    tend      nobody is heard of a process: its time is `dead` until it is heard again
+    by_role   the last minute and the totals
+    changed   rows for the store, of the workers that spoke since the last call
+
+A process counts as `capacity` seconds a second: an environment process its slots, any other one.
+What a process that died did between its last heartbeat and the first of its successor is `dead`,
+less what the successor accounts for itself. A process that said goodbye is not dead.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+
+from bus.heartbeat import DEAD_AFTER_S, FORGET_AFTER_S
+from bus.messages import Heartbeat
+from bus.snapshot import UsageView
+from dart_cli.data.rows import UsageRow
+from dart_cli.timesplit import PREFIX
+
+WINDOW_S = 60
+DEAD = "dead"
+
+
+@dataclass
+class _Worker:
+    """The processes that had one name, one after the other."""
+
+    role: str
+    started_at: float  # unix seconds: which process it is now
+    seconds: dict[str, float] = field(default_factory=dict)  # of that process, as it said last
+    before: dict[str, float] = field(default_factory=dict)  # of those before it, and between them
+    capacity: float = 1.0
+    heard: float | None = None  # monotonic seconds; None: not since this `dart data` began
+    has_left: bool = False  # it said goodbye
+    dead_s: float = 0.0  # booked as dead of the present silence
+    is_saved: bool = True
+
+    def total(self) -> dict[str, float]:
+        """Seconds by phase over all of them."""
+        return _added(self.before, self.seconds)
+
+
+class _Window:
+    """Seconds by phase of one role, in a bucket for each of the last WINDOW_S seconds."""
+
+    def __init__(self) -> None:
+        self._buckets: deque[tuple[int, dict[str, float]]] = deque()
+
+    def add(self, now: float, phases: Mapping[str, float]) -> None:
+        second = int(now)
+        if not self._buckets or self._buckets[-1][0] != second:
+            self._buckets.append((second, {}))
+        bucket = self._buckets[-1][1]
+        for phase, seconds in phases.items():
+            bucket[phase] = bucket.get(phase, 0.0) + seconds
+        self._forget(now)
+
+    def sums(self, now: float) -> dict[str, float]:
+        self._forget(now)
+        sums: dict[str, float] = {}
+        for _, bucket in self._buckets:
+            sums = _added(sums, bucket)
+        # What was thought dead and spoke again is taken back later than it was booked.
+        return {phase: max(seconds, 0.0) for phase, seconds in sums.items()}
+
+    def _forget(self, now: float) -> None:
+        while self._buckets and self._buckets[0][0] < now - WINDOW_S:
+            self._buckets.popleft()
+
+
+class Usage:
+    """The time of all processes of a run; bounded by the number of workers' names."""
+
+    def __init__(self, saved: Iterable[UsageRow] = ()) -> None:
+        """Go on from the rows of an earlier `dart data`."""
+        self._workers: dict[str, _Worker] = {}
+        self._windows: dict[str, _Window] = {}
+        for row in saved:
+            worker = self._workers.setdefault(row.worker, _Worker(row.role, row.started_at))
+            worker.seconds[row.phase] = row.seconds
+            worker.before[row.phase] = row.before_s
+
+    def observe(self, beat: Heartbeat, now: float) -> None:
+        """Book what a heartbeat heard at `now` (monotonic seconds) says."""
+        worker = self._workers.get(beat.worker)
+        if worker is None:
+            worker = self._workers[beat.worker] = _Worker(beat.role, beat.started_at)
+        if beat.started_at < worker.started_at:
+            return  # its predecessor's, late; or two processes go by one name
+        said = _phases(beat.gauges)
+        if beat.started_at > worker.started_at:
+            self._succeed(worker, beat, said, now)
+        elif worker.dead_s:  # it was only silent, and accounts for that time itself
+            self._book_dead(worker, -worker.dead_s, now)
+        gained = {
+            phase: max(seconds - worker.seconds.get(phase, 0.0), 0.0)
+            for phase, seconds in said.items()
+        }
+        if said:
+            worker.seconds = said
+        worker.role = beat.role
+        worker.capacity = max(beat.gauges.get("slots", 1.0), 1.0) if beat.role == "env" else 1.0
+        worker.heard, worker.dead_s, worker.is_saved = now, 0.0, False
+        worker.has_left = beat.state == "stopping"
+        self._window(beat.role).add(now, _at_most(gained, worker.capacity * WINDOW_S))
+
+    def tend(self, now: float) -> None:
+        """Book the time of those that have been silent for too long, up to `now`."""
+        for worker in self._workers.values():
+            if worker.heard is None or worker.has_left:
+                continue
+            silent_s = min(now - worker.heard, FORGET_AFTER_S)
+            if silent_s > DEAD_AFTER_S:
+                self._book_dead(worker, worker.capacity * silent_s - worker.dead_s, now)
+
+    def excuse(self, seconds: float) -> None:
+        """Nobody was listened to for so long: that silence counts against no one."""
+        for worker in self._workers.values():
+            if worker.heard is not None:
+                worker.heard += seconds
+
+    def by_role(self, now: float) -> dict[str, UsageView]:
+        """Seconds by phase of each role: the last minute, and all."""
+        totals: dict[str, dict[str, float]] = {}
+        for worker in self._workers.values():
+            if total := worker.total():
+                totals[worker.role] = _added(totals.get(worker.role, {}), total)
+        return {
+            role: UsageView(minute=self._window(role).sums(now), total=total)
+            for role, total in sorted(totals.items())
+        }
+
+    def changed(self) -> list[UsageRow]:
+        """Rows of the workers of which something was booked since the last call."""
+        rows = []
+        for name, worker in self._workers.items():
+            if worker.is_saved:
+                continue
+            worker.is_saved = True
+            rows += [
+                UsageRow(
+                    name,
+                    phase,
+                    worker.role,
+                    worker.started_at,
+                    worker.seconds.get(phase, 0.0),
+                    worker.before.get(phase, 0.0),
+                )
+                for phase in {**worker.before, **worker.seconds}
+            ]
+        return rows
+
+    def _succeed(
+        self, worker: _Worker, beat: Heartbeat, said: Mapping[str, float], now: float
+    ) -> None:
+        """A new process goes by the worker's name."""
+        worker.before = worker.total()
+        worker.seconds = {}
+        worker.started_at = beat.started_at
+        if worker.heard is not None and not worker.has_left:
+            gap_s = worker.capacity * min(now - worker.heard, FORGET_AFTER_S)
+            self._book_dead(worker, max(gap_s - sum(said.values()) - worker.dead_s, 0.0), now)
+
+    def _book_dead(self, worker: _Worker, seconds: float, now: float) -> None:
+        worker.before[DEAD] = worker.before.get(DEAD, 0.0) + seconds
+        worker.dead_s += seconds
+        worker.is_saved = False
+        limit = worker.capacity * WINDOW_S
+        self._window(worker.role).add(now, {DEAD: max(min(seconds, limit), -limit)})
+
+    def _window(self, role: str) -> _Window:
+        return self._windows.setdefault(role, _Window())
+
+
+def _phases(gauges: Mapping[str, float]) -> dict[str, float]:
+    """Phase -> seconds, of the gauges that hold them."""
+    return {
+        name.removeprefix(PREFIX): seconds
+        for name, seconds in gauges.items()
+        if name.startswith(PREFIX) and isfinite(seconds)
+    }
+
+
+def _added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {
+        phase: one.get(phase, 0.0) + other.get(phase, 0.0)
+        for phase in dict.fromkeys([*one, *other])
+    }
+
+
+def _at_most(phases: Mapping[str, float], limit: float) -> dict[str, float]:
+    """Scaled down to add up to `limit`: a process may have been unheard for longer than a window."""
+    total = sum(phases.values())
+    scale = limit / total if total > limit else 1.0
+    return {phase: seconds * scale for phase, seconds in phases.items()}
