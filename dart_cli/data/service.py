@@ -44,12 +44,21 @@ from bus.messages import (
     TrajectoryEnd,
     WeightsPublished,
 )
-from bus.snapshot import GroupsView, ProcessView, Snapshot, StalenessView, TaskView
+from bus.snapshot import (
+    GroupsView,
+    ProcessView,
+    QueuesView,
+    Snapshot,
+    StalenessView,
+    SyncView,
+    TaskView,
+)
 from bus.sockets import Forwarder, Publisher, Replier, Subscriber
 from dart_cli.config import Config, run_curve, run_endpoints
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import Scheduler, Wait, make_scheduler, training_tasks
 from dart_cli.data.store import RunRow, Store, open_store
+from dart_cli.data.usage import Usage
 from envs.base import Task
 
 log = logging.getLogger(__name__)
@@ -164,6 +173,7 @@ class DataService:
         self._tasks = tasks
         self._commits = Commits(store)
         self._liveness = Liveness(DEAD_AFTER_S)
+        self._usage = Usage(store.usage())
         self._started = time.monotonic()
         self._changed = asyncio.Event()
         self._slots: dict[tuple[str, int], _FreeSlot] = {}  # that wait for a lease, longest first
@@ -360,6 +370,7 @@ class DataService:
             if isinstance(message, Heartbeat):
                 if self._liveness.observe(message):
                     log.info("%s is here: pid %d on %s", message.worker, message.pid, message.host)
+                self._usage.observe(message, time.monotonic())
                 self.ledger.renew(message.trajectories)
 
     async def _tend(self) -> None:
@@ -369,6 +380,7 @@ class DataService:
         self._wake()
         while True:
             self._tend_workers()
+            self._usage.tend(time.monotonic())
             self._make_room()
             if self._config.train.max_minutes and self._served_s() >= (
                 60 * self._config.train.max_minutes
@@ -385,6 +397,7 @@ class DataService:
             if overslept_s > TEND_S:  # stopped (Ctrl-Z), or starved: others may have been, too
                 log.warning("was away for %.0f s; leases are out that much longer", overslept_s)
                 self._liveness.excuse(overslept_s)
+                self._usage.excuse(overslept_s)
                 self.ledger.excuse(overslept_s)
 
     def _tend_workers(self) -> None:
@@ -414,6 +427,7 @@ class DataService:
         self._store.save_processes(
             beats, {worker: now - self._liveness.silent_s(worker) for worker in beats}
         )
+        self._store.save_usage(self._usage.changed())
         self._store.save_active_s(self._served_s())
         self._commits.flush()
 
@@ -539,6 +553,9 @@ class DataService:
             ),
             metrics=progress.metrics(),
             metric_curves=progress.metric_curves(),
+            usage=self._usage.by_role(now),
+            queues=self._queues(),
+            syncs=self._sync_views(),
             store_bytes=self._store.bytes_on_disk(),
             warnings=self._warnings(),
         )
@@ -559,6 +576,34 @@ class DataService:
             waiting_s=beat.waiting_s,
             gauges=beat.gauges,
         )
+
+    def _queues(self) -> QueuesView:
+        rollouts = [beat.gauges for beat in self._liveness.alive("rollout")]
+        return QueuesView(
+            in_flight=int(sum(gauges.get("in_flight", 0.0) for gauges in rollouts)),
+            waiting=int(sum(gauges.get("waiting", 0.0) for gauges in rollouts)),
+            leases=sum(1 for _ in self.ledger.board.live()),
+            free_slots=len(self._slots),
+        )
+
+    def _sync_views(self) -> list[SyncView]:
+        return [
+            SyncView(
+                worker=row.worker,
+                policy_version=row.policy_version,
+                error=row.error,
+                done_at=row.done_at,
+                waited_s=row.waited_s,
+                transfer_s=row.transfer_s,
+                pause_s=row.pause_s,
+                finish_s=row.finish_s,
+                resume_s=row.resume_s,
+                in_flight=row.in_flight,
+                syncs=syncs,
+                refused=refused,
+            )
+            for row, syncs, refused in self._store.newest_syncs()
+        ]
 
     def _task_views(self, newest: int) -> list[TaskView]:
         progress = self.ledger.progress
