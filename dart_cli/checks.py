@@ -79,12 +79,17 @@ def _policy(config: Config) -> Iterator[Mistake]:
             'must be "thousandths" with policy.codec = "compact", which writes numbers 0-999, '
             f"got {shown(policy.coordinates)}",
         )
-    if config.model.path == BUILTIN_TINY and policy.codec != "compact":
+    if config.model.path == BUILTIN_TINY and policy.codec != "compact" and _needs_model(config):
         yield Mistake(
             "policy.codec",
             f'must be "compact", all that model.path = "{BUILTIN_TINY}" speaks, '
             f"got {shown(policy.codec)}",
         )
+
+
+def _needs_model(config: Config) -> bool:
+    """Whether anything of the run loads the model; what is timed or scripted does not."""
+    return config.rollout.engine == "transformers" or config.train.learner == "torch"
 
 
 def _numbers(config: Config) -> Iterator[Mistake]:
@@ -212,6 +217,8 @@ def _model(config: Config, role: Role | None) -> Iterator[Mistake]:
     """Whether the model folder can be loaded, as far as its files tell without torch."""
     path = config.model.path
     if path == BUILTIN_TINY or (role == "rollout" and config.rollout.engine != "transformers"):
+        return
+    if role in (None, "train") and not _needs_model(config):
         return
     folder = Path(path).expanduser()
     if path.startswith("builtin:"):

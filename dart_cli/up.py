@@ -131,13 +131,13 @@ async def _bring_to_end(config: Config, arguments: Sequence[str]) -> bool:
             board.notice(f"all {config.train.updates} updates are done; --fresh begins anew")
         elif not stop.is_set():
             async with board.watching():
-                await run(_commands(config, arguments), ["data", "train"], config.up.restart)
+                await run(commands_of(config, arguments), ["data", "train"], config.up.restart)
         if around and not stop.is_set() and _outdated(config):
             await evaluate(AFTER)
     return not stop.is_set()
 
 
-def _commands(config: Config, arguments: Sequence[str]) -> dict[str, list[str]]:
+def commands_of(config: Config, arguments: Sequence[str]) -> dict[str, list[str]]:
     """The processes of the run by name; data last, for the others speak to it to the end."""
     commands = {}
     for role, count in (("env", config.up.envs), ("rollout", config.up.rollouts)):

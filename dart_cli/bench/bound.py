@@ -1,0 +1,56 @@
+"""The physical bound on throughput: the least of what environments, rollout workers and trainer can.
+
+    environments   every slot plays without a pause, and each completion takes as long as it takes
+                   an idle replica: slots / (reset / steps + step + completion)
+    rollout        every replica decodes a full batch all the time, all prefixes cached
+    trainer        it trains without a pause: samples of a batch / duration of its update
+
+No schedule can exceed any of them; `by` names the least.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dart_cli.config import Config
+from dart_cli.engines.timed import limits
+from envs.timed import expected
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Actions per simulated minute."""
+
+    environments: float
+    rollout: float
+    trainer: float
+
+    @property
+    def actions_per_minute(self) -> float:
+        """The least of the three."""
+        return min(self.environments, self.rollout, self.trainer)
+
+    @property
+    def by(self) -> str:
+        """Which one that is."""
+        parts = {
+            "environments": self.environments,
+            "rollout": self.rollout,
+            "trainer": self.trainer,
+        }
+        return min(parts, key=parts.__getitem__)
+
+
+def bound_of(config: Config, *, slots: int, workers: int) -> Bound:
+    """The bound of a run with `slots` environments in all and `workers` rollout workers."""
+    timing, data = config.timing, config.data
+    profile = expected(str(config.env.options.get("profile", "osworld")))
+    replica = limits(timing, config.rollout.max_batch, steps=profile.steps)
+    cycle_s = profile.reset_s / profile.steps + profile.step_s + replica.latency_s
+    samples = data.groups_per_batch * data.group_size * profile.steps
+    update_s = timing.train_s + timing.train_sample_s * samples
+    return Bound(
+        environments=60.0 * slots / cycle_s,
+        rollout=60.0 * workers * replica.requests_per_s,
+        trainer=60.0 * samples / update_s,
+    )

@@ -1,0 +1,212 @@
+"""`dart bench efficiency`: the same run scheduled and synchronised in different ways, compared.
+
+    run_efficiency   every arm, with and without faults, repeated; pictures, tables, one JSON line
+    play_arm         one run of one arm
+
+Real processes over the real bus and database; environments (envs.timed), engines
+(dart_cli.engines.timed) and the optimizer (dart_cli.train.timed) take simulated time. Baseline and
+ours are measured in the same invocation, interleaved, on the same machine; figures are medians over
+the repeats. docs/scheduling.md holds the definitions and the committed result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dart_cli.bench.arms import ARMS, BASELINE, OURS, Arm
+from dart_cli.bench.bound import bound_of
+from dart_cli.bench.measure import Measured, measure
+from dart_cli.bench.recording import Plan, record
+from dart_cli.bench.timeline import draw
+from dart_cli.checks import check_config
+from dart_cli.config import Source, load_config
+from dart_cli.data.store import DATABASE, open_reader
+from dart_cli.status.page import page_table
+from dart_cli.up import commands_of
+
+FAULT_RATE = 0.05
+"""Share of episodes whose environment breaks or is slow, where faults are injected."""
+KILLS = 3
+"""Rollout workers killed in a run with faults."""
+WARM_MINUTES = 4.0
+"""Simulated minutes before the window: longer than an episode, so that it begins in full swing."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to play; the command line's options."""
+
+    config_path: Path
+    overrides: tuple[str, ...]
+    arms: tuple[Arm, ...]
+    seconds: float
+    envs: int
+    workers: int
+    profile: str
+    faults: str  # none, injected or both
+    repeats: int
+    out: Path | None
+    pictures: Path | None
+
+
+def run_efficiency(options: Options) -> dict[str, Any]:
+    """Play all arms, print tables, write pictures; returns what the last line of stdout says.
+
+    Raises ConfigError for options that cannot be, ChildError if a run could not be kept alive.
+    """
+    console = Console(stderr=True, highlight=False)
+    conditions = {"none": (False,), "injected": (True,), "both": (False, True)}[options.faults]
+    found: dict[tuple[str, bool], list[Measured]] = {}
+    for repeat in range(options.repeats):
+        for with_faults in conditions:
+            for arm in options.arms:
+                where = f"{arm.title}{', faults' if with_faults else ''}"
+                console.print(f"[{repeat + 1}/{options.repeats}] {where} ...", markup=False)
+                is_last = repeat == options.repeats - 1
+                measured = play_arm(arm, options, with_faults=with_faults, pictured=is_last)
+                found.setdefault((arm.name, with_faults), []).append(measured)
+                console.print(
+                    f"    {measured.actions_per_minute:.0f} actions/min, environments "
+                    f"{measured.env_utilisation:.0%}, rollout {measured.rollout_utilisation:.0%}",
+                    markup=False,
+                )
+    medians = {key: middle(runs) for key, runs in found.items()}
+    for with_faults in conditions:
+        console.print(_table(medians, with_faults), soft_wrap=True)
+    result = summary(medians, found, options)
+    line = json.dumps(result)
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    sys.stdout.write(line + "\n")
+    return result
+
+
+def play_arm(arm: Arm, options: Options, *, with_faults: bool, pictured: bool) -> Measured:
+    """One run of one arm, in a fresh run directory below the configuration's."""
+    overrides = [*_overrides(options, with_faults), *arm.overrides, *options.overrides]
+    config = load_config(options.config_path, overrides)
+    run_dir = config.run.dir / f"{arm.name}{'-faults' if with_faults else ''}"
+    overrides.append(f"run.dir={run_dir}")
+    config = load_config(options.config_path, overrides)
+    check_config(config, Source(options.config_path, tuple(overrides)))
+    if (run_dir / DATABASE).exists():  # what an earlier benchmark left; nothing else is removed
+        shutil.rmtree(run_dir)
+    speedup = config.timing.speedup
+    plan = Plan(
+        warm_s=60 * WARM_MINUTES / speedup,
+        seconds=options.seconds,
+        kills=KILLS if with_faults else 0,
+    )
+    slots = config.env.slots * config.up.envs
+    arguments = [str(options.config_path), *(p for o in overrides for p in ("--set", o))]
+    recording = asyncio.run(record(config, commands_of(config, arguments), plan))
+    bound = bound_of(config, slots=slots, workers=config.up.rollouts)
+    with open_reader(run_dir) as reader:
+        measured = measure(recording, reader, bound, slots=slots, speedup=speedup)
+        if pictured and options.pictures is not None:
+            name = f"{arm.name}{'-faults' if with_faults else ''}.png"
+            title = (
+                f"{arm.title}{', with faults' if with_faults else ''}: "
+                f"{measured.actions_per_minute:.0f} actions/min, "
+                f"environments {measured.env_utilisation:.0%} at work, "
+                f"rollout workers {measured.rollout_utilisation:.0%} busy"
+            )
+            draw(recording, reader, options.pictures / name, title=title, speedup=speedup)
+    return measured
+
+
+def middle(runs: Sequence[Measured]) -> Measured:
+    """The run with the median throughput; of an even number the lower one."""
+    ordered = sorted(runs, key=lambda run: run.actions_per_minute)
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def summary(
+    medians: dict[tuple[str, bool], Measured],
+    runs: dict[tuple[str, bool], list[Measured]],
+    options: Options,
+) -> dict[str, Any]:
+    """The JSON object: ratios of ours to the baseline, and every arm's figures."""
+    result: dict[str, Any] = {"benchmark": "efficiency", "profile": options.profile}
+    result |= {"environments": options.envs, "workers": options.workers}
+    result |= {"seconds": options.seconds, "repeats": options.repeats}
+    ours, baseline = medians.get((OURS, False)), medians.get((BASELINE, False))
+    if ours and baseline:
+        mine, theirs = runs[OURS, False], runs[BASELINE, False]
+
+        def ratio(field: str) -> float:
+            pairs = zip(mine, theirs, strict=True)
+            ratios: list[float] = [getattr(a, field) / getattr(b, field) for a, b in pairs]
+            return round(median(ratios), 3)
+
+        result |= {
+            "env_utilisation_ratio": ratio("env_utilisation"),
+            "actions_per_minute_ratio": ratio("actions_per_minute"),
+            "trained_actions_per_minute_ratio": ratio("trained_actions_per_minute"),
+            "rollout_utilisation_ratio": ratio("rollout_utilisation"),
+            "rollout_load_ratio": ratio("rollout_load"),
+        }
+    if ours:
+        result |= {
+            "env_utilisation": round(ours.env_utilisation, 4),
+            "achieved_over_bound": round(ours.achieved_over_bound, 4),
+            "finished_lost": sum(run.finished_lost for each in runs.values() for run in each),
+        }
+    if ours and (faulty := medians.get((OURS, True))):
+        result["with_faults_over_without"] = round(
+            faulty.actions_per_minute / ours.actions_per_minute, 4
+        )
+    result["arms"] = {
+        f"{name}{'+faults' if with_faults else ''}": measured.as_dict()
+        for (name, with_faults), measured in medians.items()
+    }
+    return result
+
+
+def _overrides(options: Options, with_faults: bool) -> list[str]:
+    """The options as `--set` arguments; slots are spread evenly over the environment processes."""
+    config = load_config(options.config_path, list(options.overrides))
+    processes = max(1, config.up.envs)
+    rate = FAULT_RATE if with_faults else 0.0
+    return [
+        f"env.slots={max(1, options.envs // processes)}",
+        f"up.rollouts={options.workers}",
+        f"env.options.profile={options.profile}",
+        f"env.options.fault_rate={rate}",
+    ]
+
+
+def _table(medians: dict[tuple[str, bool], Measured], with_faults: bool) -> Table:
+    columns: dict[str, Callable[[Measured], str]] = {
+        "actions/min": lambda m: f"{m.actions_per_minute:.0f}",
+        "trained": lambda m: f"{m.trained_actions_per_minute:.0f}",
+        "/env": lambda m: f"{m.actions_per_env_minute:.2f}",
+        "env": lambda m: f"{m.env_utilisation:.1%}",
+        "acting": lambda m: f"{m.env_acting:.1%}",
+        "rollout": lambda m: f"{m.rollout_utilisation:.1%}",
+        "load": lambda m: f"{m.rollout_load:.1%}",
+        "trainer": lambda m: f"{m.trainer_utilisation:.1%}",
+        "stale": lambda m: f"{m.staleness_mean:.2f}",
+        "wasted": lambda m: f"{m.wasted_steps:.1%}",
+        "lost": lambda m: str(m.finished_lost),
+        "pause": lambda m: f"{m.pause_s:.2f} s",
+        "of bound": lambda m: f"{m.achieved_over_bound:.2f}",
+    }
+    title = "5 % faults" if with_faults else "no faults"
+    table = page_table(title, "arm", *columns, right=tuple(columns))
+    for arm in ARMS.values():
+        if measured := medians.get((arm.name, with_faults)):
+            table.add_row(arm.title, *(show(measured) for show in columns.values()))
+    return table

@@ -1,0 +1,244 @@
+"""What a recording and its run's database say: throughput, where the time went, what was lost.
+
+    measure   Recording and database -> Measured
+    Measured  one run's figures
+
+Shares are of the seconds of the window: of every environment slot, of every rollout worker, of the
+trainer. Each process splits its own time (dart_cli.timesplit) and tells it in its heartbeats; what
+nobody accounts for, because a process was dead, counts as `dead`. All per-minute figures are of
+simulated minutes: seconds on the wall times the speedup.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import mean
+from typing import Any
+
+from bus.messages import Heartbeat
+from dart_cli.bench.bound import Bound
+from dart_cli.bench.recording import Cost, Recording
+from dart_cli.data.store import Reader
+from dart_cli.timesplit import PREFIX
+
+AT_WORK = ("playing", "waiting", "resetting")
+"""Phases in which an environment slot is at work on an episode."""
+ACTING = ("playing", "resetting")
+"""Of these, the ones in which the GUI itself works."""
+LOST = ("worker_lost", "lease_expired", "incomplete")
+"""Drop reasons of trajectories that a fault took; curation's reasons are none."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run's figures; see the module for units."""
+
+    actions_per_minute: float
+    trained_actions_per_minute: float  # those whose step is in the weights
+    actions_per_env_minute: float
+    env: dict[str, float]  # share by phase, adds up to 1
+    rollout: dict[str, float]
+    trainer: dict[str, float]
+    env_utilisation: float  # slots at work on an episode: playing, resetting, waiting for the model
+    env_acting: float  # slots whose GUI itself works: playing, resetting
+    rollout_utilisation: float  # workers with at least one request running
+    rollout_load: float  # places of a batch that were taken
+    trainer_utilisation: float
+    staleness_mean: float  # versions, over trained tokens
+    staleness_max: int
+    dropped: dict[str, int]  # trajectories by reason
+    wasted_steps: float  # share of the steps played that were dropped
+    finished_lost: int  # trajectories that ended with a verdict and that nobody has
+    aborted: int  # episodes that ended for no reason of their own
+    updates: int
+    syncs: int
+    sync_refused: int
+    pause_s: float  # mean of a worker's pause for weights, simulated seconds
+    most_syncing: int  # workers that took weights at the same moment
+    kills: int
+    faults: int  # episodes whose environment broke
+    data_cores: float  # CPU seconds of `dart data` per second
+    cores: float  # of all processes
+    bound_actions_per_minute: float
+    bound_by: str
+    achieved_over_bound: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, rounded to four digits."""
+        return {key: _rounded(value) for key, value in asdict(self).items()}
+
+
+def measure(
+    recording: Recording, reader: Reader, bound: Bound, *, slots: int, speedup: float
+) -> Measured:
+    """The figures of one run; `slots` environments in all."""
+    began, ended = recording.began, recording.ended
+    minutes = recording.seconds * speedup / 60.0
+    actions = sum(began <= step.at < ended for step in reader.step_times())
+    trained = sum(p.value for p in reader.metrics("samples") if began <= p.at < ended)
+    by_role = _by_role(recording.beats)
+    workers = len({beat.worker for beat in by_role["rollout"]})
+    env = _shares(_spent(by_role["env"], began, ended), slots * recording.seconds)
+    rollout = _shares(_spent(by_role["rollout"], began, ended), workers * recording.seconds)
+    trainer = _shares(_spent(by_role["train"], began, ended), recording.seconds)
+    load_s = _increments(by_role["rollout"], "load_s", began, ended)
+    ended_then = [
+        episode
+        for episode in reader.episode_times()
+        if episode.ended_at is not None and began <= episode.ended_at < ended
+    ]
+    dropped: dict[str, int] = defaultdict(int)
+    dropped_steps = 0
+    for episode in ended_then:
+        if episode.state == "dropped":
+            dropped[episode.reason] += 1
+            dropped_steps += episode.steps or 0
+    syncs = [sync for sync in reader.syncs() if began <= sync.done_at < ended]
+    taken = [sync for sync in syncs if not sync.error]
+    histogram = reader.staleness()
+    tokens = sum(histogram.values())
+    cores = _cores(recording.costs, began, ended)
+    per_minute = actions / minutes
+    return Measured(
+        actions_per_minute=per_minute,
+        trained_actions_per_minute=trained / minutes,
+        actions_per_env_minute=per_minute / slots,
+        env=env,
+        rollout=rollout,
+        trainer=trainer,
+        env_utilisation=sum(env.get(phase, 0.0) for phase in AT_WORK),
+        env_acting=sum(env.get(phase, 0.0) for phase in ACTING),
+        rollout_utilisation=rollout.get("busy", 0.0),
+        rollout_load=load_s / (workers * recording.seconds) if workers else 0.0,
+        trainer_utilisation=trainer.get("training", 0.0),
+        staleness_mean=sum(k * v for k, v in histogram.items()) / tokens if tokens else 0.0,
+        staleness_max=max(histogram, default=0),
+        dropped=dict(dropped),
+        wasted_steps=dropped_steps / max(1, sum(episode.steps or 0 for episode in ended_then)),
+        finished_lost=_finished_lost(reader, by_role["env"]),
+        aborted=sum(dropped[reason] for reason in (*LOST, "cancelled")),
+        updates=sum(
+            batch.trained_at is not None and began <= batch.trained_at < ended
+            for batch in reader.batches()
+        ),
+        syncs=len(taken),
+        sync_refused=len(syncs) - len(taken),
+        pause_s=speedup * mean([s.pause_s + s.finish_s + s.resume_s for s in taken] or [0.0]),
+        most_syncing=most_at_once([(sync.granted_at, sync.done_at) for sync in taken]),
+        kills=len(recording.kills),
+        faults=dropped["invalid"],
+        data_cores=cores.get("data", 0.0),
+        cores=sum(cores.values()),
+        bound_actions_per_minute=bound.actions_per_minute,
+        bound_by=bound.by,
+        achieved_over_bound=per_minute / bound.actions_per_minute,
+    )
+
+
+def most_at_once(intervals: Iterable[tuple[float, float]]) -> int:
+    """Largest number of intervals that share a moment."""
+    # At the same moment an end comes before a begin.
+    events = sorted(event for begin, end in intervals for event in ((begin, 1), (end, -1)))
+    most = now = 0
+    for _, change in events:
+        now += change
+        most = max(most, now)
+    return most
+
+
+def increase(points: Sequence[tuple[float, float]], began: float, ended: float) -> float:
+    """How much a cumulative counter rose in [began, ended], between samples interpolated.
+
+    `points` are (moment, value), ascending; before the first it is 0 at that moment, after the last
+    it stands still.
+    """
+    return _at(points, ended) - _at(points, began)
+
+
+def _at(points: Sequence[tuple[float, float]], moment: float) -> float:
+    before: tuple[float, float] | None = None
+    for point in points:
+        if point[0] >= moment:
+            if before is None:
+                return 0.0 if point[0] > moment else point[1]
+            span = point[0] - before[0]
+            share = (moment - before[0]) / span if span > 0 else 1.0
+            return before[1] + share * (point[1] - before[1])
+        before = point
+    return before[1] if before else 0.0
+
+
+def _by_role(beats: Iterable[Heartbeat]) -> dict[str, list[Heartbeat]]:
+    found: dict[str, list[Heartbeat]] = defaultdict(list)
+    for beat in beats:
+        found[beat.role].append(beat)
+    return found
+
+
+def _increments(beats: Sequence[Heartbeat], gauge: str, began: float, ended: float) -> float:
+    """The rise of one gauge in the window, over all lives of all workers."""
+    lives: dict[tuple[str, float], list[tuple[float, float]]] = defaultdict(list)
+    for beat in beats:
+        if gauge in beat.gauges:
+            lives[beat.worker, beat.started_at].append((beat.sent_at, beat.gauges[gauge]))
+    # A process that began within the window counts from 0 at its start.
+    return sum(
+        increase([(started, 0.0), *points], began, ended) for (_, started), points in lives.items()
+    )
+
+
+def _spent(beats: Sequence[Heartbeat], began: float, ended: float) -> dict[str, float]:
+    """Phase -> seconds in the window, over all workers."""
+    names = {name for beat in beats for name in beat.gauges if name.startswith(PREFIX)}
+    return {
+        name.removeprefix(PREFIX): _increments(beats, name, began, ended) for name in sorted(names)
+    }
+
+
+def _shares(spent: Mapping[str, float], whole_s: float) -> dict[str, float]:
+    """Shares of `whole_s`, what is missing as `dead`."""
+    shares = {phase: seconds / whole_s for phase, seconds in spent.items()}
+    shares["dead"] = shares.get("dead", 0.0) + max(0.0, 1.0 - sum(shares.values()))
+    return shares
+
+
+def _finished_lost(reader: Reader, env_beats: Sequence[Heartbeat]) -> int:
+    """Ends that environments handed in and that are neither kept nor dropped by curation.
+
+    A trajectory with a verdict whose drop reason is a fault's was lost; so was one that an
+    environment process counts as handed in and that the database does not have.
+    """
+    episodes = reader.episode_times()
+    wrongly = sum(
+        episode.outcome in ("pass", "fail") and episode.reason in LOST for episode in episodes
+    )
+    told: dict[tuple[str, float], float] = {}
+    for beat in env_beats:
+        judged = beat.gauges.get("episodes", 0.0) - beat.gauges.get("invalid", 0.0)
+        told[beat.worker, beat.started_at] = max(
+            judged, told.get((beat.worker, beat.started_at), 0)
+        )
+    kept = sum(episode.outcome in ("pass", "fail") for episode in episodes)
+    return wrongly + max(0, int(sum(told.values())) - kept)
+
+
+def _cores(costs: Sequence[Cost], began: float, ended: float) -> dict[str, float]:
+    """CPU seconds per second in the window, by the first word of the worker's name."""
+    lives: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+    for cost in costs:
+        lives[cost.worker, cost.pid].append((cost.at, cost.cpu_s))
+    cores: dict[str, float] = defaultdict(float)
+    for (worker, _), points in lives.items():
+        role = worker.partition("-")[0]
+        cores[role] += increase(points, began, ended) / (ended - began)
+    return cores
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    return value

@@ -1,0 +1,174 @@
+"""One run, watched from outside: its processes started, disturbed and ended; what they said.
+
+    record      start a run's processes, let it warm up, watch it for a while, end it
+    Recording   every heartbeat, what each process cost, who was killed
+
+The processes are the commands that a person would type; the heartbeats come from the run's own
+telemetry. A worker that is killed is started again as `dart up` would start it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bus.endpoints import TELEMETRY_OUT
+from bus.errors import DeadlineError
+from bus.messages import Heartbeat
+from bus.sockets import Subscriber
+from dart_cli.config import Config, run_curve, run_endpoints
+from dart_cli.crew import Crew
+from dart_cli.log import log_dir
+
+START_S = 60.0
+"""Longest time until every process of a run has been heard and plays."""
+SAMPLE_S = 1.0
+_RESTARTS = 1000
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one process had used at one moment."""
+
+    at: float  # unix seconds
+    worker: str
+    pid: int
+    cpu_s: float  # user and system, since its start
+    rss: int  # bytes
+
+
+@dataclass
+class Recording:
+    """A window [began, ended] of a run, unix seconds, and what was seen in and around it."""
+
+    began: float = 0.0
+    ended: float = 0.0
+    beats: list[Heartbeat] = field(default_factory=list)
+    costs: list[Cost] = field(default_factory=list)
+    kills: list[tuple[float, str]] = field(default_factory=list)  # (unix seconds, worker)
+
+    @property
+    def seconds(self) -> float:
+        """Length of the window."""
+        return self.ended - self.began
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to watch, and how often a rollout worker is killed meanwhile."""
+
+    warm_s: float
+    seconds: float
+    kills: int = 0
+
+    def kill_times(self) -> list[float]:
+        """Seconds after the window's begin, evenly spread, none at its ends."""
+        return [self.seconds * (k + 1) / (self.kills + 1) for k in range(self.kills)]
+
+
+async def record(config: Config, commands: Mapping[str, Sequence[str]], plan: Plan) -> Recording:
+    """Run `commands` (name -> arguments of `dart`) and watch them as `plan` says.
+
+    Raises DeadlineError if a process is not heard in time, ChildError if one cannot be kept alive.
+    """
+    recording = Recording()
+    stop = asyncio.Event()
+    crew = Crew(
+        commands,
+        leaders=["data", "train"],
+        restarts=_RESTARTS,
+        log_file=log_dir(config.run.dir) / "bench.log",
+        notice=lambda _text: None,
+    )
+    async with Subscriber(
+        run_endpoints(config).address(TELEMETRY_OUT), [Heartbeat], curve=run_curve(config)
+    ) as heartbeats:
+        running = asyncio.create_task(crew.run(stop))
+        watching = [
+            asyncio.create_task(_listen(heartbeats, recording)),
+            asyncio.create_task(_sample(recording)),
+        ]
+        conducting = asyncio.create_task(_conduct(recording, list(commands), plan))
+        try:
+            await asyncio.wait([running, conducting], return_when=asyncio.FIRST_COMPLETED)
+            if conducting.done():
+                conducting.result()
+        finally:
+            conducting.cancel()
+            stop.set()
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(conducting, *watching, return_exceptions=True)
+            await running
+    return recording
+
+
+async def _conduct(recording: Recording, workers: Sequence[str], plan: Plan) -> None:
+    """Wait until all play, warm up, mark the window, kill whom the plan says."""
+    deadline = time.monotonic() + START_S
+    while missing := [name for name in workers if not _plays(recording, name)]:
+        if time.monotonic() > deadline:
+            raise DeadlineError(
+                f"{', '.join(missing)} did not begin within {START_S:.0f} s; see logs/bench.log"
+            )
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(plan.warm_s)
+    recording.began = time.time()
+    rollouts = [name for name in workers if name.startswith("rollout")]
+    for number, at in enumerate(plan.kill_times()):
+        await asyncio.sleep(max(0.0, recording.began + at - time.time()))
+        _kill(recording, rollouts[number % len(rollouts)])
+    await asyncio.sleep(max(0.0, recording.began + plan.seconds - time.time()))
+    recording.ended = time.time()
+    await asyncio.sleep(1.2)  # one more heartbeat of everyone, to know where the window ended
+
+
+def _plays(recording: Recording, worker: str) -> bool:
+    newest = _newest(recording, worker)
+    return newest is not None and newest.state in ("ready", "training", "waiting", "syncing")
+
+
+def _newest(recording: Recording, worker: str) -> Heartbeat | None:
+    return next((beat for beat in reversed(recording.beats) if beat.worker == worker), None)
+
+
+def _kill(recording: Recording, worker: str) -> None:
+    beat = _newest(recording, worker)
+    if beat is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(beat.pid, signal.SIGKILL)
+        recording.kills.append((time.time(), worker))
+
+
+async def _listen(heartbeats: Subscriber, recording: Recording) -> None:
+    async for message in heartbeats:
+        if isinstance(message, Heartbeat):
+            recording.beats.append(message)
+
+
+async def _sample(recording: Recording) -> None:
+    """Note each second what every process has used."""
+    while True:
+        pids = {beat.worker: beat.pid for beat in recording.beats[-100:]}
+        recording.costs += [
+            cost for worker, pid in pids.items() if (cost := cost_of(worker, pid)) is not None
+        ]
+        await asyncio.sleep(SAMPLE_S)
+
+
+def cost_of(worker: str, pid: int) -> Cost | None:
+    """What a process of this host has used so far; None if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, IndexError, UnicodeDecodeError):
+        return None
+    ticks = os.sysconf("SC_CLK_TCK")
+    used = (int(fields[11]) + int(fields[12])) / ticks  # utime and stime, proc(5)
+    return Cost(time.time(), worker, pid, used, pages * os.sysconf("SC_PAGE_SIZE"))

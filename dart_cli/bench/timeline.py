@@ -1,0 +1,148 @@
+"""Who is busy when: one picture of a run's window, slots, rollout workers and trainer over time.
+
+    phases_of_slots   the database's steps and episodes -> phase of every slot at every moment
+    draw              that, the workers' load and the trainer's work, one above the other
+
+Read from the database, not from heartbeats: each step says when it was filed and how long the model
+and the environment took, so the picture is exact to a cell's width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dart_cli.bench.recording import Recording
+from dart_cli.data.rows import EpisodeTimes, StepTimes
+from dart_cli.data.store import Reader
+from dart_cli.timesplit import PREFIX
+
+CELLS = 900
+"""Columns of a picture."""
+
+PHASES = {  # of a slot, in the order of their numbers: name, colour, what it means
+    "idle": ("#f3f4f6", "no episode"),
+    "resetting": ("#a5b4fc", "resetting"),
+    "waiting": ("#fbbf24", "waits for the model"),
+    "playing": ("#059669", "the GUI acts"),
+    "dropped": ("#dc2626", "lost to a fault"),
+}
+_NUMBER = {name: number for number, name in enumerate(PHASES)}
+_BUSY, _TRAIN, _SYNC = "#059669", "#2563eb", "#db2777"
+
+
+def phases_of_slots(
+    episodes: Sequence[EpisodeTimes],
+    steps: Sequence[StepTimes],
+    began: float,
+    ended: float,
+    cells: int = CELLS,
+) -> NDArray[np.uint8]:
+    """Phase numbers [slots, cells] of the window, slots in order of process and number."""
+    slots = {key: row for row, key in enumerate(sorted({(e.worker, e.slot) for e in episodes}))}
+    grid = np.zeros((len(slots), cells), dtype=np.uint8)
+    place = {episode.id: slots[episode.worker, episode.slot] for episode in episodes}
+
+    def paint(row: int, begin: float, end: float, phase: str) -> None:
+        first, last = ((at - began) / (ended - began) * cells for at in (begin, end))
+        grid[row, max(0, round(first)) : max(0, round(last))] = _NUMBER[phase]
+
+    for episode in episodes:
+        end = ended if episode.ended_at is None else episode.ended_at
+        is_lost = episode.state == "dropped" and episode.outcome not in ("pass", "fail")
+        paint(place[episode.id], episode.leased_at, end, "dropped" if is_lost else "waiting")
+        paint(
+            place[episode.id],
+            episode.leased_at,
+            episode.leased_at + (episode.reset_s or 0.0),
+            "resetting",
+        )
+    for step in steps:
+        if step.trajectory_id in place:
+            row, acted = place[step.trajectory_id], step.at - step.env_s
+            paint(row, acted - step.model_s, acted, "waiting")
+            paint(row, acted, step.at, "playing")
+    return grid
+
+
+def draw(recording: Recording, reader: Reader, path: Path, *, title: str, speedup: float) -> None:
+    """Write the picture of one run as a PNG; time in simulated minutes."""
+    from matplotlib.colors import ListedColormap
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    began, ended = recording.began, recording.ended
+    grid = phases_of_slots(reader.episode_times(), reader.step_times(), began, ended)
+    minutes = (ended - began) * speedup / 60
+
+    def at(moment: float) -> float:
+        return (moment - began) * speedup / 60
+
+    figure = Figure(figsize=(11, 5.2), dpi=110, layout="constrained")
+    slots, workers, trainer = figure.subplots(
+        3, 1, sharex=True, gridspec_kw={"height_ratios": [6, 2.2, 0.7]}
+    )
+    slots.imshow(
+        grid,
+        aspect="auto",
+        interpolation="nearest",
+        cmap=ListedColormap([colour for colour, _ in PHASES.values()]),
+        vmin=0,
+        vmax=len(PHASES) - 1,
+        extent=(0, minutes, len(grid), 0),
+    )
+    slots.set_ylabel(f"{len(grid)} environments")
+    slots.set_yticks([])
+    slots.set_title(title, loc="left", fontsize=11)
+    shown = [name for name in PHASES if name != "dropped" or (grid == _NUMBER["dropped"]).any()]
+    slots.legend(
+        handles=[Patch(facecolor=PHASES[name][0], label=PHASES[name][1]) for name in shown],
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.01),
+        ncols=len(shown),
+        fontsize=8,
+        frameon=False,
+    )
+    names = sorted({beat.worker for beat in recording.beats if beat.role == "rollout"})
+    for row, name in enumerate(names):
+        for begin, end, share in _busy(recording, name):
+            workers.barh(
+                row, at(end) - at(begin), 0.8, at(begin), color=_BUSY, alpha=min(1.0, share)
+            )
+    for sync in reader.syncs():
+        if sync.worker in names and not sync.error:
+            span = at(sync.done_at) - at(sync.granted_at)
+            workers.barh(names.index(sync.worker), span, 0.8, at(sync.granted_at), color=_SYNC)
+    workers.set_yticks(range(len(names)), names, fontsize=7)
+    workers.invert_yaxis()
+    workers.set_ylabel("busy, sync", fontsize=8)
+    for batch in reader.batches():
+        end = ended if batch.trained_at is None else batch.trained_at
+        trainer.barh(0, at(end) - at(batch.formed_at), 0.8, at(batch.formed_at), color=_TRAIN)
+    trainer.set_yticks([0], ["train"], fontsize=7)
+    for killed, name in recording.kills:
+        workers.plot(at(killed), names.index(name), marker="x", color="black")
+    for axes in (slots, workers, trainer):
+        axes.set_xlim(0, minutes)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    trainer.set_xlabel("minutes (simulated)")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def _busy(recording: Recording, worker: str) -> list[tuple[float, float, float]]:
+    """(begin, end, share of the time with a request running) between a worker's heartbeats."""
+    beats = [beat for beat in recording.beats if beat.worker == worker]
+    spans = []
+    for before, after in pairwise(beats):
+        seconds = after.sent_at - before.sent_at
+        if before.started_at == after.started_at and seconds > 0:
+            gauge = PREFIX + "busy"
+            busy = after.gauges.get(gauge, 0.0) - before.gauges.get(gauge, 0.0)
+            spans.append((before.sent_at, after.sent_at, max(0.0, busy / seconds)))
+    return spans
