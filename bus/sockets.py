@@ -34,6 +34,7 @@ import zmq
 import zmq.asyncio
 
 from bus import errors
+from bus.channel import PeerWatch
 from bus.codec import decode, encode
 from bus.endpoints import Curve
 from bus.errors import BusError, DartError, DeadlineError, ProtocolError, RefusedError
@@ -85,7 +86,15 @@ class Requester:
         # Send only into a live connection: nothing piles up for a server that is away, and the
         # first thing a restarted one hears is what is still wanted.
         socket.setsockopt(zmq.IMMEDIATE, 1)
-        self._socket = connect(socket, endpoint, curve)
+        self.lost = asyncio.Event()
+        """Set while a connection that stood is gone; cleared when one stands again."""
+        self.connected = False
+        self._watch = PeerWatch(socket, self._peer_is)
+        try:
+            self._socket = connect(socket, endpoint, curve)
+        except DartError:
+            self._watch.close()
+            raise
         self._tasks = [asyncio.create_task(self._send()), asyncio.create_task(self._receive())]
         self._closed = False
 
@@ -136,7 +145,15 @@ class Requester:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._watch.close()
         self._socket.close(linger=0)
+
+    def _peer_is(self, there: bool) -> None:
+        if there:
+            self.lost.clear()
+        elif self.connected:
+            self.lost.set()
+        self.connected = there
 
     async def _ask(self, key: bytes, pending: _Pending, retry_s: float) -> Reply:
         if self._closed:

@@ -1,0 +1,133 @@
+"""Promises about a lost peer: whoever asks hears of it from the connection, not from a clock."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from bus.endpoints import Endpoints
+from bus.errors import DeadlineError
+from bus.messages import Ack, Reply, Request, StopRequest
+from bus.sockets import Replier, Requester
+
+ASK = StopRequest(reason="enough")
+DEADLINE_S = 60.0
+WAIT_S = 20.0
+
+SILENT_SERVER = """
+import asyncio, sys
+from bus.sockets import Replier
+
+async def main():
+    async def silent(client, request):
+        print("asked", flush=True)
+        await asyncio.Event().wait()
+
+    async with Replier(sys.argv[1]) as replier:
+        print(replier.endpoint, flush=True)
+        await replier.serve(silent)
+
+asyncio.run(main())
+"""
+
+
+class Server:
+    """A real process that takes requests and never answers."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    async def line(self) -> str:
+        assert self.process.stdout is not None
+        return (await asyncio.wait_for(self.process.stdout.readline(), WAIT_S)).decode().strip()
+
+    async def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+        await self.process.wait()
+
+
+@asynccontextmanager
+async def silent_server(endpoint: str) -> AsyncIterator[tuple[Server, str]]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SILENT_SERVER, endpoint, stdout=asyncio.subprocess.PIPE
+    )
+    server = Server(process)
+    try:
+        yield server, await server.line()
+    finally:
+        if process.returncode is None:
+            await server.signal(signal.SIGKILL)
+
+
+@pytest.fixture(params=["ipc", "tcp"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "tcp":
+        return "tcp://127.0.0.1:*"
+    return Endpoints(tmp_path / "run").address("rollout-0")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110 - a property, not an event
+            await asyncio.sleep(0.01)
+
+
+async def given_up(task: asyncio.Task[Reply]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_pending_request_hears_at_once_that_its_server_was_killed(address: str) -> None:
+    async with silent_server(address) as (server, endpoint), Requester(endpoint) as requester:
+        asking = asyncio.create_task(requester.request(ASK, DEADLINE_S))
+        assert await server.line() == "asked"
+        await until(lambda: requester.connected)
+        assert not requester.lost.is_set()
+        await server.signal(signal.SIGKILL)
+        await asyncio.wait_for(requester.lost.wait(), WAIT_S)
+        assert not requester.connected
+        assert not asking.done()  # it still asks whoever comes, until its deadline
+        await given_up(asking)
+
+
+async def test_a_lost_peer_is_found_again_when_it_is_back(tmp_path: Path) -> None:
+    endpoint = Endpoints(tmp_path / "run").address("rollout-0")
+
+    async def ack(client: str, request: Request) -> Reply:
+        return Ack()
+
+    async with Requester(endpoint) as requester:
+        async with silent_server(endpoint) as (server, _):
+            asking = asyncio.create_task(requester.request(ASK, DEADLINE_S))
+            assert await server.line() == "asked"
+            await server.signal(signal.SIGKILL)
+            await asyncio.wait_for(requester.lost.wait(), WAIT_S)
+        async with serving(endpoint, ack):
+            assert await asking == Ack()
+            await until(lambda: requester.connected)
+            assert not requester.lost.is_set()
+
+
+async def test_a_peer_that_was_never_there_is_not_lost(tmp_path: Path) -> None:
+    endpoint = Endpoints(tmp_path / "run").address("rollout-0")
+    async with Requester(endpoint) as requester:
+        with pytest.raises(DeadlineError):
+            await requester.request(ASK, 0.3)
+        assert not requester.lost.is_set()
+        assert not requester.connected
+
+
+@asynccontextmanager
+async def serving(
+    endpoint: str, handler: Callable[[str, Request], Awaitable[Reply]]
+) -> AsyncIterator[Replier]:
+    async with Replier(endpoint) as replier:
+        task = asyncio.create_task(replier.serve(handler))
+        yield replier
+    await task
