@@ -33,6 +33,7 @@ from envs.base import GuiEnv, Split, Task
 SHIPPED: dict[str, str] = {
     "desk": "envs.embedded.suites:DeskSuite",
     "mini": "envs.embedded.suites:MiniSuite",
+    "timed": "envs.timed.env:TimedSuite",
 }
 """Name -> `module:attribute`, where the attribute is a Suite or a class that makes one."""
 

@@ -1,0 +1,202 @@
+"""TimedEnv: takes a GUI's time, shows something new at every step, and draws its verdict.
+
+What the policy does changes nothing. An episode ends by itself at a length drawn at its reset; each
+task passes with a probability of its own, so that groups are nearly always mixed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from bus.errors import EnvError, TaskError
+from envs.actions import Action, Answer, Done, Fail
+from envs.base import Observation, Task, Verdict
+from envs.embedded.suites import read_size
+from envs.timed.profiles import PROFILES, Profile, profile_named
+from envs.timed.screens import screenshot
+
+TASKS = 32
+LEAST_PASS, MOST_PASS = 0.2, 0.8
+"""Success probability of the hardest and of the easiest task."""
+
+SLOW_RESET = 10.0
+"""A reset that suffers a fault takes so many times as long."""
+
+MIN_SIDE, MAX_SIDE = 128, 4096  # pixels
+
+
+@dataclass(frozen=True)
+class _Episode:
+    """All that is drawn when an episode begins."""
+
+    task: Task
+    steps: int  # after which it ends
+    passes: bool
+    crash_at: int  # step at which the GUI breaks; 0 for never
+    slow_reset: bool
+    scene: int  # the desktop it shows
+
+
+class TimedEnv:
+    """Plays suite `timed`. See envs.base.GuiEnv for the contract.
+
+    Sleeps in the calling thread. What takes how long follows from `stream` and the number of the
+    episode, not from the task's seed alone: the members of a group differ.
+    """
+
+    def __init__(
+        self,
+        tasks: Mapping[str, Task],
+        profile: Profile,
+        *,
+        speedup: float,
+        fault_rate: float,
+        size: tuple[int, int],
+        stream: str,
+    ) -> None:
+        self._tasks = tasks
+        self._profile = profile
+        self._speedup = speedup
+        self._fault_rate = fault_rate
+        self._size = size
+        self._stream = stream
+        self._number = 0  # of episodes begun
+        self._rng = Random(stream)  # noqa: S311 - repeatable on purpose
+        self._episode: _Episode | None = None
+        self._steps = 0
+        self._ended = True
+
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Start `options["task"]`, a Task of this suite or its id, after a reset's time."""
+        task = self._task((options or {}).get("task"))
+        self._number += 1
+        self._rng = Random(f"{self._stream}/{self._number}/{task.id}/{seed}")  # noqa: S311
+        self._episode = self._draw(task)
+        self._steps, self._ended = 0, False
+        times = SLOW_RESET if self._episode.slow_reset else 1.0
+        self._sleep(times * self._profile.draw_reset_s(self._rng))
+        info = {"instruction": task.instruction, "max_steps": self._profile.cap}
+        return self._observe(), info
+
+    def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Take a step's time. Raises EnvError where this episode crashes, or is over."""
+        episode = self._playing()
+        if self._ended:
+            raise EnvError("the episode is over; call reset before the next step")
+        self._steps += 1
+        self._sleep(self._profile.draw_step_s(self._rng))
+        if self._steps == episode.crash_at:
+            self._episode = None
+            raise EnvError(f"{episode.task.id}: the GUI crashed at step {self._steps} (injected)")
+        self._ended = self._steps >= episode.steps or isinstance(action, Done | Fail | Answer)
+        reward = (self.evaluate().reward or 0.0) if self._ended else 0.0
+        return self._observe(), reward, self._ended, False, {"steps": self._steps}
+
+    def evaluate(self) -> Verdict:
+        """Pass where the episode was drawn to pass and has come to its end."""
+        episode = self._playing()
+        if self._steps < episode.steps:
+            return Verdict("fail", f"ended after {self._steps} of {episode.steps} steps")
+        return Verdict("pass" if episode.passes else "fail", "drawn")
+
+    def close(self) -> None:
+        """Nothing outlives the object; may be called twice."""
+        self._episode = None
+
+    def _draw(self, task: Task) -> _Episode:
+        rng = self._rng
+        steps = self._profile.draw_steps(rng)
+        faulty, crashes = rng.random() < self._fault_rate, rng.random() < 0.5
+        return _Episode(
+            task,
+            steps,
+            passes=rng.random() < task.params["pass"],
+            crash_at=rng.randint(1, steps) if faulty and crashes else 0,
+            slow_reset=faulty and not crashes,
+            scene=rng.getrandbits(16),
+        )
+
+    def _observe(self) -> Observation:
+        width, height = self._size
+        episode = self._playing()
+        blob = screenshot(episode.scene, self._rng.getrandbits(64), width, height)
+        return Observation(blob, "image/png", width, height)
+
+    def _sleep(self, seconds: float) -> None:
+        if seconds > 0:
+            time.sleep(seconds / self._speedup)
+
+    def _task(self, wanted: object) -> Task:
+        task_id = wanted.id if isinstance(wanted, Task) else wanted
+        if not isinstance(task_id, str) or task_id not in self._tasks:
+            raise TaskError(f"suite timed has no task {wanted!r}; ids are timed/000 and so on")
+        return self._tasks[task_id]
+
+    def _playing(self) -> _Episode:
+        if self._episode is None:
+            raise EnvError("no episode is being played; call reset first")
+        return self._episode
+
+
+class TimedSuite:
+    """Tasks `timed/000` to `timed/031`, from the hardest to the easiest; `params["pass"]` says."""
+
+    name = "timed"
+
+    def __init__(self) -> None:
+        self.tasks: Mapping[str, Task] = {task.id: task for task in map(_task, range(TASKS))}
+        self._made = itertools.count()
+
+    def make_env(
+        self,
+        *,
+        profile: str = "osworld",
+        speedup: float = 1.0,
+        fault_rate: float = 0.0,
+        size: Sequence[int] | str = (448, 336),
+        seed: int | None = None,
+    ) -> TimedEnv:
+        """An environment that takes as long as `profile` says, divided by `speedup`.
+
+        `fault_rate` is the share of episodes that suffer a fault: half crash at some step, half
+        have a reset that is `SLOW_RESET` times as long. With a `seed` all draws repeat in every
+        process, in the order in which it makes its environments; without one they never do, which
+        two processes of one run need in order to differ. Raises TaskError.
+        """
+        width, height = read_size(size)
+        if not (MIN_SIDE <= width <= MAX_SIDE and MIN_SIDE <= height <= MAX_SIDE):
+            raise TaskError(
+                f"size must be {MIN_SIDE} to {MAX_SIDE} pixels a side, got {width}x{height}"
+            )
+        if not speedup > 0:
+            raise TaskError(f"speedup must be > 0, got {speedup:g}")
+        if not 0 <= fault_rate <= 1:
+            raise TaskError(f"fault_rate must be 0 to 1, got {fault_rate:g}")
+        found = profile_named(profile)
+        fresh = Random().getrandbits(64) if seed is None else seed  # noqa: S311 - no secret
+        return TimedEnv(
+            self.tasks,
+            found,
+            speedup=speedup,
+            fault_rate=fault_rate,
+            size=(width, height),
+            stream=f"{fresh}/{next(self._made)}",
+        )
+
+
+def _task(index: int) -> Task:
+    share = LEAST_PASS + (MOST_PASS - LEAST_PASS) * index / (TASKS - 1)
+    return Task(
+        f"timed/{index:03d}",
+        TimedSuite.name,
+        f"Do task {index} on this desktop.",
+        max_steps=max(profile.cap for profile in PROFILES.values()),
+        params={"pass": share},
+    )
