@@ -6,7 +6,7 @@ from bus.snapshot import Snapshot
 
 
 def problems(snapshot: Snapshot) -> list[str]:
-    """One line for each dead process and each known stall; empty where the run is healthy.
+    """One line for each dead process, refused weight set and known stall; empty where the run is healthy.
 
     A process that ended because the run is over is no problem.
     """
@@ -18,4 +18,9 @@ def problems(snapshot: Snapshot) -> list[str]:
         for process in snapshot.processes
         if not process.alive
     ]
-    return [*dead, *snapshot.warnings]
+    refused = [
+        f"{sync.worker} refused version {sync.policy_version}, its old weights serve: {sync.error}"
+        for sync in snapshot.syncs
+        if sync.error
+    ]
+    return [*dead, *refused, *snapshot.warnings]

@@ -1,6 +1,6 @@
 """A snapshot of a run as one terminal page, 80 columns or wider.
 
-status_page  all of it: header, problems, processes, pipeline, tasks, training
+status_page  all of it: header, problems, processes, utilisation, pipeline, tasks, training
 sparkline    numbers as one line of blocks
 progress_line  the run in one line, where there is no terminal
 """
@@ -18,6 +18,10 @@ from rich.text import Text
 
 from bus.snapshot import ProcessView, Snapshot
 from dart_cli.status.health import problems
+from dart_cli.status.tables import page_table
+from dart_cli.status.utilisation import utilisation
+
+__all__ = ["fraction", "minutes", "page_table", "progress_line", "sparkline", "status_page"]
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BAR_CELLS = 24
@@ -32,7 +36,7 @@ _GAUGES = {  # what says most about a role's load; the others are in --json
     "env": ("playing", "slots", "episodes"),
     "rollout": ("in_flight", "waiting", "tokens"),
     "data": ("leases", "open_groups", "ready_groups"),
-    "train": ("updates", "tokens", "busy_s"),
+    "train": ("updates", "tokens"),
 }
 
 
@@ -43,6 +47,8 @@ def status_page(snapshot: Snapshot) -> RenderableType:
     if found:
         parts.append(Panel("\n".join(found), title="needs attention", style="red", box=box.ROUNDED))
     parts.append(_processes(snapshot))
+    if (busy := utilisation(snapshot)) is not None:
+        parts.append(busy)
     parts.append(Columns([_pipeline(snapshot), _throughput(snapshot), _training(snapshot)]))
     if snapshot.tasks:
         parts.append(_tasks(snapshot))
@@ -112,22 +118,6 @@ def _header(snapshot: Snapshot) -> RenderableType:
     return Group(line, success)
 
 
-def page_table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
-    """A table as all pages show it; the columns named in `right` hold numbers."""
-    table = Table(
-        title=f"\n{title}",
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        padding=(0, 1),
-        pad_edge=False,
-    )
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left")
-    return table
-
-
 def _processes(snapshot: Snapshot) -> Table:
     names = ["process", "state", "version", "load", "waits for", "heard"]
     several_hosts = len({process.host for process in snapshot.processes}) > 1
@@ -187,7 +177,7 @@ def _throughput(snapshot: Snapshot) -> Table:
     rates, stale = snapshot.rates, snapshot.staleness
     histogram = [float(stale.histogram.get(age, 0)) for age in range(stale.max + 1)]
     rows = [
-        ("trajectories/min", f"{rates.trajectories:.0f}"),
+        ("trajectories/h", f"{60 * rates.trajectories:.0f}"),
         ("actions/min", f"{rates.actions:.0f}"),
         ("updates/min", f"{rates.train_steps:.1f}"),
         ("newest version", "-" if snapshot.policy_version < 0 else str(snapshot.policy_version)),
