@@ -72,7 +72,7 @@ class Engine(Protocol):
         ...
 
     def gauges(self) -> dict[str, float]:
-        """Load for the heartbeat: in_flight, waiting, busy_s, idle_s, tokens."""
+        """Load for the heartbeat: in_flight, waiting, tokens, and what LoadMeter tells."""
         ...
 
     async def close(self) -> None:

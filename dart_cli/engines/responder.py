@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from bus.errors import EngineError
 from bus.messages import ActRequest, Completion
-from dart_cli.engines.base import Engine, GenerateRequest
+from dart_cli.engines.base import Engine
+from dart_cli.engines.draft import completion, generate_request
 from dart_cli.policy.frames import Coordinates, make_frame
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.prompt import PromptRenderer
@@ -36,24 +37,9 @@ class Responder:
         self._check_frame(request.width, request.height)
         prompt = self._renderer.render(request.instruction, request.turns, request.screenshot)
         generation = await self._engine.generate(
-            GenerateRequest(
-                request_id=f"{request.trajectory_id}/{request.step}",
-                prompt_token_ids=prompt.token_ids,
-                images=prompt.images,
-                sampling=request.sampling,
-            )
+            generate_request(request, prompt.token_ids, prompt.images)
         )
-        return Completion(
-            prompt_token_ids=prompt.token_ids,
-            token_ids=generation.token_ids,
-            behaviour_logprobs=generation.behaviour_logprobs,
-            entropies=generation.entropies,
-            version_spans=generation.version_spans,
-            text=self._policy.decode(generation.token_ids),
-            stop=generation.stop,
-            queue_s=generation.queue_s,
-            engine_s=generation.engine_s,
-        )
+        return completion(prompt.token_ids, generation, self._policy.decode(generation.token_ids))
 
     def _check_frame(self, width: int, height: int) -> None:
         """Whether `dart env`, which has no model, reads pixels in the size that the model sees."""

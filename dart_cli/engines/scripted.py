@@ -15,13 +15,15 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from random import Random
+from typing import Literal
 
 from bus.errors import EngineError, WeightsError
-from bus.messages import ActRequest, Completion, VersionSpan
+from bus.messages import ActRequest, Completion
 from dart_cli.engines.base import Engine, GenerateRequest, Generation, UpdateTiming
+from dart_cli.engines.draft import Draft, completion, generate_request
+from dart_cli.engines.load import LoadMeter
 from dart_cli.policy.codec import make_codec
 from dart_cli.policy.frames import THOUSAND, Frame
 from envs.actions import Click
@@ -57,6 +59,22 @@ def random_clicks(codec: str) -> Answer:
     return answer
 
 
+@dataclass(eq=False)
+class _Ask:
+    """One request: what it has so far, and whether it is to end there."""
+
+    request: GenerateRequest
+    draft: Draft
+    arrived: float
+    began: float | None = None
+    is_suspended: bool = False
+
+    def generation(self, stop: Literal["end", "length", "suspended"]) -> Generation:
+        now = time.monotonic()
+        began = now if self.began is None else self.began
+        return self.draft.generation(stop, began - self.arrived, now - began)
+
+
 class ScriptedEngine:
     """Answers each request with what `answer` says. See engines.base.Engine for the contract."""
 
@@ -78,12 +96,10 @@ class ScriptedEngine:
         self._token_s = token_s
         self._update_s = update_s
         self._places = asyncio.Semaphore(max_batch)
-        self._requests: set[asyncio.Task[Generation]] = set()
+        self._asks: dict[asyncio.Task[Generation], _Ask] = {}
+        self._meter = LoadMeter(max_batch, serves=policy_version >= 0)
         self._running = 0
-        self._busy_s = 0.0
         self._tokens = 0
-        self._began = time.monotonic()
-        self._changed_at = self._began  # when the engine last became busy or idle
         self._closed = False
 
     @property
@@ -95,16 +111,16 @@ class ScriptedEngine:
         """The scripted completion, at most `sampling.max_tokens` of it. Raises EngineError."""
         if self._closed:
             raise EngineError(f"{request.request_id}: the scripted engine is closed")
-        task = asyncio.create_task(self._generate(request))
-        self._requests.add(task)
-        task.add_done_callback(self._requests.discard)
-        try:
-            return await task
-        except asyncio.CancelledError:
-            task.cancel()
-            if self._closed:
-                raise EngineError(f"{request.request_id}: the scripted engine closed") from None
-            raise
+        ask = _Ask(request, Draft(request.partial), time.monotonic())
+        task = asyncio.create_task(self._generate(ask))
+        self._asks[task] = ask
+        task.add_done_callback(self._asks.pop)
+        await self._ended(task)
+        if not task.cancelled():
+            return task.result()
+        if ask.is_suspended:
+            return ask.generation("suspended")
+        raise EngineError(f"{request.request_id}: the scripted engine closed")
 
     async def update_weights(self, directory: Path, policy_version: int) -> UpdateTiming:
         """Take any directory with a readable manifest.json. Raises WeightsError."""
@@ -114,58 +130,59 @@ class ScriptedEngine:
             raise WeightsError(f"{directory}: no readable manifest.json: {error}") from None
         await asyncio.sleep(self._update_s)
         self._version = policy_version
-        return UpdateTiming(pause_s=0.0, transfer_s=self._update_s, finish_s=0.0)
+        self._meter.go()
+        return UpdateTiming(transfer_s=self._update_s, pause_s=0.0, finish_s=0.0)
+
+    def interrupt(self) -> None:
+        """End every request now, with the tokens it has, as `suspended`."""
+        for task, ask in self._asks.items():
+            ask.is_suspended = not task.done()
+            task.cancel()
 
     def gauges(self) -> dict[str, float]:
-        """Load for the heartbeat: in_flight, waiting, busy_s, idle_s, tokens."""
-        now = time.monotonic()
-        busy_s = self._busy_s + (now - self._changed_at if self._running else 0.0)
+        """Load for the heartbeat: in_flight, waiting, tokens, and LoadMeter's."""
         return {
-            "in_flight": float(len(self._requests)),
-            "waiting": float(len(self._requests) - self._running),
-            "busy_s": busy_s,
-            "idle_s": now - self._began - busy_s,
+            "in_flight": float(self._running),
+            "waiting": float(len(self._asks) - self._running),
             "tokens": float(self._tokens),
+            **self._meter.gauges(),
         }
 
     async def close(self) -> None:
         """Cancel what is in flight; those who wait get an EngineError."""
         self._closed = True
-        for task in self._requests:
+        tasks = list(self._asks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._requests, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _generate(self, request: GenerateRequest) -> Generation:
-        arrived = time.monotonic()
+    async def _ended(self, task: asyncio.Task[Generation]) -> None:
+        """Wait for `task`, however it ends; cancel it if whoever waits is cancelled."""
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+
+    async def _generate(self, ask: _Ask) -> Generation:
         async with self._places:
-            began = time.monotonic()
+            ask.began = time.monotonic()
             self._count(+1)
             try:
-                script = self._answer(request)
-                token_ids = list(script.token_ids)[: request.sampling.max_tokens]
-                versions: list[int] = []
-                for _ in token_ids:
-                    versions.append(self._version)
+                script, draft = self._answer(ask.request), ask.draft
+                token_ids = list(script.token_ids)[: ask.request.sampling.max_tokens]
+                for token in token_ids[len(draft) :]:
+                    version = self._version
                     await asyncio.sleep(self._token_s)
+                    draft.add(token, script.logprob, script.entropy, version)
                     self._tokens += 1
             finally:
                 self._count(-1)
-        return Generation(
-            token_ids=token_ids,
-            behaviour_logprobs=[script.logprob] * len(token_ids),
-            entropies=[script.entropy] * len(token_ids),
-            version_spans=version_spans(versions),
-            stop="end" if len(token_ids) == len(script.token_ids) else "length",
-            queue_s=began - arrived,
-            engine_s=time.monotonic() - began,
-        )
+        return ask.generation("end" if len(token_ids) == len(script.token_ids) else "length")
 
     def _count(self, change: int) -> None:
-        now = time.monotonic()
-        if self._running:
-            self._busy_s += now - self._changed_at
-        self._changed_at = now
         self._running += change
+        self._meter.run(self._running)
 
 
 class ScriptedResponder:
@@ -178,30 +195,8 @@ class ScriptedResponder:
         """What the engine says; the prompt is the instruction. Raises EngineError."""
         prompt = list(request.instruction.encode("utf-8"))
         generation = await self._engine.generate(
-            GenerateRequest(
-                request_id=f"{request.trajectory_id}/{request.step}",
-                prompt_token_ids=prompt,
-                images=[request.screenshot],
-                sampling=request.sampling,
-            )
+            generate_request(request, prompt, [request.screenshot])
         )
-        return Completion(
-            prompt_token_ids=prompt,
-            token_ids=generation.token_ids,
-            behaviour_logprobs=generation.behaviour_logprobs,
-            entropies=generation.entropies,
-            version_spans=generation.version_spans,
-            text=bytes(generation.token_ids).decode("utf-8", "replace"),
-            stop=generation.stop,
-            queue_s=generation.queue_s,
-            engine_s=generation.engine_s,
+        return completion(
+            prompt, generation, bytes(generation.token_ids).decode("utf-8", "replace")
         )
-
-
-def version_spans(versions: Sequence[int]) -> list[VersionSpan]:
-    """Spans [start, end) of equal version, from the version of each token [A]."""
-    spans: list[VersionSpan] = []
-    for version, run in groupby(versions):
-        start = spans[-1].end if spans else 0
-        spans.append(VersionSpan(version=version, start=start, end=start + len(list(run))))
-    return spans

@@ -1,0 +1,125 @@
+"""Completions in the making, and in the words of the bus.
+
+Draft             the tokens of a partial, if any, and those drawn since
+version_spans     which tokens which weights produced, from the version of each
+generate_request  what an engine is asked for a screen
+completion        what the environment is told
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Literal
+
+from bus.errors import EngineError
+from bus.messages import ActRequest, Completion, Partial, VersionSpan
+from dart_cli.engines.base import GenerateRequest, Generation
+
+
+class Draft:
+    """One completion as far as it has been drawn; every token with its numbers."""
+
+    def __init__(self, partial: Partial | None = None) -> None:
+        """Go on after `partial`. Raises EngineError if its lists do not agree."""
+        self.token_ids: list[int] = []  # [A]
+        self.logprobs: list[float] = []  # [A], nats
+        self.entropies: list[float] = []  # [A], nats
+        self.versions: list[int] = []  # [A]
+        if partial is not None:
+            self.extend(
+                partial.token_ids,
+                partial.behaviour_logprobs,
+                partial.entropies,
+                _versions(partial.version_spans),
+            )
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def add(self, token: int, logprob: float, entropy: float, version: int) -> None:
+        """One token more."""
+        self.token_ids.append(token)
+        self.logprobs.append(logprob)
+        self.entropies.append(entropy)
+        self.versions.append(version)
+
+    def extend(
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        entropies: Sequence[float],
+        versions: Sequence[int],
+    ) -> None:
+        """Several tokens more, all [N]. Raises EngineError if the lengths differ."""
+        lengths = {len(token_ids), len(logprobs), len(entropies), len(versions)}
+        if len(lengths) != 1:
+            raise EngineError(
+                f"a partial completion of {len(token_ids)} tokens comes with {len(logprobs)} "
+                f"log-probabilities, {len(entropies)} entropies and {len(versions)} versions"
+            )
+        self.token_ids += token_ids
+        self.logprobs += logprobs
+        self.entropies += entropies
+        self.versions += versions
+
+    def generation(
+        self, stop: Literal["end", "length", "suspended"], queue_s: float, engine_s: float
+    ) -> Generation:
+        """The completion as it stands."""
+        return Generation(
+            token_ids=self.token_ids,
+            behaviour_logprobs=self.logprobs,
+            entropies=self.entropies,
+            version_spans=version_spans(self.versions),
+            stop=stop,
+            queue_s=queue_s,
+            engine_s=engine_s,
+        )
+
+
+def version_spans(versions: Sequence[int]) -> list[VersionSpan]:
+    """Spans [start, end) of equal version, from the version of each token [A]."""
+    spans: list[VersionSpan] = []
+    for version, run in groupby(versions):
+        start = spans[-1].end if spans else 0
+        spans.append(VersionSpan(version=version, start=start, end=start + len(list(run))))
+    return spans
+
+
+def _versions(spans: Sequence[VersionSpan]) -> list[int]:
+    """The version of each token [A]. Raises EngineError for spans with gaps."""
+    versions: list[int] = []
+    for span in spans:
+        if span.start != len(versions):
+            raise EngineError(f"a partial completion has no version for token {len(versions)}")
+        versions += [span.version] * (span.end - span.start)
+    return versions
+
+
+def generate_request(
+    request: ActRequest, prompt_token_ids: list[int], images: list[bytes]
+) -> GenerateRequest:
+    """What an engine is asked: `request` with its prompt [P] and images [I]."""
+    return GenerateRequest(
+        request_id=f"{request.trajectory_id}/{request.step}",
+        prompt_token_ids=prompt_token_ids,
+        images=images,
+        sampling=request.sampling,
+        partial=request.partial,
+    )
+
+
+def completion(prompt_token_ids: list[int], generation: Generation, text: str) -> Completion:
+    """What the environment is told; `text` is the generation decoded."""
+    return Completion(
+        prompt_token_ids=prompt_token_ids,
+        token_ids=generation.token_ids,
+        behaviour_logprobs=generation.behaviour_logprobs,
+        entropies=generation.entropies,
+        version_spans=generation.version_spans,
+        text=text,
+        stop=generation.stop,
+        queue_s=generation.queue_s,
+        engine_s=generation.engine_s,
+    )

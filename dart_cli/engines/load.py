@@ -1,0 +1,70 @@
+"""How busy an engine is: seconds by phase, and how full its places are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from dart_cli.timesplit import TimeSplit, as_gauges
+
+PHASES = ("starting", "idle", "busy", "syncing")
+
+
+class LoadMeter:
+    """Every second of an engine in one phase; told of each change.
+
+    `starting` is all before the first weights, `syncing` the halts for weights after that, `busy`
+    the time with at least one request in work. Not thread-safe: whoever tells holds a lock.
+    """
+
+    def __init__(
+        self, max_batch: int, *, serves: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`serves` says whether the engine has weights already."""
+        self._split = TimeSplit(PHASES, "idle" if serves else "starting", clock)
+        self._clock = clock
+        self._max_batch = max_batch
+        self._serves = serves
+        self._halted = False
+        self._running = 0
+        self._load_s = 0.0
+        self._since = clock()
+
+    def run(self, running: int) -> None:
+        """So many requests are in work from now on."""
+        if running != self._running:
+            self._settle()
+            self._running = running
+            self._enter()
+
+    def halt(self) -> None:
+        """The engine stands still for new weights."""
+        self._settle()
+        self._halted = True
+        self._enter()
+
+    def go(self) -> None:
+        """New weights are in place and serve."""
+        self._settle()
+        self._halted, self._serves = False, True
+        self._enter()
+
+    def gauges(self) -> dict[str, float]:
+        """`seconds.PHASE`, and `load_s`: the integral of requests in work / max_batch over `busy`."""
+        self._settle()
+        return as_gauges([self._split]) | {"load_s": self._load_s}
+
+    def _settle(self) -> None:
+        now = self._clock()
+        if self._split.phase == "busy":
+            self._load_s += (now - self._since) * self._running / self._max_batch
+        self._since = now
+
+    def _enter(self) -> None:
+        phase = "busy" if self._running else "idle"
+        if not self._serves:
+            phase = "starting"
+        elif self._halted:
+            phase = "syncing"
+        if phase != self._split.phase:
+            self._split.enter(phase)

@@ -1,0 +1,236 @@
+"""An engine that takes as long as a GPU replica would and computes nothing: to measure scheduling.
+
+    TimedEngine    an Engine around a simulated Replica (replica.py); one timer, no sleep per token
+    Reply          what is said to one prompt, and for how many iterations it decodes
+    random_replies clicks anywhere, with a thought as long as the length that was drawn
+
+Everything but the arithmetic is real: requests queue, ride in batches, are suspended and resumed,
+weight sets are checked and taken in flight, each token has its version. Times are those of section
+[timing] of the configuration, divided by its speed-up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+
+from bus.errors import EngineError
+from dart_cli.config import TimingConfig
+from dart_cli.engines.base import GenerateRequest, Generation, UpdateTiming
+from dart_cli.engines.draft import Draft
+from dart_cli.engines.replica import Costs, Job, Replica, Swap
+from dart_cli.policy.codec import make_codec
+from dart_cli.policy.frames import THOUSAND, Frame
+from envs.actions import Click
+
+CLOSED = "the timed engine is closed; start another rollout worker"
+_FILLER = "I look at the screen and think about where to click next. "
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the engine says to one prompt; a token is a byte of UTF-8.
+
+    The iterations set the time. Where the text has another length than these, its tokens are
+    spread evenly over them.
+    """
+
+    text: bytes
+    iterations: int  # >= 1
+    stop: Literal["end", "length"] = "end"
+
+
+Replies = Callable[[GenerateRequest], Reply]
+CheckWeights = Callable[[Path, int], object]
+"""(directory, policy version): raises WeightsError for a set that is not whole."""
+
+
+def random_replies(codec: str, timing: TimingConfig) -> Replies:
+    """Clicks anywhere in the language `codec`; place and length are drawn from the request's seed.
+
+    The length is log-normal and capped by max_tokens; a thought fills the text up to it where the
+    language has thoughts and the action is shorter.
+    """
+    language = make_codec(codec)
+    frame = Frame(THOUSAND, THOUSAND, THOUSAND, THOUSAND)  # a screen as fine as the numbers
+    median = math.log(timing.completion_tokens)
+
+    def answer(request: GenerateRequest) -> Reply:
+        rng = Random(request.sampling.seed)  # noqa: S311 - repeatable on purpose
+        where = Click(x=rng.randrange(THOUSAND), y=rng.randrange(THOUSAND))
+        drawn = round(math.exp(rng.gauss(median, timing.completion_sigma)))
+        iterations = max(1, min(drawn, request.sampling.max_tokens))
+        text = language.format(where, frame)
+        missing = max(0, iterations - len(text))
+        thought = (_FILLER * (missing // len(_FILLER) + 1))[:missing]
+        text = language.format(where, frame, thought)
+        most = request.sampling.max_tokens
+        return Reply(
+            text.encode("ascii")[:most], iterations, "length" if len(text) > most else "end"
+        )
+
+    return answer
+
+
+@dataclass
+class _Ask:
+    """One request and what it has so far."""
+
+    reply: Reply
+    draft: Draft
+    begun: int  # iterations that stand behind the tokens of its partial
+    future: asyncio.Future[Generation]
+
+    def shown(self, done: int) -> int:
+        """Tokens there are after `done` further iterations, those of the partial included."""
+        iterations = self.begun + done
+        return len(self.reply.text) * iterations // self.reply.iterations
+
+
+class TimedEngine:
+    """See the module, and engines.base.Engine for the contract."""
+
+    def __init__(
+        self,
+        answer: Replies,
+        timing: TimingConfig,
+        *,
+        check_weights: CheckWeights,
+        policy_version: int = -1,
+        max_batch: int = 32,
+    ) -> None:
+        """At most `max_batch` requests ride together; the others wait in order of arrival."""
+        self._answer = answer
+        self._check_weights = check_weights
+        self._transfer_s = timing.transfer_s / timing.speedup
+        self._pause_s = timing.pause_s / timing.speedup
+        self._replica = Replica(
+            Costs.of(timing), max_batch, version=policy_version, now=time.monotonic()
+        )
+        self._asks: dict[Job, _Ask] = {}
+        self._swap: tuple[Swap, asyncio.Future[None]] | None = None
+        self._updating = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = math.inf  # when the timer rings
+        self._closed = False
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the weight set that serves now."""
+        return self._replica.version
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """The simulated completion. Raises EngineError; cancelling frees the place."""
+        if self._closed:
+            raise EngineError(f"{request.request_id}: {CLOSED}")
+        reply, draft = self._answer(request), Draft(request.partial)
+        if len(draft) >= len(reply.text):
+            return draft.generation(reply.stop, 0.0, 0.0)
+        begun = math.ceil(len(draft) * reply.iterations / len(reply.text))
+        trajectory = request.request_id.rpartition("/")[0]
+        job = self._replica.submit(time.monotonic(), trajectory, reply.iterations - begun)
+        ask = _Ask(reply, draft, begun, asyncio.get_running_loop().create_future())
+        self._asks[job] = ask
+        self._look()
+        try:
+            return await ask.future
+        finally:
+            if self._asks.pop(job, None) is not None:  # whoever asked has gone
+                self._replica.cancel(time.monotonic(), job)
+                self._look()
+
+    async def update_weights(self, directory: Path, policy_version: int) -> UpdateTiming:
+        """Take a set that is whole, in flight. Raises WeightsError, EngineError."""
+        if self._updating:
+            raise EngineError("another weight update is under way; wait for it")
+        self._updating = True
+        began = time.monotonic()
+        try:
+            await asyncio.to_thread(self._check_weights, directory, policy_version)
+            await asyncio.sleep(max(0.0, began + self._transfer_s - time.monotonic()))
+            if self._closed:
+                raise EngineError(CLOSED)
+            brought = time.monotonic()
+            swap = self._replica.swap(brought, policy_version, self._pause_s)
+            over = asyncio.get_running_loop().create_future()
+            self._swap = swap, over
+            self._look()
+            await over
+        finally:
+            self._updating = False
+        assert swap.halted is not None
+        assert swap.ended is not None
+        return UpdateTiming(
+            transfer_s=brought - began, pause_s=swap.ended - swap.halted, finish_s=0.0
+        )
+
+    def interrupt(self) -> None:
+        """End every request now, as `suspended`; the pause for new weights goes on."""
+        for job in self._replica.interrupt(time.monotonic()):
+            self._tell(job, "suspended")
+        self._look()
+
+    def gauges(self) -> dict[str, float]:
+        """Load for the heartbeat: in_flight, waiting, tokens, prefills, and LoadMeter's."""
+        self._look()
+        return self._replica.gauges()
+
+    async def close(self) -> None:
+        """Give up what is in flight; those who wait get an EngineError."""
+        self._closed = True
+        futures: list[asyncio.Future[Any]] = [ask.future for ask in self._asks.values()]
+        if self._swap is not None:
+            futures.append(self._swap[1])
+        for future in futures:
+            if not future.done():
+                future.set_exception(EngineError(CLOSED))
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # --- between the clock and the replica ----------------------------------------------------
+
+    def _look(self) -> None:
+        """Tell what has ended by now, and look again when something ends next."""
+        for job in self._replica.advance(time.monotonic()):
+            self._tell(job)
+        if self._swap is not None and self._swap[0].ended is not None:
+            if not self._swap[1].done():
+                self._swap[1].set_result(None)
+            self._swap = None
+        due = self._replica.next_event
+        if self._timer is not None and self._due == due:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._due = None, due
+        if math.isfinite(due) and not self._closed:
+            wait_s = max(0.0, due - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._look()
+
+    def _tell(self, job: Job, stop: Literal["suspended"] | None = None) -> None:
+        """Answer whoever asked for `job`, with the tokens that its iterations have drawn."""
+        ask = self._asks.pop(job, None)
+        if ask is None or ask.future.done():
+            return
+        draft, text = ask.draft, ask.reply.text
+        bounds = [ask.shown(begin) for begin, _ in job.versions] + [ask.shown(job.done)]
+        versions = [
+            version
+            for (_, version), (begin, end) in zip(job.versions, pairwise(bounds), strict=True)
+            for _ in range(begin, end)
+        ]
+        new = text[len(draft) : len(draft) + len(versions)]
+        numbers = [0.0] * len(new)  # nothing else could be drawn
+        draft.extend(new, numbers, numbers, versions)
+        ask.future.set_result(draft.generation(stop or ask.reply.stop, job.queue_s, job.engine_s))
