@@ -10,13 +10,17 @@ from rich.console import Console
 from bus.snapshot import (
     GroupsView,
     ProcessView,
+    QueuesView,
     Rates,
     Snapshot,
     StalenessView,
+    SyncView,
     TaskView,
+    UsageView,
 )
 from dart_cli.status.health import problems
 from dart_cli.status.page import minutes, progress_line, sparkline, status_page
+from dart_cli.status.utilisation import cells, shares
 
 
 def process(worker: str, *, alive: bool = True, **changes: object) -> ProcessView:
@@ -35,6 +39,25 @@ def process(worker: str, *, alive: bool = True, **changes: object) -> ProcessVie
         "waiting_s": 0.0,
     }
     return ProcessView.model_validate(fields | changes)
+
+
+def sync(worker: str, **changes: object) -> SyncView:
+    """How a rollout worker took version 7."""
+    fields = {
+        "worker": worker,
+        "policy_version": 7,
+        "error": "",
+        "done_at": -12.0,
+        "waited_s": 0.8,
+        "transfer_s": 2.1,
+        "pause_s": 0.4,
+        "finish_s": 0.1,
+        "resume_s": 0.02,
+        "in_flight": 14,
+        "syncs": 31,
+        "refused": 0,
+    }
+    return SyncView.model_validate(fields | changes)
 
 
 def snapshot(**changes: object) -> Snapshot:
@@ -70,6 +93,15 @@ def snapshot(**changes: object) -> Snapshot:
         "staleness": StalenessView(mean=0.5, max=2, histogram={0: 5, 2: 5}),
         "metrics": {"loss": 0.25, "grad_norm": 1.5},
         "metric_curves": {"loss": [0.5, 0.25]},
+        "usage": {
+            "env": UsageView(
+                minute={"idle": 5.0, "playing": 75.0, "waiting": 20.0},
+                total={"playing": 60.0, "idle": 40.0},
+            ),
+            "train": UsageView(minute={"training": 60.0}, total={"training": 600.0}),
+        },
+        "queues": QueuesView(in_flight=53, waiting=4, leases=64, free_slots=2),
+        "syncs": [sync("rollout-0"), sync("rollout-1")],
     }
     return Snapshot.model_validate(fields | changes)
 
@@ -149,3 +181,57 @@ def test_one_line_says_the_run() -> None:
     assert "update 7/20" in line
     assert "success 0.50" in line
     assert "\n" not in line
+
+
+def test_a_roles_minute_is_a_bar_with_a_percentage_for_each_phase() -> None:
+    lines = shown(snapshot()).splitlines()
+    [bar] = [line for line in lines if line.startswith("env      █")]
+    counts = {block: bar.count(block) for block in "█▓░"}
+    assert sum(counts.values()) == 80 - 11
+    assert counts["█"] > 3 * counts["▓"] > 6 * counts["░"] > 0
+    legend = lines[lines.index(bar) + 1]
+    for text in ("playing 75% (run 60%)", "waiting 20%", "idle 5%"):
+        assert text in legend
+
+
+def test_a_wide_page_has_the_legend_beside_the_bar() -> None:
+    [line] = [each for each in shown(snapshot(), 120).splitlines() if each.startswith("env      █")]
+    assert "playing 75%" in line
+
+
+def test_the_page_tells_queues_and_what_taking_weights_cost() -> None:
+    page = shown(snapshot())
+    for text in ("53 requests decoded, 4 wait", "64 trajectories in play, 2 slots wait"):
+        assert text in page
+    [line] = [each for each in page.splitlines() if each.startswith("rollout-1  ") and "14" in each]
+    assert line.split() == "rollout-1 7 12 s 0.8 s 2.1 s 0.42 s 14 31".split()
+
+
+def test_a_refused_weight_set_needs_attention() -> None:
+    bad = sync("rollout-1", error="manifest.json: digest differs", refused=1)
+    run = snapshot(syncs=[sync("rollout-0"), bad])
+    [problem] = problems(run)
+    assert problem.startswith("rollout-1 refused version 7")
+    assert "digest differs" in problem
+
+
+def test_a_run_of_an_older_dart_has_a_page_without_utilisation() -> None:
+    assert "utilisation" not in shown(snapshot(usage={}, syncs=[]))
+
+
+def test_phases_nobody_knows_are_shown_too() -> None:
+    page = shown(snapshot(usage={"eval": UsageView(minute={"musing": 2.0}, total={"musing": 2.0})}))
+    assert "musing 100%" in page
+
+
+def test_a_bars_cells_are_as_many_as_it_is_wide() -> None:
+    assert cells([0.5, 0.3, 0.2], 10) == [5, 3, 2]
+    assert sum(cells([1 / 3, 1 / 3, 1 / 3], 40)) == 40
+    assert cells([], 5) == []
+
+
+def test_shares_add_up_to_one_in_a_bars_order() -> None:
+    found = shares({"dead": 1.0, "playing": 2.0, "waiting": 1.0})
+    assert list(found) == ["playing", "waiting", "dead"]
+    assert sum(found.values()) == 1.0
+    assert shares({"idle": 0.0}) == {}

@@ -10,11 +10,11 @@ import pytest
 from sqlite_utils import Database
 
 from bus.errors import RunDirectoryError, StoreError
-from bus.messages import BatchTrained, WeightsPublished
+from bus.messages import BatchTrained, SyncDone, WeightsPublished
 from dart_cli.data.curate import Decision, PlannedSample
 from dart_cli.data.groups import Attempt
 from dart_cli.data.migrations import MIGRATIONS
-from dart_cli.data.store import BatchRow, GroupRow, Store, open_reader, open_store
+from dart_cli.data.store import BatchRow, GroupRow, Store, UsageRow, open_reader, open_store
 from tests.data.parts import picture, step_record, trajectory_end
 
 
@@ -237,6 +237,69 @@ def test_an_older_database_is_migrated_by_the_writer_and_refused_to_readers(run_
         fill(store)
     with open_reader(run_dir) as reader:
         assert reader.total("steps") == 3
+
+
+def test_timelines_say_who_played_when_and_who_answered(run_dir: Path) -> None:
+    with open_store(run_dir) as store:
+        name = fill(store)
+        store.add_lease(Attempt("g1-01", 1, "env-1", 0, 78, 0.0), "g1", 4.0)
+        store.finish(trajectory_end(name, 3, "fail"), 9.0, 0, 2)
+    with open_reader(run_dir) as reader:
+        ended, playing = reader.episode_times()
+        assert (ended.id, ended.worker, ended.slot) == (name, "env-0", 2)
+        assert (ended.leased_at, ended.ended_at, ended.reset_s) == (1.0, 9.0, 0.01)
+        assert (ended.state, ended.outcome, ended.steps) == ("finished", "fail", 3)
+        assert (playing.worker, playing.ended_at, playing.outcome) == ("env-1", None, None)
+        assert reader.episode_times(after=1.0) == [playing]
+        steps = reader.step_times()
+        assert [(step.step, step.at, step.worker) for step in steps] == [
+            (0, 2.0, "rollout-0"),
+            (1, 3.0, "rollout-0"),
+            (2, 4.0, "rollout-0"),
+        ]
+        assert (steps[0].model_s, steps[0].env_s) == (0.01, 0.001)
+        assert reader.step_times(after=2.0) == steps[1:]
+
+
+def sync_done(worker: str, version: int, error: str = "") -> SyncDone:
+    return SyncDone(
+        worker=worker,
+        policy_version=version,
+        error=error,
+        waited_s=0.1,
+        transfer_s=0.2,
+        pause_s=0.3,
+        finish_s=0.05,
+        resume_s=0.01,
+        in_flight=4,
+    )
+
+
+def test_syncs_are_kept_in_order_with_their_times_apart(run_dir: Path) -> None:
+    with open_store(run_dir) as store:
+        store.add_sync(sync_done("rollout-1", 1), 10.0, 11.0)
+        store.add_sync(sync_done("rollout-0", 1), 11.0, 12.0)
+        store.add_sync(sync_done("rollout-0", 2, "bad digest"), 13.0, 14.0)
+    with open_reader(run_dir) as reader:
+        assert [row.worker for row in reader.syncs()] == ["rollout-1", "rollout-0", "rollout-0"]
+        [first, second] = reader.syncs("rollout-0")
+        assert (first.granted_at, first.done_at, first.error) == (11.0, 12.0, "")
+        for field in ("waited_s", "transfer_s", "pause_s", "finish_s", "resume_s", "in_flight"):
+            assert getattr(first, field) == getattr(sync_done("", 0), field)
+        newest = {row.worker: (row, syncs, bad) for row, syncs, bad in reader.newest_syncs()}
+        assert newest["rollout-0"] == (second, 2, 1)
+        assert newest["rollout-1"][1:] == (1, 0)
+
+
+def test_usage_holds_the_newest_row_of_a_worker_and_phase(run_dir: Path) -> None:
+    older = UsageRow("env-0", "playing", "env", 1.0, 5.0, 0.0)
+    newer = UsageRow("env-0", "playing", "env", 9.0, 2.0, 5.0)
+    with open_store(run_dir) as store:
+        store.save_usage([older])
+        store.save_usage([newer])
+    with open_reader(run_dir) as reader:
+        assert reader.usage() == [newer]
+        assert newer.total_s == 7.0
 
 
 def test_another_programs_database_is_left_alone(run_dir: Path) -> None:
