@@ -124,11 +124,32 @@ def _rollout(config: Config) -> str:
 
 def _data(config: Config) -> str:
     data = config.data
+    bound = f"at most {data.max_open_groups} groups in flight, " if data.max_open_groups else ""
     return (
         f"groups of {data.group_size}, {data.groups_per_batch} groups "
         f"({data.groups_per_batch * data.group_size} trajectories) a batch, "
-        f"at most {data.max_open_groups} groups in flight, staleness up to {data.max_staleness}"
+        f"{bound}staleness up to {data.max_staleness}; {_scheduling(config)}; {_sync(config)}"
     )
+
+
+def _scheduling(config: Config) -> str:
+    data = config.data
+    unfinished = "recycled" if data.recycle else "discarded"
+    how = {
+        "rollout": "a freed slot plays the next trajectory at once",
+        "task": "a freed slot waits for its group",
+        "batch": "a freed slot waits for the batch",
+        "april": f"{data.over_provision:g} x the groups of a batch play, the rest is {unfinished}",
+    }
+    turns = ", trainer and rollouts take turns" if data.coupled else ""
+    return f"scheduling {data.scheduling}: {how[data.scheduling]}{turns}"
+
+
+def _sync(config: Config) -> str:
+    concurrent = config.sync.concurrent
+    if config.data.coupled or not concurrent:
+        return "all workers take new weights at once"
+    return f"{concurrent} worker{'' if concurrent == 1 else 's'} at once take new weights"
 
 
 def _train(config: Config) -> str:

@@ -17,6 +17,9 @@ from bus.messages import Outcome
 
 AttemptState = Literal["leased", "playing", "finished", "dropped"]
 
+Slot = tuple[str, int]
+"""Name of an environment process, and the slot's index there."""
+
 
 @dataclass
 class Attempt:
@@ -76,12 +79,15 @@ class Group:
         """How many leases it may give out now."""
         if self.state != "open":
             return 0
-        finished, live = self.finished, self.live
-        target = self.size
-        if early_stop and all(attempt.outcome == "pass" for attempt in finished):
-            target = (self.size + 1) // 2
+        taken = 0  # finished or in play
+        are_passed = True
+        for attempt in self.attempts.values():
+            if attempt.state != "dropped":
+                taken += 1
+                are_passed = are_passed and attempt.outcome != "fail"
+        target = (self.size + 1) // 2 if early_stop and are_passed else self.size
         attempts_left = 2 * self.size - len(self.attempts)
-        return max(0, min(target - len(finished) - len(live), attempts_left))
+        return max(0, min(target - taken, attempts_left))
 
     def over(self, early_stop: bool) -> bool:
         """Nothing is in play and nothing more will be."""
@@ -90,10 +96,15 @@ class Group:
 
 @dataclass
 class Board:
-    """All live groups, in the order they were opened."""
+    """All live groups, in the order they were opened; changed through its methods only."""
 
     groups: dict[str, Group] = field(default_factory=dict)
     opened: int = 0  # groups ever opened: the newest one's number
+    _played: dict[Slot, list[tuple[Group, Attempt]]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for group in self.groups.values():
+            self._index(group)
 
     @property
     def open(self) -> list[Group]:
@@ -105,17 +116,46 @@ class Board:
         """Groups that wait for a batch."""
         return [group for group in self.groups.values() if group.state == "ready"]
 
+    def add(self, group: Group) -> None:
+        """A group begins, or goes on after a restart with the attempts it has."""
+        self.groups[group.id] = group
+        self.opened = max(self.opened, group.number)
+        self._index(group)
+
+    def add_attempt(self, group: Group, attempt: Attempt) -> None:
+        """One more member of a group is leased."""
+        group.attempts[attempt.id] = attempt
+        self._played.setdefault((attempt.worker, attempt.slot), []).append((group, attempt))
+
+    def remove(self, group: Group) -> None:
+        """The group is in a batch or dropped."""
+        del self.groups[group.id]
+        for slot in {(attempt.worker, attempt.slot) for attempt in group.attempts.values()}:
+            rest = [found for found in self._played[slot] if found[0] is not group]
+            if rest:
+                self._played[slot] = rest
+            else:
+                del self._played[slot]
+
     def find(self, trajectory_id: str) -> tuple[Group, Attempt] | None:
         """The attempt of that id and its group, if the group lives."""
         group = self.groups.get(group_of(trajectory_id))
         attempt = group.attempts.get(trajectory_id) if group else None
         return (group, attempt) if group and attempt else None
 
+    def played_by(self, worker: str, slot: int) -> list[tuple[Group, Attempt]]:
+        """What a slot plays or has played in live groups, in the order of leasing."""
+        return self._played.get((worker, slot), [])
+
     def live(self) -> Iterator[tuple[Group, Attempt]]:
         """Every attempt in play."""
         for group in self.groups.values():
             for attempt in group.live:
                 yield group, attempt
+
+    def _index(self, group: Group) -> None:
+        for attempt in group.attempts.values():
+            self._played.setdefault((attempt.worker, attempt.slot), []).append((group, attempt))
 
 
 def group_id(number: int) -> str:

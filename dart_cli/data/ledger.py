@@ -10,7 +10,11 @@ ledger made on the same database stands where the old one stood.
 
 A trajectory's drop reasons beside curate's: `lease_expired` (no sign of life), `worker_lost` (its
 process died or began anew), `incomplete` (steps or images are missing), `cancelled` (the
-environment gave it up). A group's: `task_removed` (the run was started again without its task).
+environment gave it up). A group's: `task_removed` (the run was started again without its task),
+`surplus` (in play when the batch was full, and data.recycle is off).
+
+With data.coupled, trainer and rollouts take turns. The trainer's lasts from the moment a batch is
+formed until it is trained on and every living rollout worker serves the newest weights.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
+from typing import Literal
 
 from bus.errors import CheckpointError, ProtocolError
 from bus.messages import (
@@ -28,6 +33,7 @@ from bus.messages import (
     BatchTrained,
     Lease,
     LeaseRequest,
+    Outcome,
     Sampling,
     StepRecord,
     TrainerHello,
@@ -46,8 +52,9 @@ from dart_cli.data.curate import (
     use_decisions,
 )
 from dart_cli.data.groups import Attempt, Board, Group, group_id, trajectory_id
+from dart_cli.data.permits import Versions
 from dart_cli.data.progress import Progress
-from dart_cli.data.scheduler import NewGroup, Scheduler, Wait, sampling_seed
+from dart_cli.data.scheduler import NewGroup, Scheduler, Situation, Wait, sampling_seed
 from dart_cli.data.store import BatchRow, GroupRow, Store, TrajectoryRow
 from envs.base import Task, content_hash
 
@@ -74,7 +81,7 @@ class Ledger:
     ) -> None:
         self.store = store
         self.board = Board()
-        self.updates = 0  # batches in the weights
+        self.versions = Versions()  # what the rollout workers serve
         self.trainer_version = 0  # what the trainer said last
         self.weights: WeightsPublished | None = None
         self._config = config
@@ -83,10 +90,42 @@ class Ledger:
         self._wall = wall
         self._monotonic = monotonic
         self.progress = Progress(self._tasks, monotonic())
-        self._batches: dict[int, str] = {}  # id -> batched or trained
+        self._success = self.progress.success()
+        self._formed = 0  # batches; their ids are 1 .. _formed
+        self._untrained: set[int] = set()  # of these, batches that are not in the weights
         self._dropped: Counter[str] = Counter()  # groups since the last batch, by reason
         self._served: Batch | None = None
         self._restore()
+
+    @property
+    def updates(self) -> int:
+        """Batches in the weights."""
+        return self._formed - len(self._untrained)
+
+    @property
+    def turn(self) -> str:
+        """Coupled: whom the rollouts wait for; empty while it is their turn, or always theirs."""
+        if not self._config.data.coupled:
+            return ""
+        if self._untrained:
+            return f"the trainer's turn: batch {min(self._untrained)} is not trained on yet"
+        if self.weights is None:
+            return ""
+        newest = self.weights.policy_version
+        awaited = self.versions.awaited(newest)
+        if awaited is None:
+            return f"no rollout worker serves weights v{newest} yet"
+        return f"{' and '.join(awaited)} must take weights v{newest} first" if awaited else ""
+
+    @property
+    def suspended(self) -> bool:
+        """Whether no completion may be begun or continued: coupled, and not the rollouts' turn."""
+        return self.turn != ""
+
+    @property
+    def group_limit(self) -> int:
+        """How many groups may play or wait for a batch at once, as things stand."""
+        return self._scheduler.limit(self._situation())
 
     # --- playing ------------------------------------------------------------------------
 
@@ -96,14 +135,13 @@ class Ledger:
         A slot that asks again before its first step gets the same lease again: the answer was
         lost. One that has begun to play has given up what it played.
         """
-        for group, attempt in list(self.board.live()):
-            if (attempt.worker, attempt.slot) != (request.worker, request.slot):
-                continue
+        for group, attempt in list(self.board.played_by(request.worker, request.slot)):
             if attempt.state == "leased":
                 attempt.renewed_at = self._monotonic()
                 return self._as_lease(group, attempt)
-            self._drop_attempt(group, attempt, "worker_lost")
-        choice = self._scheduler.next(self.board, self.progress.success(), request.suites)
+            if attempt.state == "playing":
+                self._drop_attempt(group, attempt, "worker_lost")
+        choice = self._scheduler.next(self._situation(), request)
         if isinstance(choice, Wait):
             return choice
         group = self._open_group(choice) if isinstance(choice, NewGroup) else choice
@@ -147,7 +185,7 @@ class Ledger:
         self.store.finish(end, now, *(versions or (None, None)))
         attempt.steps = end.steps
         attempt.oldest_version = versions[0] if versions else None
-        self.progress.outcome(group.task_id, end.outcome, attempt.oldest_version)
+        self._count(group.task_id, end.outcome, attempt.oldest_version)
         if end.outcome == "invalid":
             reason = "cancelled" if end.stop_reason == "cancelled" else "invalid"
             self._drop_attempt(group, attempt, reason)
@@ -186,9 +224,8 @@ class Ledger:
     def next_batch(self, trainer_version: int) -> Batch | Wait:
         """The oldest batch that is not trained on yet; else a new one, if there is enough."""
         self._trainer_is_at(trainer_version)
-        unacknowledged = [key for key, state in self._batches.items() if state == "batched"]
-        if unacknowledged:
-            return self._read_batch(min(unacknowledged))
+        if self._untrained:
+            return self._read_batch(min(self._untrained))
         return self._form_batch()
 
     def batch_trained(self, trained: BatchTrained) -> Ack:
@@ -196,15 +233,13 @@ class Ledger:
 
         Its mean reward joins the trainer's metrics: a sample carries its advantage only.
         """
-        state = self._batches.get(trained.batch_id)
-        if state is None:
+        if not 1 <= trained.batch_id <= self._formed:
             return Ack(accepted=False, note=f"no batch {trained.batch_id} in this run")
-        if state == "batched":
+        if trained.batch_id in self._untrained:
             metrics = {name: value for name, value in trained.metrics.items() if isfinite(value)}
             metrics["reward"] = self.store.batch(trained.batch_id).reward
             self.store.batch_trained(trained, metrics, self._wall())
-            self._batches[trained.batch_id] = "trained"
-            self.updates += 1
+            self._untrained.remove(trained.batch_id)
             self.progress.train_metrics(trained.batch_id, metrics)
             self.progress.train_steps.add(self._monotonic())
         self._trainer_is_at(trained.policy_version)
@@ -215,11 +250,10 @@ class Ledger:
 
         Raises CheckpointError if the checkpoint is not of this run.
         """
-        newest = max(self._batches, default=0)
-        if hello.last_batch_id > newest:
+        if hello.last_batch_id > self._formed:
             raise CheckpointError(
                 f"the trainer's checkpoint holds batch {hello.last_batch_id}, {self.store.path} "
-                f"ends at {newest}: they are of different runs; choose another run.dir"
+                f"ends at {self._formed}: they are of different runs; choose another run.dir"
             )
         if (lost := self.store.unservable_batch(hello.last_batch_id)) is not None:
             raise CheckpointError(
@@ -227,14 +261,12 @@ class Ledger:
                 "served again, its screenshots were removed to keep data.max_gb; "
                 "use a newer checkpoint, or another run.dir"
             )
-        for batch_id, state in self._batches.items():
-            if batch_id <= hello.last_batch_id and state == "batched":
-                self.store.batch_in_checkpoint(batch_id, self._wall())
-                self._batches[batch_id] = "trained"
-            elif batch_id > hello.last_batch_id and state == "trained":
-                self.store.batch_untrained(batch_id)
-                self._batches[batch_id] = "batched"
-        self.updates = sum(state == "trained" for state in self._batches.values())
+        after = set(range(hello.last_batch_id + 1, self._formed + 1))
+        for batch_id in sorted(self._untrained - after):
+            self.store.batch_in_checkpoint(batch_id, self._wall())
+        for batch_id in sorted(after - self._untrained):
+            self.store.batch_untrained(batch_id)
+        self._untrained = after
         self.progress.forget_metrics(hello.last_batch_id)
         self._trainer_is_at(hello.policy_version)
         return Ack()
@@ -253,8 +285,7 @@ class Ledger:
         trainer may go back to, with one to spare.
         """
         train = self._config.train
-        untrained = [key for key, state in self._batches.items() if state == "batched"]
-        newest = min(untrained, default=max(self._batches, default=0) + 1) - 1
+        newest = min(self._untrained, default=self._formed + 1) - 1
         kept = self.store.first_group(
             newest - train.checkpoint_every * (train.keep_checkpoints + 1)
         )
@@ -271,26 +302,30 @@ class Ledger:
         self.board.opened = max((row.number for row in rows), default=0)
         for row in rows:
             if row.state in ("open", "ready"):
-                self.board.groups[row.id] = Group(
-                    row.id,
-                    row.number,
-                    row.suite,
-                    row.task_id,
-                    row.task_seed,
-                    row.size,
-                    "open" if row.state == "open" else "ready",
+                state: Literal["open", "ready"] = "open" if row.state == "open" else "ready"
+                self.board.add(
+                    Group(
+                        row.id,
+                        row.number,
+                        row.suite,
+                        row.task_id,
+                        row.task_seed,
+                        row.size,
+                        state,
+                    )
                 )
         for member in self.store.trajectories(group_ids=list(self.board.groups)):
             group = self.board.groups[member.group_id]
-            group.attempts[member.id] = self._restored(member, now)
+            self.board.add_attempt(group, self._restored(member, now))
         for batch in self.store.batches():
-            self._batches[batch.id] = batch.state
+            self._formed = batch.id
+            if batch.state == "batched":
+                self._untrained.add(batch.id)
             self.trainer_version = batch.trained_version or self.trainer_version
-        self.updates = sum(state == "trained" for state in self._batches.values())
         self._reconcile()
         for judged in self.store.outcomes():
-            self.progress.outcome(judged.task_id, judged.outcome, judged.oldest_version)
-        for point in self.store.metrics(after=max(self._batches, default=0) - 100):
+            self._count(judged.task_id, judged.outcome, judged.oldest_version)
+        for point in self.store.metrics(after=self._formed - 100):
             self.progress.train_metrics(point.step, {point.name: point.value})
         if newest := self.store.newest_version():
             self.weights = WeightsPublished(
@@ -322,9 +357,24 @@ class Ledger:
             attempt.oldest_version = versions[0]
         return attempt
 
+    def _situation(self) -> Situation:
+        newest = -1 if self.weights is None else self.weights.policy_version
+        return Situation(
+            board=self.board,
+            success=self._success,
+            untrained=len(self._untrained),
+            unpublished=self.updates % self._config.weights.publish_every,
+            lag=self.versions.lag(newest, self._config.data.max_staleness),
+            turn=self.turn,
+        )
+
+    def _count(self, task_id: str, outcome: Outcome, version: int | None) -> None:
+        """A trajectory was judged."""
+        self.progress.outcome(task_id, outcome, version)
+        self._success[task_id] = self.progress.tasks[task_id].average.value
+
     def _open_group(self, new: NewGroup) -> Group:
-        self.board.opened += 1
-        number = self.board.opened
+        number = self.board.opened + 1
         group = Group(
             group_id(number),
             number,
@@ -333,7 +383,7 @@ class Ledger:
             new.task_seed,
             self._config.data.group_size,
         )
-        self.board.groups[group.id] = group
+        self.board.add(group)
         self.store.add_group(
             GroupRow(
                 id=group.id,
@@ -362,7 +412,7 @@ class Ledger:
             self._monotonic(),
         )
         self.store.add_lease(attempt, group.id, self._wall())
-        group.attempts[attempt.id] = attempt
+        self.board.add_attempt(group, attempt)
         return attempt
 
     def _as_lease(self, group: Group, attempt: Attempt) -> Lease:
@@ -429,7 +479,7 @@ class Ledger:
             self.store.drop_trajectory(decision.subject, reason, now)
         self.store.close_group(group.id, "dropped", reason, now)
         self.store.add_decisions(decisions, now)
-        del self.board.groups[group.id]
+        self.board.remove(group)
         self._dropped[reason] += 1
 
     def _trainer_is_at(self, version: int) -> None:
@@ -458,7 +508,7 @@ class Ledger:
             )
         now = self._wall()
         row = BatchRow(
-            id=max(self._batches, default=0) + 1,
+            id=self._formed + 1,
             state="batched",
             formed_at=now,
             formed_version=self.trainer_version,
@@ -475,8 +525,12 @@ class Ledger:
         )
         for group in curation.chosen:
             self.store.add_decisions(use_decisions(group, row.id), now)
-            del self.board.groups[group.id]
-        self._batches[row.id] = row.state
+            self.board.remove(self.board.groups[group.id])
+        if data.scheduling == "april" and not data.recycle:
+            for unfinished in self.board.open:
+                self._drop_group(unfinished, "surplus")
+        self._formed = row.id
+        self._untrained.add(row.id)
         self._dropped.clear()
         batch = self._read_batch(row.id)
         self.store.add_staleness(row.id, _staleness(batch, row.formed_version))

@@ -1,19 +1,31 @@
 """What to play next. One interface; which implementation, the configuration says.
 
-A Scheduler is asked whenever an environment slot is free, sees the board, and answers with a group
-that gets one more member, with a new group to open, or with what the slot must wait for. It keeps
-no state of its own: whatever it decides follows from the board, the success rates and the run's
-seed, so a restarted run goes on as it would have.
+    RolloutWise   a freed slot starts the next trajectory at once
+    TaskWise      a slot goes on when the group it played in last is over
+    BatchWise     one batch's groups are played; the next batch begins when they are served
+    April         more groups than a batch needs; what is unfinished when it is full goes on later
+
+A Scheduler is asked whenever an environment slot is free, sees the situation, and answers with a
+group that gets one more member, with a new group to open, or with what the slot must wait for. It
+keeps no state of its own: whatever it decides follows from the situation and the run's seed, so a
+restarted run goes on as it would have.
+
+All of them open no more groups than can be trained in time (`groups_in_time`), fill groups in the
+order they were opened, and replace a group that turned out to teach nothing, as DAPO's dynamic
+sampling does (arXiv 2503.14476 section 3.2). Whether trainer and rollouts take turns
+(`data.coupled`) is the situation's, not theirs.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Protocol
 
 from bus.errors import TaskError
+from bus.messages import LeaseRequest
 from dart_cli.algo.schedule import frontier_weights, uniform_weights
 from dart_cli.config import Config
 from dart_cli.data.groups import Board, Group
@@ -30,6 +42,18 @@ Success = Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
+class Situation:
+    """What a scheduler sees."""
+
+    board: Board
+    success: Success
+    untrained: int = 0  # batches served and not trained yet
+    unpublished: int = 0  # updates since the newest published weights
+    lag: int = 0  # versions that the oldest usable rollout worker is behind the newest weights
+    turn: str = ""  # coupled: what the rollouts wait for; empty while it is their turn
+
+
+@dataclass(frozen=True)
 class NewGroup:
     """Open a group of this task instance and lease its first member."""
 
@@ -43,18 +67,21 @@ class Wait:
     """Nothing may be leased now; `reason` says what has to happen first."""
 
     reason: str
+    one_slot: bool = False  # it holds for the slot that asked; another may be given something
 
 
 class Scheduler(Protocol):
     """Chooses the next trajectory."""
 
-    def next(
-        self, board: Board, success: Success, suites: Collection[str]
-    ) -> Group | NewGroup | Wait:
-        """What a free slot that can play `suites` does next.
+    def next(self, seen: Situation, request: LeaseRequest) -> Group | NewGroup | Wait:
+        """What a free slot does next.
 
-        Raises TaskError if that is none of the run's.
+        Raises TaskError if it plays none of the run's suites.
         """
+        ...
+
+    def limit(self, seen: Situation) -> int:
+        """How many groups may play or wait for a batch at once; for the status page, too."""
         ...
 
     def probabilities(self, success: Success) -> dict[str, float]:
@@ -62,71 +89,163 @@ class Scheduler(Protocol):
         ...
 
 
-class RolloutWise:
-    """A freed slot starts the next trajectory at once; no group or batch is waited for.
+def groups_in_time(
+    *,
+    groups_per_batch: int,
+    max_staleness: int,
+    publish_every: int = 1,
+    untrained: int = 0,
+    unpublished: int = 0,
+    lag: int = 0,
+) -> int:
+    """How many groups may live so that the newest of them is trained in time.
 
-    Groups are filled in the order they were opened, and a new one is opened when all are full, up
-    to `max_open_groups` that play or wait to be trained: what bounds the work in flight, and so
-    how stale it can be when it is trained on.
+    Groups are trained in the order they were opened. A group with L live groups before it is in
+    the batch after `untrained + floor(L / groups_per_batch)` others. By then the trainer has
+    published `floor((unpublished + that many) / publish_every)` versions more, and the group's
+    first tokens may come from a worker that is `lag` versions behind already:
+
+        staleness(L) = lag + floor((unpublished + untrained + floor(L / groups_per_batch))
+                                   / publish_every)
+
+    This is the number of L >= 0 for which it is at most `max_staleness`. For `untrained` = 0,
+    `unpublished` < `publish_every` and `lag` <= `max_staleness` that is at least one batch, so
+    that a run with `max_staleness` = 0 is on-policy and goes on.
     """
+    batches = (max_staleness - lag + 1) * publish_every - unpublished - untrained
+    return groups_per_batch * max(0, batches)
 
-    def __init__(
-        self,
-        suite: str,
-        tasks: Sequence[Task],
-        *,
-        seed: int,
-        max_open_groups: int,
-        early_stop: bool,
-        frontier: bool,
-    ) -> None:
-        self._suite = suite
+
+class RolloutWise:
+    """A freed slot starts the next trajectory at once; no group or batch is waited for."""
+
+    def __init__(self, config: Config, tasks: Sequence[Task]) -> None:
+        self._suite = config.env.suite
+        self._seed = config.run.seed
+        self._data = config.data
+        self._publish_every = config.weights.publish_every
         self._tasks = list(tasks)
-        self._seed = seed
-        self._max_open_groups = max_open_groups
-        self._early_stop = early_stop
-        self._frontier = frontier
 
-    def next(
-        self, board: Board, success: Success, suites: Collection[str]
-    ) -> Group | NewGroup | Wait:
+    def next(self, seen: Situation, request: LeaseRequest) -> Group | NewGroup | Wait:
         """See Scheduler."""
-        if self._suite not in suites:
-            raise TaskError(f"the run plays {self._suite}, this worker only {', '.join(suites)}")
-        for group in board.groups.values():
-            if group.wanted(self._early_stop):
-                return group
-        if len(board.groups) >= self._max_open_groups:
-            return Wait(
-                f"{len(board.open)} groups play and {len(board.ready)} wait for the trainer; "
-                f"data.max_open_groups = {self._max_open_groups}"
-            )
-        number = board.opened + 1
-        # One generator for each group: which task comes next depends on no hidden state.
-        choice = random.Random(f"{self._seed}:{number}")  # noqa: S311 - not for secrets
-        [task] = choice.choices(self._tasks, self._weights(success))
-        return NewGroup(self._suite, task, task_seed(self._seed, number))
+        if self._suite not in request.suites:
+            only = ", ".join(request.suites)
+            raise TaskError(f"the run plays {self._suite}, this worker only {only}")
+        if seen.turn:
+            return Wait(seen.turn)
+        return self._next(seen, request)
+
+    def limit(self, seen: Situation) -> int:
+        """See Scheduler."""
+        return min(self._bounds(seen))[0]
 
     def probabilities(self, success: Success) -> dict[str, float]:
         """See Scheduler."""
         return dict(zip((task.id for task in self._tasks), self._weights(success), strict=True))
 
+    # --- inside -------------------------------------------------------------------------
+
+    def _next(self, seen: Situation, _request: LeaseRequest) -> Group | NewGroup | Wait:
+        for group in seen.board.groups.values():
+            if self._wants(group):
+                return group
+        limit, why = min(self._bounds(seen))
+        if len(seen.board.groups) >= limit:
+            return Wait(f"{_told(seen)}; {why}")
+        number = seen.board.opened + 1
+        # One generator for each group: which task comes next depends on no hidden state.
+        choice = random.Random(f"{self._seed}:{number}")  # noqa: S311 - not for secrets
+        [task] = choice.choices(self._tasks, self._weights(seen.success))
+        return NewGroup(self._suite, task, task_seed(self._seed, number))
+
+    def _wants(self, group: Group) -> bool:
+        return group.wanted(self._data.early_stop) > 0
+
+    def _bounds(self, seen: Situation) -> list[tuple[int, str]]:
+        """Most groups that may live, and why no more; the least of them binds."""
+        data = self._data
+        in_time = groups_in_time(
+            groups_per_batch=data.groups_per_batch,
+            max_staleness=data.max_staleness,
+            publish_every=self._publish_every,
+            untrained=seen.untrained,
+            unpublished=seen.unpublished,
+            lag=seen.lag,
+        )
+        why = f"one more would be trained too late for data.max_staleness = {data.max_staleness}"
+        if seen.lag:
+            why += f", a rollout worker is {seen.lag} versions behind"
+        bounds = [(in_time, why)]
+        if data.max_open_groups:
+            bounds.append((data.max_open_groups, f"data.max_open_groups = {data.max_open_groups}"))
+        return bounds
+
     def _weights(self, success: Success) -> list[float]:
-        if not self._frontier:
+        if self._data.task_sampling == "uniform":
             return uniform_weights(len(self._tasks))
         return frontier_weights([success.get(task.id) for task in self._tasks])
 
 
+class TaskWise(RolloutWise):
+    """A slot goes on when the group it played in last is over; until then it may only help it.
+
+    It must help: a group may want more members than there are slots, or one in another's place.
+    """
+
+    def _next(self, seen: Situation, request: LeaseRequest) -> Group | NewGroup | Wait:
+        played = seen.board.played_by(request.worker, request.slot)
+        unfinished = [group for group, _ in played if group.state == "open"]
+        for group in unfinished:
+            if self._wants(group):
+                return group
+        if unfinished:
+            group = unfinished[-1]
+            reason = f"group {group.id} is not over, {len(group.live)} of its trajectories play"
+            return Wait(reason, one_slot=True)
+        return super()._next(seen, request)
+
+
+class BatchWise(RolloutWise):
+    """One batch's groups are played to their end; the next begins when they have been served."""
+
+    def _bounds(self, seen: Situation) -> list[tuple[int, str]]:
+        most = self._data.groups_per_batch
+        return [*super()._bounds(seen), (most, f"a batch of {most} groups is played at once")]
+
+
+class April(RolloutWise):
+    """Active partial rollouts (arXiv 2509.18521): more groups than a batch needs are in play.
+
+    When the batch is full the trainer's turn suspends the others, which then go on first: groups
+    are filled oldest first. What finished too much waits for the next batch.
+    """
+
+    def _bounds(self, seen: Situation) -> list[tuple[int, str]]:
+        data = self._data
+        most = ceil(round(data.over_provision * data.groups_per_batch, 9))  # 1.1 x 10 is 11
+        why = f"data.over_provision = {data.over_provision:g} lets {most} groups play"
+        return [*super()._bounds(seen), (most, why)]
+
+
+SCHEDULERS: dict[str, type[RolloutWise]] = {
+    "rollout": RolloutWise,
+    "task": TaskWise,
+    "batch": BatchWise,
+    "april": April,
+}
+"""By config.data.scheduling."""
+
+
 def make_scheduler(config: Config, tasks: Sequence[Task]) -> Scheduler:
     """The scheduler the configuration asks for."""
-    return RolloutWise(
-        config.env.suite,
-        tasks,
-        seed=config.run.seed,
-        max_open_groups=config.data.max_open_groups,
-        early_stop=config.data.early_stop,
-        frontier=config.data.task_sampling == "frontier",
-    )
+    return SCHEDULERS[config.data.scheduling](config, tasks)
+
+
+def _told(seen: Situation) -> str:
+    """The board in words, e.g. "6 groups play and 2 wait for the trainer"."""
+    board = seen.board
+    told = f"{len(board.open)} groups play and {len(board.ready)} wait for the trainer"
+    return f"{told}, which has {seen.untrained} batches to train" if seen.untrained else told
 
 
 def training_tasks(config: Config) -> list[Task]:

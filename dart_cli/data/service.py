@@ -2,13 +2,14 @@
 
     Replier     the `data` address: leases, steps, hand-ins, batches, status   -> DataService.handle
     Forwarder   telemetry of all processes, in a thread of its own
-    _listen     heartbeats: who lives, which leases go on                      -> Ledger.renew
+    _listen     heartbeats: who lives, which leases go on, who serves what     -> Ledger.renew
     _tend       each second: expiry, dead workers, RunState, limits of the run
     Commits     many requests share one transaction; each is answered after it is durable
+    Permits     which rollout workers take new weights now
 
-A request that cannot be answered yet (no lease free, no batch ready) is held for `HOLD_S` and
-answered the moment that changes, so nobody polls. All handlers run in one event loop; only the
-database's log is moved in another thread.
+A request that cannot be answered yet (no lease free, no batch ready, no permit) is held for
+`HOLD_S` and answered the moment that changes, so nobody polls. All handlers run in one event loop;
+only the database's log is moved in another thread.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ from bus.messages import (
     StatusRequest,
     StepRecord,
     StopRequest,
+    SyncDone,
+    SyncReply,
+    SyncRequest,
     TrainerHello,
     TrajectoryEnd,
     WeightsPublished,
@@ -56,6 +60,7 @@ from bus.snapshot import (
 from bus.sockets import Forwarder, Publisher, Replier, Subscriber
 from dart_cli.config import Config, run_curve, run_endpoints
 from dart_cli.data.ledger import Ledger
+from dart_cli.data.permits import Permits
 from dart_cli.data.scheduler import Scheduler, Wait, make_scheduler, training_tasks
 from dart_cli.data.store import RunRow, Store, open_store
 from dart_cli.data.usage import Usage
@@ -177,7 +182,13 @@ class DataService:
         self._started = time.monotonic()
         self._changed = asyncio.Event()
         self._slots: dict[tuple[str, int], _FreeSlot] = {}  # that wait for a lease, longest first
-        self._lease_wait = ""  # why the first of them waits
+        self._lease_wait = ""  # why they wait, but for those in _own_wait
+        self._own_wait: dict[tuple[str, int], str] = {}  # why a slot waits, whatever others do
+        sync = config.sync
+        # Coupled, all workers update together: nothing is served meanwhile that permits protect.
+        self._permits = Permits(0 if config.data.coupled else sync.concurrent, sync.deadline_s)
+        self._askers: dict[str, asyncio.Future[SyncReply]] = {}  # by rollout worker
+        self._told_suspended = False
         self._ending = False  # this process, not the run
         self._over = asyncio.Event()
         self._reason = ""
@@ -194,6 +205,8 @@ class DataService:
             BatchRequest: self._on_batch,
             BatchTrained: self._filed(self.ledger.batch_trained, wakes=True),
             WeightsPublished: self._on_weights,
+            SyncRequest: self._on_sync,
+            SyncDone: self._on_sync_done,
             StatusRequest: self._on_status,
             StopRequest: self._on_stop,
         }
@@ -286,7 +299,7 @@ class DataService:
         await asyncio.wait([slot.answer], timeout=HOLD_S)
         if not slot.answer.done():
             del self._slots[key]
-            return LeaseReply(reason=self._lease_wait)
+            return LeaseReply(reason=self._own_wait.pop(key, self._lease_wait))
         found = slot.answer.result()
         if isinstance(found, Wait):
             return LeaseReply(reason=found.reason)
@@ -295,6 +308,7 @@ class DataService:
 
     def _lease_to_slots(self) -> None:
         """Give trajectories to the slots that wait, longest first, until there is none to give."""
+        self._own_wait.clear()
         for key, slot in list(self._slots.items()):
             try:
                 found = self.ledger.lease(slot.request)
@@ -302,6 +316,9 @@ class DataService:
                 slot.answer.set_exception(error)
             else:
                 if isinstance(found, Wait):
+                    if found.one_slot:
+                        self._own_wait[key] = found.reason
+                        continue
                     self._lease_wait = found.reason
                     return
                 slot.answer.set_result(found)
@@ -330,7 +347,60 @@ class DataService:
         ack = self.ledger.weights_published(weights)
         await self._commits.durable()
         self._publish()
+        self._wake()
         return ack
+
+    async def _on_sync(self, request: SyncRequest) -> SyncReply:
+        worker, weights = request.worker, self.ledger.weights
+        if before := self._askers.pop(worker, None):
+            before.set_result(SyncReply(reason="the worker has asked again since"))
+        self._permits.free(worker)
+        if weights is not None and request.policy_version >= weights.policy_version:
+            self._grant()
+            return SyncReply(
+                reason=f"{worker} serves the newest weights, v{weights.policy_version}"
+            )
+        self._permits.ask(worker, request.policy_version)
+        answer: asyncio.Future[SyncReply] = asyncio.get_running_loop().create_future()
+        self._askers[worker] = answer
+        self._grant()
+        await asyncio.wait([answer], timeout=HOLD_S)
+        if answer.done():
+            return answer.result()
+        del self._askers[worker]
+        self._permits.withdraw(worker)
+        holders = self._permits.holders
+        if not holders:
+            return SyncReply(reason="the trainer has published no weights yet")
+        return SyncReply(
+            reason=f"{' and '.join(holders)} must have taken weights first; "
+            f"sync.concurrent = {self._config.sync.concurrent}"
+        )
+
+    def _grant(self) -> None:
+        """Let the workers whose turn it is take the newest weights."""
+        if (weights := self.ledger.weights) is None:
+            return
+        for worker in self._permits.grant(weights.policy_version):
+            self._askers.pop(worker).set_result(
+                SyncReply(
+                    granted=True,
+                    policy_version=weights.policy_version,
+                    path=weights.path,
+                    digest=weights.digest,
+                )
+            )
+
+    async def _on_sync_done(self, done: SyncDone) -> Ack:
+        now = time.time()
+        held_s = self._permits.free(done.worker)
+        if held_s is None:  # its time was over, or another data process gave it
+            held_s = done.transfer_s + done.pause_s + done.resume_s
+        self._store.add_sync(done, now - held_s, now)
+        self.ledger.versions.done(done)
+        self._wake()
+        await self._commits.durable()
+        return Ack()
 
     async def _on_status(self, _request: StatusRequest) -> StatusReply:
         return StatusReply(snapshot=self.snapshot())
@@ -352,7 +422,14 @@ class DataService:
             for slot in self._slots.values():
                 slot.answer.set_result(Wait(refusal))
             self._slots.clear()
+        if self._ending:
+            for answer in self._askers.values():
+                answer.set_result(SyncReply(reason=refusal))
+            self._askers.clear()
         self._lease_to_slots()
+        self._grant()
+        if self.ledger.suspended != self._told_suspended:
+            self._publish()
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -368,10 +445,20 @@ class DataService:
     async def _listen(self, heartbeats: Subscriber) -> None:
         async for message in heartbeats:
             if isinstance(message, Heartbeat):
-                if self._liveness.observe(message):
+                is_new = self._liveness.observe(message)
+                if is_new:
                     log.info("%s is here: pid %d on %s", message.worker, message.pid, message.host)
                 self._usage.observe(message, time.monotonic())
                 self.ledger.renew(message.trajectories)
+                if message.role == "rollout":
+                    self._hear_rollout(message, is_new)
+
+    def _hear_rollout(self, heartbeat: Heartbeat, is_new: bool) -> None:
+        is_changed = self.ledger.versions.hear(heartbeat, is_new)
+        if is_new or heartbeat.state == "stopping":
+            is_changed |= self._permits.free(heartbeat.worker) is not None
+        if is_changed:
+            self._wake()
 
     async def _tend(self) -> None:
         saved = time.monotonic()
@@ -402,12 +489,21 @@ class DataService:
 
     def _tend_workers(self) -> None:
         """Take back what the silent held, and forget those that had said goodbye."""
-        lost = self.ledger.take_back_expired()
+        is_changed = self.ledger.take_back_expired() > 0
         for gone in self._liveness.dead():
-            lost += self.ledger.take_back_from(gone.worker)
+            is_changed |= self.ledger.take_back_from(gone.worker) > 0
+            is_changed |= self._permits.free(gone.worker) is not None
+            is_changed |= self.ledger.versions.forget(gone.worker)
             if gone.state == "stopping":
                 self._liveness.forget(gone.worker)
-        if lost:
+        for worker in self._permits.expire():
+            is_changed = True
+            log.warning(
+                "%s has not taken weights within sync.deadline_s = %g; the next one may",
+                worker,
+                self._config.sync.deadline_s,
+            )
+        if is_changed:
             self._wake()
 
     def _make_room(self) -> None:
@@ -470,6 +566,7 @@ class DataService:
         if self._publisher is None:
             return
         weights = self.ledger.weights
+        self._told_suspended = self.ledger.suspended
         self._publisher.publish(
             RunState(
                 run_id=self._run.id,
@@ -477,6 +574,7 @@ class DataService:
                 weights_path=weights.path if weights else "",
                 stopping=self._over.is_set(),
                 reason=self._reason,
+                suspended=self._told_suspended,
             )
         )
 
@@ -539,7 +637,7 @@ class DataService:
                 ready=len(ledger.board.ready),
                 batched=_by_state(groups).get("batched", 0),
                 trained=_by_state(groups).get("trained", 0),
-                limit=self._config.data.max_open_groups,
+                limit=ledger.group_limit,
                 dropped=_by_reason(groups),
             ),
             tasks=self._task_views(newest),

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from bus.errors import TaskError
+from bus.messages import LeaseRequest
 from dart_cli.config import Config
 from dart_cli.data.groups import Attempt, Board, Group
 from dart_cli.data.scheduler import (
     NewGroup,
-    RolloutWise,
+    Scheduler,
+    Situation,
     Success,
     Wait,
+    make_scheduler,
     sampling_seed,
     task_seed,
     training_tasks,
@@ -23,12 +27,18 @@ from envs.base import Task
 TASKS = [Task(f"t/{name}", "t", "do it", 5) for name in ("easy", "half", "hard")]
 
 
-def make(
-    *, seed: int = 0, frontier: bool = True, bound: int = 3, early: bool = False
-) -> RolloutWise:
-    return RolloutWise(
-        "t", TASKS, seed=seed, max_open_groups=bound, early_stop=early, frontier=frontier
-    )
+def make(seed: int = 0, **data: object) -> Scheduler:
+    settings = {"groups_per_batch": 2, "group_size": 2, "max_open_groups": 3, **data}
+    config = Config.model_validate({"run": {"seed": seed}, "env": {"suite": "t"}, "data": settings})
+    return make_scheduler(config, TASKS)
+
+
+def ask(
+    scheduler: Scheduler, board: Board, slot: int = 99, success: Success | None = None, **seen: Any
+) -> Group | NewGroup | Wait:
+    """What a slot is told."""
+    request = LeaseRequest(worker="env-0", slot=slot, suites=["t"])
+    return scheduler.next(Situation(board, success or {}, **seen), request)
 
 
 def a_group(number: int, size: int = 2, attempts: int = 0) -> Group:
@@ -44,30 +54,30 @@ def a_board(*groups: Group) -> Board:
 
 def test_a_free_slot_fills_the_oldest_group_that_wants_members() -> None:
     board = a_board(a_group(1, attempts=2), a_group(2, attempts=1), a_group(3))
-    assert make().next(board, {}, ["t"]) is board.groups["g2"]
+    assert ask(make(), board) is board.groups["g2"]
 
 
 def test_full_groups_hold_no_slot_back() -> None:
-    found = make().next(a_board(a_group(1, attempts=2)), {}, ["t"])
+    found = ask(make(), a_board(a_group(1, attempts=2)))
     assert isinstance(found, NewGroup)
 
 
 def test_no_group_is_opened_beyond_the_bound() -> None:
     board = a_board(*(a_group(n, attempts=2) for n in (1, 2, 3)))
-    found = make(bound=3).next(board, {}, ["t"])
+    found = ask(make(max_open_groups=3), board)
     assert isinstance(found, Wait)
     assert "max_open_groups = 3" in found.reason
 
 
 def test_a_worker_of_another_suite_is_told_so() -> None:
     with pytest.raises(TaskError, match="the run plays t, this worker only mini"):
-        make().next(Board(), {}, ["mini"])
+        make().next(Situation(Board(), {}), LeaseRequest(worker="e", slot=0, suites=["mini"]))
 
 
-def choices(scheduler: RolloutWise, success: Success, rounds: int) -> list[str]:
+def choices(scheduler: Scheduler, success: Success, rounds: int) -> list[str]:
     board, chosen = Board(), []
     for _ in range(rounds):
-        found = scheduler.next(board, success, ["t"])
+        found = ask(scheduler, board, success=success)
         assert isinstance(found, NewGroup)
         chosen.append(found.task.id)
         board.opened += 1
@@ -88,7 +98,7 @@ def test_frontier_plays_half_successful_tasks_most_and_forgets_none() -> None:
 
 
 def test_uniform_plays_all_tasks_alike() -> None:
-    counts = Counter(choices(make(frontier=False), {"t/hard": 0.0}, 600))
+    counts = Counter(choices(make(task_sampling="uniform"), {"t/hard": 0.0}, 600))
     assert min(counts.values()) > 150
 
 
