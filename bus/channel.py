@@ -23,6 +23,9 @@ from zmq.utils.monitor import parse_monitor_message
 _BURST = 64
 """Messages taken before other callbacks of the loop get their turn."""
 
+_COPY_BYTES = 256 * 2**10
+"""Smaller frames are copied to be sent: lending Python's bytes to ZeroMQ's thread costs more."""
+
 
 class Channel:
     """Owns an open socket and drives it from the running loop."""
@@ -36,6 +39,7 @@ class Channel:
     ) -> None:
         """`take` gets each message's frames; `room` tells that a refused send may be tried again."""
         self._socket = socket
+        socket.copy_threshold = _COPY_BYTES
         self._take = take
         self._room = room
         self._blocked = False  # a send was refused: tell when there is room
@@ -58,7 +62,7 @@ class Channel:
         try:
             # Only the first frame can be refused: ZeroMQ counts messages, not frames.
             for index, frame in enumerate(frames):
-                socket.send(frame, _NOBLOCK if index == last else _NOBLOCK_MORE)
+                socket.send(frame, _NOBLOCK if index == last else _NOBLOCK_MORE, copy=False)
         except zmq.Again:
             self._blocked = True
             self._soon()  # room may have come meanwhile

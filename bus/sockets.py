@@ -26,7 +26,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -34,7 +34,7 @@ import zmq
 import zmq.asyncio
 
 from bus import errors
-from bus.channel import PeerWatch
+from bus.channel import Channel, PeerWatch
 from bus.codec import decode, encode
 from bus.endpoints import Curve
 from bus.errors import BusError, DartError, DeadlineError, ProtocolError, RefusedError
@@ -56,15 +56,25 @@ Handler = Callable[[str, Request], Awaitable[Reply]]
 # --- request --------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(eq=False, slots=True)
 class _Pending:
-    frames: list[bytes]
+    key: bytes
+    frames: list[bytes]  # the key and the message
     answer: asyncio.Future[list[bytes]]
+    late: Callable[[_Pending], DeadlineError]
+    deadline: float  # of the loop's clock
+    retry_s: float
+    timer: asyncio.TimerHandle | None = None
     sent: int = 0
 
 
 class Requester:
-    """Asks one server. Any number of tasks may ask at once; `peer` names the server in errors."""
+    """Asks one server. Any number of tasks may ask at once; `peer` names the server in errors.
+
+    `lost` is set while a connection that stood is gone, at once and without any timer: the server
+    ended, was killed, or its host vanished. Requests in flight go on asking until their deadline;
+    whoever can ask somebody else waits for `lost` too.
+    """
 
     def __init__(
         self,
@@ -76,27 +86,31 @@ class Requester:
         max_in_flight: int = 256,
     ) -> None:
         self.endpoint = endpoint
+        self.connected = False
+        """Whether a connection stands, keys checked."""
+        self.lost = asyncio.Event()
         self._peer = peer
-        self._places = asyncio.Semaphore(max_in_flight)
-        self._pending: dict[bytes, _Pending] = {}
-        self._outbox: OrderedDict[bytes, None] = OrderedDict()  # ids to send, each at most once
-        self._wake = asyncio.Event()
-        socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+        self._max_in_flight = max_in_flight
+        self._asking: dict[bytes, _Pending] = {}
+        self._queued: dict[bytes, _Pending] = {}  # beyond max_in_flight, first come first served
+        self._outbox: dict[
+            bytes, _Pending
+        ] = {}  # refused by ZeroMQ: nobody there, or its queue full
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        socket = context.socket(zmq.DEALER)
         socket.setsockopt(zmq.ROUTING_ID, f"{name[:200]}.{uuid.uuid4().hex[:12]}".encode())
         # Send only into a live connection: nothing piles up for a server that is away, and the
         # first thing a restarted one hears is what is still wanted.
         socket.setsockopt(zmq.IMMEDIATE, 1)
-        self.lost = asyncio.Event()
-        """Set while a connection that stood is gone; cleared when one stands again."""
-        self.connected = False
-        self._watch = PeerWatch(socket, self._peer_is)
+        self._watch = PeerWatch(socket, self._peer_is)  # before the connection can stand
         try:
-            self._socket = connect(socket, endpoint, curve)
+            connect(socket, endpoint, curve)
         except DartError:
             self._watch.close()
             raise
-        self._tasks = [asyncio.create_task(self._send()), asyncio.create_task(self._receive())]
-        self._closed = False
+        self._channel = Channel(socket, self._take, room=self._send_outbox)
 
     async def __aenter__(self) -> Self:
         return self
@@ -107,7 +121,7 @@ class Requester:
     @property
     def in_flight(self) -> int:
         """Requests that wait for their answer."""
-        return len(self._pending)
+        return len(self._asking)
 
     async def request(
         self,
@@ -119,76 +133,107 @@ class Requester:
     ) -> Reply:
         """The server's answer, of the request's `reply_type`.
 
-        The request is sent again with the same id every `retry_s` seconds until `deadline_s`,
-        across restarts of the server; `request_id` (16 bytes) may be given to ask another server
-        the same thing. Raises DeadlineError; ProtocolError for an answer that is none; where the
+        The request is sent again with the same id every `retry_s` seconds, and when a lost server
+        is back, until `deadline_s`; `request_id` (16 bytes) may be given to ask another server the
+        same thing. Raises DeadlineError; ProtocolError for an answer that is none; where the
         server refused, the error it names from bus.errors, or RefusedError.
         """
-        frames = encode(message)
-        key = request_id or uuid.uuid4().bytes
+        key = request_id or os.urandom(_ID_BYTES)
         if len(key) != _ID_BYTES:
             raise ValueError(f"request_id of {len(key)} bytes, want {_ID_BYTES}")
-        pending = _Pending(frames, asyncio.get_running_loop().create_future())
+        pending = _Pending(
+            key,
+            [key, *encode(message)],
+            self._loop.create_future(),
+            lambda asked: DeadlineError(self._late(message, asked, deadline_s)),
+            self._loop.time() + deadline_s,
+            retry_s,
+        )
+        self._enter(pending)
         try:
-            async with asyncio.timeout(deadline_s), self._places:
-                reply = await self._ask(key, pending, retry_s)
-        except TimeoutError:
-            raise DeadlineError(self._late(message, pending, deadline_s)) from None
-        return self._checked(message, reply)
+            frames = await pending.answer
+        finally:
+            self._leave(pending)
+        answer = decode(frames)
+        if not isinstance(answer, Reply):
+            raise ProtocolError(f"{self.endpoint} answered with {type(answer).__name__}")
+        return self._checked(message, answer)
 
     async def close(self) -> None:
         """Give up what is in flight (its callers get a BusError) and close."""
         self._closed = True
-        for pending in self._pending.values():
+        for pending in [*self._asking.values(), *self._queued.values()]:
             if not pending.answer.done():
                 pending.answer.set_exception(BusError(f"{self.endpoint}: requester closed"))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._watch.close()
-        self._socket.close(linger=0)
+        self._channel.close(0)
+
+    def _enter(self, pending: _Pending) -> None:
+        if self._closed:
+            raise BusError(f"{self.endpoint}: requester closed")
+        if pending.key in self._asking or pending.key in self._queued:
+            raise ValueError("this request_id is being asked already")
+        if len(self._asking) < self._max_in_flight:
+            self._asking[pending.key] = pending
+            self._send(pending)
+        else:
+            self._queued[pending.key] = pending
+        self._set_timer(pending)
+
+    def _leave(self, pending: _Pending) -> None:
+        if pending.timer is not None:
+            pending.timer.cancel()
+        self._outbox.pop(pending.key, None)
+        self._queued.pop(pending.key, None)
+        if self._asking.pop(pending.key, None) and self._queued and not self._closed:
+            key = next(iter(self._queued))
+            self._asking[key] = self._queued.pop(key)
+            self._send(self._asking[key])
+
+    def _send(self, pending: _Pending) -> None:
+        if self._outbox or not self._channel.send(pending.frames):
+            self._outbox[pending.key] = pending
+        else:
+            pending.sent += 1
+
+    def _send_outbox(self) -> None:
+        while self._outbox:
+            pending = next(iter(self._outbox.values()))
+            if not self._channel.send(pending.frames):
+                return
+            del self._outbox[pending.key]
+            pending.sent += 1
+
+    def _set_timer(self, pending: _Pending) -> None:
+        at = min(pending.deadline, self._loop.time() + pending.retry_s)
+        pending.timer = self._loop.call_at(at, self._tick, pending)
+
+    def _tick(self, pending: _Pending) -> None:
+        if pending.answer.done():
+            return
+        if self._loop.time() >= pending.deadline:
+            pending.answer.set_exception(pending.late(pending))
+            return
+        if pending.key in self._asking:
+            self._send(pending)
+        self._set_timer(pending)
+
+    def _take(self, frames: list[bytes]) -> None:
+        pending = self._asking.get(frames[0])
+        if pending is not None and not pending.answer.done():  # else: answered before
+            pending.answer.set_result(frames[1:])
 
     def _peer_is(self, there: bool) -> None:
+        back = there and self.lost.is_set()
         if there:
             self.lost.clear()
         elif self.connected:
             self.lost.set()
         self.connected = there
-
-    async def _ask(self, key: bytes, pending: _Pending, retry_s: float) -> Reply:
-        if self._closed:
-            raise BusError(f"{self.endpoint}: requester closed")
-        self._pending[key] = pending
-        try:
-            while not pending.answer.done():
-                self._outbox[key] = None
-                self._wake.set()
-                await asyncio.wait([pending.answer], timeout=retry_s)
-            answer = decode(pending.answer.result())
-        finally:
-            del self._pending[key]
-            self._outbox.pop(key, None)
-        if not isinstance(answer, Reply):
-            raise ProtocolError(f"{self.endpoint} answered with {type(answer).__name__}")
-        return answer
-
-    async def _send(self) -> None:
-        while True:
-            await self._wake.wait()
-            if not self._outbox:
-                self._wake.clear()
-                continue
-            key, _ = self._outbox.popitem(last=False)
-            pending = self._pending[key]
-            await self._socket.send_multipart([key, *pending.frames], copy=False)
-            pending.sent += 1
-
-    async def _receive(self) -> None:
-        while True:
-            frames = await self._socket.recv_multipart()
-            pending = self._pending.get(frames[0])
-            if pending is not None and not pending.answer.done():  # else: answered before
-                pending.answer.set_result(frames[1:])
+        if back:  # what the lost one took may have gone with it
+            for pending in self._asking.values():
+                if not pending.answer.done():
+                    self._send(pending)
 
     def _checked(self, message: Request, reply: Reply) -> Reply:
         if isinstance(reply, ErrorReply):
@@ -253,10 +298,10 @@ class Served:
     crashed: int = 0  # the handler raised anything else
 
 
-@dataclass
+@dataclass(slots=True)
 class _Job:
     task: asyncio.Task[None]
-    clients: set[bytes] = field(default_factory=set)
+    clients: set[bytes]
 
 
 class Replier:
@@ -275,17 +320,20 @@ class Replier:
         record_count: int = 8192,
         record_bytes: int = 256 * 2**20,
     ) -> None:
-        socket = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        socket = context.socket(zmq.ROUTER)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client that reconnects keeps its name
-        self._socket = bind(socket, endpoint, curve)
-        self.endpoint = bound_address(self._socket)
+        bind(socket, endpoint, curve)
+        self.endpoint = bound_address(socket)
         self.served = Served()
-        self._places = asyncio.Semaphore(max_handlers)
+        self._channel = Channel(socket, self._take)
+        self._channel.pause()  # until there is a handler
+        self._handler: Handler | None = None
+        self._max_handlers = max_handlers
         self._record = _Record(record_count, record_bytes)
         self._jobs: dict[bytes, _Job] = {}
-        self._loop: asyncio.Task[None] | None = None
         self._answered_at = -PARTING_S  # monotonic seconds
-        self._closing = False
+        self._closing = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         return self
@@ -294,23 +342,21 @@ class Replier:
         await self.close()
 
     async def serve(self, handler: Handler) -> None:
-        """Answer requests until `close` is called; nothing a client sends ends the loop."""
-        self._loop = asyncio.create_task(self._receive(handler))
+        """Answer requests until `close` is called; nothing a client sends ends it."""
+        self._handler = handler
+        self._channel.resume()
         try:
-            await self._loop
-        except asyncio.CancelledError:
-            current = asyncio.current_task()
-            if not self._closing or (current is not None and current.cancelling()):
-                raise
+            await self._closing.wait()
+        finally:
+            self._handler = None
+            self._channel.pause()
 
     async def close(self, linger_s: float = LINGER_S) -> None:
         """Take no more, give the handlers in work `linger_s` to answer, and free the address."""
-        if self._closing:
+        if self._closing.is_set():
             return
-        self._closing = True
-        if self._loop is not None:
-            self._loop.cancel()
-            await asyncio.wait([self._loop])
+        self._closing.set()
+        self._channel.pause()
         tasks = [job.task for job in self._jobs.values()]
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=linger_s)
@@ -319,34 +365,23 @@ class Replier:
             await asyncio.gather(*late, return_exceptions=True)
         parting_s = self._answered_at + PARTING_S - time.monotonic()
         await asyncio.sleep(max(0.0, min(parting_s, linger_s)))
-        self._socket.close(linger=int(linger_s * 1000))
+        self._channel.close(linger_s)
 
-    async def _receive(self, handler: Handler) -> None:
-        while True:
-            await self._places.acquire()
-            taken = False
-            try:
-                frames = await self._socket.recv_multipart()
-                taken = self._take(frames, handler)
-            finally:
-                if not taken:
-                    self._places.release()
-
-    def _take(self, frames: list[bytes], handler: Handler) -> bool:
-        """Start a handler for a new request; True if it now holds a place."""
+    def _take(self, frames: list[bytes]) -> None:
+        """Answer from the record, join a request in work, or start a handler for a new one."""
         if len(frames) < 2 or len(frames[1]) != _ID_BYTES:
             self.served.malformed += 1
-            return False
+            return
         client, key = frames[0], frames[1]
         recorded = self._record.get(key)
         if recorded is not None:
             self.served.repeats += 1
             self._answer(client, key, recorded)
-            return False
+            return
         if key in self._jobs:
             self.served.repeats += 1
             self._jobs[key].clients.add(client)
-            return False
+            return
         try:
             message = decode(frames[2:])
             if not isinstance(message, Request):
@@ -355,12 +390,13 @@ class Replier:
             self.served.malformed += 1
             log.warning("%s: refused a message: %s", self.endpoint, error)
             self._answer(client, key, encode(_error_reply(error)))
-            return False
+            return
         self.served.requests += 1
-        self._jobs[key] = _Job(
-            asyncio.create_task(self._work(handler, client, key, message)), {client}
-        )
-        return True
+        assert self._handler is not None  # the channel is paused without one
+        work = self._work(self._handler, client, key, message)
+        self._jobs[key] = _Job(asyncio.create_task(work), {client})
+        if len(self._jobs) >= self._max_handlers:
+            self._channel.pause()
 
     async def _work(self, handler: Handler, client: bytes, key: bytes, message: Request) -> None:
         try:
@@ -370,7 +406,8 @@ class Replier:
                 self._answer(waiting, key, frames)
         finally:
             del self._jobs[key]
-            self._places.release()
+            if self._handler is not None:
+                self._channel.resume()
 
     async def _handle(self, handler: Handler, client: str, message: Request) -> list[bytes]:
         try:
@@ -392,7 +429,7 @@ class Replier:
         # A ROUTER never waits: it drops what a client that is away or full cannot take, and that
         # client asks again.
         self._answered_at = time.monotonic()
-        self._socket.send_multipart([client, key, *frames], copy=False)
+        self._channel.send([client, key, *frames])
 
 
 def _error_reply(error: DartError) -> ErrorReply:
