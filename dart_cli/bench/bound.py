@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dart_cli.config import Config
-from dart_cli.engines.timed import limits
+from dart_cli.engines.replica import limits
 from envs.timed import expected
 
 
@@ -45,12 +45,13 @@ def bound_of(config: Config, *, slots: int, workers: int) -> Bound:
     """The bound of a run with `slots` environments in all and `workers` rollout workers."""
     timing, data = config.timing, config.data
     profile = expected(str(config.env.options.get("profile", "osworld")))
-    replica = limits(timing, config.rollout.max_batch, steps=profile.steps)
-    cycle_s = profile.reset_s / profile.steps + profile.step_s + replica.latency_s
+    replica = limits(timing, config.rollout.max_batch, config.rollout.max_tokens)
+    completion_s = replica.alone_s * timing.speedup
+    cycle_s = profile.reset_s / profile.steps + profile.step_s + completion_s
     samples = data.groups_per_batch * data.group_size * profile.steps
     update_s = timing.train_s + timing.train_sample_s * samples
     return Bound(
         environments=60.0 * slots / cycle_s,
-        rollout=60.0 * workers * replica.requests_per_s,
+        rollout=60.0 * workers * replica.requests_per_s / timing.speedup,
         trainer=60.0 * samples / update_s,
     )
