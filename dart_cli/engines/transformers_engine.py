@@ -4,7 +4,15 @@
     worker thread    takes what waits (up to `max_batch`), prefills and decodes it as one batch
     sampling         inverse of the cumulative distribution, one uniform number per token from a
                      Philox stream keyed by the request's seed: the batch it rides in is no matter
-    update_weights   checks the set first, then swaps the tensors between two batches
+    update_weights   checks the set first, then swaps the tensors between two decode iterations
+    interrupt        ends the batch after its present iteration, and all that wait
+
+A swap in the midst of a batch keeps the keys and values of the tokens before it, which stem from
+the older weights, as vLLM's in-flight updates do: nobody waits longer than one iteration, and
+nothing is computed twice. Each token's version is that of the weights whose forward pass drew it,
+and its behaviour log-probability is that of the distribution it was drawn from, mixed cache
+included; truncated importance sampling corrects for the difference to the trainer's forward. A
+completion that goes on from a partial is prefilled anew, so its cache is of one version again.
 
 Temperature 0 is greedy and meant for evaluation: its log-probabilities and entropies are those
 of the untempered distribution. At any temperature the forbidden tokens have probability 0.
@@ -16,10 +24,11 @@ import asyncio
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -27,8 +36,9 @@ from numpy.typing import NDArray
 from transformers import DynamicCache
 
 from bus.errors import DartError, EngineError
-from bus.messages import VersionSpan
 from dart_cli.engines.base import GenerateRequest, Generation, UpdateTiming
+from dart_cli.engines.draft import Draft
+from dart_cli.engines.load import LoadMeter
 from dart_cli.policy.forward import (
     ImageFeatures,
     ModelInputs,
@@ -42,6 +52,8 @@ from dart_cli.policy.model import LoadedPolicy, weight_tensors
 WeightLoader = Callable[[Path, Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
 """Directory and the model's tensors by name -> new ones; raises WeightsError if they do not fit."""
 
+Stop = Literal["end", "length", "suspended"]
+
 UPDATE_DEADLINE_S = 600.0
 """A weight set that is not in place after this long is an error: a batch never takes so long."""
 
@@ -53,19 +65,28 @@ class _Job:
     """One request in the waiting line or in a batch."""
 
     request: GenerateRequest
+    draft: Draft
     images: list[PreparedImage]
     arrived: float
     future: Future[Generation] = field(default_factory=Future)
     given_up: bool = False  # nobody awaits it any more; its row may end early
 
+    @property
+    def token_ids(self) -> list[int]:
+        """The prompt and what has been drawn so far."""
+        return self.request.prompt_token_ids + self.draft.token_ids
+
 
 @dataclass
 class _Swap:
-    """New weights, checked, waiting for the end of the present batch."""
+    """New weights, checked, waiting for the end of the present iteration."""
 
     tensors: dict[str, torch.Tensor]
     policy_version: int
     future: Future[UpdateTiming] = field(default_factory=Future)
+    pause_s: float = 0.0
+    finish_s: float = 0.0
+    finished: float = 0.0  # when both were over
 
 
 class TransformersEngine:
@@ -88,6 +109,7 @@ class TransformersEngine:
         feature_bytes: int = 256 * 2**20,
     ) -> None:
         self.policy = policy
+        self._never = frozenset(policy.forbidden_token_ids)
         self._version = policy_version
         self._load_weights = load_weights
         self._max_batch = max_batch
@@ -96,13 +118,14 @@ class TransformersEngine:
         self._waiting: deque[_Job] = deque()
         self._swap: _Swap | None = None
         self._changed = threading.Condition()
+        self._taken: _Swap | None = None  # in place; its bringer is told when the engine goes on
         self._closing = False
-        self._in_flight = 0
-        self._busy_s = 0.0
+        self._batch: list[_Job] = []  # in work
+        self._is_interrupted = False  # the present batch is to end after its iteration
+        self._meter = LoadMeter(max_batch, serves=policy_version >= 0)
         self._tokens = 0
         self._batches = 0
         self._finished = 0
-        self._started = time.monotonic()
         self._features = _FeatureCache(feature_bytes)
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
@@ -118,15 +141,18 @@ class TransformersEngine:
         Raises EngineError if the prompt does not fit the model, holds images without places, or
         the waiting line is full. Cancelling the awaiting task frees the request's place.
         """
-        job = self._enqueue(request)
+        job = _Job(request, Draft(request.partial), self._prepare(request), time.monotonic())
+        stop = _end_of(job, self.policy.end_token_ids)
+        if stop is not None:  # a partial that is whole
+            return job.draft.generation(stop, 0.0, 0.0)
+        self._enqueue(job)
         try:
             return await asyncio.wrap_future(job.future)
         except asyncio.CancelledError:
             job.given_up = True
             raise
 
-    def _enqueue(self, request: GenerateRequest) -> _Job:
-        job = _Job(request, self._prepare(request), time.monotonic())
+    def _enqueue(self, job: _Job) -> None:
         with self._changed:
             if self._closing:
                 raise EngineError(CLOSED)
@@ -137,10 +163,9 @@ class TransformersEngine:
                 )
             self._waiting.append(job)
             self._changed.notify()
-        return job
 
     async def update_weights(self, directory: Path, policy_version: int) -> UpdateTiming:
-        """Take a published weight set between two batches; no request is lost.
+        """Take a published weight set between two decode iterations; no request is lost.
 
         Raises WeightsError, with the old weights still serving, if the set is incomplete or does
         not fit this model.
@@ -163,18 +188,27 @@ class TransformersEngine:
         timing = await asyncio.wait_for(asyncio.wrap_future(swap.future), UPDATE_DEADLINE_S)
         return replace(timing, transfer_s=read_s)
 
-    def gauges(self) -> dict[str, float]:
-        """Load: in_flight, waiting, busy_s, idle_s, and tokens, batches, finished since the start."""
+    def interrupt(self) -> None:
+        """End every request now; each returns what it has, as `suspended`, or ended, if it has."""
         with self._changed:
-            lived = time.monotonic() - self._started
+            self._is_interrupted = bool(self._batch)
+            waiting = list(self._waiting)
+            self._waiting.clear()
+        now = time.monotonic()
+        for job in waiting:
+            if job.future.set_running_or_notify_cancel():
+                job.future.set_result(job.draft.generation("suspended", now - job.arrived, 0.0))
+
+    def gauges(self) -> dict[str, float]:
+        """Load: in_flight, waiting; tokens, batches, finished since the start; LoadMeter's."""
+        with self._changed:
             return {
-                "in_flight": float(self._in_flight),
+                "in_flight": float(len(self._batch)),
                 "waiting": float(len(self._waiting)),
-                "busy_s": self._busy_s,
-                "idle_s": max(0.0, lived - self._busy_s),
-                "tokens": float(self._tokens),
+                "tokens": float(self._tokens + sum(len(job.draft) for job in self._batch)),
                 "batches": float(self._batches),
                 "finished": float(self._finished),
+                **self._meter.gauges(),
             }
 
     async def close(self) -> None:
@@ -201,6 +235,12 @@ class TransformersEngine:
                 f"request {request.request_id} needs {length} positions, the model has "
                 f"{self.policy.max_positions}; show fewer past screens or turns"
             )
+        drawn = request.partial.token_ids if request.partial is not None else []
+        vocabulary = int(self.policy.model.get_input_embeddings().weight.shape[0])
+        if any(not 0 <= token < vocabulary or token in self._never for token in drawn):
+            raise EngineError(
+                f"request {request.request_id} goes on from tokens that this model never samples"
+            )
         images = [self.policy.images.prepare(encoded) for encoded in request.images]
         places = request.prompt_token_ids.count(self.policy.image_token_id)
         needed = sum(image.tokens for image in images)
@@ -216,26 +256,26 @@ class TransformersEngine:
     def _serve(self) -> None:
         """Take waiting requests, answer them, swap weights in between; repeat until closed."""
         while True:
-            batch, swap = self._take()
-            if swap is not None:
-                self._apply(swap)
-            elif not batch:
-                return
-            else:
+            if batch := self._take():
                 self._answer(batch)
+            elif self._swap is not None:
+                self._apply(self._swap)
+                self._resumed()
+            else:
+                return
 
-    def _take(self) -> tuple[list[_Job], _Swap | None]:
-        """The next batch or weight swap; neither once the engine is closed."""
+    def _take(self) -> list[_Job]:
+        """The next batch; none where weights are to be swapped first, or the engine is closed."""
         with self._changed:
             while True:
                 while not (self._waiting or self._swap or self._closing):
                     self._changed.wait()
-                if self._swap is not None:
-                    return [], self._swap
-                batch = self._companions()
-                if batch or self._closing:
-                    self._in_flight = len(batch)
-                    return batch, None
+                batch = [] if self._swap is not None else self._companions()
+                if batch or self._swap is not None or self._closing:
+                    self._batch = batch
+                    self._tokens -= sum(len(job.draft) for job in batch)  # their partials' tokens
+                    self._meter.run(len(batch))
+                    return batch
 
     def _companions(self) -> list[_Job]:
         """What waits, after a moment for companions; requests given up meanwhile are dropped."""
@@ -253,56 +293,79 @@ class TransformersEngine:
 
     def _apply(self, swap: _Swap) -> None:
         """Put new weights in place, unless whoever brought them has gone."""
-        started = time.monotonic()
-        is_wanted = swap.future.set_running_or_notify_cancel()
-        if is_wanted:
-            with torch.no_grad():
-                for name, tensor in weight_tensors(self.policy.model).items():
-                    tensor.copy_(swap.tensors[name])
-            self._features.clear()
         with self._changed:
             self._swap = None
-            if is_wanted:
-                self._version = swap.policy_version
-        if is_wanted:
-            swap.future.set_result(UpdateTiming(0.0, time.monotonic() - started, 0.0))
+            if not swap.future.set_running_or_notify_cancel():
+                return
+            self._meter.halt()
+        halted = time.monotonic()
+        with torch.no_grad():
+            for name, tensor in weight_tensors(self.policy.model).items():
+                tensor.copy_(swap.tensors[name])
+        if self.policy.device.type == "cuda":
+            torch.cuda.synchronize(self.policy.device)
+        placed = time.monotonic()
+        self._features.clear()
+        swap.finished = time.monotonic()
+        swap.pause_s, swap.finish_s = placed - halted, swap.finished - placed
+        swap.tensors.clear()
+        with self._changed:
+            self._version = swap.policy_version
+        self._taken = swap
+
+    def _resumed(self) -> None:
+        """The next forward pass begins, or the next request could be taken."""
+        swap, self._taken = self._taken, None
+        if swap is None:
+            return
+        with self._changed:
+            self._meter.go()
+        resume_s = time.monotonic() - swap.finished
+        swap.future.set_result(UpdateTiming(0.0, swap.pause_s, swap.finish_s, resume_s))
 
     def _answer(self, batch: list[_Job]) -> None:
         started = time.monotonic()
-        generations: list[Generation] = []
+        stops: list[Stop] = []
         fault: EngineError | None = None
         try:
-            generations = self._decode(batch, started)
+            self._decode(batch)
+            stops = [_end_of(job, self.policy.end_token_ids) or "suspended" for job in batch]
         except Exception as error:  # noqa: BLE001 - whatever it is, the batch is told; others follow
             what = error if isinstance(error, DartError) else f"{type(error).__name__}: {error}"
             fault = EngineError(f"the batch of {len(batch)} failed: {what}")
+        self._resumed()
+        engine_s = time.monotonic() - started
         with self._changed:  # before anyone is told, so that whoever is told can read the gauges
-            self._in_flight = 0
-            self._busy_s += time.monotonic() - started
+            self._batch = []
+            self._is_interrupted = False
+            self._meter.run(0)
             self._batches += 1
-            self._finished += len(batch)
-        for row, job in enumerate(batch):
-            if fault is None:
-                job.future.set_result(generations[row])
-            else:
+            self._finished += sum(stop != "suspended" for stop in stops)
+            self._tokens += sum(len(job.draft) for job in batch)
+        if fault is not None:
+            for job in batch:
                 job.future.set_exception(fault)
+        for job, stop in zip(batch, stops, strict=False):
+            job.future.set_result(job.draft.generation(stop, started - job.arrived, engine_s))
 
     @torch.inference_mode()
-    def _decode(self, batch: list[_Job], started: float) -> list[Generation]:
-        """Prefill and decode one batch until every row has ended."""
+    def _decode(self, batch: list[_Job]) -> None:
+        """Prefill and decode one batch until every row has ended, or it is interrupted."""
+        if self._is_interrupted:
+            return
         policy, model = self.policy, self.policy.model
-        inputs = policy.inputs_of(
-            [job.request.prompt_token_ids for job in batch], [job.images for job in batch]
-        )
+        inputs = policy.inputs_of([job.token_ids for job in batch], [job.images for job in batch])
         features = self._features.of(policy, inputs)
-        draw = _Sampler(policy, [job.request for job in batch])
+        draw = _Sampler(policy, batch)
         cache = DynamicCache(config=model.config)
         values = logits(model, inputs, last=1, features=features, cache=cache)[:, 0]
         attention_mask = inputs.attention_mask
         position = inputs.next_position
-        while draw.step(values, [job.given_up for job in batch]):
+        while draw.step(values, self._version) and not self._is_interrupted:
             if self._closing:
                 raise EngineError(CLOSED)
+            if self._swap is not None:
+                self._apply(self._swap)
             attention_mask = torch.cat([attention_mask, attention_mask.new_ones(len(batch), 1)], 1)
             step = ModelInputs(
                 input_ids=draw.last[:, None],
@@ -313,30 +376,29 @@ class TransformersEngine:
                 shown=(),
             )
             position = position + 1
+            self._resumed()
             values = logits(model, step, last=1, cache=cache)[:, 0]
-        engine_s = time.monotonic() - started
-        self._tokens += sum(len(tokens) for tokens in draw.tokens)
-        return [
-            Generation(
-                token_ids=draw.tokens[row],
-                behaviour_logprobs=draw.logprobs[row],
-                entropies=draw.entropies[row],
-                version_spans=[VersionSpan(version=self._version, start=0, end=len(tokens))],
-                stop="end" if tokens[-1] in policy.end_token_ids else "length",
-                queue_s=started - batch[row].arrived,
-                engine_s=engine_s,
-            )
-            for row, tokens in enumerate(draw.tokens)
-        ]
+
+
+def _end_of(job: _Job, ends: Container[int]) -> Literal["end", "length"] | None:
+    """Why a completion is over; None if it is not."""
+    tokens = job.draft.token_ids
+    if tokens and tokens[-1] in ends:
+        return "end"
+    return "length" if len(tokens) >= job.request.sampling.max_tokens else None
 
 
 class _Sampler:
-    """Draws one token per row and step, and keeps what was drawn until each row ends."""
+    """Draws one token per row and step, and keeps what was drawn until each row ends.
 
-    def __init__(self, policy: LoadedPolicy, requests: Sequence[GenerateRequest]) -> None:
-        samplings = [request.sampling for request in requests]
+    A token's uniform number is the one at its position in the completion, so that it is the same
+    however often the completion was suspended before.
+    """
+
+    def __init__(self, policy: LoadedPolicy, batch: Sequence[_Job]) -> None:
+        samplings = [job.request.sampling for job in batch]
+        self._batch = batch
         self._ends = frozenset(policy.end_token_ids)
-        self._limits = [sampling.max_tokens for sampling in samplings]
         self._uniform: list[NDArray[np.float64]] = [
             np.random.Generator(np.random.Philox(sampling.seed)).random(sampling.max_tokens)
             for sampling in samplings
@@ -346,20 +408,19 @@ class _Sampler:
         divisor = torch.where(temperatures == 0, torch.ones_like(temperatures), temperatures)
         self._temperature = divisor.to(policy.device)[:, None]  # [B, 1]
         self._forbidden = policy.forbidden(policy.device)
-        self._open = [True] * len(requests)
-        self.tokens: list[list[int]] = [[] for _ in requests]
-        self.logprobs: list[list[float]] = [[] for _ in requests]
-        self.entropies: list[list[float]] = [[] for _ in requests]
-        self.last = torch.zeros(len(requests), dtype=torch.long)
+        self._open = [True] * len(batch)
+        self.last = torch.zeros(len(batch), dtype=torch.long)
 
-    def step(self, values: torch.Tensor, given_up: Sequence[bool]) -> bool:
-        """Draw from logits [B, V]; True while a row that was not given up [B] wants tokens."""
+    def step(self, values: torch.Tensor, version: int) -> bool:
+        """Draw from logits [B, V] of `version`; True while a row that is awaited wants tokens."""
         logprobs = masked_logprobs(values, self._forbidden, self._temperature)
         probabilities = logprobs.double().exp()
         cumulative = probabilities.cumsum(dim=-1)
-        index = len(max(self.tokens, key=len))
         uniform = torch.tensor(
-            [row[index] if index < len(row) else 0.0 for row in self._uniform],
+            [
+                row[len(job.draft)] if still_open else 0.0
+                for row, job, still_open in zip(self._uniform, self._batch, self._open, strict=True)
+            ],
             dtype=torch.float64,
             device=values.device,
         )
@@ -375,13 +436,11 @@ class _Sampler:
         shares = torch.where(probabilities > 0, probabilities * logprobs.double(), 0.0)
         entropies = (-shares.sum(dim=-1)).tolist()
         self.last = drawn.cpu()
-        for row, token in enumerate(self.last.tolist()):
+        for row, (token, job) in enumerate(zip(self.last.tolist(), self._batch, strict=True)):
             if self._open[row]:
-                self.tokens[row].append(token)
-                self.logprobs[row].append(picked[row])
-                self.entropies[row].append(entropies[row])
-                ended = token in self._ends or len(self.tokens[row]) >= self._limits[row]
-                self._open[row] = not (ended or given_up[row])
+                job.draft.add(token, picked[row], entropies[row], version)
+                ended = _end_of(job, self._ends) is not None
+                self._open[row] = not (ended or job.given_up)
         return any(self._open)
 
 

@@ -1,13 +1,18 @@
-"""Taking new weights while serving.
+"""Taking new weights while serving, in turn with the other workers.
 
-    WeightSync.hear     notes what data announces (RunState); keeps only the newest
-    WeightSync.follow   takes it whenever the engine is behind; intermediate versions are skipped
+    WeightSync.hear     notes what data announces (RunState)
+    WeightSync.follow   whenever the engine is behind: permit, check, take, tell
 
-The engine validates a set before it touches anything and swaps between two batches, so requests
-only wait, and a set that is refused leaves the old weights serving. The refusal is told in the
-heartbeat until a set is taken; the same version is tried again after `RETRY_S`, since a full disk
-or a slow mount may have been the cause. Versions only ever rise: an announcement that is older than
-what serves is ignored.
+One round: SyncRequest to data, held until it is this worker's turn (at most sync.concurrent take
+weights at once, so that the others serve); the reply names the newest set of that moment, so
+versions in between are skipped; the set is checked; the engine takes it in flight; SyncDone gives
+the permit back and says how long each part took.
+
+The set is checked before the engine is touched: its manifest against the digest that the trainer
+announced, its file against the manifest, its tensors against the model. A set that is refused
+leaves the old weights serving; the cause is told in SyncDone and in the heartbeat until a set is
+taken, and it is tried again after `RETRY_S`, since a full disk or a slow mount may have been the
+cause. While data is away the old weights serve too. Versions only ever rise.
 """
 
 from __future__ import annotations
@@ -17,89 +22,195 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
-from bus.errors import EngineError, WeightsError
-from bus.messages import RunState
-from dart_cli.engines.base import Engine
-from dart_cli.weights.file import newest
+from bus.errors import DeadlineError, EngineError, RefusedError, WeightsError
+from bus.messages import Reply, Request, RunState, SyncDone, SyncReply, SyncRequest
+from dart_cli.engines.base import Engine, UpdateTiming
+from dart_cli.weights.manifest import check
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 10.0
+"""From a refused set, or a refused question, to the next try."""
+ASK_AGAIN_S = 0.1
+"""Between two questions at least, should data not hold them."""
+TELL_S = 5.0
+"""How long SyncDone is tried; data frees a permit that never comes back after sync.deadline_s."""
+
+
+class Asks(Protocol):
+    """The part of bus.sockets.Requester that is needed here."""
+
+    async def request(self, message: Request, deadline_s: float) -> Reply:
+        """Data's answer. Raises DeadlineError, RefusedError."""
+        ...
+
+
+Waiting = Callable[[str], AbstractContextManager[None]]
+"""Tells in the heartbeat what is waited for while inside (HeartbeatSender.waiting)."""
+
+
+@dataclass
+class SyncTotals:
+    """Seconds and counts of all syncs so far, as gauges of the heartbeat."""
+
+    syncs: float = 0.0  # sets taken
+    refused: float = 0.0
+    sync_wait_s: float = 0.0  # for permits
+    transfer_s: float = 0.0  # reading and checking sets, requests served meanwhile
+    pause_s: float = 0.0  # in which no request was served
+    pause_last_s: float = 0.0  # of the newest
 
 
 class WeightSync:
     """Keeps one engine at the newest published weights."""
 
-    def __init__(self, engine: Engine, retry_s: float = RETRY_S) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        worker: str,
+        data: Asks,
+        *,
+        deadline_s: float,
+        changed: Callable[[], object] = lambda: None,
+        retry_s: float = RETRY_S,
+    ) -> None:
+        """`changed` is called when `syncing` or the version changes; `deadline_s` bounds a question."""
         self._engine = engine
-        self.retry_s = retry_s
-        self._wanted: RunState | None = None
-        self._changed = asyncio.Event()
+        self._worker = worker
+        self._data = data
+        self._deadline_s = deadline_s
+        self._say_changed = changed
+        self._retry_s = retry_s
+        self._announced = -1
+        self._news = asyncio.Event()
         self.ready = asyncio.Event()  # set once published weights serve
-        self.syncing = False
+        self.syncing = False  # from the permit until the set serves or is refused
         self.refusal = ""  # why the newest set does not serve; empty if it does
-        self.synced = 0  # sets taken
-        self.sync_s = 0.0  # seconds spent on taking them, requests served meanwhile
-        self.pause_s = 0.0  # seconds of these in which no request was served
+        self.totals = SyncTotals()
 
     def hear(self, state: RunState) -> None:
-        """Note an announcement; `follow` acts on the newest."""
-        if state.policy_version >= 0 and self._is_newer(state):
-            self._wanted = state
-            self._changed.set()
+        """Note an announcement; `follow` acts on it."""
+        if state.policy_version > self._announced:
+            self._announced = state.policy_version
+            self._news.set()
 
-    async def follow(self, waiting: Callable[[str], AbstractContextManager[None]]) -> None:
-        """Take what is announced, for ever; ends by cancellation only.
-
-        `waiting` tells what is waited for while a set is refused (HeartbeatSender.waiting).
-        """
-        with ExitStack() as told:
+    async def follow(self, waiting: Waiting) -> None:
+        """Take what is announced, for ever; ends by cancellation, or an error of the bus only."""
+        with ExitStack() as refused:
             while True:
-                try:
-                    await asyncio.wait_for(
-                        self._changed.wait(), self.retry_s if self.refusal else None
-                    )
-                except TimeoutError:
-                    log.info("tries the refused weights again")
-                self._changed.clear()
-                if self._wanted is not None and self._is_behind(self._wanted):
-                    await self._take(self._wanted)
-                    told.close()
+                if self.refusal or not self._is_behind():
+                    await self._hear_news()
+                self._news.clear()
+                if self._is_behind():
+                    await self._sync(waiting)
+                    refused.close()
                     if self.refusal:
-                        told.enter_context(waiting(f"weights that fit; {self.refusal}"))
+                        refused.enter_context(waiting(f"weights that fit; {self.refusal}"))
 
-    def _is_newer(self, state: RunState) -> bool:
-        return self._wanted is None or state.policy_version > self._wanted.policy_version
-
-    def _is_behind(self, wanted: RunState) -> bool:
-        return not self.ready.is_set() or wanted.policy_version > self._engine.policy_version
-
-    async def _take(self, wanted: RunState) -> None:
-        path, version = await asyncio.to_thread(_locate, wanted)
-        started = time.monotonic()
-        self.syncing = True
+    async def _hear_news(self) -> None:
+        """Until something is announced, or a refused set may be tried again."""
         try:
-            timing = await self._engine.update_weights(path, version)
-        except (WeightsError, EngineError, TimeoutError) as error:
-            self.refusal = f"weights v{version} refused: {error}"
+            await asyncio.wait_for(self._news.wait(), self._retry_s if self.refusal else None)
+        except TimeoutError:
+            log.info("tries the refused weights again")
+
+    def _is_behind(self) -> bool:
+        return self._announced > self._version
+
+    @property
+    def _version(self) -> int:
+        """That serves; -1 before the first."""
+        return self._engine.policy_version if self.ready.is_set() else -1
+
+    async def _sync(self, waiting: Waiting) -> None:
+        """One round: wait for the permit, take what it names, tell how it went."""
+        began = time.monotonic()
+        permit = await self._permit(waiting)
+        waited_s = time.monotonic() - began
+        gauges = self._engine.gauges()
+        self.syncing = True
+        self._say_changed()
+        error, timing = "", UpdateTiming(0.0, 0.0, 0.0)
+        try:
+            timing = await self._take(permit)
+        except (WeightsError, EngineError, TimeoutError) as problem:
+            error = str(problem) or type(problem).__name__
+            self.refusal = f"weights v{permit.policy_version} refused: {error}"
             log.warning("%s; v%d goes on serving", self.refusal, self._engine.policy_version)
-            return
+        else:
+            self.refusal = ""
+            self.ready.set()
         finally:
             self.syncing = False
-        self.refusal = ""
-        self.synced += 1
-        self.sync_s += time.monotonic() - started
-        self.pause_s += timing.pause_s
-        self.ready.set()
+            self._say_changed()
+        self._count(waited_s, timing, error)
+        await self._tell(
+            SyncDone(
+                worker=self._worker,
+                policy_version=permit.policy_version,
+                error=error,
+                waited_s=waited_s,
+                transfer_s=timing.transfer_s,
+                pause_s=timing.pause_s,
+                finish_s=timing.finish_s,
+                resume_s=timing.resume_s,
+                in_flight=int(gauges["in_flight"] + gauges["waiting"]),
+            )
+        )
 
+    async def _permit(self, waiting: Waiting) -> SyncReply:
+        """Data's leave to take the set it names, however long that takes; the old weights serve."""
+        reason = "data to answer"
+        while True:
+            with waiting(f"its turn to take weights v{self._announced}: {reason}"):
+                asked = time.monotonic()
+                try:
+                    reply = await self._data.request(
+                        SyncRequest(worker=self._worker, policy_version=self._version),
+                        self._deadline_s,
+                    )
+                except DeadlineError as error:
+                    log.warning("%s; goes on serving v%d", error, self._version)
+                    continue
+                except RefusedError as error:
+                    log.warning("%s; asks again in %.0f s", error, self._retry_s)
+                    await asyncio.sleep(self._retry_s)
+                    continue
+                assert isinstance(reply, SyncReply)
+                if reply.granted:
+                    return reply
+                await asyncio.sleep(max(0.0, asked + ASK_AGAIN_S - time.monotonic()))
+            reason = reply.reason
 
-def _locate(wanted: RunState) -> tuple[Path, int]:
-    """Where the announced version is; the newest beside it if it has been removed meanwhile."""
-    path = Path(wanted.weights_path)
-    if not path.exists():
-        found = newest(path.parent)
-        if found is not None and found.policy_version > wanted.policy_version:
-            return found.path, found.policy_version
-    return path, wanted.policy_version
+    async def _take(self, permit: SyncReply) -> UpdateTiming:
+        """The set that `permit` names, in the engine. Raises WeightsError, EngineError."""
+        if permit.policy_version <= self._version:
+            return UpdateTiming(0.0, 0.0, 0.0)  # it serves already; only the permit goes back
+        path = Path(permit.path)
+        began = time.monotonic()
+        await asyncio.to_thread(check, path, permit.policy_version, permit.digest)
+        check_s = time.monotonic() - began
+        timing = await self._engine.update_weights(path, permit.policy_version)
+        return replace(timing, transfer_s=timing.transfer_s + check_s)
+
+    def _count(self, waited_s: float, timing: UpdateTiming, error: str) -> None:
+        totals = self.totals
+        pause_s = timing.pause_s + timing.finish_s + timing.resume_s
+        totals.sync_wait_s += waited_s
+        totals.transfer_s += timing.transfer_s
+        if error:
+            totals.refused += 1
+        else:
+            totals.syncs += 1
+            totals.pause_s += pause_s
+            totals.pause_last_s = pause_s
+
+    async def _tell(self, done: SyncDone) -> None:
+        try:
+            await self._data.request(done, TELL_S)
+        except (DeadlineError, RefusedError) as error:
+            log.warning("%s; data takes the permit back in time", error)

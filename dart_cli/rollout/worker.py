@@ -1,11 +1,14 @@
 """`dart rollout`: one worker process.
 
-    Replier        the worker's own address: ActRequest -> Completion        -> Responder, Engine
-    Subscriber     RunState from data: the newest weights, and the end       -> WeightSync
+    Replier        the worker's own address: ActRequest -> Completion           -> Responder, Engine
+    Subscriber     RunState from data: newest weights, suspension, the end      -> WeightSync, Engine
+    Requester      to data: may I take new weights? How it went                 -> WeightSync
     Heartbeat      each second: address, version, load, what it waits for
 
 The worker keeps no state of an episode: any request may come to any worker. It answers nothing
 until it has taken a published weight set, so every completion carries a version that exists.
+While data says that the run is suspended, what is in work ends with what it has and what comes is
+answered at once with what it came with; any worker may go on from there. Weights are taken still.
 """
 
 from __future__ import annotations
@@ -14,25 +17,34 @@ import asyncio
 import contextlib
 import logging
 import socket
-from dataclasses import dataclass
-from typing import Protocol
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
-from bus.endpoints import TELEMETRY_IN, TELEMETRY_OUT
+from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
 from bus.errors import ConfigError, ProtocolError
 from bus.heartbeat import HeartbeatSender, Load
-from bus.messages import ActRequest, Completion, Reply, Request, RunState
-from bus.sockets import Publisher, Replier, Subscriber
+from bus.messages import ActRequest, Completion, Partial, Reply, Request, RunState
+from bus.sockets import Publisher, Replier, Requester, Subscriber
 from dart_cli.config import Config, run_curve, run_endpoints
 from dart_cli.engines.base import Engine
 from dart_cli.rollout.sync import WeightSync
 from dart_cli.tasks import background
+from dart_cli.timesplit import PREFIX
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 WAITING_PER_PLACE = 8
 """Requests taken in for each place in a batch; more wait in the socket, and then at their sender."""
 DRAIN_S = 2.0
 """How long requests in work may still be answered after the end."""
+STARTING = f"{PREFIX}starting"
+"""Gauge: seconds before the first weights served, those of loading included."""
 
 
 class Answers(Protocol):
@@ -72,20 +84,67 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
         states = await stack.enter_async_context(
             Subscriber(endpoints.address(TELEMETRY_OUT), [RunState], curve=curve)
         )
-        service = _Service()
+        data = await stack.enter_async_context(
+            Requester(endpoints.address(DATA), name=worker, peer="data", curve=curve)
+        )
+        service = _Service(worker)
         heartbeat = HeartbeatSender(
             publisher, "rollout", worker, service.load, endpoint=replier.endpoint
         )
         await stack.enter_async_context(heartbeat)
         with heartbeat.waiting("the model to load"):
-            model = await asyncio.to_thread(load_model, config)
+            model = await _unless(stop, lambda: load_model(config))
+        if model is None:
+            return
         stack.push_async_callback(model.engine.close)
-        service.start(model)
+        service.start(
+            model,
+            WeightSync(
+                model.engine,
+                worker,
+                data,
+                deadline_s=config.bus.deadline_s,
+                changed=heartbeat.beat,
+            ),
+        )
         async with background(service.serve(replier, heartbeat), service.listen(states, stop)):
             await stop.wait()
             service.stopping = True
             heartbeat.beat()
             await replier.close(DRAIN_S)
+
+
+async def _unless(stop: asyncio.Event, work: Callable[[], _T]) -> _T | None:
+    """What `work` returns; None, and `work` left alone, if `stop` is set before.
+
+    A thread of its own, which no end waits for: imports and model files take minutes at times.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_T] = loop.create_future()
+
+    def tell(set_outcome: Callable[[], None]) -> None:
+        if not done.done():
+            set_outcome()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
+            outcome = partial(done.set_exception, error)
+        else:
+            outcome = partial(done.set_result, result)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(tell, outcome)
+
+    threading.Thread(target=run, name="load", daemon=True).start()
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        either: list[asyncio.Future[Any]] = [done, stopped]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        return done.result() if done.done() else None
+    finally:
+        stopped.cancel()
+        done.cancel()
 
 
 def load_model(config: Config) -> Model:
@@ -96,6 +155,18 @@ def load_model(config: Config) -> Model:
         clicks = random_clicks(config.policy.codec)
         scripted = ScriptedEngine(clicks, policy_version=-1, max_batch=config.rollout.max_batch)
         return Model(scripted, ScriptedResponder(scripted))
+    if config.rollout.engine == "timed":
+        from dart_cli.engines.scripted import ScriptedResponder
+        from dart_cli.engines.timed import TimedEngine, random_replies
+        from dart_cli.weights.manifest import check_whole
+
+        timed = TimedEngine(
+            random_replies(config.policy.codec, config.timing),
+            config.timing,
+            check_weights=check_whole,
+            max_batch=config.rollout.max_batch,
+        )
+        return Model(timed, ScriptedResponder(timed))
 
     import torch
 
@@ -118,15 +189,19 @@ def load_model(config: Config) -> Model:
 class _Service:
     """The parts of a worker that share its state."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker: str) -> None:
         self.stopping = False
+        self._worker = worker
+        self._began = time.monotonic()
+        self._loading_s = 0.0
         self._model: Model | None = None
         self._sync: WeightSync | None = None
+        self._suspended = False
 
-    def start(self, model: Model) -> None:
+    def start(self, model: Model, sync: WeightSync) -> None:
         """The model is there; weights may be taken."""
-        self._model = model
-        self._sync = WeightSync(model.engine)
+        self._model, self._sync = model, sync
+        self._loading_s = time.monotonic() - self._began
 
     async def serve(self, replier: Replier, heartbeat: HeartbeatSender) -> None:
         """Wait for the first weights, then answer requests until the replier is closed."""
@@ -143,6 +218,7 @@ class _Service:
         assert self._sync is not None
         async for state in states:
             assert isinstance(state, RunState)
+            self._suspend(state.suspended)
             self._sync.hear(state)
             if state.stopping:
                 log.info("the run is over: %s", state.reason)
@@ -151,15 +227,13 @@ class _Service:
     def load(self) -> Load:
         """The heartbeat's changing part."""
         if self._model is None or self._sync is None:
-            return Load("starting")
+            loading_s = time.monotonic() - self._began
+            return Load("starting", gauges={STARTING: loading_s})
         state = "ready" if self._sync.ready.is_set() else "starting"
         if self._sync.syncing and state == "ready":
             state = "syncing"
-        gauges = self._model.engine.gauges() | {
-            "syncs": float(self._sync.synced),
-            "sync_s": self._sync.sync_s,
-            "pause_s": self._sync.pause_s,
-        }
+        gauges = self._model.engine.gauges() | asdict(self._sync.totals)
+        gauges[STARTING] = gauges.get(STARTING, 0.0) + self._loading_s
         return Load("stopping" if self.stopping else state, self._version, gauges)
 
     @property
@@ -167,13 +241,42 @@ class _Service:
         assert self._model is not None
         return self._model.engine.policy_version
 
+    def _suspend(self, suspended: bool) -> None:
+        """Nothing is begun or continued from now on; or it is again."""
+        assert self._model is not None
+        if suspended and not self._suspended:
+            self._model.engine.interrupt()
+        self._suspended = suspended
+
     async def _answer(self, _client: str, request: Request) -> Reply:
         if not isinstance(request, ActRequest):
             raise ProtocolError(
                 f"a rollout worker answers ActRequest, not {type(request).__name__}"
             )
         assert self._model is not None
-        return await self._model.responder.answer(request)
+        if self._suspended:
+            return _as_it_came(request, self._worker)
+        completion = await self._model.responder.answer(request)
+        return completion.model_copy(update={"worker": self._worker})
+
+
+def _as_it_came(request: ActRequest, worker: str) -> Completion:
+    """A request that is not begun: suspended, with the tokens of its partial and no others."""
+    so_far = request.partial or Partial(
+        token_ids=[], behaviour_logprobs=[], entropies=[], version_spans=[]
+    )
+    return Completion(
+        prompt_token_ids=[],
+        token_ids=so_far.token_ids,
+        behaviour_logprobs=so_far.behaviour_logprobs,
+        entropies=so_far.entropies,
+        version_spans=so_far.version_spans,
+        text="",
+        stop="suspended",
+        queue_s=0.0,
+        engine_s=0.0,
+        worker=worker,
+    )
 
 
 def _address_towards(host: str, port: int) -> str:

@@ -4,18 +4,21 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 from bus.errors import EngineError, WeightsError
+from bus.messages import Partial, VersionSpan
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.transformers_engine import TransformersEngine
-from dart_cli.policy.forward import logits, masked_logprobs
-from dart_cli.policy.model import LoadedPolicy, weight_tensors
-from dart_cli.weights.file import load, publish
+from dart_cli.policy.forward import ModelInputs, logits, masked_logprobs
+from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
+from dart_cli.weights.file import MANIFEST, WEIGHTS, load, publish
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,35 +157,298 @@ async def test_a_completion_ends_with_the_end_token_or_at_its_length(
     assert {generation.stop for generation in generations} == {"end", "length"}
 
 
-async def test_new_weights_arrive_under_load_without_losing_a_request(
+def random_versions(policy: LoadedPolicy, count: int) -> list[dict[str, torch.Tensor]]:
+    """The policy's weights, and others, each a little away from the one before."""
+    generator = torch.Generator().manual_seed(0)
+    versions = [{name: t.clone() for name, t in weight_tensors(policy.model).items()}]
+    while len(versions) < count:
+        versions.append(
+            {
+                name: tensor + 0.02 * torch.randn(tensor.shape, generator=generator)
+                for name, tensor in versions[-1].items()
+            }
+        )
+    return versions
+
+
+def put(policy: LoadedPolicy, tensors: dict[str, torch.Tensor]) -> None:
+    for name, tensor in weight_tensors(policy.model).items():
+        tensor.copy_(tensors[name])
+
+
+@torch.inference_mode()
+def replayed_logprobs(
+    policy: LoadedPolicy,
+    request: GenerateRequest,
+    generation: Generation,
+    versions: list[dict[str, torch.Tensor]],
+) -> list[float]:
+    """Log-probabilities [A] of a completion over one cache that every version adds to in turn."""
+    by_token = [span.version for span in generation.version_spans for _ in range(*bounds(span))]
+    cache = DynamicCache(config=policy.model.config)
+    inputs = policy.inputs([request.prompt_token_ids], [request.images])
+    mask, position, found = inputs.attention_mask, inputs.next_position, []
+    for token, version in zip(generation.token_ids, by_token, strict=True):
+        put(policy, versions[version])
+        values = logits(policy.model, inputs, last=1, cache=cache)[0, 0]
+        logprobs = masked_logprobs(values, policy.forbidden(values.device), 1.0)
+        found.append(float(logprobs[token]))
+        mask = torch.cat([mask, mask.new_ones(1, 1)], 1)
+        inputs = ModelInputs(
+            input_ids=torch.tensor([[token]]),
+            attention_mask=mask,
+            position_ids=position[None, :, None].expand(3, -1, -1),
+            next_position=position + 1,
+            images=(),
+            shown=(),
+        )
+        position = position + 1
+    return found
+
+
+def bounds(span: VersionSpan) -> tuple[int, int]:
+    return span.start, span.end
+
+
+async def test_new_weights_arrive_in_mid_batch_and_every_token_has_the_numbers_of_its_version(
     policy: LoadedPolicy, ask: Asker, tmp_path: Path
 ) -> None:
-    generator = torch.Generator().manual_seed(0)
-    versions = {0: {name: t.clone() for name, t in weight_tensors(policy.model).items()}}
-    for version in (1, 2, 3):
-        versions[version] = {
-            name: tensor + 0.02 * torch.randn(tensor.shape, generator=generator)
-            for name, tensor in versions[version - 1].items()
-        }
-    requests = [ask(i, past_images=i % 2, max_tokens=6) for i in range(120)]
+    versions = random_versions(policy, 6)
+    requests = [ask(i, past_images=i % 2, max_tokens=12) for i in range(96)]
     async with serving(policy, max_batch=8) as engine:
         waiting = [asyncio.create_task(engine.generate(request)) for request in requests]
-        for version in (1, 2, 3):
-            await asyncio.wait(waiting[: 25 * version], return_when=asyncio.ALL_COMPLETED)
+        for version in range(1, len(versions)):
+            await asyncio.wait(waiting[: 15 * version], return_when=asyncio.ALL_COMPLETED)
             published = publish(versions[version], tmp_path, version)
             timing = await engine.update_weights(published.path, version)
-            assert timing.pause_s >= 0
+            assert min(timing.transfer_s, timing.pause_s, timing.finish_s, timing.resume_s) >= 0
             assert engine.policy_version == version
         generations = await asyncio.gather(*waiting)
-    used = set()
+    used, mixed = set(), 0
     for request, generation in zip(requests, generations, strict=True):
-        (span,) = generation.version_spans
-        assert (span.start, span.end) == (0, len(generation.token_ids))
-        used.add(span.version)
-        for name, tensor in weight_tensors(policy.model).items():
-            tensor.copy_(versions[span.version][name])
-        assert_exact(policy, request, generation, 1.0)
-    assert used == {0, 1, 2, 3}
+        spans = generation.version_spans
+        used |= {span.version for span in spans}
+        mixed += len(spans) > 1
+        assert [span.start for span in spans] == [0, *(span.end for span in spans[:-1])]
+        assert spans[-1].end == len(generation.token_ids)
+        assert generation.behaviour_logprobs == pytest.approx(
+            replayed_logprobs(policy, request, generation, versions), abs=1e-5
+        )
+        if len(spans) == 1:
+            put(policy, versions[spans[0].version])
+            assert_exact(policy, request, generation, 1.0)
+    assert used == set(range(len(versions)))
+    assert mixed > 0
+
+
+async def test_a_swap_waits_for_one_iteration_at_most_and_loses_no_request(
+    policy: LoadedPolicy, ask: Asker, tmp_path: Path
+) -> None:
+    policy.end_token_ids = (policy.forbidden_token_ids[0],)  # no completion ends by itself
+    published = publish(random_versions(policy, 2)[1], tmp_path, 1)
+    async with serving(policy) as engine:
+        asking = asyncio.create_task(engine.generate(ask(1, max_tokens=2000)))
+        await begun(engine)
+        await engine.update_weights(published.path, 1)
+        assert not asking.done()
+        assert engine.gauges()["seconds.syncing"] > 0
+        engine.interrupt()
+        generation = await asking
+    assert [span.version for span in generation.version_spans] == [0, 1]
+
+
+async def begun(engine: TransformersEngine, requests: int = 1) -> None:
+    """Wait until so many requests are in work."""
+    while engine.gauges()["in_flight"] < requests:  # noqa: ASYNC110 - a gauge, no event
+        await asyncio.sleep(0.001)
+
+
+def partial_of(generation: Generation) -> Partial:
+    return Partial(
+        token_ids=generation.token_ids,
+        behaviour_logprobs=generation.behaviour_logprobs,
+        entropies=generation.entropies,
+        version_spans=generation.version_spans,
+    )
+
+
+def cut(generation: Generation, length: int, version: int = 0) -> Partial:
+    """The partial of a completion that was suspended after `length` tokens."""
+    return Partial(
+        token_ids=generation.token_ids[:length],
+        behaviour_logprobs=generation.behaviour_logprobs[:length],
+        entropies=generation.entropies[:length],
+        version_spans=[VersionSpan(version=version, start=0, end=length)] if length else [],
+    )
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+async def test_a_partial_goes_on_elsewhere_token_for_token_from_any_place(
+    policy: LoadedPolicy, untrained_folder: Path, ask: Asker, temperature: float
+) -> None:
+    requests = [ask(i, past_images=i % 2, temperature=temperature) for i in range(8)]
+    async with serving(policy) as engine:
+        whole = await gather(engine, requests)
+    async with serving(load_policy(untrained_folder), linger_s=0.05) as elsewhere:
+        resumed = [
+            replace(request, partial=cut(generation, length))
+            for request, generation in zip(requests, whole, strict=True)
+            for length in range(len(generation.token_ids) + 1)
+        ]
+        again = await gather(elsewhere, resumed)
+    expected = [generation for generation in whole for _ in range(len(generation.token_ids) + 1)]
+    assert len({len(request.partial.token_ids) for request in resumed if request.partial}) > 5
+    for got, straight in zip(again, expected, strict=True):
+        assert (got.token_ids, got.stop) == (straight.token_ids, straight.stop)
+        assert got.behaviour_logprobs == pytest.approx(straight.behaviour_logprobs, abs=1e-5)
+        assert got.entropies == pytest.approx(straight.entropies, abs=1e-4)
+        assert got.version_spans == straight.version_spans
+
+
+async def test_interrupted_again_and_again_a_completion_is_the_same(
+    policy: LoadedPolicy, untrained_folder: Path, ask: Asker
+) -> None:
+    """Two engines in turn; what each returns is given to the other, until all have ended."""
+    policy.end_token_ids = (policy.forbidden_token_ids[0],)
+    other = load_policy(untrained_folder)
+    other.end_token_ids = policy.end_token_ids
+    requests = [ask(i, max_tokens=100 + 40 * i) for i in range(6)]
+    async with serving(policy, max_batch=4) as one, serving(other, max_batch=4) as two:
+        straight = await gather(one, requests)
+        found: dict[int, Generation] = {}
+        lengths: set[int] = set()
+        rounds = 0
+        while len(found) < len(requests):
+            engine = (one, two)[rounds % 2]
+            left = [i for i in range(len(requests)) if i not in found]
+            asks = [asyncio.create_task(engine.generate(requests[i])) for i in left]
+            await begun(engine, min(4, len(left)))
+            await asyncio.sleep(0.05)
+            engine.interrupt()
+            for i, generation in zip(left, await asyncio.gather(*asks), strict=True):
+                if generation.stop == "suspended":
+                    requests[i] = replace(requests[i], partial=partial_of(generation))
+                    lengths.add(len(generation.token_ids))
+                else:
+                    found[i] = generation
+            rounds += 1
+    assert rounds > 2
+    assert len(lengths) > 2
+    for i, expected in enumerate(straight):
+        assert (found[i].token_ids, found[i].stop) == (expected.token_ids, "length")
+        assert found[i].behaviour_logprobs == pytest.approx(expected.behaviour_logprobs, abs=1e-5)
+        assert found[i].version_spans == expected.version_spans
+
+
+async def test_resumed_under_other_weights_the_new_tokens_are_those_of_a_fresh_forward(
+    policy: LoadedPolicy, ask: Asker, tmp_path: Path
+) -> None:
+    versions = random_versions(policy, 2)
+    requests = [ask(i, past_images=i % 2, max_tokens=12) for i in range(6)]
+    async with serving(policy) as engine:
+        before = await gather(engine, requests)
+        await engine.update_weights(publish(versions[1], tmp_path, 1).path, 1)
+        resumed = [
+            replace(request, partial=cut(generation, 4))
+            for request, generation in zip(requests, before, strict=True)
+        ]
+        after = await gather(engine, resumed)
+    assert any(len(generation.token_ids) > 4 for generation in after)
+    for request, old, new in zip(requests, before, after, strict=True):
+        assert new.token_ids[:4] == old.token_ids[:4]
+        assert new.behaviour_logprobs[:4] == old.behaviour_logprobs[:4]
+        if len(new.token_ids) > 4:
+            assert new.version_spans == [
+                VersionSpan(version=0, start=0, end=4),
+                VersionSpan(version=1, start=4, end=len(new.token_ids)),
+            ]
+            fresh, entropies = fresh_logprobs(policy, request, new.token_ids, 1.0)
+            assert new.behaviour_logprobs[4:] == pytest.approx(fresh[4:].tolist(), abs=1e-5)
+            assert new.entropies[4:] == pytest.approx(entropies[4:].tolist(), abs=1e-4)
+
+
+async def test_an_interruption_ends_those_who_wait_and_returns_what_had_ended(
+    policy: LoadedPolicy, ask: Asker
+) -> None:
+    policy.end_token_ids = (policy.forbidden_token_ids[0],)
+    short, long = ask(1, max_tokens=1), ask(2, max_tokens=3000)
+    begun_before = Partial(
+        token_ids=[30, 31],
+        behaviour_logprobs=[-1.0, -2.0],
+        entropies=[0.5, 0.6],
+        version_spans=[VersionSpan(version=7, start=0, end=2)],
+    )
+    third = replace(ask(3, max_tokens=50), partial=begun_before)
+    async with serving(policy, max_batch=2, linger_s=0.05) as engine:
+        asks = [asyncio.create_task(engine.generate(each)) for each in (short, long, third)]
+        while engine.gauges()["tokens"] < 3:  # noqa: ASYNC110 - a gauge, no event
+            await asyncio.sleep(0.001)
+        engine.interrupt()
+        ended, suspended, waited = await asyncio.gather(*asks)
+        assert engine.gauges()["finished"] == 1
+        assert (await engine.generate(ask(4, max_tokens=2))).stop == "length"
+    assert 2 <= len(suspended.token_ids) < 3000
+    assert suspended.stop == "suspended"
+    assert (ended.stop, len(ended.token_ids)) == ("length", 1)
+    assert partial_of(waited) == begun_before
+    assert waited.stop == "suspended"
+
+
+async def test_a_partial_that_cannot_be_gone_on_with_is_refused_by_name(
+    policy: LoadedPolicy, ask: Asker
+) -> None:
+    good = cut(Generation([30, 31], [0.0, 0.0], [0.0, 0.0], [], "length", 0, 0), 2)
+    bad = {
+        "never samples": good.model_copy(update={"token_ids": [30, policy.image_token_id]}),
+        "1 log-probabilities": good.model_copy(update={"behaviour_logprobs": [0.0]}),
+        "no version for token 0": good.model_copy(
+            update={"version_spans": [VersionSpan(version=0, start=1, end=3)]}
+        ),
+    }
+    async with serving(policy) as engine:
+        for cause, partial in bad.items():
+            with pytest.raises(EngineError, match=cause):
+                await engine.generate(replace(ask(1), partial=partial))
+
+
+async def test_bad_sets_are_refused_while_requests_run_and_none_of_them_notices(
+    policy: LoadedPolicy, ask: Asker, tmp_path: Path
+) -> None:
+    good = publish(weight_tensors(policy.model), tmp_path, 1)
+    poisoned = {name: t * float("nan") for name, t in weight_tensors(policy.model).items()}
+    bad = [publish(poisoned, tmp_path, 2).path, tmp_path / "absent"]
+    for version, damage in ((3, cut_file), (4, flip_byte), (5, lose_manifest)):
+        bad.append(publish(weight_tensors(policy.model), tmp_path, version).path)
+        damage(bad[-1])
+    requests = [ask(i, max_tokens=12) for i in range(40)]
+    async with serving(policy, max_batch=8) as engine:
+        straight = await gather(engine, requests)
+        running = asyncio.gather(*(engine.generate(request) for request in requests))
+        await begun(engine)
+        for path in bad:
+            with pytest.raises(WeightsError):
+                await engine.update_weights(path, 9)
+        meanwhile = await running
+        assert engine.policy_version == 0
+        await engine.update_weights(good.path, 1)
+    for got, expected in zip(meanwhile, straight, strict=True):
+        assert got.token_ids == expected.token_ids
+        assert {span.version for span in got.version_spans} == {0}
+        assert got.behaviour_logprobs == pytest.approx(expected.behaviour_logprobs, abs=1e-5)
+
+
+def cut_file(path: Path) -> None:
+    (path / WEIGHTS).write_bytes((path / WEIGHTS).read_bytes()[:-7])
+
+
+def flip_byte(path: Path) -> None:
+    data = bytearray((path / WEIGHTS).read_bytes())
+    data[-1] ^= 1
+    (path / WEIGHTS).write_bytes(data)
+
+
+def lose_manifest(path: Path) -> None:
+    (path / MANIFEST).unlink()
 
 
 async def test_a_bad_weight_set_is_refused_and_the_old_weights_go_on_serving(
@@ -342,4 +608,5 @@ async def test_gauges_count_what_was_served(policy: LoadedPolicy, ask: Asker) ->
     assert gauges["finished"] == 9
     assert gauges["tokens"] == sum(len(generation.token_ids) for generation in generations)
     assert gauges["waiting"] == 0
-    assert gauges["busy_s"] > 0
+    assert 0 < gauges["load_s"] <= gauges["seconds.busy"]
+    assert gauges["seconds.starting"] == 0
