@@ -245,7 +245,7 @@ def _told(seen: Situation) -> str:
     """The board in words, e.g. "6 groups play and 2 wait for the trainer"."""
     board = seen.board
     told = f"{len(board.open)} groups play and {len(board.ready)} wait for the trainer"
-    return f"{told}, which has {seen.untrained} batches to train" if seen.untrained else told
+    return f"{told}, batches before them: {seen.untrained}" if seen.untrained else told
 
 
 def training_tasks(config: Config) -> list[Task]:

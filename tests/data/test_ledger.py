@@ -18,7 +18,6 @@ from bus.messages import (
     Lease,
     LeaseRequest,
     Outcome,
-    TrainerHello,
     VersionSpan,
     WeightsPublished,
 )
@@ -32,12 +31,16 @@ from tests.data.parts import (
     Clock,
     a_batch,
     ask_lease,
+    assert_sums_are_conserved,
+    hello,
     make_ledger,
     picture,
+    picture_of,
     play,
     play_group,
     small_config,
     step_record,
+    trained,
     trajectory_end,
 )
 
@@ -61,17 +64,6 @@ def clock() -> Clock:
 @pytest.fixture
 def ledger(config: Config, store: Store, clock: Clock) -> Ledger:
     return make_ledger(config, store, clock)
-
-
-def trained(batch_id: int, version: int | None = None) -> BatchTrained:
-    after = batch_id if version is None else version
-    return BatchTrained(batch_id=batch_id, policy_version=after, metrics={"loss": 1.0 / batch_id})
-
-
-def hello(last_batch_id: int) -> TrainerHello:
-    return TrainerHello(
-        policy_version=last_batch_id, batches_trained=[], last_batch_id=last_batch_id
-    )
 
 
 def state_of(store: Store, trajectory_id: str) -> str:
@@ -576,28 +568,6 @@ def test_a_screenshot_that_is_shown_again_stays(often: Config, store: Store) -> 
 # --- starting again -------------------------------------------------------------------------
 
 
-def picture_of(ledger: Ledger) -> object:
-    """All of a ledger that must survive a restart."""
-    groups = {
-        group.id: (
-            group.state,
-            group.task_seed,
-            {
-                a.id: (a.state, a.outcome, a.slot, a.oldest_version)
-                for a in group.attempts.values()
-                if a.state != "dropped"
-            },
-            len(group.attempts),
-        )
-        for group in ledger.board.groups.values()
-    }
-    success = {
-        task: (t.passed, t.failed, t.invalid, t.tally.by_version)
-        for task, t in ledger.progress.tasks.items()
-    }
-    return groups, ledger.board.opened, ledger.updates, ledger.weights, success
-
-
 ANY_OUTCOME: list[Outcome] = ["pass", "fail", "fail", "pass", "invalid"]
 
 
@@ -660,32 +630,6 @@ def test_whatever_happens_nothing_is_lost_and_a_restart_goes_on_from_there(
         again = make_ledger(config, store, clock)
         assert picture_of(again) == before
         assert_sums_are_conserved(again, store)
-
-
-def assert_sums_are_conserved(ledger: Ledger, store: Store) -> None:
-    """Each trajectory is in play, pending, in one batch, trained, or dropped for a reason."""
-    rows = store.trajectories()
-    live = {attempt.id for _, attempt in ledger.board.live()}
-    pending = {a.id for group in ledger.board.groups.values() for a in group.finished}
-    for row in rows:
-        reasons = store.decisions(row.id)
-        assert (row.id in live) == (row.state in ("leased", "playing"))
-        assert (row.id in pending) == (row.state == "finished")
-        assert (row.batch_id is not None) == (row.state in ("batched", "trained"))
-        assert bool(row.reason) == (row.state == "dropped")
-        assert [d.used for d in reasons] == {
-            "dropped": [False],
-            "batched": [True],
-            "trained": [True],
-        }.get(row.state, [])
-        assert row.outcome != "invalid" or row.state == "dropped"
-    sampled = [
-        sample.trajectory_id
-        for batch in store.batches()
-        for sample in store.batch_samples(batch.id)
-    ]
-    steps = {row.id: row.steps for row in rows if row.batch_id is not None}
-    assert sorted(sampled) == sorted(name for name, n in steps.items() for _ in range(n or 0))
 
 
 def test_a_restarted_ledger_leases_what_is_missing(config: Config) -> None:

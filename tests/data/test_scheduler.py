@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import random
+from collections import Counter, deque
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bus.errors import TaskError
 from bus.messages import LeaseRequest
@@ -17,6 +20,7 @@ from dart_cli.data.scheduler import (
     Situation,
     Success,
     Wait,
+    groups_in_time,
     make_scheduler,
     sampling_seed,
     task_seed,
@@ -72,6 +76,158 @@ def test_no_group_is_opened_beyond_the_bound() -> None:
 def test_a_worker_of_another_suite_is_told_so() -> None:
     with pytest.raises(TaskError, match="the run plays t, this worker only mini"):
         make().next(Situation(Board(), {}), LeaseRequest(worker="e", slot=0, suites=["mini"]))
+
+
+@pytest.mark.parametrize("scheduling", ["rollout", "task", "batch", "april"])
+def test_in_the_trainers_turn_nothing_is_leased_and_what_is_waited_for_is_told(
+    scheduling: str,
+) -> None:
+    scheduler = make(scheduling=scheduling, coupled=True)
+    for board in (Board(), a_board(a_group(1, attempts=1))):
+        assert ask(scheduler, board, turn="batch 3 is trained") == Wait("batch 3 is trained")
+
+
+# --- task-wise ------------------------------------------------------------------------------
+
+
+def test_task_wise_a_slot_waits_alone_until_its_group_is_over() -> None:
+    board = a_board(a_group(1, attempts=2))
+    finish(board.groups["g1"], True)
+    scheduler = make(scheduling="task")
+    found = ask(scheduler, board, slot=0)
+    assert found == Wait("group g1 is not over, 1 of its trajectories play", one_slot=True)
+    assert isinstance(ask(scheduler, board, slot=7), NewGroup)
+    assert isinstance(ask(make(scheduling="rollout"), board, slot=0), NewGroup)
+    board.groups["g1"].state = "ready"
+    assert isinstance(ask(scheduler, board, slot=0), NewGroup)
+
+
+def test_task_wise_a_slot_helps_its_own_group_first() -> None:
+    board = a_board(a_group(1, attempts=1), a_group(2, size=3))
+    mine = Attempt("mine", 0, "env-0", 5, 0, 0.0, state="dropped")
+    board.add_attempt(board.groups["g2"], mine)
+    assert ask(make(scheduling="task"), board, slot=5) is board.groups["g2"]
+    assert ask(make(scheduling="task"), board, slot=6) is board.groups["g1"]
+
+
+# --- batch-wise and April -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "most"),
+    [
+        ({"scheduling": "batch", "groups_per_batch": 3}, 3),
+        ({"scheduling": "april", "groups_per_batch": 4, "over_provision": 1.5}, 6),
+        ({"scheduling": "april", "groups_per_batch": 3, "over_provision": 1.5}, 5),
+        ({"scheduling": "april", "groups_per_batch": 10, "over_provision": 1.1}, 11),
+        ({"scheduling": "april", "groups_per_batch": 4, "over_provision": 1.0}, 4),
+        ({"scheduling": "april", "groups_per_batch": 4, "max_staleness": 0}, 4),
+        ({"scheduling": "batch", "groups_per_batch": 3, "max_open_groups": 2}, 2),
+        ({"scheduling": "rollout", "groups_per_batch": 3, "max_staleness": 2}, 9),
+    ],
+)
+def test_so_many_groups_are_opened_and_no_more(data: dict[str, Any], most: int) -> None:
+    scheduler, board = make(**{"max_open_groups": 0, **data}), Board()
+    assert scheduler.limit(Situation(board, {})) == most
+    for number in range(1, most + 1):
+        assert isinstance(ask(scheduler, board), NewGroup)
+        board.add(a_group(number, attempts=2))
+    found = ask(scheduler, board)
+    assert isinstance(found, Wait)
+    assert not found.one_slot
+    assert found.reason.startswith(f"{most} groups play and 0 wait for the trainer; ")
+
+
+# --- admission ------------------------------------------------------------------------------
+
+
+def staleness_when_trained(
+    before: int, *, groups_per_batch: int, publish_every: int, untrained: int, updates: int
+) -> int:
+    """Versions published until the group with `before` others before it is trained, by counting."""
+    published = 0
+    batches = [None] * untrained + [None] * (before // groups_per_batch)
+    for update in range(updates + 1, updates + 1 + len(batches)):
+        published += update % publish_every == 0
+    return published
+
+
+@given(
+    st.integers(1, 5),
+    st.integers(0, 5),
+    st.integers(1, 4),
+    st.integers(0, 6),
+    st.integers(0, 20),
+    st.integers(0, 3),
+)
+def test_the_limit_is_the_most_groups_that_are_trained_in_time(
+    groups_per_batch: int,
+    max_staleness: int,
+    publish_every: int,
+    untrained: int,
+    updates: int,
+    lag: int,
+) -> None:
+    limit = groups_in_time(
+        groups_per_batch=groups_per_batch,
+        max_staleness=max_staleness,
+        publish_every=publish_every,
+        untrained=untrained,
+        unpublished=updates % publish_every,
+        lag=lag,
+    )
+    for before in range(groups_per_batch * publish_every * (max_staleness + 2)):
+        staleness = lag + staleness_when_trained(
+            before,
+            groups_per_batch=groups_per_batch,
+            publish_every=publish_every,
+            untrained=untrained,
+            updates=updates,
+        )
+        assert (staleness <= max_staleness) == (before < limit)
+    if lag <= max_staleness and not untrained:
+        assert limit >= groups_per_batch  # the next batch can always be filled
+
+
+@settings(max_examples=200)
+@given(
+    st.integers(0, 2**32), st.integers(1, 4), st.integers(0, 4), st.integers(1, 3), st.booleans()
+)
+def test_groups_opened_within_the_limit_and_trained_in_order_are_never_stale(
+    seed: int, groups_per_batch: int, max_staleness: int, publish_every: int, is_eager: bool
+) -> None:
+    draws = random.Random(seed)
+    version = updates = untrained = 0
+    lag = 0
+    oldest: deque[int] = deque()  # of each live group, in the order of opening
+    for _ in range(300):
+        event = draws.random()
+        if event < 0.2:
+            lag = draws.randint(0, min(version, max_staleness))
+        limit = groups_in_time(
+            groups_per_batch=groups_per_batch,
+            max_staleness=max_staleness,
+            publish_every=publish_every,
+            untrained=untrained,
+            unpublished=updates % publish_every,
+            lag=lag,
+        )
+        if event < 0.7 or is_eager:
+            while len(oldest) < limit:
+                oldest.append(version - lag)
+                if not is_eager:
+                    break
+        if not untrained and len(oldest) >= groups_per_batch:
+            batch = [oldest.popleft() for _ in range(groups_per_batch)]
+            assert version - min(batch) <= max_staleness
+            untrained = 1
+        elif untrained and event > 0.5:
+            untrained, updates = 0, updates + 1
+            version += updates % publish_every == 0
+    assert updates > 10
+
+
+# --- which task -----------------------------------------------------------------------------
 
 
 def choices(scheduler: Scheduler, success: Success, rounds: int) -> list[str]:

@@ -1,0 +1,393 @@
+"""Whole runs through the real ledger and database, under every scheduler, at random.
+
+World   environment slots, rollout workers and a trainer that do what these may do, one event at a
+        time; after each event it looks whether a promise is broken
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bus.messages import Batch, Heartbeat, Lease, LeaseRequest, Outcome, WeightsPublished
+from dart_cli.config import Config
+from dart_cli.data.ledger import Ledger
+from dart_cli.data.scheduler import Wait
+from dart_cli.data.store import Store, open_store
+from tests.data.parts import (
+    Clock,
+    a_batch,
+    assert_sums_are_conserved,
+    hello,
+    make_ledger,
+    picture_of,
+    small_config,
+    step_record,
+    trained,
+    trajectory_end,
+)
+
+SCHEDULINGS = ["rollout", "task", "batch", "april"]
+OUTCOMES: list[Outcome] = ["pass", "fail"]
+
+
+def beat(worker: str, version: int) -> Heartbeat:
+    """What a rollout worker says each second."""
+    return Heartbeat(
+        role="rollout",
+        worker=worker,
+        host="here",
+        pid=1,
+        started_at=1.0,
+        sent_at=2.0,
+        endpoint="",
+        policy_version=version,
+        state="ready",
+        waiting_for="",
+        waiting_s=0.0,
+        gauges={},
+        trajectories=[],
+    )
+
+
+class World:
+    """Slots, rollout workers and a trainer around one ledger."""
+
+    def __init__(
+        self, config: Config, store: Store, seed: int, *, slots: int, invalid: float = 0.1
+    ) -> None:
+        self.config = config
+        self.store = store
+        self.clock = Clock()
+        self.draws = random.Random(seed)
+        self.playing: dict[int, tuple[Lease, int] | None] = dict.fromkeys(range(slots))
+        self.workers = {"rollout-0": 0, "rollout-1": 0, "rollout-2": 0}
+        self.version = 0
+        self.batch: Batch | None = None  # that the trainer has
+        self.invalid = invalid
+        self.leased: set[str] = set()
+        self.told: Counter[str] = Counter()
+        self.begin()
+        self.ledger.weights_published(self._weights())
+
+    def begin(self) -> None:
+        """A data process starts on the database and hears the workers."""
+        self.ledger = make_ledger(self.config, self.store, self.clock)
+        for worker, version in self.workers.items():
+            self.ledger.versions.hear(beat(worker, version), is_new=True)
+
+    # --- events -------------------------------------------------------------------------
+
+    def lease(self, slot: int) -> None:
+        """A free slot asks."""
+        ledger, turn = self.ledger, self.ledger.turn
+        assert ledger.suspended == bool(turn)
+        found = ledger.lease(LeaseRequest(worker="env-0", slot=slot, suites=["mini"]))
+        if isinstance(found, Wait):
+            assert found.reason
+            self.told[found.reason] += 1
+            return
+        is_new = found.trajectory_id not in self.leased  # else the answer was lost: the same again
+        assert not (is_new and turn), f"leased in {turn}"
+        self.leased.add(found.trajectory_id)
+        self.playing[slot] = (found, 0)
+
+    def play(self, slot: int) -> None:
+        """A slot takes a step, if the rollouts may work and a worker is fresh enough, or ends."""
+        playing = self.playing[slot]
+        assert playing is not None
+        lease, steps = playing
+        if steps and self.draws.random() < 0.4:
+            self.end(slot)
+            return
+        fresh = [
+            version
+            for version in self.workers.values()
+            if self.version - version <= self.config.data.max_staleness
+        ]
+        if self.ledger.suspended or not fresh:
+            return
+        record = step_record(lease.trajectory_id, steps, version=self.draws.choice(fresh))
+        is_accepted = self.ledger.step(record).accepted
+        self.playing[slot] = (lease, steps + 1) if is_accepted else None
+
+    def end(self, slot: int) -> None:
+        """An episode is over."""
+        playing = self.playing[slot]
+        assert playing is not None
+        lease, steps = playing
+        self.playing[slot] = None
+        is_invalid = self.draws.random() < self.invalid
+        outcome: Outcome = "invalid" if is_invalid else self.draws.choice(OUTCOMES)
+        self.ledger.end(trajectory_end(lease.trajectory_id, steps, outcome))
+
+    def train(self) -> None:
+        """The trainer asks for a batch, or has trained the one it has."""
+        data = self.config.data
+        if self.batch is None:
+            found = self.ledger.next_batch(self.version)
+            if isinstance(found, Wait):
+                self.told[found.reason] += 1
+                return
+            self.batch = found
+            assert len(found.group_ids) == data.groups_per_batch
+            row = self.store.batch(found.batch_id)
+            oldest = min(span.version for each in found.samples for span in each.version_spans)
+            assert row.formed_version - oldest <= data.max_staleness
+            assert self.ledger.suspended == data.coupled
+            if data.scheduling == "april" and not data.recycle:
+                assert not self.ledger.board.open
+            return
+        updates = self.ledger.updates + 1
+        if updates % self.config.weights.publish_every == 0:
+            self.version += 1
+            self.ledger.weights_published(self._weights())
+        assert self.ledger.batch_trained(trained(self.batch.batch_id, self.version)).accepted
+        self.batch = None
+
+    def synchronise(self, worker: str) -> None:
+        """A rollout worker takes the newest weights."""
+        self.workers[worker] = self.version
+        self.ledger.versions.hear(beat(worker, self.version), is_new=False)
+
+    def go_back(self) -> None:
+        """The trainer died and begins at its last checkpoint, with weights of the next number."""
+        newest = len(self.store.batches())
+        last = self.draws.randint(max(0, newest - 2), newest)
+        self.version += 1
+        self.batch = None
+        told = hello(last).model_copy(update={"policy_version": self.version})
+        assert self.ledger.hello(told).accepted
+        self.ledger.weights_published(self._weights())
+
+    def restart(self) -> None:
+        """Data dies and starts again: it stands where it stood and decides as it would have."""
+        self.store.commit()
+        before, limit, turn = picture_of(self.ledger), self.ledger.group_limit, self.ledger.turn
+        self.begin()
+        assert (picture_of(self.ledger), self.ledger.group_limit, self.ledger.turn) == (
+            before,
+            limit,
+            turn,
+        )
+
+    def run(self, events: int) -> None:
+        """Anything may happen."""
+        for _ in range(events):
+            self.clock.now += self.draws.choice([0.0, 0.5, 2.0])
+            event, slot = self.draws.random(), self.draws.choice(list(self.playing))
+            if event < 0.72:
+                (self.lease if self.playing[slot] is None else self.play)(slot)
+            elif event < 0.84:
+                self.train()
+            elif event < 0.94:
+                self.synchronise(self.draws.choice(list(self.workers)))
+            elif event < 0.95:
+                self.playing[slot] = None  # the slot broke and says nothing
+            elif event < 0.96:
+                self.ledger.take_back_expired()
+            elif event < 0.965:
+                self.go_back()
+            elif event < 0.98:
+                self.restart()
+            self.look()
+
+    def go_on(self, updates: int, rounds: int = 4000) -> None:
+        """Everybody works: so many updates must come about."""
+        wanted = self.ledger.updates + updates
+        for _ in range(rounds):
+            for slot, playing in self.playing.items():
+                (self.lease if playing is None else self.play)(slot)
+            for worker in self.workers:
+                self.synchronise(worker)
+            self.train()
+            self.look()
+            if self.ledger.updates >= wanted:
+                return
+        pytest.fail(f"no progress, last told: {list(self.told)[-5:]}")
+
+    # --- promises -----------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Look at what must hold at any moment."""
+        data, board = self.config.data, self.ledger.board
+        for group in board.groups.values():
+            assert len(group.finished) + len(group.live) <= group.size
+        if data.scheduling == "batch":
+            assert len(board.groups) <= data.groups_per_batch
+        if data.scheduling == "april":
+            assert len(board.groups) <= ceil(data.over_provision * data.groups_per_batch)
+        owners = Counter((a.worker, a.slot) for _, a in board.live())
+        assert max(owners.values(), default=0) <= 1
+
+    def _weights(self) -> WeightsPublished:
+        self.clock.now += 0.001  # no two sets are published at the same moment
+        return WeightsPublished(policy_version=self.version, path=f"w{self.version}", digest="d")
+
+
+def a_config(run_dir: Path, *, publish_every: int = 1, **data: Any) -> Config:
+    config = small_config(run_dir, **{"max_open_groups": 0, **data})
+    weights = config.weights.model_copy(update={"publish_every": publish_every})
+    return config.model_copy(update={"weights": weights})
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> dict[str, Any]:
+    scheduling = draw(st.sampled_from(SCHEDULINGS))
+    return {
+        "scheduling": scheduling,
+        "coupled": scheduling == "april" or draw(st.booleans()),
+        "recycle": draw(st.booleans()),
+        "over_provision": draw(st.sampled_from([1.0, 1.5, 2.0])),
+        "max_staleness": draw(st.sampled_from([0, 1, 4])),
+        "early_stop": draw(st.booleans()),
+        "publish_every": draw(st.sampled_from([1, 3])),
+        "group_size": draw(st.sampled_from([2, 4])),
+    }
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(runs(), st.integers(0, 2**32), st.sampled_from([1, 3, 12]))
+def test_whatever_happens_nothing_is_lost_and_the_run_goes_on(
+    tmp_path_factory: pytest.TempPathFactory, run: dict[str, Any], seed: int, slots: int
+) -> None:
+    config = a_config(tmp_path_factory.mktemp("world") / "run", **run)
+    with open_store(config.run.dir) as store:
+        world = World(config, store, seed, slots=slots)
+        world.run(250)
+        assert_sums_are_conserved(world.ledger, store)
+        world.go_on(2)
+        assert_sums_are_conserved(world.ledger, store)
+
+
+REASONS = {"all_success", "all_fail", "single_member", "no_valid_member"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_april_loses_no_finished_trajectory_and_recycles_what_is_unfinished(
+    tmp_path: Path, seed: int
+) -> None:
+    config = a_config(
+        tmp_path / "run", scheduling="april", coupled=True, over_provision=2.0, max_staleness=20
+    )
+    with open_store(config.run.dir) as store:
+        world = World(config, store, seed, slots=16, invalid=0.0)
+        world.go_on(8)
+        assert {row.reason for row in store.groups("dropped")} <= REASONS
+        assert any(max(store.staleness(batch.id - 1), default=0) for batch in store.batches())
+        trained_on = {name for b in store.batches() for name in store.batch_groups(b.id)}
+        waiting = set(world.ledger.board.groups)
+        dropped = {row.id for row in store.groups("dropped")}
+        assert {row.id for row in store.groups()} == trained_on | waiting | dropped
+
+
+def test_without_recycling_what_is_unfinished_is_dropped_as_surplus(tmp_path: Path) -> None:
+    config = a_config(
+        tmp_path / "run",
+        scheduling="april",
+        coupled=True,
+        over_provision=2.0,
+        recycle=False,
+        max_staleness=20,
+    )
+    with open_store(config.run.dir) as store:
+        world = World(config, store, 1, slots=16, invalid=0.0)
+        world.go_on(4)
+        assert {row.reason for row in store.groups("dropped")} - REASONS == {"surplus"}
+        surplus = {row.id for row in store.groups("dropped") if row.reason == "surplus"}
+        members = store.trajectories(group_ids=list(surplus))
+        assert {(row.state, row.reason) for row in members} == {("dropped", "surplus")}
+
+
+@pytest.mark.parametrize("scheduling", ["rollout", "task", "batch"])
+def test_with_no_staleness_allowed_the_run_is_on_policy_and_goes_on(
+    tmp_path: Path, scheduling: str
+) -> None:
+    config = a_config(tmp_path / "run", scheduling=scheduling, max_staleness=0)
+    with open_store(config.run.dir) as store:
+        world = World(config, store, 5, slots=16)
+        world.go_on(6)
+        assert set(store.staleness()) == {0}
+        assert "stale" not in {row.reason for row in store.groups("dropped")}
+
+
+def test_a_batch_wise_run_replaces_a_group_that_teaches_nothing(tmp_path: Path) -> None:
+    config = a_config(tmp_path / "run", scheduling="batch", group_size=2)
+    with open_store(config.run.dir) as store:
+        world = World(config, store, 2, slots=4, invalid=0.0)
+        world.go_on(4)
+        assert {row.reason for row in store.groups("dropped")} <= {"all_success", "all_fail"}
+        assert store.groups("dropped")
+
+
+@pytest.fixture
+def coupled(tmp_path: Path) -> Config:
+    return a_config(tmp_path / "run", coupled=True)
+
+
+def test_the_trainers_turn_lasts_until_every_worker_has_the_newest_weights(
+    coupled: Config,
+) -> None:
+    with open_store(coupled.run.dir) as store:
+        world = World(coupled, store, 0, slots=16, invalid=0.0)
+        while world.batch is None:
+            for slot, playing in world.playing.items():
+                (world.lease if playing is None else world.play)(slot)
+            assert not world.ledger.suspended
+            world.train()
+        ledger, batch = world.ledger, world.batch
+        assert ledger.turn == f"the trainer's turn: batch {batch.batch_id} is not trained on yet"
+        world.train()
+        assert ledger.turn == "rollout-0 and rollout-1 and rollout-2 must take weights v1 first"
+        world.synchronise("rollout-1")
+        ledger.versions.forget("rollout-2")  # it died
+        assert ledger.turn == "rollout-0 must take weights v1 first"
+        world.synchronise("rollout-0")
+        assert not ledger.suspended
+
+
+def test_a_coupled_run_plays_before_the_first_weights_and_waits_for_a_worker_that_has_them(
+    coupled: Config,
+) -> None:
+    with open_store(coupled.run.dir) as store:
+        ledger: Ledger = make_ledger(coupled, store)
+        assert not ledger.suspended
+        ledger.weights_published(WeightsPublished(policy_version=0, path="w0", digest="d"))
+        assert ledger.turn == "no rollout worker serves weights v0 yet"
+        ledger.versions.hear(beat("rollout-0", -1), is_new=True)
+        assert ledger.suspended
+        ledger.versions.hear(beat("rollout-0", 0), is_new=False)
+        assert not ledger.suspended
+
+
+def test_a_trainer_that_goes_back_has_its_turn_until_it_has_caught_up(coupled: Config) -> None:
+    with open_store(coupled.run.dir) as store:
+        world = World(coupled, store, 3, slots=16)
+        world.go_on(3)
+        world.version += 1
+        world.ledger.hello(hello(1).model_copy(update={"policy_version": world.version}))
+        world.batch = None
+        assert "batch 2 is not trained" in world.ledger.turn
+        again = a_batch(world.ledger.next_batch(world.version))
+        assert again.batch_id == 2
+
+
+def test_a_laggard_makes_room_for_fewer_groups_unless_it_is_too_far_behind(tmp_path: Path) -> None:
+    config = a_config(tmp_path / "run", max_staleness=2)
+    with open_store(config.run.dir) as store:
+        world = World(config, store, 0, slots=1)
+        limits = []
+        for version in range(4):
+            world.version = version
+            world.ledger.weights_published(world._weights())
+            world.synchronise("rollout-0")
+            world.synchronise("rollout-1")
+            limits.append(world.ledger.group_limit)
+        assert limits == [6, 4, 2, 6]  # rollout-2 is 0, 1, 2, 3 versions behind
