@@ -41,6 +41,7 @@ from bus.messages import (
     WeightsPublished,
 )
 from dart_cli.config import Config
+from dart_cli.data.blobs import in_range
 from dart_cli.data.curate import (
     Decision,
     FinishedGroup,
@@ -616,7 +617,7 @@ def _check_step(record: StepRecord) -> None:
 
 
 def _check_range(where: str, name: str, values: Sequence[int]) -> None:
-    if values and not 0 <= min(values) <= max(values) < 2**31:
+    if not in_range(values):
         raise ProtocolError(f"{where}: {name} must be in [0, 2 ** 31)")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from bus.messages import VersionSpan
 from dart_cli.data.blobs import (
     deflate_ids,
+    in_range,
     inflate_ids,
     pack_floats,
     pack_ids,
@@ -48,3 +50,24 @@ def test_a_five_screenshot_prompt_takes_under_a_kilobyte() -> None:
 def test_an_id_beyond_32_bits_is_refused() -> None:
     with pytest.raises(struct.error):
         pack_ids([2**31])
+
+
+def test_packed_ids_of_an_older_dart_are_read() -> None:
+    values = [5, 5, 5, 151655, 0, 2**31 - 1]
+    assert inflate_ids(zlib.compress(struct.pack("<6i", *values), 1)) == values
+
+
+@given(ids)
+def test_a_value_is_in_range_where_an_id_can_be(values: list[int]) -> None:
+    assert in_range(values) == all(0 <= value < 2**31 for value in values)
+
+
+def test_values_beyond_every_integer_are_not_in_range() -> None:
+    for value in (2**31, 2**32, 2**80, -1, -(2**80)):
+        assert not in_range([1, value])
+
+
+def test_a_damaged_blob_is_refused() -> None:
+    blob = deflate_ids(list(range(100)))
+    with pytest.raises(zlib.error):
+        inflate_ids(blob[:-5])
