@@ -5,6 +5,9 @@
     _listen    RunState from data: the end of the run
     Heartbeat  each second, while torch works in a thread of its own
 
+Each second of the process is one of `seconds.starting`, `waiting` (for a batch, or for data to take
+what it is told), `training` (the update) and `publishing` (weights and checkpoints).
+
 The order of an update, and what a crash after each step costs:
 
     update        nothing: the batch is not acknowledged, data serves it again
@@ -48,10 +51,9 @@ from bus.messages import (
 from bus.sockets import Publisher, Requester, Subscriber
 from dart_cli.config import Config, run_curve, run_endpoints, weights_dir
 from dart_cli.tasks import background
-from dart_cli.train.batch import describe
+from dart_cli.timesplit import TimeSplit, as_gauges
+from dart_cli.train.base import Trains, Updated, describe
 from dart_cli.train.checkpoint import Progress, load_newest, save
-from dart_cli.train.learner import Learner, Update
-from dart_cli.train.model import TrainModel
 from dart_cli.weights.base import Published, WeightChannel
 from dart_cli.weights.file import FileChannel
 
@@ -62,6 +64,13 @@ MOST_SKIPPED = 20
 """Updates in a row without a finite gradient after which the run ends with an error."""
 FAREWELL_S = 3.0
 """How long a trainer that was told to stop still tries to tell data what it did."""
+PHASES = {
+    "starting": "starting",
+    "waiting": "waiting",
+    "training": "training",
+    "publishing": "syncing",
+}
+"""Phase of the process -> its state in heartbeats."""
 
 _T = TypeVar("_T")
 
@@ -127,8 +136,9 @@ class _Trainer:
         self._progress = Progress()
         self._is_published = True  # the newest version is exactly the present weights
         self._skipped_in_a_row = 0
-        self._state = "starting"
-        self._gauges = {"tokens": 0.0, "busy_s": 0.0, "waiting_s": 0.0}
+        self._time = TimeSplit(PHASES, "starting")
+        self._stopping = False
+        self._tokens = 0.0  # trained on in this process's life
 
     async def run(self) -> None:
         """Begin where the last checkpoint ends, train, end with a checkpoint."""
@@ -139,18 +149,22 @@ class _Trainer:
             flush_secs=10,
         ) as board:
             await self._train(learner, board)
-        self._state = "stopping"
+        self._stopping = True
+        self._time.enter("publishing")
         if self._progress.batches_trained:
             await self._checkpoint(learner)
         log.info("ends after %d updates, at v%d", self._progress.updates, self._version)
 
     def load(self) -> Load:
         """The heartbeat's changing part."""
-        counts = {
+        state = "stopping" if self._stopping else PHASES[self._time.phase]
+        gauges = {
             "updates": float(self._progress.updates),
             "skipped": float(self._progress.skipped),
+            "tokens": self._tokens,
+            **as_gauges([self._time]),
         }
-        return Load(self._state, self._version, self._gauges | counts)
+        return Load(state, self._version, gauges)
 
     @property
     def _version(self) -> int:
@@ -158,7 +172,7 @@ class _Trainer:
 
     # --- begin ------------------------------------------------------------------------------
 
-    async def _begin(self) -> Learner:
+    async def _begin(self) -> Trains:
         """A learner at its last checkpoint, its weights published, data told."""
         with self.heartbeat.waiting("the model to load"):
             learner = await self._in_torch(self._load)
@@ -177,8 +191,8 @@ class _Trainer:
         await self._announce(published)
         return learner
 
-    def _load(self) -> Learner:
-        learner = Learner(TrainModel.load(self._config), self._config.train)
+    def _load(self) -> Trains:
+        learner = make_learner(self._config)
         checkpoint = load_newest(self._checkpoints)
         if checkpoint is not None:
             try:
@@ -193,32 +207,32 @@ class _Trainer:
             log.info("goes on from %s, batch %d", checkpoint.path, self._progress.last_batch_id)
         return learner
 
-    def _resume_weights(self, learner: Learner) -> Published:
+    def _resume_weights(self, learner: Trains) -> Published:
         return self._channel.resume(learner.model.weights(), self._version)
 
     # --- train ------------------------------------------------------------------------------
 
-    async def _train(self, learner: Learner, board: SummaryWriter) -> None:
+    async def _train(self, learner: Trains, board: SummaryWriter) -> None:
         """Take a batch, update, checkpoint, publish, acknowledge; until done or told to stop."""
         while self._progress.updates < self._config.train.updates and not self._stop.is_set():
+            self._time.enter("waiting")
             began = time.monotonic()
             try:
                 batch = await self._next_batch()
             except _Stopped:
                 return
             waiting_s = time.monotonic() - began
-            self._gauges["waiting_s"] += waiting_s
             if batch.batch_id <= self._progress.last_batch_id:
                 log.warning("batch %d is in the weights already", batch.batch_id)
                 await self._acknowledge(batch, {})
                 continue
             metrics = await self._step(learner, batch) | {"waiting_s": waiting_s}
+            self._time.enter("waiting")
             self._record(board, metrics)
             await self._acknowledge(batch, metrics)
 
     async def _next_batch(self) -> Batch:
         """The next batch, however long it takes to fill. Raises _Stopped."""
-        self._state = "waiting"
         reason = "data to answer"
         while True:
             with self.heartbeat.waiting(f"a batch: {reason}"):
@@ -229,33 +243,33 @@ class _Trainer:
                 await self._unless_stopped(asyncio.sleep(reply.retry_after_s))
             reason = reply.reason
 
-    async def _step(self, learner: Learner, batch: Batch) -> dict[str, float]:
+    async def _step(self, learner: Trains, batch: Batch) -> dict[str, float]:
         """Update on `batch`, checkpoint and publish where due; returns the metrics."""
         began = time.monotonic()
-        self._state = "training"
+        self._time.enter("training")
         seen = describe(batch, self._version)
-        update: Update = await self._in_torch(
+        update: Updated = await self._in_torch(
             learner.update,
             batch,
             self._progress.updates,
             self._version if self._is_published else None,
         )
         self._note(batch, update)
+        self._time.enter("publishing")
         checkpoint_s = publish_s = 0.0
         if self._progress.updates % self._config.train.checkpoint_every == 0:
             checkpoint_s = await self._timed(self._checkpoint(learner))
         if self._is_publication_due(update):
             publish_s = await self._timed(self._publish(learner))
         step_s = time.monotonic() - began
-        self._gauges["busy_s"] += step_s
-        self._gauges["tokens"] += update.metrics["tokens"]
+        self._tokens += update.metrics["tokens"]
         return (
             update.metrics
             | seen
             | {"publish_s": publish_s, "checkpoint_s": checkpoint_s, "step_s": step_s}
         )
 
-    def _note(self, batch: Batch, update: Update) -> None:
+    def _note(self, batch: Batch, update: Updated) -> None:
         """The batch is in the weights, or was found useless."""
         progress = self._progress
         self._skipped_in_a_row = 0 if update.applied else self._skipped_in_a_row + 1
@@ -276,12 +290,12 @@ class _Trainer:
             }
         )
 
-    def _is_publication_due(self, update: Update) -> bool:
+    def _is_publication_due(self, update: Updated) -> bool:
         done = self._progress.updates
         every = self._config.weights.publish_every
         return update.applied and (done % every == 0 or done == self._config.train.updates)
 
-    async def _checkpoint(self, learner: Learner) -> None:
+    async def _checkpoint(self, learner: Trains) -> None:
         await self._in_torch(
             save,
             self._checkpoints,
@@ -292,9 +306,8 @@ class _Trainer:
         )
         self._progress = self._progress.model_copy(update={"batches_trained": []})
 
-    async def _publish(self, learner: Learner) -> None:
+    async def _publish(self, learner: Trains) -> None:
         """The weights as the next version."""
-        self._state = "syncing"
         version = self._version + 1
         published = await self._in_torch(self._channel.publish, learner.model.weights(), version)
         self._is_published = True
@@ -386,3 +399,15 @@ class _Trainer:
 def make_channel(config: Config) -> WeightChannel:
     """The weight channel that a configuration asks for."""
     return FileChannel(weights_dir(config).absolute(), config.weights.keep)
+
+
+def make_learner(config: Config) -> Trains:
+    """The learner that a configuration asks for, its model loaded. Raises ModelError."""
+    if config.train.learner == "timed":
+        from dart_cli.train.timed import TimedLearner
+
+        return TimedLearner(config.timing)
+    from dart_cli.train.learner import Learner
+    from dart_cli.train.model import TrainModel
+
+    return Learner(TrainModel.load(config), config.train)

@@ -1,0 +1,75 @@
+"""What the training loop asks of a learner, and how it describes a batch; without a model.
+
+Trains     dart_cli.train.learner.Learner, or dart_cli.train.timed.TimedLearner
+describe   staleness and size of a batch, as metrics
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Protocol
+
+import torch
+
+from bus.messages import Batch
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Updated(Protocol):
+    """What an update did."""
+
+    @property
+    def applied(self) -> bool:
+        """False where the gradient was not finite and the weights stayed."""
+        ...
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """At least `samples` and `tokens`; see docs/objective.md."""
+        ...
+
+
+class Weighs(Protocol):
+    """What has weights to publish."""
+
+    def weights(self) -> Tensors:
+        """All tensors that are published, by name."""
+        ...
+
+
+class Trains(Protocol):
+    """A learner. Not thread-safe: one thread at a time."""
+
+    @property
+    def model(self) -> Weighs:
+        """What is trained."""
+        ...
+
+    def update(self, batch: Batch, updates_done: int, policy_version: int | None = None) -> Updated:
+        """Take one step on `batch`. Raises ProtocolError if it does not fit the model."""
+        ...
+
+    def optimizer_tensors(self) -> Tensors:
+        """The optimizer's state by name, for checkpoints."""
+        ...
+
+    def restore(self, weights: Tensors, optimizer: Tensors) -> None:
+        """Stand where a checkpoint stood. Raises ValueError if it is of another model."""
+        ...
+
+
+def describe(batch: Batch, policy_version: int) -> dict[str, float]:
+    """Metrics of a batch by itself: staleness in versions over its tokens, size of advantages."""
+    tokens: Counter[int] = Counter()  # by the versions they are behind
+    for sample in batch.samples:
+        for span in sample.version_spans:
+            tokens[policy_version - span.version] += span.end - span.start
+    behind = sum(versions * count for versions, count in tokens.items())
+    return {
+        "staleness_mean": behind / max(1, tokens.total()),
+        "staleness_max": float(max(tokens, default=0)),
+        "advantage_abs_mean": sum(abs(sample.advantage) for sample in batch.samples)
+        / max(1, len(batch.samples)),
+        "groups": float(len(batch.group_ids)),
+    }

@@ -1,0 +1,70 @@
+"""A learner that takes as long as a real one would and learns nothing: to measure scheduling.
+
+Section [timing] of the configuration says how long. Everything around it is real: batches are taken
+and acknowledged, checkpoints and weight sets written; only they hold a few numbers instead of a
+model, which no start has to load.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from bus.messages import Batch
+from dart_cli.config import TimingConfig
+from dart_cli.train.base import Tensors
+
+_NAME = "timed.updates"
+
+
+@dataclass(frozen=True)
+class TimedUpdate:
+    """What a pretended update did: see dart_cli.train.base.Updated."""
+
+    applied: bool
+    metrics: dict[str, float]
+
+
+class TimedModel:
+    """One tensor: it counts the updates, so that each version has weights of its own."""
+
+    def __init__(self) -> None:
+        self._updates = torch.zeros(1, dtype=torch.int64)
+
+    def weights(self) -> Tensors:
+        """What is published; it shares the model's memory."""
+        return {_NAME: self._updates}
+
+
+class TimedLearner:
+    """See dart_cli.train.base.Trains."""
+
+    def __init__(self, timing: TimingConfig) -> None:
+        self.model = TimedModel()
+        self._update_s = timing.train_s / timing.speedup
+        self._sample_s = timing.train_sample_s / timing.speedup
+
+    def update(
+        self,
+        batch: Batch,
+        updates_done: int,  # noqa: ARG002 - the contract's
+        policy_version: int | None = None,  # noqa: ARG002
+    ) -> TimedUpdate:
+        """Sleep as long as an update on `batch` takes, and count it."""
+        time.sleep(self._update_s + self._sample_s * len(batch.samples))
+        self.model.weights()[_NAME] += 1
+        tokens = sum(len(sample.token_ids) for sample in batch.samples if sample.weight != 0)
+        metrics = {"samples": float(len(batch.samples)), "tokens": float(tokens), "skipped": 0.0}
+        return TimedUpdate(applied=True, metrics=metrics)
+
+    def optimizer_tensors(self) -> Tensors:
+        """There is no optimizer."""
+        return {}
+
+    def restore(self, weights: Tensors, optimizer: Tensors) -> None:  # noqa: ARG002 - there is none
+        """Go on counting. Raises ValueError if the checkpoint is a real model's."""
+        if weights.keys() != {_NAME}:
+            raise ValueError('it is a model\'s, and train.learner = "timed" has none')
+        self.model.weights()[_NAME].copy_(weights[_NAME])
