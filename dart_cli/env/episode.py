@@ -4,6 +4,7 @@
     Policy         whoever answers a screen with a completion: a router, or an engine in-process
     Journal        whoever keeps the steps and the end: data, or a list in memory
     Episode        the control flow; `phase` says what it is at
+    slot_split     where a slot's time goes, kept up to date by the episodes it plays
     play_episode   the same as one call
 
 Used by `dart env` for training and by `dart eval` for evaluation, so that both play alike.
@@ -33,10 +34,18 @@ from dart_cli.env.threaded import Stepped
 from dart_cli.policy.codec import Codec, make_codec
 from dart_cli.policy.frames import Frame, make_frame
 from dart_cli.policy.history import History
+from dart_cli.timesplit import TimeSplit
 from envs.actions import Action, Answer, Done, Fail, action_to_dict
 from envs.base import Observation, Task, Verdict, content_hash
 
 Phase = Literal["reset", "model", "env", "hand_in", "over"]
+_COUNTS_AS: dict[Phase, str] = {
+    "reset": "resetting",
+    "model": "waiting",
+    "env": "playing",
+    "hand_in": "idle",
+    "over": "idle",
+}
 
 
 class Policy(Protocol):
@@ -96,8 +105,25 @@ def conventions_of(config: Config) -> Conventions:
     )
 
 
+def slot_split() -> TimeSplit:
+    """Where a slot's time goes, every second in one phase.
+
+    idle       no lease, or handing in: it waits for data, or for there to be rollout workers
+    resetting  the environment is brought to a task's beginning
+    waiting    for a completion
+    playing    the environment acts or is judged
+    suspended  at a turn's boundary while it is the trainer's turn (coupled runs), lease in hand
+    dead       after a break, until it leases again
+    """
+    return TimeSplit(("idle", "resetting", "waiting", "playing", "suspended", "dead"), "idle")
+
+
 class _AbandonedError(DartError):
-    """The episode cannot go on though the environment is well: no policy, or the lease is gone."""
+    """The episode cannot go on though the environment is well: no policy."""
+
+
+class _LeaseLostError(_AbandonedError):
+    """Data has taken the lease back: it expired, or its trajectory is not needed any more."""
 
 
 async def play_episode(
@@ -123,13 +149,15 @@ class Episode:
         policy: Policy,
         journal: Journal,
         conventions: Conventions,
+        split: TimeSplit | None = None,
     ) -> None:
+        """`split` is the slot's, a `slot_split`."""
         self.lease = lease
         self.phase: Phase = "reset"
         self.steps = 0  # handed in
+        self.lease_lost = False  # data took it back
         self.reset_s = 0.0
-        self.model_s = 0.0
-        self.env_s = 0.0
+        self._split = split or slot_split()
         self._env = env
         self._task = task
         self._policy = policy
@@ -151,24 +179,30 @@ class Episode:
                 stop_reason, verdict = await self._play()
             except EnvError as error:
                 stop_reason, verdict = "environment", Verdict("invalid", str(error))
-            self.phase = "hand_in"
+            self._enter("hand_in")
             await self._settle()
         except _AbandonedError as error:
             stop_reason, verdict = "cancelled", Verdict("invalid", str(error))
+            self.lease_lost = isinstance(error, _LeaseLostError)
         finally:
+            self._enter("hand_in")
             if self._ack is not None:
                 self._ack.cancel()
-        self.phase = "hand_in"
         end = self._end(stop_reason, verdict)
         await self._journal.end(end)
-        self.phase = "over"
+        self._enter("over")
         return end
 
     def cancelled(self, reason: str) -> TrajectoryEnd:
         """The end of an episode that was cancelled before its own."""
         return self._end("cancelled", Verdict("invalid", reason))
 
+    def _enter(self, phase: Phase) -> None:
+        self.phase = phase
+        self._split.enter(_COUNTS_AS[phase])
+
     async def _play(self) -> tuple[StopReason, Verdict]:
+        self._enter("reset")
         began = time.monotonic()
         screen, instruction = await self._env.reset(self._task, self.lease.task_seed)
         self._screen = screen
@@ -185,14 +219,18 @@ class Episode:
                 stepped = await self._act(request, screen, completion, action, model_s)
                 self._screen = stepped.observation
                 if isinstance(action, Fail):
-                    return "gave_up", await self._env.evaluate()
+                    return "gave_up", await self._judge()
                 if stepped.terminated or isinstance(action, Done | Answer):
-                    return "done", await self._env.evaluate()
+                    return "done", await self._judge()
                 if stepped.truncated:
                     break
             self._remember(completion.text, screen)
             screen = self._screen
-        return "step_limit", await self._env.evaluate()
+        return "step_limit", await self._judge()
+
+    async def _judge(self) -> Verdict:
+        self._enter("env")
+        return await self._env.evaluate()
 
     def _request(self, step: int, instruction: str, screen: Observation) -> ActRequest:
         sampling = self.lease.sampling
@@ -208,15 +246,13 @@ class Episode:
         )
 
     async def _ask(self, request: ActRequest) -> tuple[Completion, float]:
-        self.phase = "model"
+        self._enter("model")
         began = time.monotonic()
         try:
             completion = await self._policy.act(request)
         except (BusError, EngineError) as error:
             raise _AbandonedError(f"no completion for step {request.step}: {error}") from error
-        seconds = time.monotonic() - began
-        self.model_s += seconds
-        return completion, seconds
+        return completion, time.monotonic() - began
 
     def _read(self, text: str, screen: Observation) -> tuple[Action | None, str]:
         try:
@@ -234,7 +270,7 @@ class Episode:
         model_s: float,
     ) -> Stepped:
         """Perform the action and hand the step in, also where the environment broke on it."""
-        self.phase = "env"
+        self._enter("env")
         began = time.monotonic()
         broken: EnvError | None = None
         try:
@@ -242,7 +278,6 @@ class Episode:
         except EnvError as error:
             broken = error
         seconds = time.monotonic() - began
-        self.env_s += seconds
         await self._hand_in(_record(request, screen, completion, action, "", model_s, seconds))
         if broken is not None:
             raise broken
@@ -255,6 +290,7 @@ class Episode:
 
     async def _hand_in(self, record: StepRecord) -> None:
         """Send the step while the episode goes on; steps leave one at a time, in their order."""
+        self._enter("hand_in")
         await self._settle()
         self._ack = asyncio.create_task(self._journal.step(record))
         self.steps += 1
@@ -266,7 +302,7 @@ class Episode:
         ack = await self._ack
         self._ack = None
         if not ack.accepted:
-            raise _AbandonedError(f"the lease was taken back: {ack.note}")
+            raise _LeaseLostError(f"the lease was taken back: {ack.note}")
 
     def _end(self, stop_reason: StopReason, verdict: Verdict) -> TrajectoryEnd:
         return TrajectoryEnd(

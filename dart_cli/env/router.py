@@ -1,9 +1,9 @@
 """Which rollout worker answers: learned from heartbeats, least loaded first, no episode lost.
 
-A worker is asked if it lives and says `ready` (or, where none does, `syncing`). Of those the one
-with the least of our own requests in flight is taken; the one that served the same trajectory
-before is preferred while its load is within `AFFINITY` of the least, for its prefix cache. When a
-worker falls silent or stops, the same request, with the same id, goes to another.
+A worker is asked if it lives, is connected, and says `ready` (or, where none does, `syncing`), and
+unless others have weights that are newer by more than `max_staleness` versions. Of those
+`choice.choose` takes one. When its connection is lost, or it falls silent or stops, the same request,
+with the same id, goes to another.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import uuid
 from collections import OrderedDict
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from random import Random
 from typing import Protocol
 
 from bus.endpoints import Curve
@@ -22,15 +23,13 @@ from bus.errors import BusError, ConfigError, DeadlineError
 from bus.heartbeat import Liveness
 from bus.messages import ActRequest, Completion, Heartbeat
 from bus.sockets import Requester
+from dart_cli.env.choice import Candidate, choose, fresh
 
 logger = logging.getLogger(__name__)
 
-AFFINITY = 1
-"""Requests that a trajectory's former worker may have in flight beyond the least loaded one."""
-
 DEAD_AFTER_S = 5.0
 LOOK_S = 0.25
-"""How often a request that waits looks whether its worker still lives."""
+"""How often one who waits looks whether its worker still lives, or any does."""
 
 _MAX_TRAJECTORIES = 16_384
 _NOBODY = "no rollout worker is ready: start `dart rollout`"
@@ -45,11 +44,26 @@ class Waits(Protocol):
 
 
 @dataclass
+class Routed:
+    """What a router has done so far."""
+
+    rerouted: int = 0  # requests asked again elsewhere
+    returning: int = 0  # requests of a trajectory that had a former worker
+    affine: int = 0  # of these, the ones that met it again
+
+    def gauges(self) -> dict[str, float]:
+        """For the heartbeat: `rerouted`, and `affine` as a share of those that could be."""
+        share = self.affine / self.returning if self.returning else 0.0
+        return {"rerouted": float(self.rerouted), "affine": share}
+
+
+@dataclass(eq=False)
 class _Worker:
     name: str
     endpoint: str
     requester: Requester
     in_flight: int = 0  # of ours
+    homes: int = 0  # trajectories in _served_by
 
 
 class RolloutRouter:
@@ -61,17 +75,24 @@ class RolloutRouter:
         deadline_s: float,
         *,
         curve: Curve | None = None,
+        max_staleness: int | None = None,
         dead_after_s: float = DEAD_AFTER_S,
         waits: Waits | None = None,
     ) -> None:
-        """`name` is the client's name at the workers; `deadline_s` bounds `act` over all workers."""
+        """`name` is the client's name at the workers; `deadline_s` bounds `act` over all workers.
+
+        A worker more than `max_staleness` versions behind the newest is avoided; None: none is.
+        """
+        self.routed = Routed()
         self._name = name
         self._deadline_s = deadline_s
         self._curve = curve
+        self._max_staleness = max_staleness
         self._waits = waits
         self._liveness = Liveness(dead_after_s)
         self._workers: dict[str, _Worker] = {}
-        self._served_by: OrderedDict[str, str] = OrderedDict()  # trajectory -> worker, newest last
+        self._served_by: OrderedDict[str, _Worker] = OrderedDict()  # by trajectory, newest last
+        self._chance = Random()  # noqa: S311 - of the many processes no two should draw alike
         self._news = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -83,12 +104,7 @@ class RolloutRouter:
 
     def ready(self) -> list[str]:
         """Names of the workers that can be asked: the ready ones, else those taking new weights."""
-        alive = [hb for hb in self._liveness.alive("rollout") if hb.worker in self._workers]
-        for state in ("ready", "syncing"):
-            names = [hb.worker for hb in alive if hb.state == state]
-            if names:
-                return names
-        return []
+        return [candidate.name for candidate in self._candidates()]
 
     def observe(self, heartbeat: Heartbeat) -> None:
         """Learn from a rollout worker's heartbeat; those of other roles are passed over."""
@@ -118,14 +134,23 @@ class RolloutRouter:
         request_id = uuid.uuid4().bytes
         deadline = time.monotonic() + self._deadline_s
         where = f"step {request.step} of {request.trajectory_id}"
+        last: _Worker | None = None
         while True:
             worker = await self._pick(request.trajectory_id, deadline)
             if worker is None:
                 raise DeadlineError(f"{where}: after {self._deadline_s:g} s {_NOBODY}")
+            self.routed.rerouted += last is not None and last is not worker
             completion = await self._ask(worker, request, request_id, deadline)
             if completion is not None:
                 return completion
             logger.warning("%s: %s is gone, asking another worker", where, worker.name)
+            last = worker
+
+    def forget(self, trajectory_id: str) -> None:
+        """The trajectory is over: nobody serves it any more."""
+        former = self._served_by.pop(trajectory_id, None)
+        if former is not None:
+            former.homes -= 1
 
     async def close(self) -> None:
         """Give up what is in flight and close all connections."""
@@ -136,8 +161,8 @@ class RolloutRouter:
 
     async def _pick(self, trajectory_id: str, deadline: float) -> _Worker | None:
         """The worker to ask; None when the deadline passes without one. Raises BusError if closed."""
-        names = self.ready()
-        while not names:
+        candidates = self._candidates()
+        while not candidates:
             if self._closed:
                 raise BusError(f"{self._name}: the router is closed")
             remaining = deadline - time.monotonic()
@@ -145,23 +170,41 @@ class RolloutRouter:
                 return None
             with self._telling("a rollout worker to be ready"):
                 await self._look(remaining)
-            names = self.ready()
-        least = min(names, key=self._load)
-        former = self._served_by.get(trajectory_id, "")
-        if former in names:
-            spare = self._workers[least].in_flight + AFFINITY
-            least = former if self._workers[former].in_flight <= spare else least
-        self._served_by[trajectory_id] = least
-        self._served_by.move_to_end(trajectory_id)
-        while len(self._served_by) > _MAX_TRAJECTORIES:
-            self._served_by.popitem(last=False)
-        return self._workers[least]
+            candidates = self._candidates()
+        former = self._served_by.get(trajectory_id)
+        name = choose(candidates, former.name if former else "", self._chance)
+        worker = self._workers[name]
+        self.routed.returning += former is not None
+        self.routed.affine += former is worker
+        self._settle(trajectory_id, worker)
+        return worker
 
-    def _load(self, name: str) -> tuple[int, float]:
-        """Ours in flight, then everybody's as the worker told it."""
-        heartbeat = self._liveness.get(name)
-        told = heartbeat.gauges.get("in_flight", 0.0) if heartbeat else 0.0
-        return self._workers[name].in_flight, told
+    def _candidates(self) -> list[Candidate]:
+        """The workers that can be asked, as `choose` sees them."""
+        alive = [hb for hb in self._liveness.alive("rollout") if self._is_reachable(hb.worker)]
+        for state in ("ready", "syncing"):
+            found = [self._candidate(hb) for hb in alive if hb.state == state]
+            if found:
+                limit = self._max_staleness
+                return found if limit is None else fresh(found, limit)
+        return []
+
+    def _candidate(self, heartbeat: Heartbeat) -> Candidate:
+        worker = self._workers[heartbeat.worker]
+        return Candidate(worker.name, worker.in_flight, worker.homes, heartbeat.policy_version)
+
+    def _is_reachable(self, name: str) -> bool:
+        """Whether its connection stands, or has not been made yet."""
+        worker = self._workers.get(name)
+        return worker is not None and not worker.requester.lost.is_set()
+
+    def _settle(self, trajectory_id: str, worker: _Worker) -> None:
+        """Note who serves the trajectory from now on."""
+        self.forget(trajectory_id)
+        self._served_by[trajectory_id] = worker
+        worker.homes += 1
+        while len(self._served_by) > _MAX_TRAJECTORIES:
+            self.forget(next(iter(self._served_by)))
 
     async def _ask(
         self, worker: _Worker, request: ActRequest, request_id: bytes, deadline: float
@@ -172,11 +215,14 @@ class RolloutRouter:
         asking = asyncio.create_task(
             worker.requester.request(request, remaining, request_id=request_id)
         )
+        losing = asyncio.create_task(worker.requester.lost.wait())
         try:
             with self._telling(f"a completion from {worker.name}"):
                 while not asking.done():
-                    await asyncio.wait([asking], timeout=LOOK_S)
-                    if not asking.done() and self._gone(worker):
+                    await asyncio.wait(
+                        [asking, losing], timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    if not asking.done() and (losing.done() or self._gone(worker)):
                         return None
             if self._workers.get(worker.name) is not worker and asking.exception():
                 return None  # its connection was closed because it moved
@@ -184,6 +230,7 @@ class RolloutRouter:
         finally:
             worker.in_flight -= 1
             asking.cancel()
+            losing.cancel()
         assert isinstance(reply, Completion)  # the requester has checked it
         return reply
 
@@ -226,11 +273,11 @@ class RolloutRouter:
         for name in [name for name in self._workers if self._liveness.get(name) is None]:
             self._disconnect(name)
 
-    async def _look(self, at_most_s: float = 1.0) -> None:
-        """Wait for a heartbeat, or for a moment: silence is news too."""
+    async def _look(self, at_most_s: float = LOOK_S) -> None:
+        """Wait for a heartbeat, or for a moment: silence and connections are news too."""
         self._news.clear()
         try:
-            async with asyncio.timeout(min(1.0, at_most_s)):
+            async with asyncio.timeout(min(LOOK_S, at_most_s)):
                 await self._news.wait()
         except TimeoutError:
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Literal
 
 from bus.messages import (
     Ack,
@@ -51,7 +52,7 @@ def conventions(malformed: str = "end", *, images: int = 1, turns: int = 0) -> C
     )
 
 
-def completion(text: str) -> Completion:
+def completion(text: str, *, stop: Literal["end", "suspended"] = "end") -> Completion:
     tokens = list(text.encode())
     return Completion(
         prompt_token_ids=[1, 2, 3],
@@ -60,9 +61,9 @@ def completion(text: str) -> Completion:
         entropies=[0.5] * len(tokens),
         version_spans=[VersionSpan(version=4, start=0, end=len(tokens))],
         text=text,
-        stop="end",
-        queue_s=0.0,
-        engine_s=0.0,
+        stop=stop,
+        queue_s=0.25,
+        engine_s=0.5,
     )
 
 
@@ -131,7 +132,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def heartbeat(
-    worker: str, endpoint: str, *, state: str = "ready", in_flight: float = 0.0
+    worker: str, endpoint: str, *, state: str = "ready", in_flight: float = 0.0, version: int = 0
 ) -> Heartbeat:
     return Heartbeat(
         role="rollout",
@@ -141,7 +142,7 @@ def heartbeat(
         started_at=0.0,
         sent_at=0.0,
         endpoint=endpoint,
-        policy_version=0,
+        policy_version=version,
         state=state,
         waiting_for="",
         waiting_s=0.0,

@@ -60,7 +60,9 @@ async def rollouts(
 ) -> AsyncIterator[tuple[RolloutRouter, dict[str, Rollout]]]:
     endpoints = Endpoints(run)
     servers = {name: Rollout(endpoints.address(name), name, held=held) for name in names}
-    router = RolloutRouter("env-0", options.get("deadline_s", 20.0), dead_after_s=1.0)
+    router = RolloutRouter(
+        "env-0", options.get("deadline_s", 20.0), dead_after_s=options.get("dead_after_s", 1.0)
+    )
     for name, server in servers.items():
         router.observe(heartbeat(name, server.replier.endpoint))
     try:
@@ -69,6 +71,13 @@ async def rollouts(
         await router.close()
         for server in servers.values():
             await server.kill()
+
+
+async def asked_first(each: dict[str, Rollout]) -> tuple[Rollout, Rollout]:
+    """Of two workers, which chance decides between: the one that was asked, and the other."""
+    await until(lambda: any(server.asked for server in each.values()))
+    one, other = each.values()
+    return (one, other) if one.asked else (other, one)
 
 
 async def test_requests_go_to_the_worker_with_the_least_in_flight(tmp_path: Path) -> None:
@@ -89,22 +98,76 @@ async def test_a_trajectory_stays_with_its_worker_while_load_allows(tmp_path: Pa
         for step in range(1, 4):
             for trajectory, server in first.items():
                 assert (await router.act(act(trajectory, step))).text == server
-        # With two more in flight than the other, even its own trajectory goes elsewhere.
+        assert router.routed.gauges() == {"rerouted": 0.0, "affine": 1.0}
+        # With three more in flight than the other, even its own trajectory goes elsewhere.
         home = each[first["t-1"]]
         home.go.clear()
-        waiting = [asyncio.create_task(router.act(act("t-1", 9))) for _ in range(2)]
-        await until(lambda: home.asked >= 2)
-        await until(lambda: router.in_flight == 2)
+        waiting = [asyncio.create_task(router.act(act("t-1", 9))) for _ in range(3)]
+        await until(lambda: router.in_flight == 3)
         assert (await router.act(act("t-1", 10))).text != home.name
         home.go.set()
         await asyncio.gather(*waiting)
 
 
-async def test_others_load_breaks_ties(tmp_path: Path) -> None:
-    async with rollouts(tmp_path / "run", "rollout-0", "rollout-1") as (router, each):
-        busy = each["rollout-0"].replier.endpoint
-        router.observe(heartbeat("rollout-0", busy, in_flight=30.0))
-        assert (await router.act(act())).text == "rollout-1"
+async def test_a_worker_far_behind_the_newest_is_asked_only_where_there_is_no_other(
+    tmp_path: Path,
+) -> None:
+    async with rollouts(tmp_path / "run", "rollout-0", "rollout-1") as (_, each):
+        ends = {name: server.replier.endpoint for name, server in each.items()}
+        router = RolloutRouter("env-1", 20.0, max_staleness=2)
+        router.observe(heartbeat("rollout-0", ends["rollout-0"], version=3))
+        assert (await router.act(act())).text == "rollout-0"
+        router.observe(heartbeat("rollout-1", ends["rollout-1"], version=5))
+        assert router.ready() == ["rollout-0", "rollout-1"]
+        router.observe(heartbeat("rollout-1", ends["rollout-1"], version=6))
+        assert router.ready() == ["rollout-1"]
+        assert (await router.act(act(step=1))).text == "rollout-1", "even where it was before"
+        router.observe(heartbeat("rollout-1", ends["rollout-1"], version=6, state="syncing"))
+        assert router.ready() == ["rollout-0"]
+        await router.close()
+
+
+async def test_a_lost_connection_sends_a_request_elsewhere_before_the_worker_falls_silent(
+    tmp_path: Path,
+) -> None:
+    async with rollouts(
+        tmp_path / "run", "rollout-0", "rollout-1", held=True, dead_after_s=1000.0
+    ) as (router, each):
+        asks = [asyncio.create_task(router.act(act(f"t-{i}"))) for i in range(6)]
+        await until(lambda: [each[name].asked for name in sorted(each)] == [3, 3])
+        each["rollout-1"].go.set()
+        await each["rollout-0"].kill()
+        async with asyncio.timeout(20):
+            assert {reply.text for reply in await asyncio.gather(*asks)} == {"rollout-1"}
+        assert router.ready() == ["rollout-1"]
+        assert router.routed.rerouted == 3
+
+
+async def test_a_worker_whose_connection_stands_again_is_asked_again(tmp_path: Path) -> None:
+    async with rollouts(tmp_path / "run", "rollout-0", dead_after_s=1000.0) as (router, each):
+        assert (await router.act(act())).text == "rollout-0"
+        await each["rollout-0"].kill()
+        await until(lambda: router.ready() == [])
+        ask = asyncio.create_task(router.act(act(step=1)))
+        again = Rollout(Endpoints(tmp_path / "run").address("rollout-0"), "again")
+        assert (await ask).text == "again"
+        await again.kill()
+
+
+async def test_a_worker_that_joins_gets_the_new_trajectories_until_it_has_its_share(
+    tmp_path: Path,
+) -> None:
+    async with rollouts(tmp_path / "run", "rollout-0", "rollout-1") as (router, _):
+        for i in range(8):
+            await router.act(act(f"old-{i}"))
+        late = Rollout(Endpoints(tmp_path / "run").address("rollout-2"), "rollout-2")
+        router.observe(heartbeat("rollout-2", late.replier.endpoint))
+        assert [(await router.act(act(f"new-{i}"))).text for i in range(4)] == ["rollout-2"] * 4
+        for i in range(8):
+            router.forget(f"old-{i}")
+        texts = {(await router.act(act(f"newer-{i}"))).text for i in range(8)}
+        assert texts == {"rollout-0", "rollout-1"}, "what is over is nobody's load"
+        await late.kill()
 
 
 async def test_when_a_worker_dies_its_requests_are_answered_by_another(tmp_path: Path) -> None:
@@ -126,22 +189,20 @@ async def test_when_a_worker_dies_its_requests_are_answered_by_another(tmp_path:
 async def test_a_worker_that_says_goodbye_is_left_at_once(tmp_path: Path) -> None:
     async with rollouts(tmp_path / "run", "rollout-0", "rollout-1", held=True) as (router, each):
         ask = asyncio.create_task(router.act(act()))
-        await until(lambda: each["rollout-0"].asked == 1)
-        each["rollout-1"].go.set()
-        endpoint = each["rollout-0"].replier.endpoint
-        router.observe(heartbeat("rollout-0", endpoint, state="stopping"))
-        assert (await ask).text == "rollout-1"
+        first, other = await asked_first(each)
+        other.go.set()
+        router.observe(heartbeat(first.name, first.replier.endpoint, state="stopping"))
+        assert (await ask).text == other.name
 
 
 async def test_a_worker_that_was_started_anew_is_left_at_once(tmp_path: Path) -> None:
     async with rollouts(tmp_path / "run", "rollout-0", "rollout-1", held=True) as (router, each):
         ask = asyncio.create_task(router.act(act()))
-        await until(lambda: each["rollout-0"].asked == 1)
-        each["rollout-1"].go.set()
+        first, other = await asked_first(each)
+        other.go.set()
         # The same name and address; the process behind it loads its model and answers nobody.
-        endpoint = each["rollout-0"].replier.endpoint
-        router.observe(heartbeat("rollout-0", endpoint, state="starting"))
-        assert (await ask).text == "rollout-1"
+        router.observe(heartbeat(first.name, first.replier.endpoint, state="starting"))
+        assert (await ask).text == other.name
 
 
 async def test_a_worker_taking_weights_is_asked_only_where_none_is_ready(tmp_path: Path) -> None:

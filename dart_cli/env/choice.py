@@ -1,0 +1,47 @@
+"""Which of several rollout workers a request goes to: pure, so that it can be simulated.
+
+Fewest requests of our own in flight wins, then fewest trajectories at home, then chance. What other
+processes have in flight is left out on purpose: it is known from heartbeats that are up to a second
+old, and by them all processes of a run would pick the same worker until the next (Mitzenmacher,
+"How useful is old information?", 2000). tests/env/test_choice.py simulates both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+AFFINITY = 2
+"""Requests that a trajectory's former worker may have in flight beyond the least loaded one.
+
+A prefix cache that hits saves most of a prefill; two more requests in a batch cost it little."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A rollout worker that could be asked."""
+
+    name: str
+    in_flight: int  # requests of this process
+    homes: int  # trajectories of this process whose newest completion it gave
+    policy_version: int
+
+
+def fresh(candidates: Sequence[Candidate], max_staleness: int) -> list[Candidate]:
+    """Those at most `max_staleness` versions behind the newest: what others say is soon too old."""
+    newest = max((each.policy_version for each in candidates), default=0)
+    return [each for each in candidates if newest - each.policy_version <= max_staleness]
+
+
+def choose(candidates: Sequence[Candidate], former: str, rng: Random) -> str:
+    """The name of the worker to ask, of at least one; `former` served this trajectory before.
+
+    The number of trajectories at home stands for the load to come, so that a worker that has just
+    joined is given the next new trajectories.
+    """
+    least = min(candidates, key=lambda each: (each.in_flight, each.homes, rng.random()))
+    for each in candidates:
+        if each.name == former and each.in_flight <= least.in_flight + AFFINITY:
+            return former
+    return least.name

@@ -1,0 +1,105 @@
+"""The trainer's turn in a coupled run: no completion is begun or goes on until it is over.
+
+    Gate       open, or closed while data says that the run is suspended
+    Resuming   a Policy that waits at the gate, and asks again for what the gate cut off
+
+The environment and its lease are kept; data hears of the trajectory by the heartbeat as ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import nullcontext
+
+from bus.messages import ActRequest, Completion, Partial, RunState
+from dart_cli.env.episode import Policy
+from dart_cli.env.router import Waits
+from dart_cli.timesplit import TimeSplit
+
+NOTICE_S = 0.05
+"""A worker may hear of the suspension before us; what it cut off is not asked again sooner."""
+
+
+class Gate:
+    """Closed while the run is suspended; open at first."""
+
+    def __init__(self) -> None:
+        self._open, self._closed = asyncio.Event(), asyncio.Event()
+        self._open.set()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether completions may be begun."""
+        return self._open.is_set()
+
+    def observe(self, state: RunState) -> None:
+        """Do as data says."""
+        now, before = (self._closed, self._open) if state.suspended else (self._open, self._closed)
+        before.clear()
+        now.set()
+
+    async def opened(self) -> None:
+        """Wait, as long as it takes, until it is open."""
+        await self._open.wait()
+
+    async def closed(self, at_most_s: float) -> None:
+        """Wait until it is closed, or for so long."""
+        try:
+            async with asyncio.timeout(at_most_s):
+                await self._closed.wait()
+        except TimeoutError:
+            return
+
+
+class Resuming:
+    """Completions as a whole, however often they are suspended.
+
+    A suspended completion is no answer: the same request is put again with its tokens, to whichever
+    worker, until one brings it to its end. The last answer holds all tokens; its times are the sums.
+    """
+
+    def __init__(
+        self, policy: Policy, gate: Gate, split: TimeSplit, waits: Waits | None = None
+    ) -> None:
+        """`split` is told when a completion is `suspended` and when it is `waiting` again."""
+        self.resumed = 0  # completions that went on after a suspension
+        self._policy = policy
+        self._gate = gate
+        self._split = split
+        self._waits = waits
+
+    async def act(self, request: ActRequest) -> Completion:
+        """What the policy says to one screen. Raises what the policy raises."""
+        queue_s = engine_s = 0.0
+        while True:
+            await self._pass()
+            completion = await self._policy.act(request)
+            queue_s, engine_s = queue_s + completion.queue_s, engine_s + completion.engine_s
+            if completion.stop != "suspended":
+                return completion.model_copy(update={"queue_s": queue_s, "engine_s": engine_s})
+            self.resumed += 1
+            request = request.model_copy(update={"partial": _partial(completion)})
+            await self._gate.closed(NOTICE_S)
+
+    async def _pass(self) -> None:
+        if self._gate.is_open:
+            return
+        self._split.enter("suspended")
+        telling = self._waits.waiting("the end of the trainer's turn") if self._waits else None
+        try:
+            with telling or nullcontext():
+                await self._gate.opened()
+        finally:
+            self._split.enter("waiting")
+
+
+def _partial(completion: Completion) -> Partial | None:
+    """What a completion has so far; None where it has not begun."""
+    if not completion.token_ids:
+        return None
+    return Partial(
+        token_ids=completion.token_ids,
+        behaviour_logprobs=completion.behaviour_logprobs,
+        entropies=completion.entropies,
+        version_spans=completion.version_spans,
+    )

@@ -1,0 +1,123 @@
+"""The way to data: leases and hand-ins, however long data is away.
+
+DataLink     asks, and asks again; an episode's Journal
+LeaseWaits   how long leases were waited for
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import deque
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from bus.errors import DartError, DeadlineError
+from bus.heartbeat import HeartbeatSender
+from bus.messages import (
+    Ack,
+    Lease,
+    LeaseReply,
+    LeaseRequest,
+    Reply,
+    Request,
+    StepRecord,
+    TrajectoryEnd,
+)
+from bus.sockets import Requester
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+GIVE_BACK_S = 2.0
+"""Seconds a stopping process takes to tell data which leases it drops; else they expire."""
+
+LEAST_PAUSE_S = 0.02
+"""Between two questions for a lease, whatever data says."""
+
+
+class LeaseWaits:
+    """Seconds from a slot's first question for a lease until it has one, work or no work."""
+
+    def __init__(self, newest: int = 1000) -> None:
+        """The 99th percentile is of the `newest` leases."""
+        self._count = 0
+        self._total_s = 0.0
+        self._newest_s: deque[float] = deque(maxlen=newest)
+
+    def note(self, seconds: float) -> None:
+        """Count one lease."""
+        self._count += 1
+        self._total_s += seconds
+        self._newest_s.append(seconds)
+
+    def gauges(self) -> dict[str, float]:
+        """For the heartbeat: `leases`, `lease_wait_s` (summed), `lease_p99_s` (0 before the first)."""
+        ordered = sorted(self._newest_s)
+        p99_s = ordered[int(0.99 * len(ordered))] if ordered else 0.0
+        return {
+            "leases": float(self._count),
+            "lease_wait_s": self._total_s,
+            "lease_p99_s": p99_s,
+        }
+
+
+class DataLink:
+    """Leases and hand-ins. Data may be away for any time: its absence is told and waited out."""
+
+    def __init__(self, requester: Requester, deadline_s: float, heart: HeartbeatSender) -> None:
+        self._requester = requester
+        self._deadline_s = deadline_s
+        self._heart = heart
+        self.leases = LeaseWaits()
+
+    async def lease(self, request: LeaseRequest) -> Lease:
+        """A task to play, whenever there is one; the heartbeat tells why there is none."""
+        since, what = time.monotonic(), "a lease from data"
+        while True:
+            reply = await self._insist(request, what, since)
+            assert isinstance(reply, LeaseReply)
+            if reply.lease is not None:
+                self.leases.note(time.monotonic() - since)
+                return reply.lease
+            what = f"a lease from data: {reply.reason}"
+            pause_s = max(reply.retry_after_s, LEAST_PAUSE_S)
+            await self._told(asyncio.sleep(pause_s), what, since)
+
+    async def step(self, record: StepRecord) -> Ack:
+        """Hand a step in; returns when data has it."""
+        return await self._hand_in(record)
+
+    async def end(self, end: TrajectoryEnd) -> Ack:
+        """Hand the end in; returns when data has it."""
+        return await self._hand_in(end)
+
+    async def give_back(self, end: TrajectoryEnd) -> None:
+        """Tell data that a lease is dropped, if it hears it soon; else the lease expires."""
+        try:
+            await self._requester.request(end, GIVE_BACK_S)
+        except DartError as error:
+            logger.warning("%s not given back: %s", end.trajectory_id, error)
+
+    async def _hand_in(self, request: StepRecord | TrajectoryEnd) -> Ack:
+        what = f"data to take {request.trajectory_id}"
+        reply = await self._insist(request, what, time.monotonic())
+        assert isinstance(reply, Ack)
+        return reply
+
+    async def _insist(self, request: Request, what: str, since: float) -> Reply:
+        """Ask until there is an answer, always with the same id."""
+        request_id = uuid.uuid4().bytes
+        while True:
+            asking = self._requester.request(request, self._deadline_s, request_id=request_id)
+            try:
+                return await self._told(asking, what, since)
+            except DeadlineError as error:
+                logger.warning("%s; asking again", error)
+
+    async def _told(self, wait: Awaitable[_T], what: str, since: float) -> _T:
+        with self._heart.waiting(what, since=since):
+            return await wait
