@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from bus.errors import ConfigError, TaskError
 from bus.messages import Role
-from dart_cli.config import KEY_FILE, Config, Source, shown
+from dart_cli.config import KEY_FILE, Config, Source, TrainConfig, shown
 from envs.registry import check_options, find_task, load_suite
 
 BUILTIN_TINY = "builtin:tiny"
@@ -112,6 +112,7 @@ def _numbers(config: Config) -> Iterator[Mistake]:
             f"must be <= train.updates ({train.updates}) or the learning rate never reaches "
             f"train.lr, got {train.warmup}",
         )
+    yield from _objective(train)
     if evaluation.seed < MIN_HELDOUT_SEED:
         yield Mistake(
             "eval.seed",
@@ -120,6 +121,34 @@ def _numbers(config: Config) -> Iterator[Mistake]:
     if evaluation.around and evaluation.episodes == 0:
         yield Mistake(
             "eval.episodes", "must be >= 1 with eval.around = true, got 0; or set it to false"
+        )
+
+
+def _objective(train: TrainConfig) -> Iterator[Mistake]:
+    """Combinations of [train] for which docs/objective.md has no formula."""
+    if 0 < train.dual_clip <= 1:
+        yield Mistake(
+            "train.dual_clip",
+            f"must be > 1, or 0 for no bound, got {train.dual_clip:g}; at most 1 it would stop "
+            "every token of a negative advantage",
+        )
+    if train.dual_clip > 0 and train.objective == "cispo":
+        yield Mistake(
+            "train.dual_clip",
+            f'must be 0 with train.objective = "cispo", which bounds every weight by '
+            f"1 + train.clip_high already, got {train.dual_clip:g}",
+        )
+    if train.mask_low == train.mask_high:
+        yield Mistake(
+            "train.mask_low",
+            f"must be < train.mask_high ({train.mask_high:g}) or nearly every token is masked, "
+            f"got {train.mask_low:g}",
+        )
+    if train.normalise == "constant" and train.constant_tokens == 0:
+        yield Mistake(
+            "train.constant_tokens",
+            'must be > 0 with train.normalise = "constant", got 0; set the most tokens that a '
+            "trajectory can have, rollout.max_tokens times its steps",
         )
 
 

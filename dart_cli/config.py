@@ -190,8 +190,9 @@ class DataConfig(Section):
     task_sampling: Literal["uniform", "frontier"] = "frontier"
     """`frontier` prefers tasks near 50 % success (moving average); `uniform` takes all alike."""
 
-    advantage: Literal["group_std", "group_mean"] = "group_std"
-    """Centre rewards in the group; `group_std` also divides by their standard deviation."""
+    advantage: Literal["group_std", "group_mean", "leave_one_out"] = "group_std"
+    """Rewards less their group's mean, with `group_std` over its standard deviation too;
+    `leave_one_out` takes the mean of the other members (RLOO)."""
 
     early_stop: bool = False
     """Play half of each group first and stop if all pass: saves trajectories without a gradient."""
@@ -233,17 +234,53 @@ class TrainConfig(Section):
     grad_clip: float = Field(default=1.0, gt=0)
     """Largest gradient norm."""
 
-    clip_low: float = Field(default=0.2, ge=0, lt=1)
-    """Ratios below 1 - clip_low are clipped; with one update a batch, as now, all are 1."""
+    epochs: int = Field(default=1, ge=1, le=64)
+    """Passes over a batch, an optimizer step each; ratios to the policy before the first."""
+
+    objective: Literal["grpo", "gspo", "cispo"] = "grpo"
+    """What a ratio is clipped in: each token's (`grpo`), each completion's geometric mean
+    (`gspo`), or the weight of each token's log-probability (`cispo`)."""
+
+    clip_low: float = Field(default=0.2, ge=0, le=1)
+    """Ratios below 1 - clip_low are clipped, at 1 none are; with one epoch all ratios are 1."""
 
     clip_high: float = Field(default=0.28, ge=0)
     """Ratios above 1 + clip_high are clipped (clip-higher)."""
 
+    dual_clip: float = Field(default=0.0, ge=0)
+    """Where the advantage is negative ratios count as at most this, > 1; 0 for no bound."""
+
+    correction: Literal["truncated", "sequence", "masked", "none", "ratio"] = "truncated"
+    """Of staleness: weights proximal / behaviour, truncated by token or by `sequence`, or
+    `masked` outside a range; `ratio` takes the objective's own ratio to the behaviour policy."""
+
     is_cap: float = Field(default=1.0, gt=0)
-    """C of truncated importance sampling: min(proximal / behaviour, C) per token."""
+    """C of truncated importance sampling: min(proximal / behaviour, C), `truncated`, `sequence`."""
+
+    mask_low: float = Field(default=0.5, ge=0, le=1)
+    """`masked`: a token whose proximal / behaviour is lower has weight 0 (IcePop)."""
+
+    mask_high: float = Field(default=5.0, ge=1)
+    """`masked`: a token whose proximal / behaviour is higher has weight 0."""
+
+    min_ess: float = Field(default=0.0, ge=0, lt=1)
+    """Effective sample size, over tokens, below which `low_ess` acts on a batch; 0 for never."""
+
+    low_ess: Literal["skip", "shrink"] = "skip"
+    """Leave such a batch out, or `shrink` its learning rate by ESS / min_ess."""
+
+    normalise: Literal["tokens", "samples", "trajectories", "constant"] = "tokens"
+    """Mean over all tokens of a batch, or over steps or trajectories of their tokens' mean, or
+    over trajectories of their tokens' sum / `constant_tokens` (Dr. GRPO)."""
+
+    constant_tokens: float = Field(default=0.0, ge=0)
+    """`constant`: tokens of a trajectory that weigh 1, e.g. of the longest there can be."""
 
     kl_beta: float = Field(default=0.0, ge=0)
     """Weight of the k3 KL to the model the run began with; 0 keeps no reference model."""
+
+    entropy_coef: float = Field(default=0.0, ge=0)
+    """Weight of the entropy bonus: the exact entropy of each token's distribution, nats."""
 
     micro_batch: Positive = 32
     """Samples in one forward; the update accumulates over all of them."""

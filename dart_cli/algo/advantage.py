@@ -6,19 +6,22 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-Normalise = Literal["group_std", "group_mean"]
+Estimator = Literal["group_std", "group_mean", "leave_one_out"]
 
 EPSILON = 1e-6
 """Added to the standard deviation, as in DART (arXiv 2509.23866)."""
 
 
-def group_advantages(rewards: Sequence[float], normalise: Normalise = "group_std") -> list[float]:
-    """Centre, and with `group_std` scale, the rewards [G] of one group.
+def group_advantages(rewards: Sequence[float], estimator: Estimator = "group_std") -> list[float]:
+    """What each of the rewards [G] of one group is worth beside the others.
 
-    `group_std`: A_i = (R_i - mean) / (std + 1e-6), GRPO (arXiv 2402.03300, section 4.1.2), over
-    the group's *trajectories*, so that a long one weighs no more than a short one. `std` is the
-    population's (divided by G): any group size gives advantages of mean 0 and variance 1.
-    `group_mean`: A_i = R_i - mean, without the division (Dr. GRPO, arXiv 2503.20783).
+    All are over the group's *trajectories*, so that a long one weighs no more than a short one:
+
+    - `group_std`: (R_i - mean) / (std + 1e-6), GRPO (arXiv 2402.03300, section 4.1.2). `std` is
+      the population's (divided by G): any group size gives mean 0 and variance 1.
+    - `group_mean`: R_i - mean (Dr. GRPO, arXiv 2503.20783).
+    - `leave_one_out`: R_i - mean of the others = (R_i - mean) G / (G - 1): the baseline does not
+      depend on R_i, so the policy gradient is unbiased (RLOO, arXiv 2402.14740, eq. 8).
 
     Equal rewards, and a group of one, give exactly 0. Raises ValueError for a reward that is not
     finite.
@@ -27,9 +30,12 @@ def group_advantages(rewards: Sequence[float], normalise: Normalise = "group_std
         raise ValueError(f"rewards must be finite, got {list(rewards)}")
     if not rewards or min(rewards) == max(rewards):
         return [0.0] * len(rewards)
-    mean = math.fsum(rewards) / len(rewards)
+    size = len(rewards)
+    mean = math.fsum(rewards) / size
     centred = [reward - mean for reward in rewards]
-    if normalise == "group_mean":
+    if estimator == "group_mean":
         return centred
-    std = math.sqrt(math.fsum(value * value for value in centred) / len(rewards))
+    if estimator == "leave_one_out":
+        return [value * size / (size - 1) for value in centred]
+    std = math.sqrt(math.fsum(value * value for value in centred) / size)
     return [value / (std + EPSILON) for value in centred]

@@ -1,28 +1,29 @@
-"""The objective: step-wise GRPO with truncated importance sampling (arXiv 2509.23866 section 3).
+"""The objective, put together: step-wise policy gradient with importance sampling.
 
     policy_loss   a micro-batch's share of the batch's loss, and its token statistics
     TokenStats    sums over tokens; those of two micro-batches add up to those of both
 
 For a token with policy, proximal and behaviour log-probabilities p, q, b and advantage A:
 
-    r = exp(p - q)    w = min(exp(q - b), C), no gradient
-    loss = -w * min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A) + kl_beta * k3(p, ref)
+    loss = - w * surrogate(p, q, A) + kl_beta * k3(p, ref) - entropy_coef * H
 
-Aggregation is the mean over all completion tokens of the *whole batch*: each token's loss times its
-weight, divided by the batch's token count. The count is given, not taken from the micro-batch, so
-that gradients accumulated over micro-batches of any size equal those of one big batch.
+with the weight w of correction.py, without gradient, and the surrogate of surrogate.py. By default
+they are DART's (arXiv 2509.23866 section 3): w = min(exp(q - b), C) and, with r = exp(p - q),
+min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
 
-Axis: `[N]` tokens, the completion tokens of some samples one after another.
+Axes: `[N]` tokens, the completion tokens of `[S]` samples one after another.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
 
-LOG_RATIO_LIMIT = 20.0
-"""Log-ratios are held within +-20: e^20 still is a number that float32 can square and sum."""
+from dart_cli.algo.correction import importance, limited
+from dart_cli.algo.objective import Objective
+from dart_cli.algo.surrogate import surrogate
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,11 @@ class TokenStats:
     loss: torch.Tensor  # this part of the batch's loss
     ratio: torch.Tensor  # sum of r
     clipped: torch.Tensor  # count of tokens whose gradient the clip stopped
-    weight: torch.Tensor  # sum of exp(q - b), before truncation
+    weight: torch.Tensor  # sum of w before any bound
     weight_squared: torch.Tensor
-    truncated: torch.Tensor  # count of tokens with exp(q - b) > C
+    used: torch.Tensor  # sum of w
+    truncated: torch.Tensor  # count of tokens with w held at C
+    masked: torch.Tensor  # count of tokens with w = 0 for being out of range
     mismatch_kl: torch.Tensor  # sum of k3(behaviour, proximal), nats
     entropy: torch.Tensor  # sum of policy entropies, nats
     reference_kl: torch.Tensor  # sum of k3(policy, reference), nats
@@ -57,7 +60,9 @@ class TokenStats:
             "ratio_mean": self.ratio.item() / count,
             "clip_fraction": self.clipped.item() / count,
             "is_weight_mean": self.weight.item() / count,
+            "is_used_mean": self.used.item() / count,
             "is_truncated_fraction": self.truncated.item() / count,
+            "is_masked_fraction": self.masked.item() / count,
             "ess": self.weight.item() ** 2 / (count * squared) if squared > 0 else 0.0,
             "mismatch_kl": self.mismatch_kl.item() / count,
             "mismatch_max": self.mismatch_max.item(),
@@ -80,68 +85,71 @@ def policy_loss(
     behaviour_logprobs: torch.Tensor,
     advantages: torch.Tensor,
     weights: torch.Tensor,
+    objective: Objective,
     *,
-    batch_tokens: int,
-    clip_low: float,
-    clip_high: float,
-    is_cap: float,
-    kl_beta: float = 0.0,
+    lengths: Sequence[int],
+    divisor: float,
     reference_logprobs: torch.Tensor | None = None,
     entropies: torch.Tensor | None = None,
 ) -> LossOutput:
     """This micro-batch's share of the objective in the module's docstring.
 
-    All tensors are [N]; log-probabilities and entropies in nats, of the distribution sampled from
-    (forbidden tokens and temperature included). `weights` multiply each token's loss, 0 masks it
-    out of the loss and the statistics; `batch_tokens` counts the unmasked tokens of the whole
-    batch. Only `policy_logprobs` is differentiated. `entropies` are for the statistics alone.
+    All tensors are [N], of samples with `lengths` [S] that sum to N; log-probabilities and
+    entropies in nats, of the distribution sampled from (forbidden tokens and temperature
+    included). `weights` multiply each token's loss, 0 masks it out of loss and statistics; the sum
+    is divided by `divisor`, the whole batch's (normalise.py). Differentiated are `policy_logprobs`
+    and, where `entropy_coef` > 0, `entropies`.
 
     The KL is the k3 estimator exp(d) - 1 - d, d = reference - policy (J. Schulman, "Approximating
-    KL divergence"). Raises ValueError if `kl_beta` > 0 without a reference.
+    KL divergence"). Raises ValueError for a KL without reference or a bonus without entropies.
     """
-    if kl_beta > 0 and reference_logprobs is None:
+    if objective.kl_beta > 0 and reference_logprobs is None:
         raise ValueError("kl_beta > 0 needs reference_logprobs")
+    if objective.entropy_coef > 0 and entropies is None:
+        raise ValueError("entropy_coef > 0 needs entropies")
     counts = weights != 0
     # where() and not a product: 0 * inf of a masked token would be nan, in value and gradient.
     policy, proximal, behaviour = (
         torch.where(counts, logprobs, 0.0)
         for logprobs in (policy_logprobs, proximal_logprobs.detach(), behaviour_logprobs)
     )
-    ratio = _limited(policy - proximal).exp()
-    drift = _limited(proximal - behaviour)
-    importance = drift.exp()
-    free = ratio * advantages
-    held = ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
-    token_loss = -importance.clamp(max=is_cap) * torch.minimum(free, held)
+    drift = proximal - behaviour
+    weight = importance(drift, lengths, objective)
+    old = behaviour if objective.correction == "ratio" else proximal
+    follow = surrogate(policy, old, advantages, counts, lengths, objective)
+    token_loss = -weight.used * follow.value
     reference_kl = torch.zeros_like(token_loss)
     if reference_logprobs is not None:
         reference = torch.where(counts, reference_logprobs.detach(), 0.0)
-        reference_kl = _k3(_limited(reference - policy))
-        token_loss = token_loss + kl_beta * reference_kl
-    loss = (token_loss * weights).sum() / batch_tokens
+        reference_kl = _k3(limited(reference - policy))
+        token_loss = token_loss + objective.kl_beta * reference_kl
+    entropy = torch.zeros_like(token_loss)
+    if entropies is not None:
+        entropy = torch.where(counts, entropies, 0.0)
+    if objective.entropy_coef > 0:
+        token_loss = token_loss - objective.entropy_coef * entropy
+    loss = (token_loss * weights).sum() / divisor
 
     def total(values: torch.Tensor) -> torch.Tensor:
-        return torch.where(counts, values.detach(), 0).sum()
+        return torch.where(counts, values.detach().to(loss.dtype), 0).sum()
 
-    gap = (proximal - behaviour).abs()
+    gap = drift.abs()
     stats = TokenStats(
         tokens=counts.sum(),
         loss=loss.detach(),
-        ratio=total(ratio),
-        clipped=total((held < free).to(ratio.dtype)),
-        weight=total(importance),
-        weight_squared=total(importance.square()),
-        truncated=total((importance > is_cap).to(ratio.dtype)),
-        mismatch_kl=total(_k3(drift)),
-        entropy=total(torch.zeros_like(ratio) if entropies is None else entropies),
+        ratio=total(follow.ratio),
+        clipped=total(follow.clipped),
+        weight=total(weight.raw),
+        weight_squared=total(weight.raw.square()),
+        used=total(weight.used),
+        truncated=total(weight.truncated),
+        masked=total(weight.masked),
+        mismatch_kl=total(_k3(limited(drift))),
+        entropy=total(entropy),
         reference_kl=total(reference_kl),
         mismatch_max=gap.max() if gap.numel() else gap.sum(),
     )
     return LossOutput(loss, stats)
-
-
-def _limited(log_ratio: torch.Tensor) -> torch.Tensor:
-    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 def _k3(log_ratio: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bus.messages import Outcome
-from dart_cli.algo.advantage import Normalise, group_advantages
+from dart_cli.algo.advantage import Estimator, group_advantages
 
 GroupReason = Literal["all_success", "all_fail", "single_member", "no_valid_member", "stale"]
 
@@ -97,7 +97,7 @@ def curate(
     groups_per_batch: int,
     trainer_version: int,
     max_staleness: int,
-    advantage: Normalise = "group_std",
+    advantage: Estimator = "group_std",
 ) -> Curation:
     """Choose the first `groups_per_batch` informative, fresh groups for a batch.
 
@@ -137,7 +137,7 @@ def is_stale(oldest_version: int | None, trainer_version: int, max_staleness: in
     return oldest_version is not None and trainer_version - oldest_version > max_staleness
 
 
-def plan_samples(group: FinishedGroup, advantage: Normalise) -> list[PlannedSample]:
+def plan_samples(group: FinishedGroup, advantage: Estimator) -> list[PlannedSample]:
     """Every step of every valid member, with its trajectory's advantage (step-wise GRPO)."""
     members = group.valid
     advantages = group_advantages([REWARDS[member.outcome] for member in members], advantage)

@@ -46,6 +46,7 @@ class MicroBatch:
     advantages: torch.Tensor  # [N]
     weights: torch.Tensor  # [N], each sample's weight
     versions: torch.Tensor  # [N], int64, policy version that sampled each token
+    samples: tuple[Sample, ...]  # whose tokens these are, in order
 
 
 def check(batch: Batch, policy: LoadedPolicy) -> None:
@@ -153,7 +154,7 @@ def _rows(sharing: Sequence[Sample], size: int) -> Iterator[Row]:
 
 
 def completion_tokens(batch: Batch) -> int:
-    """How many tokens the batch's loss is a mean over."""
+    """How many tokens the batch's loss is over."""
     return sum(len(sample.token_ids) for sample in batch.samples if sample.weight != 0)
 
 
@@ -219,6 +220,7 @@ def _collate(part: Sequence[Row], batch: Batch, policy: LoadedPolicy) -> MicroBa
         advantages=spread([sample.advantage for sample in samples]),
         weights=spread([sample.weight for sample in samples]),
         versions=torch.tensor([version for each in samples for version in _versions(each)]),
+        samples=tuple(samples),
     )
 
 

@@ -1,11 +1,12 @@
-"""One optimizer update from one batch.
+"""One update from one batch.
 
     Learner         model, AdamW and learning-rate schedule; `update` is the whole of learning
     learning_rate   the schedule
 
-A batch is used for one update. The policy before the update and the proximal policy are then the
-same weights, so the proximal log-probabilities are the policy's own, detached: nothing is computed
-twice (docs/objective.md).
+An update is `train.epochs` passes over the batch, each with one optimizer step on all of it. The
+first pass runs on the weights before the update, which are the proximal policy: its own
+log-probabilities, detached, are the proximal ones of every pass, and nothing is computed twice
+(docs/objective.md).
 
 AdamW steps on float32 masters. Parameters of float32 are their own; those of bfloat16 have eight
 bits, in which an update of 1e-6 on a weight of 0.1 is nothing, so they are rounded from a master
@@ -15,13 +16,15 @@ after each step, and the gradients of the micro-batches add up in float32.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
 
 import torch
 
 from bus.messages import Batch
 from dart_cli.algo.loss import TokenStats, policy_loss
+from dart_cli.algo.normalise import Shares, loss_shares
+from dart_cli.algo.objective import Objective, ess_factor
 from dart_cli.config import TrainConfig
 from dart_cli.train.batch import MicroBatch, check, completion_tokens, micro_batches
 from dart_cli.train.model import Scores, TrainModel
@@ -29,14 +32,16 @@ from dart_cli.train.model import Scores, TrainModel
 Tensors = dict[str, torch.Tensor]
 
 _MASTER = "master"
+TIMES = ("prepare_s", "forward_s", "backward_s", "optimizer_s")
 
 
 @dataclass(frozen=True)
 class Update:
     """What an update did."""
 
-    applied: bool  # False where the gradient was not finite and the weights stayed
+    applied: bool  # False where the weights stayed as they were
     metrics: dict[str, float]  # see docs/objective.md
+    note: str = ""  # why they stayed, or what was unusual
 
 
 class Learner:
@@ -45,6 +50,9 @@ class Learner:
     def __init__(self, model: TrainModel, config: TrainConfig) -> None:
         self.model = model
         self._config = config
+        self._objective = Objective(
+            **{part.name: getattr(config, part.name) for part in fields(Objective)}
+        )
         self._parameters = model.trainable()
         self._masters = {name: _master(value) for name, value in self._parameters.items()}
         matrices = [value for value in self._masters.values() if value.ndim >= 2]
@@ -61,7 +69,7 @@ class Learner:
         )
 
     def update(self, batch: Batch, updates_done: int, policy_version: int | None = None) -> Update:
-        """Take one gradient step on `batch`; `updates_done` places it in the schedule.
+        """Learn from `batch`, once; `updates_done` places it in the schedule.
 
         `policy_version` is the published version whose weights the model holds now, if any: for
         tokens that it sampled, behaviour and proximal log-probabilities must agree (`parity_max`).
@@ -69,66 +77,123 @@ class Learner:
         Raises ProtocolError if the batch does not fit the model, before anything has changed.
         """
         check(batch, self.model.policy)
-        timing = dict.fromkeys(("prepare_s", "forward_s", "backward_s", "optimizer_s"), 0.0)
-        tokens = completion_tokens(batch)
-        stats: TokenStats | None = None
-        fresh_gaps: list[float] = []
-        self._forget_gradients()
-        clock = _Laps(timing)
-        for part in micro_batches(batch, self.model.policy, self._config.micro_batch):
-            clock.lap("prepare_s")
-            scores = self.model.score(part, batch.temperature)
-            loss, part_stats = self._loss(part, scores, batch.temperature, tokens)
-            fresh_gaps += _gaps(scores, part, policy_version)
-            clock.lap("forward_s")
-            loss.backward()  # type: ignore[no-untyped-call]
-            self._gather_gradients()
-            clock.lap("backward_s")
-            stats = part_stats if stats is None else stats + part_stats
-        norm = torch.nn.utils.clip_grad_norm_(self._masters.values(), self._config.grad_clip).item()
-        lr = learning_rate(updates_done, self._config)
-        applied = stats is not None and norm < float("inf")  # neither infinite nor nan
-        if applied:
-            for group in self._optimizer.param_groups:
-                group["lr"] = lr
-            self._optimizer.step()
-            self._round_masters()
-        clock.lap("optimizer_s")
-        metrics = {} if stats is None else stats.metrics()
-        if fresh_gaps:
-            metrics["parity_max"] = max(fresh_gaps)
+        rate = learning_rate(updates_done, self._config)
+        work = _Work(batch, policy_version, self._shares(batch))
+        norms: list[float] = []  # of the steps that were taken
+        factor, note = 1.0, ""
+        for _ in range(self._config.epochs):
+            norm = self._accumulate(work)
+            if not work.stats:
+                note = "no sample with a weight: update skipped"
+                break
+            if not norms:
+                factor, note = self._guard(work.stats[0].metrics()["ess"])
+            if factor == 0:
+                break
+            if not norm < float("inf"):  # infinite or nan
+                note = f"no finite gradient: {'rest of the update' if norms else 'update'} skipped"
+                break
+            self._step(rate * factor)
+            norms.append(norm)
+            work.clock.lap("optimizer_s")
         return Update(
-            applied,
-            metrics
-            | timing
+            bool(norms),
+            _described(work.stats)
+            | ({"parity_max": max(work.fresh_gaps)} if work.fresh_gaps else {})
+            | work.clock.sums
             | {
-                "grad_norm": norm if applied else 0.0,
-                "lr": lr,
-                "skipped": 0.0 if applied else 1.0,
+                "grad_norm": max(norms, default=0.0),
+                "lr": rate * factor,
+                "low_ess": float(factor < 1),
+                "skipped": float(not norms),
+                "passes": float(len(norms)),
                 "samples": float(len(batch.samples)),
-                "tokens": float(tokens),
+                "tokens": float(completion_tokens(batch)),
             },
+            note,
         )
 
+    def _accumulate(self, work: _Work) -> float:
+        """Pass over the batch: gradients of the whole loss; returns their norm before clipping.
+
+        Adds the pass to `work`, and what the first one finds out for those behind it.
+        """
+        is_first = not work.stats
+        total: TokenStats | None = None
+        self._forget_gradients()
+        parts = micro_batches(work.batch, self.model.policy, self._config.micro_batch)
+        for index, part in enumerate(parts):
+            work.clock.lap("prepare_s")
+            temperature = work.batch.temperature
+            scores = self.model.score(
+                part, temperature, entropy_gradient=self._objective.entropy_coef > 0
+            )
+            if is_first:
+                work.proximal.append(scores.logprobs.detach())
+                work.fresh_gaps += _gaps(scores, part, work.policy_version)
+            loss, stats = self._loss(part, scores, work.proximal[index], temperature, work.shares)
+            work.clock.lap("forward_s")
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._gather_gradients()
+            work.clock.lap("backward_s")
+            total = stats if total is None else total + stats
+        if total is not None:
+            work.stats.append(total)
+        norm = torch.nn.utils.clip_grad_norm_(self._masters.values(), self._config.grad_clip)
+        return norm.item()
+
     def _loss(
-        self, part: MicroBatch, scores: Scores, temperature: float, tokens: int
+        self,
+        part: MicroBatch,
+        scores: Scores,
+        proximal: torch.Tensor,
+        temperature: float,
+        shares: Shares,
     ) -> tuple[torch.Tensor, TokenStats]:
         device = scores.logprobs.device
+        lengths = [len(sample.token_ids) for sample in part.samples]
+        share = torch.tensor(
+            [shares.of(sample.trajectory_id, len(sample.token_ids)) for sample in part.samples]
+        ).repeat_interleave(torch.tensor(lengths))
         output = policy_loss(
             scores.logprobs,
-            scores.logprobs.detach(),
+            proximal,
             part.behaviour_logprobs.to(device),
             part.advantages.to(device),
-            part.weights.to(device),
-            batch_tokens=tokens,
-            clip_low=self._config.clip_low,
-            clip_high=self._config.clip_high,
-            is_cap=self._config.is_cap,
-            kl_beta=self._config.kl_beta,
+            (part.weights * share).to(device),
+            self._objective,
+            lengths=lengths,
+            divisor=shares.divisor,
             reference_logprobs=self.model.reference_logprobs(part, temperature),
             entropies=scores.entropies,
         )
         return output.loss, output.stats
+
+    def _shares(self, batch: Batch) -> Shares:
+        return loss_shares(
+            (
+                (sample.trajectory_id, len(sample.token_ids))
+                for sample in batch.samples
+                if sample.weight != 0
+            ),
+            self._config.normalise,
+            self._config.constant_tokens,
+        )
+
+    def _guard(self, ess: float) -> tuple[float, str]:
+        """(factor of the learning rate, what to say) for a batch of this effective sample size."""
+        factor = ess_factor(ess, self._config.min_ess, self._config.low_ess)
+        if factor == 1:
+            return factor, ""
+        done = f"learning rate times {factor:.3g}" if factor else "update skipped"
+        low = f"effective sample size {ess:.3g} is below train.min_ess = {self._config.min_ess:g}"
+        return factor, f"{low}: {done}"
+
+    def _step(self, rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+        self._round_masters()
 
     # --- masters ------------------------------------------------------------------------------
 
@@ -223,14 +288,35 @@ def _gaps(scores: Scores, part: MicroBatch, policy_version: int | None) -> list[
     return [gaps[fresh].max().item()]
 
 
+def _described(passes: Sequence[TokenStats]) -> dict[str, float]:
+    """The first pass's metrics; how far the passes went is the last one's to say."""
+    if not passes:
+        return {}
+    last = passes[-1].metrics()
+    return passes[0].metrics() | {name: last[name] for name in ("ratio_mean", "clip_fraction")}
+
+
+@dataclass
+class _Work:
+    """A batch in hand, and what the passes over it have found so far."""
+
+    batch: Batch
+    policy_version: int | None
+    shares: Shares
+    proximal: list[torch.Tensor] = field(default_factory=list)  # by micro-batch [N]
+    fresh_gaps: list[float] = field(default_factory=list)
+    stats: list[TokenStats] = field(default_factory=list)  # by pass
+    clock: _Laps = field(default_factory=lambda: _Laps(TIMES))
+
+
 class _Laps:
     """Adds the time since the last lap to one of several sums."""
 
-    def __init__(self, sums: dict[str, float]) -> None:
-        self._sums = sums
+    def __init__(self, names: Iterable[str]) -> None:
+        self.sums = dict.fromkeys(names, 0.0)
         self._since = time.monotonic()
 
     def lap(self, name: str) -> None:
         now = time.monotonic()
-        self._sums[name] += now - self._since
+        self.sums[name] += now - self._since
         self._since = now

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from dart_cli.algo.entropy import entropy
 from dart_cli.config import Config
 from dart_cli.policy.device import pick_device
 from dart_cli.policy.forward import logits, masked_logprobs
@@ -26,7 +27,7 @@ class Scores:
     """What a model says of the completion tokens of a micro-batch."""
 
     logprobs: torch.Tensor  # [N], nats, of the distribution sampled from; with gradient
-    entropies: torch.Tensor  # [N], nats, of the same; without
+    entropies: torch.Tensor  # [N], nats, of the same; without, unless asked for
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,11 @@ class TrainModel:
             reference.model.requires_grad_(False)
         return cls(policy, reference)
 
-    def score(self, part: MicroBatch, temperature: float) -> Scores:
+    def score(
+        self, part: MicroBatch, temperature: float, *, entropy_gradient: bool = False
+    ) -> Scores:
         """The policy's scores of a micro-batch."""
-        return score(self.policy, part, temperature)
+        return score(self.policy, part, temperature, entropy_gradient=entropy_gradient)
 
     @torch.no_grad()
     def reference_logprobs(self, part: MicroBatch, temperature: float) -> torch.Tensor | None:
@@ -71,15 +74,16 @@ class TrainModel:
         return weight_tensors(self.policy.model)
 
 
-def score(policy: LoadedPolicy, part: MicroBatch, temperature: float) -> Scores:
-    """Log-probabilities and entropies of the completion tokens of `part`."""
+def score(
+    policy: LoadedPolicy, part: MicroBatch, temperature: float, *, entropy_gradient: bool = False
+) -> Scores:
+    """Log-probabilities and entropies of the completion tokens of `part`.
+
+    A gradient of the entropies keeps one more [N, V] for the backward pass.
+    """
     values = logits(policy.model, part.inputs, last=part.last)  # [B, last, V]
     device = values.device
     values = values[part.rows.to(device), part.columns.to(device)]  # [N, V]
     logprobs = masked_logprobs(values, policy.forbidden(device), temperature)
     chosen = logprobs.gather(1, part.token_ids.to(device)[:, None])[:, 0]
-    with torch.no_grad():
-        # A forbidden token's 0 * -inf would be nan; its share of the entropy is 0.
-        shares = torch.where(logprobs.isneginf(), 0.0, logprobs.exp() * logprobs)
-        entropies = -shares.sum(dim=-1)
-    return Scores(chosen, entropies)
+    return Scores(chosen, entropy(logprobs if entropy_gradient else logprobs.detach()))

@@ -1,0 +1,69 @@
+"""What a token weighs that other weights sampled: importance weights, no gradient.
+
+    importance      weights of tokens from their log-ratio of proximal to behaviour
+    sequence_sums   sums over samples, at each of their tokens
+    limited         a log-ratio that every precision can exponentiate, square and sum
+
+Axes: `[N]` tokens, the completion tokens of `[S]` samples one after another; a sequence is one
+sample's completion, that is one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dart_cli.algo.objective import Objective
+
+LOG_RATIO_LIMIT = 20.0
+"""Log-ratios are held within +-20: e^20 still is a number that float32 can square and sum."""
+
+
+@dataclass(frozen=True)
+class Importance:
+    """Weights of tokens, and what became of them."""
+
+    raw: torch.Tensor  # [N], before any bound
+    used: torch.Tensor  # [N], what the loss is multiplied with
+    truncated: torch.Tensor  # [N], bool: raw > C
+    masked: torch.Tensor  # [N], bool: outside the mask's range, so of weight 0
+
+
+def importance(drift: torch.Tensor, lengths: Sequence[int], objective: Objective) -> Importance:
+    """Weights for log-ratios `drift` [N] = proximal - behaviour of samples of `lengths` [S].
+
+    - `truncated`: min(e^drift, C) of each token (arXiv 2509.23866 section 3).
+    - `sequence`: min(e^(sum of drift over the sample), C), at each of its tokens; `raw` is the
+      sample's too.
+    - `masked`: e^drift within [mask_low, mask_high], ends included, else 0 (IcePop).
+    - `none`, `ratio`: 1; `raw` is e^drift, for the statistics.
+    """
+    kind = objective.correction
+    if kind == "sequence":
+        drift = sequence_sums(drift, lengths)
+    raw = limited(drift).exp()
+    used = torch.ones_like(raw)
+    truncated = masked = torch.zeros_like(raw, dtype=torch.bool)
+    if kind in ("truncated", "sequence"):
+        truncated = raw > objective.is_cap
+        used = raw.clamp(max=objective.is_cap)
+    elif kind == "masked":
+        masked = (raw < objective.mask_low) | (raw > objective.mask_high)
+        used = torch.where(masked, 0.0, raw)
+    return Importance(raw, used, truncated, masked)
+
+
+def sequence_sums(values: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    """At each token [N] the sum over its sample's tokens; `lengths` [S] sum to N.
+
+    By slices and not by index_add, whose order of addition on a GPU changes from run to run.
+    """
+    parts = torch.split(values, list(lengths)) if len(lengths) else (values,)
+    return torch.cat([part.sum().expand_as(part) for part in parts])
+
+
+def limited(log_ratio: torch.Tensor) -> torch.Tensor:
+    """Held within +-LOG_RATIO_LIMIT; beyond it there is no gradient."""
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)

@@ -1,0 +1,71 @@
+"""Over what the batch's loss is a mean: how much each sample's tokens weigh.
+
+The loss is `sum over samples of share * (sum over its tokens of their loss) / divisor`. Shares and
+divisor are the whole batch's, not a micro-batch's, so that gradients accumulated over micro-batches
+of any size are those of one big batch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Normalise = Literal["tokens", "samples", "trajectories", "constant"]
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What a token weighs in its batch."""
+
+    normalise: Normalise
+    divisor: float
+    trajectory_tokens: Mapping[str, int]
+
+    def of(self, trajectory_id: str, tokens: int) -> float:
+        """What each token of a sample weighs before the division; the sample has that many."""
+        if self.normalise == "samples":
+            return 1.0 / tokens
+        if self.normalise == "trajectories":
+            return 1.0 / self.trajectory_tokens[trajectory_id]
+        return 1.0
+
+
+def loss_shares(
+    samples: Iterable[tuple[str, int]],
+    normalise: Normalise = "tokens",
+    constant_tokens: float = 0.0,
+) -> Shares:
+    """Shares in a batch of these samples, each (trajectory id, completion tokens).
+
+    A sample is one step's completion. A token of sample i with |i| tokens, of trajectory k with
+    |k| tokens in all its samples, weighs
+
+    - `tokens`: 1 / (all tokens). Every token weighs the same, so a long trajectory more than a
+      short one (DAPO, arXiv 2503.14476, eq. 8).
+    - `samples`: 1 / (samples * |i|). Every step weighs the same (GRPO, arXiv 2402.03300, eq. 3, and
+      GSPO, with a step as the sequence).
+    - `trajectories`: 1 / (trajectories * |k|). Every trajectory weighs the same, however long.
+    - `constant`: 1 / (trajectories * constant_tokens). What a token weighs depends on no length at
+      all, neither its trajectory's nor the batch's: the unbiased policy gradient (Dr. GRPO, arXiv
+      2503.20783, section 3.2).
+
+    Give only samples that count. Raises ValueError for `constant` without its number.
+    """
+    trajectory_tokens: Counter[str] = Counter()
+    count = 0
+    for trajectory_id, tokens in samples:
+        trajectory_tokens[trajectory_id] += tokens
+        count += 1
+    if normalise == "tokens":
+        divisor = float(trajectory_tokens.total())
+    elif normalise == "samples":
+        divisor = float(count)
+    elif normalise == "trajectories":
+        divisor = float(len(trajectory_tokens))
+    elif constant_tokens > 0:
+        divisor = len(trajectory_tokens) * constant_tokens
+    else:
+        raise ValueError(f"constant_tokens must be > 0, got {constant_tokens}")
+    return Shares(normalise, divisor, trajectory_tokens)

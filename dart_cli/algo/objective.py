@@ -1,0 +1,42 @@
+"""Which formula the trainer follows, and its numbers; torch-free.
+
+Objective    the fields of [train] that say it
+ess_factor   what the guard makes of a batch's effective sample size
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+SurrogateName = Literal["grpo", "gspo", "cispo"]
+CorrectionName = Literal["truncated", "sequence", "masked", "none", "ratio"]
+LowEss = Literal["skip", "shrink"]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Each field is that of the same name in [train], with the same default (docs/objective.md)."""
+
+    objective: SurrogateName = "grpo"
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    dual_clip: float = 0.0  # 0 for no bound
+    correction: CorrectionName = "truncated"
+    is_cap: float = 1.0
+    mask_low: float = 0.5
+    mask_high: float = 5.0
+    kl_beta: float = 0.0
+    entropy_coef: float = 0.0
+
+
+def ess_factor(ess: float, min_ess: float, low_ess: LowEss) -> float:
+    """What the learning rate of a batch is multiplied with; 0 leaves the batch out.
+
+    `ess` is (sum w)^2 / (N sum w^2) over the batch's N tokens, w = proximal / behaviour before any
+    bound (Kish): in [1 / N, 1], 1 where all weights are equal. At `min_ess` or above nothing
+    changes, so that `min_ess` = 0 never does.
+    """
+    if ess >= min_ess:
+        return 1.0
+    return ess / min_ess if low_ess == "shrink" else 0.0

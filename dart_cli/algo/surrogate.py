@@ -1,0 +1,69 @@
+"""What the update follows: how far a token's probability has moved, times its advantage, bounded.
+
+With r = exp(p - q), p the policy's and q the old policy's log-probability of a token, A its
+advantage, clip(x) = x held within [1 - clip_low, 1 + clip_high]:
+
+    grpo    min(r A, clip(r) A); where A < 0 and dual_clip = c > 0 at least c A
+    gspo    the same with s = (product of r over the sample)^(1 / its tokens) in the place of r
+    cispo   stop_gradient(clip(r)) A p
+
+The clip is pessimistic in the first two: what it holds has no gradient. CISPO keeps every token's
+gradient and bounds its weight. While p = q all three have the gradient A * grad p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dart_cli.algo.correction import limited, sequence_sums
+from dart_cli.algo.objective import Objective
+
+
+@dataclass(frozen=True)
+class Surrogate:
+    """What is maximised, by token."""
+
+    value: torch.Tensor  # [N], with gradient
+    ratio: torch.Tensor  # [N], r, or s with gspo
+    clipped: torch.Tensor  # [N], bool: the bound stopped the gradient, or held cispo's weight
+
+
+def surrogate(
+    policy: torch.Tensor,
+    old: torch.Tensor,
+    advantages: torch.Tensor,
+    counts: torch.Tensor,
+    lengths: Sequence[int],
+    objective: Objective,
+) -> Surrogate:
+    """The formulas above for tokens [N] of samples of `lengths` [S].
+
+    `policy` and `old` are log-probabilities, equal where `counts` (bool) is false: such tokens are
+    no part of a sample's mean.
+
+    - grpo: PPO's clip (arXiv 1707.06347 eq. 7), with two bounds (DAPO's clip-higher, arXiv
+      2503.14476 eq. 10); the dual clip is arXiv 1912.09729 eq. 4.
+    - gspo: arXiv 2507.18071 eq. 5 to 7, in its token form (eq. 13, 14): a token's gradient goes
+      through its own p, so that a correction can weigh tokens of a sample apart.
+    - cispo: arXiv 2506.13585 eq. 4, 5.
+    """
+    if objective.objective == "gspo":
+        tokens = sequence_sums(counts.to(policy.dtype), lengths).clamp(min=1)
+        mean = sequence_sums((policy - old).detach(), lengths) / tokens
+        ratio = limited(mean + (policy - policy.detach())).exp()
+    else:
+        ratio = limited(policy - old).exp()
+    held_ratio = ratio.clamp(1.0 - objective.clip_low, 1.0 + objective.clip_high)
+    if objective.objective == "cispo":
+        held_ratio = held_ratio.detach()
+        return Surrogate(held_ratio * advantages * policy, ratio, held_ratio != ratio)
+    free, held = ratio * advantages, held_ratio * advantages
+    value, clipped = torch.minimum(free, held), held < free
+    if objective.dual_clip > 0:
+        least = objective.dual_clip * advantages
+        stopped = (advantages < 0) & (value < least)
+        value, clipped = torch.where(stopped, least, value), clipped | stopped
+    return Surrogate(value, ratio, clipped)
