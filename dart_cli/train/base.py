@@ -21,12 +21,17 @@ class Updated(Protocol):
 
     @property
     def applied(self) -> bool:
-        """False where the gradient was not finite and the weights stayed."""
+        """False where the weights stayed as they were."""
         ...
 
     @property
     def metrics(self) -> dict[str, float]:
         """At least `samples` and `tokens`; see docs/objective.md."""
+        ...
+
+    @property
+    def note(self) -> str:
+        """Why the weights stayed, or what was unusual; empty as a rule."""
         ...
 
 

@@ -39,7 +39,7 @@ class Progress(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     updates: int = 0  # batches used, skipped ones included
-    skipped: int = 0  # of these, without a finite gradient
+    skipped: int = 0  # of these, left out: see Update.note
     policy_version: int = 0  # newest published when this was written
     last_batch_id: int = 0  # newest batch in the weights
     batches_trained: list[int] = []  # ids since the previous checkpoint

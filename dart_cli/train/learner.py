@@ -84,14 +84,14 @@ class Learner:
         for _ in range(self._config.epochs):
             norm = self._accumulate(work)
             if not work.stats:
-                note = "no sample with a weight: update skipped"
+                note = "no sample with a weight (update skipped)"
                 break
             if not norms:
                 factor, note = self._guard(work.stats[0].metrics()["ess"])
             if factor == 0:
                 break
             if not norm < float("inf"):  # infinite or nan
-                note = f"no finite gradient: {'rest of the update' if norms else 'update'} skipped"
+                note = f"no finite gradient ({'rest of ' if norms else ''}update skipped)"
                 break
             self._step(rate * factor)
             norms.append(norm)
@@ -186,8 +186,10 @@ class Learner:
         if factor == 1:
             return factor, ""
         done = f"learning rate times {factor:.3g}" if factor else "update skipped"
-        low = f"effective sample size {ess:.3g} is below train.min_ess = {self._config.min_ess:g}"
-        return factor, f"{low}: {done}"
+        low = (
+            f"an effective sample size of {ess:.3g}, below train.min_ess = {self._config.min_ess:g}"
+        )
+        return factor, f"{low} ({done})"
 
     def _step(self, rate: float) -> None:
         for group in self._optimizer.param_groups:

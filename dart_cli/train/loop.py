@@ -61,7 +61,7 @@ log = logging.getLogger(__name__)
 
 WORKER = "train"
 MOST_SKIPPED = 20
-"""Updates in a row without a finite gradient after which the run ends with an error."""
+"""Updates skipped in a row after which the run ends with an error."""
 FAREWELL_S = 3.0
 """How long a trainer that was told to stop still tries to tell data what it did."""
 PHASES = {
@@ -274,12 +274,12 @@ class _Trainer:
         progress = self._progress
         self._skipped_in_a_row = 0 if update.applied else self._skipped_in_a_row + 1
         self._is_published = self._is_published and not update.applied
-        if not update.applied:
-            log.warning("batch %d has no finite gradient: update skipped", batch.batch_id)
+        if update.note:
+            log.warning("batch %d: %s", batch.batch_id, update.note)
         if self._skipped_in_a_row >= MOST_SKIPPED:
             raise DartError(
-                f"{MOST_SKIPPED} updates in a row had no finite gradient; the policy has diverged: "
-                "lower train.lr and go back to an earlier checkpoint"
+                f"{MOST_SKIPPED} batches in a row were skipped, the last for {update.note}; go back "
+                "to an earlier checkpoint and lower train.lr or train.min_ess"
             )
         self._progress = progress.model_copy(
             update={

@@ -25,6 +25,7 @@ class TimedUpdate:
 
     applied: bool
     metrics: dict[str, float]
+    note: str = ""
 
 
 class TimedModel:
