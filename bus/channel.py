@@ -20,7 +20,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-_BURST = 64
+_BURST = 4
 """Messages taken before other callbacks of the loop get their turn."""
 
 _COPY_BYTES = 256 * 2**10

@@ -15,7 +15,8 @@ ProtocolError with one line that names the kind and the field.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgpack
 from pydantic import ValidationError
@@ -81,15 +82,34 @@ def _lift_blobs(value: Any, blobs: list[bytes]) -> Any:
         blobs.append(value)
         return msgpack.ExtType(_BLOB, (len(blobs) - 1).to_bytes(_INDEX_BYTES, "big"))
     if isinstance(value, Message):
-        return {name: _lift_blobs(item, blobs) for name, item in value}
+        fields = dict(value.__dict__)
+        for name in _fields_to_walk(type(value)):
+            if name in fields:
+                fields[name] = _lift_blobs(fields[name], blobs)
+        return fields
     if isinstance(value, dict):
         return {name: _lift_blobs(item, blobs) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        # Token ids and log-probabilities are most of a batch: pass them on whole.
-        if _SCALARS.issuperset(map(type, value)):
-            return value
         return [_lift_blobs(item, blobs) for item in value]
     return value
+
+
+@cache
+def _fields_to_walk(message_type: type[Message]) -> tuple[str, ...]:
+    """The fields that may hold `bytes` or messages, by their annotations.
+
+    The others, token ids and log-probabilities among them, are most of a batch: they pass whole.
+    """
+    annotations = get_type_hints(message_type)
+    return tuple(name for name in message_type.model_fields if not _is_plain(annotations[name]))
+
+
+def _is_plain(annotation: Any) -> bool:
+    """Whether values of the annotation are made of scalars, lists and dicts alone."""
+    if get_origin(annotation) is Literal:
+        return True
+    arguments = get_args(annotation)
+    return all(map(_is_plain, arguments)) if arguments else annotation in _SCALARS
 
 
 def _kind_of(frame: bytes) -> str:

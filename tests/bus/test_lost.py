@@ -96,7 +96,9 @@ async def test_a_pending_request_hears_at_once_that_its_server_was_killed(addres
         await given_up(asking)
 
 
-async def test_a_lost_peer_is_found_again_when_it_is_back(tmp_path: Path) -> None:
+async def test_a_lost_server_that_is_back_is_asked_again_whatever_the_retry_time(
+    tmp_path: Path,
+) -> None:
     endpoint = Endpoints(tmp_path / "run").address("rollout-0")
 
     async def ack(client: str, request: Request) -> Reply:
@@ -104,14 +106,40 @@ async def test_a_lost_peer_is_found_again_when_it_is_back(tmp_path: Path) -> Non
 
     async with Requester(endpoint) as requester:
         async with silent_server(endpoint) as (server, _):
-            asking = asyncio.create_task(requester.request(ASK, DEADLINE_S))
+            asking = asyncio.create_task(requester.request(ASK, DEADLINE_S, retry_s=DEADLINE_S))
             assert await server.line() == "asked"
             await server.signal(signal.SIGKILL)
             await asyncio.wait_for(requester.lost.wait(), WAIT_S)
         async with serving(endpoint, ack):
-            assert await asking == Ack()
+            assert await asyncio.wait_for(asking, WAIT_S) == Ack()
             await until(lambda: requester.connected)
             assert not requester.lost.is_set()
+
+
+async def test_a_stopped_server_is_not_lost(address: str) -> None:
+    async with silent_server(address) as (server, endpoint), Requester(endpoint) as requester:
+        asking = asyncio.create_task(requester.request(ASK, DEADLINE_S))
+        assert await server.line() == "asked"
+        server.process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(0.3)
+        assert requester.connected
+        assert not requester.lost.is_set()
+        await given_up(asking)
+
+
+async def test_closing_watched_connections_never_holds_up_the_others(tmp_path: Path) -> None:
+    endpoints = Endpoints(tmp_path / "run")
+
+    async def ack(client: str, request: Request) -> Reply:
+        return Ack()
+
+    async with serving(endpoints.address("data"), ack):
+        for _ in range(30):
+            async with (
+                Requester(endpoints.address("rollout-0")),  # nobody is there
+                Requester(endpoints.address("data")) as requester,
+            ):
+                assert await requester.request(ASK, WAIT_S) == Ack()
 
 
 async def test_a_peer_that_was_never_there_is_not_lost(tmp_path: Path) -> None:

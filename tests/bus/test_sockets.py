@@ -39,6 +39,7 @@ from bus.messages import (
     StopRequest,
 )
 from bus.sockets import Forwarder, Publisher, Replier, Requester, Subscriber
+from bus.transport import HIGH_WATER_MARK
 
 ASK = StopRequest(reason="enough")
 DEADLINE_S = 20.0
@@ -147,6 +148,53 @@ async def test_requests_beyond_max_in_flight_wait_within_their_deadline(address:
         release.set()
         await first
         assert replier.served.requests == 1
+
+
+async def test_requests_beyond_the_queue_of_a_busy_server_all_get_their_answer(
+    address: str,
+) -> None:
+    crowd = 3 * HIGH_WATER_MARK
+    requests = [StopRequest(reason=str(i)) for i in range(crowd)]
+    executed: list[str] = []
+
+    async def handler(client: str, request: Request) -> Reply:
+        assert isinstance(request, StopRequest)
+        executed.append(request.reason)
+        await asyncio.sleep(0)
+        return Ack(note=request.reason)
+
+    async with Requester(address, max_in_flight=crowd) as requester:
+        # No timer sends again: each is sent when the server is there and has room.
+        asks = [
+            asyncio.create_task(requester.request(request, DEADLINE_S, retry_s=DEADLINE_S))
+            for request in requests
+        ]
+        await asyncio.sleep(0.05)  # all of them are refused at first: nobody serves
+        async with serving(address, handler, max_handlers=1):
+            assert await asyncio.gather(*asks) == [Ack(note=str(i)) for i in range(crowd)]
+    assert executed == [request.reason for request in requests]
+
+
+async def test_a_cancelled_request_gives_its_place_to_the_next(address: str) -> None:
+    async def handler(client: str, request: Request) -> Reply:
+        assert isinstance(request, StopRequest)
+        if request.reason == "never answered":
+            await asyncio.Event().wait()
+        return Ack(note=request.reason)
+
+    replier = Replier(address)
+    task = asyncio.create_task(replier.serve(handler))
+    async with Requester(address, max_in_flight=1) as requester:
+        stuck = asyncio.create_task(requester.request(StopRequest(reason="never answered"), 60))
+        queued = asyncio.create_task(requester.request(StopRequest(reason="gives up"), 60))
+        after = asyncio.create_task(requester.request(StopRequest(reason="next"), DEADLINE_S))
+        await asyncio.sleep(0)
+        for given_up in (queued, stuck):
+            given_up.cancel()
+        assert await after == Ack(note="next")
+        assert requester.in_flight == 0
+    await replier.close(linger_s=0)
+    await task
 
 
 async def test_a_request_made_before_its_server_starts_is_answered(address: str) -> None:
