@@ -395,7 +395,7 @@ class DataService:
         now = time.time()
         held_s = self._permits.free(done.worker)
         if held_s is None:  # its time was over, or another data process gave it
-            held_s = done.transfer_s + done.pause_s + done.resume_s
+            held_s = done.transfer_s + done.pause_s + done.finish_s + done.resume_s
         self._store.add_sync(done, now - held_s, now)
         self.ledger.versions.done(done)
         self._wake()

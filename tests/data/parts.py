@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,9 @@ from bus.messages import (
     StepRecord,
     StopReason,
     StopRequest,
+    SyncDone,
+    SyncReply,
+    SyncRequest,
     TrainerHello,
     TrajectoryEnd,
     VersionSpan,
@@ -225,6 +228,42 @@ def assert_sums_are_conserved(ledger: Ledger, store: Store) -> None:
     assert sorted(sampled) == sorted(name for name, n in steps.items() for _ in range(n or 0))
 
 
+def heartbeat(
+    worker: str, version: int = -1, *, state: str = "ready", trajectories: Sequence[str] = ()
+) -> Heartbeat:
+    """What a process says each second; its role follows from its name."""
+    return Heartbeat(
+        role="rollout" if worker.startswith("rollout") else "env",
+        worker=worker,
+        host="here",
+        pid=1,
+        started_at=1.0,
+        sent_at=2.0,
+        endpoint="",
+        policy_version=version,
+        state=state,
+        waiting_for="",
+        waiting_s=0.0,
+        gauges={"slots": 2.0},
+        trajectories=list(trajectories),
+    )
+
+
+def sync_done(worker: str, version: int, error: str = "") -> SyncDone:
+    """A rollout worker has taken a weight set, or refused it."""
+    return SyncDone(
+        worker=worker,
+        policy_version=version,
+        error=error,
+        waited_s=0.5,
+        transfer_s=0.25,
+        pause_s=0.125,
+        finish_s=0.0,
+        resume_s=0.0,
+        in_flight=3,
+    )
+
+
 @dataclass
 class Client:
     """One connection to a live service, speaking for env and train alike."""
@@ -254,7 +293,8 @@ class Client:
         | TrainerHello
         | BatchTrained
         | WeightsPublished
-        | StopRequest,
+        | StopRequest
+        | SyncDone,
     ) -> Ack:
         """Hand something in."""
         reply = await self.requester.request(message, DEADLINE_S)
@@ -298,6 +338,20 @@ class Client:
         assert reply.batch is not None, reply.reason
         return reply.batch
 
+    async def publish(self, version: int) -> None:
+        """The trainer publishes weights."""
+        weights = WeightsPublished(
+            policy_version=version, path=f"w/{version}", digest=f"d{version}"
+        )
+        assert (await self.tell(weights)).accepted
+
+    async def sync(self, worker: str, version: int) -> SyncReply:
+        """A rollout worker that serves `version` asks for newer weights."""
+        request = SyncRequest(worker=worker, policy_version=version)
+        reply = await self.requester.request(request, DEADLINE_S)
+        assert isinstance(reply, SyncReply)
+        return reply
+
     async def snapshot(self) -> Snapshot:
         """The run as status sees it."""
         reply = await self.requester.request(StatusRequest(), DEADLINE_S)
@@ -319,32 +373,26 @@ class Client:
         assert isinstance(message, RunState)
         return message
 
-    async def be_heard(self, worker: str, *, state: str = "ready") -> None:
+    async def until(self, wanted: Callable[[RunState], bool]) -> RunState:
+        """The first published RunState that is as wanted."""
+        while not wanted(state := await self.state()):
+            pass
+        return state
+
+    async def be_heard(self, worker: str, *, state: str = "ready", version: int = -1) -> None:
         """Publish a worker's heartbeat until data has heard it; the first may find no connection."""
+
+        def is_heard(seen: Snapshot) -> bool:
+            return (worker, version) in {(p.worker, p.policy_version) for p in seen.processes}
+
         async with asyncio.timeout(DEADLINE_S):
-            while worker not in {each.worker for each in (await self.snapshot()).processes}:
-                self.beat([], worker, state=state)
+            while not is_heard(await self.snapshot()):
+                self.publisher.publish(heartbeat(worker, version, state=state))
                 await asyncio.sleep(0.05)
 
     def beat(self, trajectories: list[str], worker: str = "env-0", *, state: str = "ready") -> None:
         """Publish an environment's heartbeat."""
-        self.publisher.publish(
-            Heartbeat(
-                role="env",
-                worker=worker,
-                host="here",
-                pid=1,
-                started_at=1.0,
-                sent_at=2.0,
-                endpoint="",
-                policy_version=-1,
-                state=state,
-                waiting_for="",
-                waiting_s=0.0,
-                gauges={"slots": 2.0},
-                trajectories=trajectories,
-            )
-        )
+        self.publisher.publish(heartbeat(worker, state=state, trajectories=trajectories))
 
 
 @contextlib.asynccontextmanager

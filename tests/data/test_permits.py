@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.messages import Heartbeat, SyncDone
 from dart_cli.data.permits import Permits, Versions
-from tests.data.parts import Clock
+from tests.data.parts import Clock, heartbeat, sync_done
 
 
 def asked(concurrent: int = 1, clock: Clock | None = None, **versions: int) -> Permits:
@@ -128,39 +127,7 @@ def test_every_worker_gets_the_newest_weights_while_others_are_published(
 
 def heard(versions: Versions, worker: str, version: int, *, state: str = "ready") -> bool:
     """A heartbeat of a worker that was heard before."""
-    return versions.hear(a_beat(worker, version, state), is_new=False)
-
-
-def a_beat(worker: str, version: int, state: str = "ready") -> Heartbeat:
-    return Heartbeat(
-        role="rollout",
-        worker=worker,
-        host="here",
-        pid=1,
-        started_at=1.0,
-        sent_at=2.0,
-        endpoint="",
-        policy_version=version,
-        state=state,
-        waiting_for="",
-        waiting_s=0.0,
-        gauges={},
-        trajectories=[],
-    )
-
-
-def done(worker: str, version: int, error: str = "") -> SyncDone:
-    return SyncDone(
-        worker=worker,
-        policy_version=version,
-        error=error,
-        waited_s=0.0,
-        transfer_s=0.1,
-        pause_s=0.1,
-        finish_s=0.0,
-        resume_s=0.0,
-        in_flight=0,
-    )
+    return versions.hear(heartbeat(worker, version, state=state), is_new=False)
 
 
 def test_the_lag_is_that_of_the_oldest_worker_the_router_still_asks() -> None:
@@ -182,7 +149,7 @@ def test_those_are_awaited_that_serve_older_weights() -> None:
     heard(versions, "a", 0)
     heard(versions, "c", 1)
     assert versions.awaited(1) == ["a", "b"]
-    versions.done(done("a", 1))
+    versions.done(sync_done("a", 1))
     versions.forget("b")
     assert versions.awaited(1) == []
 
@@ -190,7 +157,7 @@ def test_those_are_awaited_that_serve_older_weights() -> None:
 def test_a_heartbeat_from_before_the_sync_takes_nothing_back() -> None:
     versions = Versions()
     heard(versions, "a", 0)
-    versions.done(done("a", 1))
+    versions.done(sync_done("a", 1))
     assert not heard(versions, "a", 0)
     assert versions.awaited(1) == []
 
@@ -198,16 +165,16 @@ def test_a_heartbeat_from_before_the_sync_takes_nothing_back() -> None:
 def test_a_new_process_of_the_same_name_is_taken_at_its_word() -> None:
     versions = Versions()
     heard(versions, "a", 5)
-    assert versions.hear(a_beat("a", 3), is_new=True)
+    assert versions.hear(heartbeat("a", 3), is_new=True)
     assert versions.awaited(5) == ["a"]
-    assert versions.hear(a_beat("a", -1), is_new=True)
+    assert versions.hear(heartbeat("a", -1), is_new=True)
     assert versions.awaited(5) is None
 
 
 def test_a_worker_that_refused_a_set_is_not_awaited_until_the_next() -> None:
     versions = Versions()
     heard(versions, "a", 0)
-    versions.done(done("a", 1, "half of it is missing"))
+    versions.done(sync_done("a", 1, "half of it is missing"))
     assert versions.awaited(1) == []
     assert versions.awaited(2) == ["a"]
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus.messages import Batch, Heartbeat, Lease, LeaseRequest, Outcome, WeightsPublished
+from bus.messages import Batch, Lease, LeaseRequest, Outcome, WeightsPublished
 from dart_cli.config import Config
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import Wait
@@ -25,6 +25,7 @@ from tests.data.parts import (
     Clock,
     a_batch,
     assert_sums_are_conserved,
+    heartbeat,
     hello,
     make_ledger,
     picture_of,
@@ -36,25 +37,6 @@ from tests.data.parts import (
 
 SCHEDULINGS = ["rollout", "task", "batch", "april"]
 OUTCOMES: list[Outcome] = ["pass", "fail"]
-
-
-def beat(worker: str, version: int) -> Heartbeat:
-    """What a rollout worker says each second."""
-    return Heartbeat(
-        role="rollout",
-        worker=worker,
-        host="here",
-        pid=1,
-        started_at=1.0,
-        sent_at=2.0,
-        endpoint="",
-        policy_version=version,
-        state="ready",
-        waiting_for="",
-        waiting_s=0.0,
-        gauges={},
-        trajectories=[],
-    )
 
 
 class World:
@@ -81,7 +63,7 @@ class World:
         """A data process starts on the database and hears the workers."""
         self.ledger = make_ledger(self.config, self.store, self.clock)
         for worker, version in self.workers.items():
-            self.ledger.versions.hear(beat(worker, version), is_new=True)
+            self.ledger.versions.hear(heartbeat(worker, version), is_new=True)
 
     # --- events -------------------------------------------------------------------------
 
@@ -132,6 +114,7 @@ class World:
         """The trainer asks for a batch, or has trained the one it has."""
         data = self.config.data
         if self.batch is None:
+            formed = len(self.store.batches())
             found = self.ledger.next_batch(self.version)
             if isinstance(found, Wait):
                 self.told[found.reason] += 1
@@ -142,7 +125,8 @@ class World:
             oldest = min(span.version for each in found.samples for span in each.version_spans)
             assert row.formed_version - oldest <= data.max_staleness
             assert self.ledger.suspended == data.coupled
-            if data.scheduling == "april" and not data.recycle:
+            is_new = found.batch_id > formed
+            if is_new and data.scheduling == "april" and not data.recycle:
                 assert not self.ledger.board.open
             return
         updates = self.ledger.updates + 1
@@ -155,7 +139,7 @@ class World:
     def synchronise(self, worker: str) -> None:
         """A rollout worker takes the newest weights."""
         self.workers[worker] = self.version
-        self.ledger.versions.hear(beat(worker, self.version), is_new=False)
+        self.ledger.versions.hear(heartbeat(worker, self.version), is_new=False)
 
     def go_back(self) -> None:
         """The trainer died and begins at its last checkpoint, with weights of the next number."""
@@ -361,9 +345,9 @@ def test_a_coupled_run_plays_before_the_first_weights_and_waits_for_a_worker_tha
         assert not ledger.suspended
         ledger.weights_published(WeightsPublished(policy_version=0, path="w0", digest="d"))
         assert ledger.turn == "no rollout worker serves weights v0 yet"
-        ledger.versions.hear(beat("rollout-0", -1), is_new=True)
+        ledger.versions.hear(heartbeat("rollout-0", -1), is_new=True)
         assert ledger.suspended
-        ledger.versions.hear(beat("rollout-0", 0), is_new=False)
+        ledger.versions.hear(heartbeat("rollout-0", 0), is_new=False)
         assert not ledger.suspended
 
 
