@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,8 +48,16 @@ class Asks(Protocol):
         ...
 
 
-Waiting = Callable[[str], AbstractContextManager[None]]
-"""Tells in the heartbeat what is waited for while inside (HeartbeatSender.waiting)."""
+class Tells(Protocol):
+    """The part of bus.heartbeat.HeartbeatSender that is needed here."""
+
+    def waiting(self, what: str) -> AbstractContextManager[None]:
+        """Say what is waited for while inside."""
+        ...
+
+    def beat(self) -> object:
+        """Say it now."""
+        ...
 
 
 @dataclass
@@ -73,23 +80,21 @@ class WeightSync:
         engine: Engine,
         worker: str,
         data: Asks,
-        *,
+        heartbeat: Tells,
         deadline_s: float,
-        changed: Callable[[], object] = lambda: None,
-        retry_s: float = RETRY_S,
     ) -> None:
-        """`changed` is called when `syncing` or the version changes; `deadline_s` bounds a question."""
+        """`deadline_s` bounds a question to `data`."""
         self._engine = engine
         self._worker = worker
         self._data = data
         self._deadline_s = deadline_s
-        self._say_changed = changed
-        self._retry_s = retry_s
+        self._heartbeat = heartbeat
         self._announced = -1
         self._news = asyncio.Event()
         self.ready = asyncio.Event()  # set once published weights serve
         self.syncing = False  # from the permit until the set serves or is refused
         self.refusal = ""  # why the newest set does not serve; empty if it does
+        self._refused = ExitStack()  # tells the refusal
         self.totals = SyncTotals()
 
     def hear(self, state: RunState) -> None:
@@ -98,23 +103,20 @@ class WeightSync:
             self._announced = state.policy_version
             self._news.set()
 
-    async def follow(self, waiting: Waiting) -> None:
+    async def follow(self) -> None:
         """Take what is announced, for ever; ends by cancellation, or an error of the bus only."""
-        with ExitStack() as refused:
+        with self._refused:
             while True:
                 if self.refusal or not self._is_behind():
                     await self._hear_news()
                 self._news.clear()
                 if self._is_behind():
-                    await self._sync(waiting)
-                    refused.close()
-                    if self.refusal:
-                        refused.enter_context(waiting(f"weights that fit; {self.refusal}"))
+                    await self._sync()
 
     async def _hear_news(self) -> None:
         """Until something is announced, or a refused set may be tried again."""
         try:
-            await asyncio.wait_for(self._news.wait(), self._retry_s if self.refusal else None)
+            await asyncio.wait_for(self._news.wait(), RETRY_S if self.refusal else None)
         except TimeoutError:
             log.info("tries the refused weights again")
 
@@ -126,27 +128,23 @@ class WeightSync:
         """That serves; -1 before the first."""
         return self._engine.policy_version if self.ready.is_set() else -1
 
-    async def _sync(self, waiting: Waiting) -> None:
+    async def _sync(self) -> None:
         """One round: wait for the permit, take what it names, tell how it went."""
         began = time.monotonic()
-        permit = await self._permit(waiting)
+        permit = await self._permit()
         waited_s = time.monotonic() - began
         gauges = self._engine.gauges()
         self.syncing = True
-        self._say_changed()
+        self._heartbeat.beat()
         error, timing = "", UpdateTiming(0.0, 0.0, 0.0)
         try:
             timing = await self._take(permit)
         except (WeightsError, EngineError, TimeoutError) as problem:
             error = str(problem) or type(problem).__name__
-            self.refusal = f"weights v{permit.policy_version} refused: {error}"
-            log.warning("%s; v%d goes on serving", self.refusal, self._engine.policy_version)
-        else:
-            self.refusal = ""
-            self.ready.set()
         finally:
             self.syncing = False
-            self._say_changed()
+        self._note(permit.policy_version, error)
+        self._heartbeat.beat()
         self._count(waited_s, timing, error)
         await self._tell(
             SyncDone(
@@ -162,11 +160,11 @@ class WeightSync:
             )
         )
 
-    async def _permit(self, waiting: Waiting) -> SyncReply:
+    async def _permit(self) -> SyncReply:
         """Data's leave to take the set it names, however long that takes; the old weights serve."""
         reason = "data to answer"
         while True:
-            with waiting(f"its turn to take weights v{self._announced}: {reason}"):
+            with self._heartbeat.waiting(f"its turn to take weights v{self._announced}: {reason}"):
                 asked = time.monotonic()
                 try:
                     reply = await self._data.request(
@@ -177,8 +175,8 @@ class WeightSync:
                     log.warning("%s; goes on serving v%d", error, self._version)
                     continue
                 except RefusedError as error:
-                    log.warning("%s; asks again in %.0f s", error, self._retry_s)
-                    await asyncio.sleep(self._retry_s)
+                    log.warning("%s; asks again in %.0f s", error, RETRY_S)
+                    await asyncio.sleep(RETRY_S)
                     continue
                 assert isinstance(reply, SyncReply)
                 if reply.granted:
@@ -196,6 +194,18 @@ class WeightSync:
         check_s = time.monotonic() - began
         timing = await self._engine.update_weights(path, permit.policy_version)
         return replace(timing, transfer_s=timing.transfer_s + check_s)
+
+    def _note(self, version: int, error: str) -> None:
+        """The set serves, or `error` says why it does not, which the heartbeat tells from now on."""
+        self._refused.close()
+        self.refusal = error and f"weights v{version} refused: {error}"
+        if error:
+            log.warning("%s; v%d goes on serving", self.refusal, self._engine.policy_version)
+            self._refused.enter_context(
+                self._heartbeat.waiting(f"weights that fit; {self.refusal}")
+            )
+        else:
+            self.ready.set()
 
     def _count(self, waited_s: float, timing: UpdateTiming, error: str) -> None:
         totals = self.totals

@@ -98,14 +98,7 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
             return
         stack.push_async_callback(model.engine.close)
         service.start(
-            model,
-            WeightSync(
-                model.engine,
-                worker,
-                data,
-                deadline_s=config.bus.deadline_s,
-                changed=heartbeat.beat,
-            ),
+            model, WeightSync(model.engine, worker, data, heartbeat, config.bus.deadline_s)
         )
         async with background(service.serve(replier, heartbeat), service.listen(states, stop)):
             await stop.wait()
@@ -206,7 +199,7 @@ class _Service:
     async def serve(self, replier: Replier, heartbeat: HeartbeatSender) -> None:
         """Wait for the first weights, then answer requests until the replier is closed."""
         assert self._sync is not None
-        async with background(self._sync.follow(heartbeat.waiting)):
+        async with background(self._sync.follow()):
             with heartbeat.waiting("the trainer's first weights"):
                 await self._sync.ready.wait()
             log.info("serves v%d at %s", self._version, replier.endpoint)

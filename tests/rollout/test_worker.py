@@ -5,23 +5,50 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image, ImageDraw
 
-from bus.endpoints import TELEMETRY_IN, TELEMETRY_OUT, Endpoints
+from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT, Endpoints
 from bus.errors import ConfigError, DeadlineError, ModelError
-from bus.messages import ActRequest, Completion, Heartbeat, RunState, Sampling
-from bus.sockets import Forwarder, Publisher, Requester, Subscriber
-from dart_cli.config import Config, ModelConfig, RolloutConfig, RunConfig
+from bus.messages import (
+    Ack,
+    ActRequest,
+    Completion,
+    Heartbeat,
+    Partial,
+    Reply,
+    Request,
+    RunState,
+    Sampling,
+    SyncDone,
+    SyncReply,
+    SyncRequest,
+)
+from bus.sockets import Forwarder, Publisher, Replier, Requester, Subscriber
+from dart_cli.config import (
+    Config,
+    ModelConfig,
+    PolicyConfig,
+    RolloutConfig,
+    RunConfig,
+    TimingConfig,
+)
+from dart_cli.policy.codec import make_codec
+from dart_cli.policy.frames import make_frame
 from dart_cli.policy.model import load_policy, weight_tensors
 from dart_cli.policy.tiny import build_tiny, save
+from dart_cli.rollout import sync
 from dart_cli.rollout.worker import run
+from dart_cli.tasks import background
+from dart_cli.weights.base import Published
 from dart_cli.weights.file import WEIGHTS, FileChannel, publish
 
 ROOT = Path(__file__).parents[2]
@@ -46,30 +73,45 @@ def config(tmp_path: Path, tiny_folder: Path) -> Config:
     )
 
 
-class Announcer:
-    """Says once in 50 ms which weights are the newest, and keeps the workers' heartbeats."""
+class Data:
+    """What data is to a worker: says 20 times a second which weights are the newest, and permits.
+
+    A permit names what `permits` says, or else what was announced last; while `holds` is set it is
+    not granted. Heartbeats and SyncDones are kept.
+    """
 
     def __init__(self) -> None:
         self.state = RunState(
             run_id="test", policy_version=-1, weights_path="", stopping=False, reason=""
         )
+        self.digest = ""
+        self.holds = False
+        self.asked: list[SyncRequest] = []
+        self.done: list[SyncDone] = []
         self.newest: Heartbeat | None = None
         self._heard = asyncio.Condition()
 
-    def announce(self, path: Path, version: int) -> None:
-        self.state = self.state.model_copy(
-            update={"weights_path": str(path), "policy_version": version}
-        )
+    def announce(self, published: Published) -> None:
+        self.digest = published.digest
+        self.change(weights_path=str(published.path), policy_version=published.policy_version)
+
+    def change(self, **fields: object) -> None:
+        self.state = self.state.model_copy(update=fields)
 
     def stop(self) -> None:
-        self.state = self.state.model_copy(update={"stopping": True, "reason": "enough"})
+        self.change(stopping=True, reason="enough")
 
-    async def heard(self, condition, deadline_s: float = 60.0) -> Heartbeat:
-        """The first heartbeat that meets `condition`."""
+    async def until(self, condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
+        """Wait until something that was heard makes `condition` true."""
         async with asyncio.timeout(deadline_s), self._heard:
-            while self.newest is None or not condition(self.newest):
+            while not condition():
                 await self._heard.wait()
-            return self.newest
+
+    async def heard(self, condition: Callable[[Heartbeat], bool]) -> Heartbeat:
+        """The first heartbeat that meets `condition`."""
+        await self.until(lambda: self.newest is not None and condition(self.newest))
+        assert self.newest is not None
+        return self.newest
 
     async def say(self, publisher: Publisher) -> None:
         while True:
@@ -83,27 +125,52 @@ class Announcer:
                 self.newest = heartbeat
                 self._heard.notify_all()
 
+    async def answer(self, _client: str, request: Request) -> Reply:
+        async with self._heard:
+            self._heard.notify_all()
+            if isinstance(request, SyncDone):
+                self.done.append(request)
+                return Ack()
+            assert isinstance(request, SyncRequest)
+            self.asked.append(request)
+        if self.holds:
+            await asyncio.sleep(0.05)
+            return SyncReply(reason="rollout-9 takes weights")
+        return SyncReply(
+            granted=True,
+            policy_version=self.state.policy_version,
+            path=self.state.weights_path,
+            digest=self.digest,
+        )
+
 
 @contextlib.asynccontextmanager
-async def telemetry(run_dir: Path) -> AsyncIterator[Announcer]:
-    """What data does for telemetry."""
+async def permits(run_dir: Path, data: Data) -> AsyncIterator[None]:
+    """Data answers."""
+    async with Replier(Endpoints(run_dir).address(DATA)) as replier:
+        task = asyncio.create_task(replier.serve(data.answer))
+        yield
+        await replier.close(0.0)
+        await task
+
+
+@contextlib.asynccontextmanager
+async def telemetry(run_dir: Path, *, answers: bool = True) -> AsyncIterator[Data]:
+    """Data's telemetry, and the data process itself if it `answers`."""
     endpoints = Endpoints(run_dir)
-    announcer = Announcer()
-    with Forwarder(endpoints.address(TELEMETRY_IN), endpoints.address(TELEMETRY_OUT)):
-        async with (
-            Publisher(endpoints.address(TELEMETRY_IN)) as publisher,
-            Subscriber(endpoints.address(TELEMETRY_OUT), [Heartbeat]) as heartbeats,
-        ):
-            tasks = [
-                asyncio.create_task(announcer.say(publisher)),
-                asyncio.create_task(announcer.listen(heartbeats)),
-            ]
-            try:
-                yield announcer
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+    data = Data()
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(
+            Forwarder(endpoints.address(TELEMETRY_IN), endpoints.address(TELEMETRY_OUT))
+        )
+        publisher = await stack.enter_async_context(Publisher(endpoints.address(TELEMETRY_IN)))
+        heartbeats = await stack.enter_async_context(
+            Subscriber(endpoints.address(TELEMETRY_OUT), [Heartbeat])
+        )
+        if answers:
+            await stack.enter_async_context(permits(run_dir, data))
+        async with background(data.say(publisher), data.listen(heartbeats)):
+            yield data
 
 
 def screen(seed: int) -> bytes:
@@ -116,7 +183,7 @@ def screen(seed: int) -> bytes:
     return buffer.getvalue()
 
 
-def act_request(trajectory: str, step: int, temperature: float = 1.0) -> ActRequest:
+def act_request(trajectory: str, step: int, max_tokens: int = 6) -> ActRequest:
     return ActRequest(
         trajectory_id=trajectory,
         step=step,
@@ -125,7 +192,7 @@ def act_request(trajectory: str, step: int, temperature: float = 1.0) -> ActRequ
         screenshot=screen(step),
         width=168,
         height=168,
-        sampling=Sampling(temperature=temperature, max_tokens=6, seed=step),
+        sampling=Sampling(temperature=1.0, max_tokens=max_tokens, seed=step),
     )
 
 
@@ -141,8 +208,8 @@ async def worker(config: Config):
             await task
 
 
-def scripted(config: Config) -> Config:
-    rollout = config.rollout.model_copy(update={"engine": "scripted"})
+def scripted(config: Config, engine: str = "scripted") -> Config:
+    rollout = config.rollout.model_copy(update={"engine": engine})
     return config.model_copy(update={"rollout": rollout})
 
 
@@ -161,15 +228,22 @@ async def test_nothing_is_answered_before_the_first_weights(config: Config) -> N
         assert (heartbeat.state, heartbeat.policy_version) == ("starting", -1)
         with pytest.raises(DeadlineError):
             await client.request(act_request("t", 0), deadline_s=0.3)
-        data.announce(publish({"w": torch.zeros(1)}, config.run.dir / "weights", 4).path, 4)
+        data.announce(publish({"w": torch.zeros(1)}, config.run.dir / "weights", 4))
         reply = await client.request(act_request("t", 1), deadline_s=20)
         assert isinstance(reply, Completion)
         assert [span.version for span in reply.version_spans] == [4]
         heartbeat = await data.heard(lambda hb: hb.state == "ready")
         assert heartbeat.endpoint == client.endpoint
-        assert {"in_flight", "waiting", "busy_s", "idle_s", "sync_s", "tokens"} <= set(
-            heartbeat.gauges
-        )
+        assert {
+            "in_flight",
+            "waiting",
+            "tokens",
+            "load_s",
+            "syncs",
+            "sync_wait_s",
+            "transfer_s",
+            "pause_s",
+        } <= set(heartbeat.gauges)
 
 
 async def test_the_end_of_the_run_ends_the_worker(config: Config) -> None:
@@ -184,11 +258,11 @@ async def test_a_refused_set_leaves_the_old_weights_serving_and_says_why(config:
     weights = config.run.dir / "weights"
     good = publish(weights_of(config), weights, 1)
     async with telemetry(config.run.dir) as data, worker(config), asks(config) as client:
-        data.announce(good.path, 1)
+        data.announce(good)
         before = await client.request(act_request("t", 1), deadline_s=60)
         bad = publish(weights_of(config, 1.0), weights, 2)
         (bad.path / WEIGHTS).write_bytes(b"\0" * bad.size_bytes)
-        data.announce(bad.path, 2)
+        data.announce(bad)
         heartbeat = await data.heard(lambda hb: "v2 refused" in hb.waiting_for)
         assert "the digest differs" in heartbeat.waiting_for
         assert (heartbeat.state, heartbeat.policy_version) == ("ready", 1)
@@ -197,17 +271,136 @@ async def test_a_refused_set_leaves_the_old_weights_serving_and_says_why(config:
         assert isinstance(during, Completion)
         assert during.token_ids == before.token_ids
         assert during.behaviour_logprobs == pytest.approx(before.behaviour_logprobs, abs=1e-6)
-        data.announce(publish(weights_of(config), weights, 3).path, 3)
+        data.announce(publish(weights_of(config), weights, 3))
         heartbeat = await data.heard(lambda hb: hb.policy_version == 3)
         assert heartbeat.waiting_for == ""
 
 
-async def test_a_set_that_was_removed_meanwhile_is_replaced_by_the_newest(config: Config) -> None:
+async def test_the_worker_takes_what_the_permit_names_and_skips_what_is_in_between(
+    config: Config,
+) -> None:
     weights = config.run.dir / "weights"
-    newest = publish(weights_of(config), weights, 9)
-    async with telemetry(config.run.dir) as data, worker(config):
-        data.announce(weights / "v000007", 7)
-        await data.heard(lambda hb: hb.policy_version == newest.policy_version)
+    async with telemetry(config.run.dir) as data, worker(scripted(config)):
+        data.announce(tiny_set(weights, 1))
+        await data.heard(lambda hb: hb.policy_version == 1)
+        data.holds = True
+        data.announce(tiny_set(weights, 2))
+        await data.heard(lambda hb: "rollout-9 takes weights" in hb.waiting_for)
+        for version in (3, 4, 5):
+            data.announce(tiny_set(weights, version))
+        data.holds = False
+        await data.heard(lambda hb: hb.policy_version == 5 and not hb.waiting_for)
+        await data.until(lambda: len(data.done) == 2)
+        assert [done.policy_version for done in data.done] == [1, 5]
+        assert data.asked[0].policy_version == -1
+        assert {asked.policy_version for asked in data.asked[1:]} == {1}
+        assert data.done[1].waited_s > 0.05
+        assert data.done[1].error == ""
+
+
+async def test_while_data_is_away_the_old_weights_serve_and_then_the_newest_are_taken(
+    config: Config,
+) -> None:
+    weights = config.run.dir / "weights"
+    impatient = scripted(config).model_copy(
+        update={"bus": config.bus.model_copy(update={"deadline_s": 0.2})}
+    )
+    async with (
+        telemetry(config.run.dir, answers=False) as data,
+        worker(impatient),
+        asks(config) as client,
+    ):
+        async with permits(config.run.dir, data):
+            data.announce(tiny_set(weights, 1))
+            await data.until(lambda: len(data.done) == 1)
+        data.announce(tiny_set(weights, 2))
+        heartbeat = await data.heard(lambda hb: "its turn to take weights" in hb.waiting_for)
+        assert heartbeat.state == "ready"
+        reply = await client.request(act_request("t", 1), deadline_s=20)
+        assert isinstance(reply, Completion)
+        assert [span.version for span in reply.version_spans] == [1]
+        async with permits(config.run.dir, data):
+            await data.heard(lambda hb: hb.policy_version == 2)
+
+
+async def test_a_set_that_is_not_the_one_announced_is_refused(config: Config) -> None:
+    weights = config.run.dir / "weights"
+    async with telemetry(config.run.dir) as data, worker(scripted(config)):
+        data.announce(tiny_set(weights, 1))
+        await data.heard(lambda hb: hb.policy_version == 1)
+        data.announce(replace(tiny_set(weights, 2), digest="0" * 128))
+        heartbeat = await data.heard(lambda hb: "v2 refused" in hb.waiting_for)
+        assert "not the one announced" in heartbeat.waiting_for
+        data.announce(replace(tiny_set(weights, 3), policy_version=4))
+        heartbeat = await data.heard(lambda hb: "v4 refused" in hb.waiting_for)
+        assert "says that it is v3" in heartbeat.waiting_for
+        await data.until(lambda: len(data.done) == 3)
+        assert [bool(done.error) for done in data.done] == [False, True, True]
+        assert heartbeat.policy_version == 1
+        data.announce(tiny_set(weights, 5))
+        await data.heard(lambda hb: hb.policy_version == 5 and hb.waiting_for == "")
+
+
+async def test_a_refused_set_is_tried_again(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "RETRY_S", 0.1)
+    weights = config.run.dir / "weights"
+    async with telemetry(config.run.dir) as data, worker(scripted(config)):
+        published = tiny_set(weights, 1)
+        away = published.path.rename(weights / "elsewhere")
+        data.announce(published)
+        await data.until(lambda: len(data.done) >= 3)
+        assert all("never complete" in done.error for done in data.done)
+        away.rename(published.path)
+        await data.heard(lambda hb: hb.policy_version == 1)
+
+
+async def test_a_suspended_run_begins_nothing_and_loses_nothing(config: Config) -> None:
+    weights = config.run.dir / "weights"
+    timing = TimingConfig(prefill_s=0.05, decode_s=0.05, completion_tokens=60, transfer_s=0.0)
+    slow = scripted(config, "timed").model_copy(
+        update={"timing": timing, "policy": PolicyConfig(codec="uitars")}
+    )
+    async with telemetry(config.run.dir) as data, worker(slow), asks(config) as client:
+        data.announce(tiny_set(weights, 1))
+        await data.heard(lambda hb: hb.state == "ready")
+        request = act_request("t", 0, max_tokens=100)
+        asking = asyncio.create_task(client.request(request, deadline_s=20))
+        await data.heard(lambda hb: hb.gauges.get("in_flight") == 1.0)
+        data.change(suspended=True)
+        first = await asking
+        assert isinstance(first, Completion)
+        assert (first.stop, first.worker) == ("suspended", "rollout-0")
+        again = request.model_copy(update={"partial": partial_of(first)})
+        second = await client.request(again, deadline_s=20)
+        assert isinstance(second, Completion)
+        assert (second.stop, partial_of(second)) == ("suspended", partial_of(first))
+        data.announce(tiny_set(weights, 2))
+        await data.heard(lambda hb: hb.policy_version == 2)
+        data.change(suspended=False)
+        third = second
+        while third.stop == "suspended":
+            third = await client.request(again, deadline_s=20)
+            assert isinstance(third, Completion)
+        assert third.token_ids[: len(first.token_ids)] == first.token_ids
+        assert third.stop == "end"
+        assert third.version_spans[-1].version == 2
+        make_codec("uitars").parse(third.text, make_frame("thousandths", 168, 168))
+        await data.heard(lambda hb: {"seconds.busy", "seconds.syncing", "load_s"} <= {*hb.gauges})
+
+
+def partial_of(completion: Completion) -> Partial:
+    return Partial(
+        token_ids=completion.token_ids,
+        behaviour_logprobs=completion.behaviour_logprobs,
+        entropies=completion.entropies,
+        version_spans=completion.version_spans,
+    )
+
+
+def tiny_set(weights: Path, version: int) -> Published:
+    return publish({"w": torch.full((1,), float(version))}, weights, version)
 
 
 _WORKER_PROCESS = """
@@ -233,9 +426,8 @@ async def test_publication_under_load_loses_no_request(config: Config) -> None:
         while published - 1 not in versions[index]:
             reply = await client.request(act_request(f"t{index}", step), deadline_s=60)
             assert isinstance(reply, Completion)
-            (span,) = reply.version_spans
-            assert (span.start, span.end) == (0, len(reply.token_ids))
-            versions[index].append(span.version)
+            assert reply.version_spans[-1].end == len(reply.token_ids)
+            versions[index] += [span.version for span in reply.version_spans]
             step += 1
 
     try:
@@ -244,14 +436,14 @@ async def test_publication_under_load_loses_no_request(config: Config) -> None:
             telemetry(config.run.dir) as data,
             asks(config) as client,
         ):
-            data.announce(channel.publish(tensors, 0).path, 0)
+            data.announce(channel.publish(tensors, 0))
             await data.heard(lambda hb: hb.state == "ready")
             async with asyncio.TaskGroup() as group:
                 for index in versions:
                     group.create_task(ask(client, index))
                 for version in range(1, published):
                     tensors = {name: tensor + 1e-4 for name, tensor in tensors.items()}
-                    data.announce(channel.publish(tensors, version).path, version)
+                    data.announce(channel.publish(tensors, version))
                     await asyncio.sleep(0.1)
             data.stop()
             assert await asyncio.to_thread(process.wait, 20) == 0
@@ -260,6 +452,55 @@ async def test_publication_under_load_loses_no_request(config: Config) -> None:
     for seen in versions.values():
         assert seen == sorted(seen)
     assert len(set().union(*map(set, versions.values()))) > 2
+
+
+_LOADING_PROCESS = """
+import sys
+from dart_cli.config import Config
+from dart_cli.process import run_role
+from dart_cli.rollout import worker
+
+def slow(config):
+    import time
+    print("loads", flush=True)
+    while True:
+        time.sleep(0.01)
+
+if sys.argv[2] == "slow":
+    worker.load_model = slow
+config = Config.model_validate_json(sys.argv[1])
+
+async def serve(name, stop):
+    await worker.run(config, name, stop)
+
+sys.exit(run_role("rollout", config, serve))
+"""
+
+
+@pytest.mark.parametrize(("what", "after_s"), [("slow", 0.0), ("real", 0.7)])
+async def test_a_worker_that_is_told_to_stop_while_it_loads_ends_cleanly(
+    config: Config, what: str, after_s: float
+) -> None:
+    process = subprocess.Popen(  # noqa: ASYNC220 - starting it blocks for a moment only
+        [sys.executable, "-c", _LOADING_PROCESS, config.model_dump_json(), what],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        if what == "slow":
+            assert process.stdout is not None
+            await asyncio.to_thread(process.stdout.readline)
+        else:  # somewhere in the imports
+            while not (config.run.dir / "workers").exists():  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(after_s)
+        process.send_signal(signal.SIGTERM)
+        _, errors = await asyncio.to_thread(process.communicate, timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors.decode()
+    assert b"did not end" not in errors
 
 
 def test_a_folder_that_is_no_model_is_named(config: Config, tmp_path: Path) -> None:
