@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -31,6 +32,17 @@ from dart_cli.env import worker
 from tests.env.parts import heartbeat, lease, until
 
 
+def run_state(*, suspended: bool = False, stopping: bool = False) -> RunState:
+    return RunState(
+        run_id="r",
+        policy_version=1,
+        weights_path="",
+        stopping=stopping,
+        reason="200 updates done" if stopping else "",
+        suspended=suspended,
+    )
+
+
 class Data:
     """As much of the data process as an env process sees: telemetry, leases, hand-ins."""
 
@@ -46,6 +58,7 @@ class Data:
         self.serving = asyncio.create_task(self.replier.serve(self.handle))
         self.leased = 0
         self.leases_left = 1000
+        self.take_back = False  # the next lease that has come to its second step
         self.steps: list[StepRecord] = []
         self.ends: list[TrajectoryEnd] = []
         self.refuse: Exception | None = None
@@ -54,7 +67,8 @@ class Data:
     async def listen(self) -> None:
         async for message in self.heard:
             assert isinstance(message, Heartbeat)
-            self.heartbeats.append(message)
+            if message.role == "env":
+                self.heartbeats.append(message)
 
     async def handle(self, client: str, request: Request) -> Reply:
         if self.refuse is not None:
@@ -67,10 +81,23 @@ class Data:
             return LeaseReply(lease=lease(self.task_id, seed=self.leased))
         if isinstance(request, StepRecord):
             self.steps.append(request)
+            if self.take_back and request.step == 1:
+                self.take_back = False
+                return Ack(accepted=False, note="its group is complete")
         else:
             assert isinstance(request, TrajectoryEnd)
             self.ends.append(request)
         return Ack()
+
+    def gauge(self, name: str) -> float:
+        """As the newest heartbeat has it."""
+        return self.heartbeats[-1].gauges[name] if self.heartbeats else math.nan
+
+    async def tell(self, *, suspended: bool) -> None:
+        """Publish the run's state until all env processes must have heard it."""
+        for _ in range(20):
+            self.publisher.publish(run_state(suspended=suspended))
+            await asyncio.sleep(0.01)
 
     async def close(self) -> None:
         self.listening.cancel()
@@ -87,6 +114,7 @@ class Rollout:
     def __init__(self, config: Config) -> None:
         self.responder = ScriptedResponder(ScriptedEngine(random_clicks("compact")))
         self.silent = asyncio.Event()
+        self.asked = 0
         self.replier = Replier(run_endpoints(config).address("rollout-0"))
         self.tasks = [
             asyncio.create_task(self.replier.serve(self.answer)),
@@ -95,6 +123,7 @@ class Rollout:
 
     async def answer(self, client: str, request: Request) -> Completion:
         assert isinstance(request, ActRequest)
+        self.asked += 1
         if self.silent.is_set():
             await asyncio.Event().wait()
         return await self.responder.answer(request)
@@ -214,9 +243,7 @@ async def test_a_stopped_process_gives_its_leases_back(config: Config) -> None:
 
 async def test_the_process_ends_when_the_run_is_over(config: Config) -> None:
     data, rollout = Data(config), Rollout(config)
-    over = RunState(
-        run_id="r", policy_version=1, weights_path="", stopping=True, reason="200 updates done"
-    )
+    over = run_state(stopping=True)
     running = asyncio.create_task(worker.run(config, "env-0", 2, asyncio.Event()))
     await until(lambda: data.ends)
     async with asyncio.timeout(20):
@@ -290,5 +317,71 @@ async def test_a_task_that_the_suite_does_not_have_ends_the_process_with_the_cur
     with pytest.raises(TaskError, match="did you mean 'mini/click'"):
         async with asyncio.timeout(20):
             await worker.run(config, "env-0", 2, asyncio.Event())
+    await rollout.close()
+    await data.close()
+
+
+async def test_a_suspended_run_keeps_its_leases_and_asks_for_nothing(config: Config) -> None:
+    data, rollout = Data(config), Rollout(config)
+    async with env_process(config):
+        await until(lambda: len(data.ends) >= 3)
+        await data.tell(suspended=True)
+        await until(lambda: data.gauge("waiting_model") == 3)
+        await until(lambda: "trainer's turn" in data.heartbeats[-1].waiting_for)
+        asked, ended, told = rollout.asked, len(data.ends), data.heartbeats[-1]
+        assert len(told.trajectories) == 3, "their leases are renewed"
+        await until(lambda: data.heartbeats[-1].sent_at > told.sent_at)
+        assert (rollout.asked, len(data.ends)) == (asked, ended)
+        suspended_s = [beat.gauges["seconds.suspended"] for beat in (told, data.heartbeats[-1])]
+        assert suspended_s[1] > suspended_s[0]
+        await data.tell(suspended=False)
+        await until(lambda: len(data.ends) > ended)
+    await rollout.close()
+    await data.close()
+
+
+async def test_every_second_of_every_slot_is_in_one_phase(config: Config) -> None:
+    data, rollout = Data(config), Rollout(config)
+    async with env_process(config):
+        await until(lambda: len(data.ends) >= 6)
+        await until(lambda: len(data.heartbeats) >= 3)
+    before, after = data.heartbeats[0], data.heartbeats[-1]
+    phases = {name for name in after.gauges if name.startswith("seconds.")}
+    names = ("playing", "waiting", "resetting", "idle", "suspended", "dead")
+    assert phases == {f"seconds.{name}" for name in names}
+    spent_s = sum(after.gauges[name] - before.gauges[name] for name in phases)
+    assert spent_s == pytest.approx(3 * (after.sent_at - before.sent_at), rel=0.05)
+    for name in ("playing", "waiting", "resetting", "idle"):
+        assert after.gauges[f"seconds.{name}"] > before.gauges[f"seconds.{name}"]
+    assert after.gauges["seconds.dead"] == after.gauges["seconds.suspended"] == 0
+    await rollout.close()
+    await data.close()
+
+
+async def test_waits_for_leases_and_routes_are_told(config: Config) -> None:
+    data, rollout = Data(config), Rollout(config)
+    async with env_process(config):
+        await until(lambda: len(data.ends) >= 6)
+        await until(lambda: data.gauge("episodes") >= 6)
+    gauges = data.heartbeats[-1].gauges
+    assert gauges["leases"] >= 6
+    assert 0 < gauges["lease_p99_s"] <= gauges["lease_wait_s"]
+    assert (gauges["rerouted"], gauges["affine"]) == (0, 1)
+    assert gauges["resumed"] == 0
+    await rollout.close()
+    await data.close()
+
+
+async def test_after_a_lease_was_taken_back_the_slot_plays_on_at_once(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "BACK_OFF_S", (1000.0,))
+    data, rollout = Data(config), Rollout(config)
+    data.take_back = True
+    async with env_process(config, slots=1):
+        await until(lambda: any(end.stop_reason == "cancelled" for end in data.ends))
+        before = len(data.ends)
+        await until(lambda: len(data.ends) >= before + 2)
+        await until(lambda: data.gauge("leases_lost") == 1)
     await rollout.close()
     await data.close()
