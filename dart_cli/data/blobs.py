@@ -1,8 +1,9 @@
 """Lists of a step <-> the compact blobs its row holds, little-endian on every machine.
 
 ids      int32                      token ids, version spans
-packed   int32 in four byte planes, deflated: prompt token ids. Image placeholders repeat, and the
-         upper bytes of all ids are alike, so that 50 KB of a five-screenshot prompt become 2 KB
+prompt   three bytes an id, in planes, of which the one that most often comes in a row, the image
+         placeholder, is written once for every 8 or 128 of them: 50 KB of a five-screenshot
+         prompt become 3 KB. What this cannot hold is int32, deflated, as older darts wrote it
 floats   float64                    log-probabilities and entropies, bit for bit as they came
 """
 
@@ -13,11 +14,16 @@ import sys
 import zlib
 from array import array
 from collections.abc import Sequence
+from itertools import pairwise
 
 from bus.messages import VersionSpan
 
-_PLANES = b"P"
-"""First byte of packed ids; zlib's own first byte, with which older blobs begin, is never this."""
+_SHORT = b"R"
+"""First byte of a prompt that is written short; never that of zlib."""
+
+_EIGHT = b"\xff\xff\xff\0"
+"""Stands for eight of the same id in a row, and _MANY for sixteen of it."""
+_MANY = b"\xfe\xff\xff\0"
 
 _HIGHEST = 3 if sys.byteorder == "little" else 0
 """Of the four bytes of a machine's integer."""
@@ -28,29 +34,42 @@ def pack_ids(values: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(values)}i", *values)
 
 
-def unpack_ids(blob: bytes | bytearray) -> list[int]:
+def unpack_ids(blob: bytes) -> list[int]:
     """Inverse of pack_ids."""
     return list(struct.unpack(f"<{len(blob) // 4}i", blob))
 
 
-def deflate_ids(values: Sequence[int]) -> bytes:
-    """Integers [N] in int32, by byte planes, deflated as fast as runs alone need it."""
+def pack_prompt(values: list[int]) -> bytes:
+    """The ids [P] of a prompt, in a quarter of the time that deflating them takes."""
     plain = pack_ids(values)
-    deflate = zlib.compressobj(1, zlib.DEFLATED, 13, 6, zlib.Z_RLE)  # small: its set-up counts
-    planes = (plain[0::4], plain[1::4], plain[2::4], plain[3::4])
-    return _PLANES + deflate.compress(b"".join(planes)) + deflate.flush()
+    unit = pack_ids([_in_a_row(values)])
+    short = plain.replace(unit * 8, _EIGHT).replace(_EIGHT * 16, _MANY)
+    # Where the top bytes are all zero, every id fits and every mark stands where an id would (a
+    # mark elsewhere puts its 0xff there); and no bytes but a mark's own look like one.
+    if short[3::4].strip(b"\0") or _EIGHT in plain or _MANY in plain:
+        return zlib.compress(plain, 1)
+    return b"".join((_SHORT, unit, short[0::4], short[1::4], short[2::4]))
 
 
-def inflate_ids(blob: bytes) -> list[int]:
-    """Inverse of deflate_ids. Raises zlib.error for a damaged blob."""
-    if blob[:1] != _PLANES:  # of an older dart: int32, deflated
+def unpack_prompt(blob: bytes) -> list[int]:
+    """Inverse of pack_prompt."""
+    if blob[:1] != _SHORT:
         return unpack_ids(zlib.decompress(blob))
-    planes = zlib.decompress(blob[1:])
-    size = len(planes) // 4
-    plain = bytearray(len(planes))
-    for index in range(4):
-        plain[index::4] = planes[index * size : (index + 1) * size]
-    return unpack_ids(plain)
+    unit, planes = blob[1:5], blob[5:]
+    size = len(planes) // 3
+    short = bytearray(4 * size)
+    for index in range(3):
+        short[index::4] = planes[index * size : (index + 1) * size]
+    return unpack_ids(bytes(short).replace(_MANY, _EIGHT * 16).replace(_EIGHT, unit * 8))
+
+
+def _in_a_row(values: list[int]) -> int:
+    """An id that comes often in a row, found by looking at one in 16; 0 where there is none."""
+    some = values[::16]
+    for index, (one, other) in enumerate(pairwise(some)):
+        if one == other and some[index + 2 : index + 3] == [one]:
+            return one
+    return 0
 
 
 def in_range(values: Sequence[int]) -> bool:
@@ -84,3 +103,8 @@ def unpack_spans(blob: bytes) -> list[VersionSpan]:
         VersionSpan(version=version, start=start, end=end)
         for version, start, end in zip(parts, parts, parts, strict=True)
     ]
+
+
+def span_versions(blob: bytes) -> list[int]:
+    """The versions alone of packed spans, in order."""
+    return unpack_ids(blob)[::3]

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from pydantic_core import from_json, to_json
 from sqlite_utils import Database
 
 from bus.endpoints import make_private_dir
@@ -39,13 +40,14 @@ from bus.messages import (
     WeightsPublished,
 )
 from dart_cli.data.blobs import (
-    deflate_ids,
-    inflate_ids,
     pack_floats,
     pack_ids,
+    pack_prompt,
     pack_spans,
+    span_versions,
     unpack_floats,
     unpack_ids,
+    unpack_prompt,
     unpack_spans,
 )
 from dart_cli.data.curate import Decision, PlannedSample
@@ -97,6 +99,7 @@ BUSY_TIMEOUT_S = 10.0
 """How long one connection waits for another's lock before it is a StoreError."""
 
 CACHE_MIB = 32
+_MAX_NUMBERS = 4096
 _HASHES_PER_QUERY = 500  # SQLite binds at most 999 parameters in old builds
 
 # --- opening --------------------------------------------------------------------------------
@@ -293,7 +296,7 @@ class Reader:
             Sample.model_construct(
                 trajectory_id=row["trajectory_id"],
                 step=row["step"],
-                prompt_token_ids=inflate_ids(row["prompt_token_ids"]),
+                prompt_token_ids=unpack_prompt(row["prompt_token_ids"]),
                 token_ids=unpack_ids(row["token_ids"]),
                 behaviour_logprobs=unpack_floats(row["behaviour_logprobs"]),
                 version_spans=unpack_spans(row["version_spans"]),
@@ -505,7 +508,7 @@ def _step_row(row: dict[str, Any]) -> StepRow:
         **{
             **row,
             "image_hashes": json.loads(row["image_hashes"]),
-            "prompt_token_ids": inflate_ids(row["prompt_token_ids"]),
+            "prompt_token_ids": unpack_prompt(row["prompt_token_ids"]),
             "token_ids": unpack_ids(row["token_ids"]),
             "behaviour_logprobs": unpack_floats(row["behaviour_logprobs"]),
             "entropies": unpack_floats(row["entropies"]),
@@ -524,6 +527,7 @@ class Store(Reader):
     def __init__(self, path: Path, lock: int) -> None:
         self._lock = lock
         self.path = path
+        self._group_numbers: dict[str, int] = {}  # of trajectories in play, by id; a cache
         self._connection = self._connect("rwc")
         try:
             self._prepare()
@@ -622,14 +626,14 @@ class Store(Reader):
                 record.step,
                 at,
                 record.image_hashes[-1],
-                json.dumps(record.image_hashes),
-                deflate_ids(record.prompt_token_ids),
+                _json(record.image_hashes),
+                pack_prompt(record.prompt_token_ids),
                 pack_ids(record.token_ids),
                 pack_floats(record.behaviour_logprobs),
                 pack_floats(record.entropies),
                 pack_spans(record.version_spans),
                 record.text,
-                None if record.action is None else json.dumps(record.action),
+                None if record.action is None else _json(record.action),
                 record.error,
                 record.model_s,
                 record.env_s,
@@ -650,12 +654,27 @@ class Store(Reader):
             (key, media_type, image),
         )
         self._write(
-            "INSERT INTO screenshot_uses SELECT ?, g.number FROM trajectories t "
-            "JOIN groups g ON g.id = t.group_id WHERE t.id = ? "
+            "INSERT INTO screenshot_uses VALUES (?, ?) "
             "ON CONFLICT (hash) DO UPDATE SET group_number = excluded.group_number "
             "WHERE group_number < excluded.group_number",
-            (key, trajectory_id),
+            (key, self._group_number(trajectory_id)),
         )
+
+    def _group_number(self, trajectory_id: str) -> int:
+        """Of the trajectory's group. Raises StoreError for a trajectory that was never leased."""
+        number = self._group_numbers.get(trajectory_id)
+        if number is None:
+            rows = self._rows(
+                "SELECT g.number FROM trajectories t JOIN groups g ON g.id = t.group_id "
+                "WHERE t.id = ?",
+                (trajectory_id,),
+            )
+            if not rows:
+                raise StoreError(f"{self.path}: no trajectory {trajectory_id}")
+            if len(self._group_numbers) >= _MAX_NUMBERS:
+                self._group_numbers.clear()
+            number = self._group_numbers[trajectory_id] = rows[0]["number"]
+        return number
 
     def remove_screenshots(self, before_group: int, limit: int) -> int:
         """Remove up to `limit` screenshots that no group from `before_group` on shows; how many.
@@ -850,7 +869,7 @@ class Store(Reader):
         rows = self._rows(
             "SELECT version_spans FROM steps WHERE trajectory_id = ?", (trajectory_id,)
         )
-        versions = [span.version for row in rows for span in unpack_spans(row["version_spans"])]
+        versions = [version for row in rows for version in span_versions(row["version_spans"])]
         return (min(versions), max(versions)) if versions else None
 
     def missing_parts(self, trajectory_id: str, steps: int) -> str:
@@ -861,7 +880,7 @@ class Store(Reader):
         )
         if len(rows) != steps or (rows and (rows[0]["step"], rows[-1]["step"]) != (0, steps - 1)):
             return f"{len(rows)} of {steps} steps were handed in"
-        hashes = {name for row in rows for name in json.loads(row["image_hashes"])}
+        hashes = {name for row in rows for name in from_json(row["image_hashes"])}
         known = self._rows(
             "SELECT COUNT(*) AS number FROM screenshots "
             "WHERE hash IN (SELECT value FROM json_each(?))",
@@ -933,6 +952,11 @@ class Store(Reader):
             self._connection.executemany(sql, rows)
         except sqlite3.Error as error:
             raise _explain(self.path, error) from error
+
+
+def _json(value: object) -> str:
+    """As json.dumps, at a quarter of its time."""
+    return to_json(value).decode()
 
 
 def _media_type(image: bytes) -> str:
