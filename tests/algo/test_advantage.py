@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dart_cli.algo.advantage import EPSILON, group_advantages
+from dart_cli.algo.advantage import EPSILON, Estimator, group_advantages
 
 rewards_of_groups = st.lists(
     st.floats(-1e3, 1e3, allow_subnormal=False) | st.sampled_from([0.0, 1.0]),
@@ -36,6 +37,15 @@ def test_group_mean_only_centres(rewards: list[float]) -> None:
     np.testing.assert_allclose(group_advantages(rewards, "group_mean"), wanted, atol=1e-9)
 
 
+@given(rewards_of_groups)
+def test_leave_one_out_compares_each_with_the_mean_of_the_others(rewards: list[float]) -> None:
+    got = group_advantages(rewards, "leave_one_out")
+    for index, reward in enumerate(rewards):
+        others = np.asarray(rewards[:index] + rewards[index + 1 :], dtype=np.float64)
+        wanted = reward - others.mean() if len(others) else 0.0
+        assert got[index] == pytest.approx(wanted, rel=1e-9, abs=1e-9)
+
+
 @given(binary_groups)
 def test_mixed_groups_have_mean_zero_and_variance_one_at_any_size(rewards: list[float]) -> None:
     advantages = group_advantages(rewards)
@@ -44,9 +54,23 @@ def test_mixed_groups_have_mean_zero_and_variance_one_at_any_size(rewards: list[
         assert np.var(advantages) == pytest.approx(1.0, rel=1e-4)
 
 
-@given(st.floats(-1e6, 1e6), st.integers(1, 32))
-def test_constant_rewards_give_exactly_zero(reward: float, size: int) -> None:
-    assert group_advantages([reward] * size) == [0.0] * size
+@given(st.floats(-1e6, 1e6), st.integers(1, 32), st.sampled_from(get_args(Estimator)))
+def test_constant_rewards_and_a_single_one_give_exactly_zero(
+    reward: float, size: int, estimator: Estimator
+) -> None:
+    assert group_advantages([reward] * size, estimator) == [0.0] * size
+
+
+@given(binary_groups, st.sampled_from(get_args(Estimator)))
+def test_advantages_sum_to_zero_and_put_successes_above_failures(
+    rewards: list[float], estimator: Estimator
+) -> None:
+    advantages = group_advantages(rewards, estimator)
+    assert math.fsum(advantages) == pytest.approx(0.0, abs=1e-9)
+    if 0 < sum(rewards) < len(rewards):
+        assert all(
+            (value > 0) == (reward == 1) for value, reward in zip(advantages, rewards, strict=True)
+        )
 
 
 @given(binary_groups, st.randoms(use_true_random=False))
