@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT, Endpoints
+from bus.endpoints import TELEMETRY_IN, TELEMETRY_OUT, Endpoints
 from bus.errors import CheckpointError, ProtocolError
 from bus.messages import (
-    Ack,
     Batch,
     BatchReply,
     BatchRequest,
@@ -26,102 +24,14 @@ from bus.messages import (
     TrainerHello,
     WeightsPublished,
 )
-from bus.sockets import Forwarder, Publisher, Replier, Subscriber
+from bus.sockets import Forwarder, Publisher, Subscriber
 from dart_cli.config import Config
 from dart_cli.train.checkpoint import Progress, load_newest, save
 from dart_cli.train.learner import Learner
 from dart_cli.train.loop import run
 from dart_cli.train.model import TrainModel
 from dart_cli.weights.file import load, newest
-
-PATIENCE_S = 100  # a bound, no expectation: the machine may be busy
-
-
-class Data:
-    """Serves the batches that the trainer's hello and acknowledgements leave; keeps what it hears.
-
-    `crash` is asked before each answer; if it says so, the message is noted but never answered.
-    """
-
-    def __init__(self, batches: list[Batch], crash=lambda _: False) -> None:
-        self.batches = batches
-        self.trained = 0
-        self.heard: list[Request] = []
-        self.crashed = asyncio.Event()
-        self.idle = asyncio.Event()  # set when a batch is asked for and none is left
-        self._crash = crash
-
-    def of(self, kind: type[Request]) -> list[Request]:
-        return [message for message in self.heard if isinstance(message, kind)]
-
-    async def handle(self, _client: str, message: Request) -> Reply:
-        self.heard.append(message)
-        if self._crash(message):
-            self.crashed.set()
-            await asyncio.sleep(60)
-        if isinstance(message, TrainerHello):
-            self.trained = message.last_batch_id
-        elif isinstance(message, BatchTrained):
-            self.trained = max(self.trained, message.batch_id)
-        elif isinstance(message, BatchRequest):
-            for batch in self.batches:
-                if batch.batch_id > self.trained:
-                    return BatchReply(batch=batch)
-            self.idle.set()
-            return BatchReply(retry_after_s=0.05, reason="no group is complete")
-        return Ack()
-
-
-@contextlib.asynccontextmanager
-async def serving(run_dir: Path, data: Data) -> AsyncIterator[None]:
-    async with Replier(Endpoints(run_dir).address(DATA)) as replier:
-        task = asyncio.create_task(replier.serve(data.handle))
-        try:
-            yield
-        finally:
-            await replier.close(0.0)
-            await task
-
-
-async def train(config: Config, data: Data) -> None:
-    """A whole run of the trainer; cancelled where `data` lets it crash."""
-    async with serving(config.run.dir, data), asyncio.timeout(PATIENCE_S):
-        task = asyncio.create_task(run(config, asyncio.Event()))
-        crash = asyncio.create_task(data.crashed.wait())
-        await asyncio.wait([task, crash], return_when=asyncio.FIRST_COMPLETED)
-        crash.cancel()
-        if data.crashed.is_set():
-            task.cancel()
-            await asyncio.wait([task])
-        else:
-            await task
-
-
-def final_weights(config: Config) -> dict[str, torch.Tensor]:
-    checkpoint = load_newest(config.run.dir / "checkpoints")
-    assert checkpoint is not None
-    assert checkpoint.progress.updates == config.train.updates
-    return checkpoint.weights
-
-
-def versions(*visits: Data) -> list[int]:
-    return [
-        message.policy_version
-        for visit in visits
-        for message in visit.of(WeightsPublished)
-        if isinstance(message, WeightsPublished)
-    ]
-
-
-def another_run(config: Config, name: str, **train_changes: object) -> Config:
-    run_dir = config.run.dir.parent / name
-    run_dir.mkdir(mode=0o700)
-    return config.model_copy(
-        update={
-            "run": config.run.model_copy(update={"dir": run_dir}),
-            "train": config.train.model_copy(update=train_changes),
-        }
-    )
+from tests.train.parts import PATIENCE_S, Data, another_run, final_weights, serving, train, versions
 
 
 async def test_a_run_publishes_each_version_before_it_acknowledges_its_batch(

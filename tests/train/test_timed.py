@@ -1,0 +1,150 @@
+"""Promises of the learner that only takes time, alone and in the real trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from bus.endpoints import TELEMETRY_IN, TELEMETRY_OUT, Endpoints
+from bus.messages import Batch, BatchTrained, Heartbeat, Sample, TrainerHello, VersionSpan
+from bus.sockets import Forwarder, Subscriber
+from dart_cli.config import Config, TimingConfig
+from dart_cli.train.base import describe
+from dart_cli.train.loop import run
+from dart_cli.train.timed import TimedLearner
+from dart_cli.weights.file import newest
+from dart_cli.weights.manifest import check_whole
+from tests.train.parts import Data, another_run, final_weights, serving, versions
+
+ROOT = Path(__file__).parents[2]
+
+
+def batch(number: int, samples: int = 3) -> Batch:
+    return Batch(
+        batch_id=number,
+        group_ids=["g0"],
+        temperature=1.0,
+        samples=[
+            Sample(
+                trajectory_id=f"t{i}",
+                step=0,
+                prompt_token_ids=[1],
+                token_ids=[4, 5],
+                behaviour_logprobs=[0.0, 0.0],
+                version_spans=[
+                    VersionSpan(version=0, start=0, end=1),
+                    VersionSpan(version=2, start=1, end=2),
+                ],
+                image_hashes=[],
+                advantage=float(i % 2),
+                weight=0.0 if i == 0 else 1.0,
+            )
+            for i in range(samples)
+        ],
+        images={},
+    )
+
+
+@pytest.fixture
+def timed(config: Config) -> Config:
+    train = config.train.model_copy(update={"learner": "timed", "updates": 3})
+    timing = TimingConfig(train_s=0.2, train_sample_s=0.1, speedup=10.0)
+    return config.model_copy(update={"train": train, "timing": timing})
+
+
+def test_an_update_takes_its_time_and_counts_what_it_was_given() -> None:
+    learner = TimedLearner(TimingConfig(train_s=0.2, train_sample_s=0.1, speedup=10.0))
+    began = time.monotonic()
+    update = learner.update(batch(1), 0)
+    assert time.monotonic() - began >= 0.05
+    assert update.applied
+    assert update.metrics == {"samples": 3.0, "tokens": 4.0, "skipped": 0.0}
+
+
+def test_each_update_has_weights_of_its_own_which_a_checkpoint_brings_back() -> None:
+    learner = TimedLearner(TimingConfig(train_s=0.0, train_sample_s=0.0))
+    seen = []
+    for number in range(3):
+        learner.update(batch(number), number)
+        seen.append({name: value.clone() for name, value in learner.model.weights().items()})
+    assert len({int(value) for held in seen for value in held.values()}) == 3
+    other = TimedLearner(TimingConfig())
+    other.restore(seen[1], learner.optimizer_tensors())
+    assert other.model.weights() == seen[1]
+    with pytest.raises(ValueError, match="has none"):
+        other.restore({"w": torch.ones(1)}, {})
+
+
+async def test_a_run_publishes_real_sets_and_resumes_from_real_checkpoints(timed: Config) -> None:
+    short = another_run(timed, "short", updates=2)
+    batches = [batch(number) for number in (1, 2, 3)]
+    first, second = Data(batches), Data(batches)
+    longer = timed.model_copy(update={"run": short.run})
+    for config, data in ((short, first), (longer, second)):
+        async with serving(config.run.dir, data), asyncio.timeout(60):
+            await run(config, asyncio.Event())
+    hello = second.of(TrainerHello)[0]
+    assert isinstance(hello, TrainerHello)
+    assert (hello.last_batch_id, hello.policy_version) == (2, 2)
+    assert versions(first, second) == [0, 1, 2, 2, 3]
+    published = newest(short.run.dir / "weights")
+    assert published is not None
+    check_whole(published.path, 3)
+    assert [int(value) for value in final_weights(longer).values()] == [3]
+    trained = first.of(BatchTrained)[0]
+    assert isinstance(trained, BatchTrained)
+    assert trained.metrics["samples"] == 3
+    assert trained.metrics["step_s"] >= 0.05
+    assert {"waiting_s", "publish_s", "checkpoint_s", "staleness_mean"} <= trained.metrics.keys()
+
+
+async def test_every_second_of_the_trainer_is_in_one_phase(timed: Config) -> None:
+    endless = timed.model_copy(update={"train": timed.train.model_copy(update={"updates": 100})})
+    data, stop, endpoints = Data([batch(1), batch(2)]), asyncio.Event(), Endpoints(timed.run.dir)
+    with Forwarder(endpoints.address(TELEMETRY_IN), endpoints.address(TELEMETRY_OUT)):
+        async with (
+            serving(timed.run.dir, data),
+            asyncio.timeout(60),
+            Subscriber(endpoints.address(TELEMETRY_OUT), [Heartbeat]) as heartbeats,
+        ):
+            began = time.monotonic()
+            task = asyncio.create_task(run(endless, stop))
+            async for heartbeat in heartbeats:
+                assert isinstance(heartbeat, Heartbeat)
+                if heartbeat.gauges["updates"] == 2 and heartbeat.state == "waiting":
+                    break
+            lived = time.monotonic() - began
+            stop.set()
+            await task
+    gauges = heartbeat.gauges
+    phases = {name: gauges[f"seconds.{name}"] for name in PHASES}
+    assert phases["training"] >= 2 * 0.05
+    assert all(seconds > 0 for seconds in phases.values())
+    assert sum(phases.values()) <= lived
+    assert gauges["tokens"] == 8
+
+
+PHASES = ("starting", "waiting", "training", "publishing")
+
+
+def test_the_trainer_of_a_timed_run_loads_no_model_code() -> None:
+    script = (
+        "import sys, dart_cli.train.loop, dart_cli.train.timed; "
+        "sys.exit('transformers' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=60)
+
+
+def test_staleness_is_counted_over_tokens() -> None:
+    assert describe(batch(1, samples=4), 5) == {
+        "staleness_mean": 4.0,
+        "staleness_max": 5.0,
+        "advantage_abs_mean": 0.5,
+        "groups": 1.0,
+    }
