@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from math import ceil
 from pathlib import Path
 
 from bus.endpoints import DATA
@@ -124,12 +125,24 @@ def _rollout(config: Config) -> str:
 
 def _data(config: Config) -> str:
     data = config.data
-    bound = f"at most {data.max_open_groups} groups in flight, " if data.max_open_groups else ""
     return (
         f"groups of {data.group_size}, {data.groups_per_batch} groups "
         f"({data.groups_per_batch * data.group_size} trajectories) a batch, "
-        f"{bound}staleness up to {data.max_staleness}; {_scheduling(config)}; {_sync(config)}"
+        f"at most {_groups_in_flight(config)} groups in flight, "
+        f"staleness up to {data.max_staleness}; {_scheduling(config)}; {_sync(config)}"
     )
+
+
+def _groups_in_flight(config: Config) -> int:
+    """Groups that play or wait for a batch while all workers serve the newest weights."""
+    data = config.data
+    in_time = data.groups_per_batch * (data.max_staleness + 1) * config.weights.publish_every
+    bounds = [in_time, data.max_open_groups or in_time]
+    if data.scheduling == "batch":
+        bounds.append(data.groups_per_batch)
+    if data.scheduling == "april":
+        bounds.append(ceil(round(data.over_provision * data.groups_per_batch, 9)))
+    return min(bounds)
 
 
 def _scheduling(config: Config) -> str:

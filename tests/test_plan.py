@@ -1,0 +1,53 @@
+"""What `--dry-run` says of scheduling is what the scheduler does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dart_cli.config import Config
+from dart_cli.data.groups import Board
+from dart_cli.data.scheduler import Situation, make_scheduler, training_tasks
+from dart_cli.plan import describe
+
+ARMS: list[dict[str, Any]] = [
+    {},
+    {"max_open_groups": 12},
+    {"scheduling": "task", "coupled": True, "max_staleness": 0},
+    {"scheduling": "batch", "coupled": True},
+    {"scheduling": "april", "coupled": True, "groups_per_batch": 10, "over_provision": 1.1},
+]
+
+
+def told(config: Config) -> str:
+    return dict(describe(config, "data"))["data"]
+
+
+@pytest.mark.parametrize("data", ARMS)
+@pytest.mark.parametrize("publish_every", [1, 3])
+def test_the_plan_tells_the_schedulers_limit(data: dict[str, Any], publish_every: int) -> None:
+    config = Config.model_validate({"data": data, "weights": {"publish_every": publish_every}})
+    scheduler = make_scheduler(config, training_tasks(config))
+    limit = scheduler.limit(Situation(Board(), {}))
+    assert f"at most {limit} groups in flight" in told(config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {},
+            "scheduling rollout: a freed slot plays the next trajectory at once; 1 worker at once",
+        ),
+        ({"sync": {"concurrent": 2}}, "2 workers at once take new weights"),
+        ({"sync": {"concurrent": 0}}, "all workers take new weights at once"),
+        ({"data": {"scheduling": "batch"}}, "a freed slot waits for the batch; 1 worker"),
+        (
+            {"data": {"scheduling": "april", "coupled": True, "recycle": False}},
+            "1.5 x the groups of a batch play, the rest is discarded, trainer and rollouts take turns",
+        ),
+    ],
+)
+def test_the_plan_tells_scheduling_coupling_and_sync(settings: dict[str, Any], words: str) -> None:
+    assert words in told(Config.model_validate(settings))
