@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import sqlite3
 import statistics
 import subprocess
@@ -483,13 +482,19 @@ def fill_old_run(database: sqlite3.Connection, tasks: Sequence[str], trajectorie
 def open_ledger(run_dir: Path) -> dict[str, float]:
     """In a process of its own: what opening a ledger on the run takes beyond the imports."""
     config, tasks = configured(run_dir)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = resident_kb("VmRSS")
     started = time.perf_counter()
     with open_store(run_dir) as store:
         Ledger(config, store, tasks, make_scheduler(config, tasks))
         seconds = time.perf_counter() - started
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"seconds": seconds, "peak_mb": (after - before) / 1024}
+    return {"seconds": seconds, "peak_mb": (resident_kb("VmHWM") - before) / 1024}
+
+
+def resident_kb(field: str) -> int:
+    """Memory of this process in KiB: VmRSS now, VmHWM at most."""
+    status = Path("/proc/self/status").read_text()  # getrusage would count the parent's, too
+    [line] = [line for line in status.splitlines() if line.startswith(f"{field}:")]
+    return int(line.split()[1])
 
 
 if __name__ == "__main__":

@@ -187,6 +187,7 @@ class Ledger:
         attempt.steps = end.steps
         attempt.oldest_version = versions[0] if versions else None
         self._count(group.task_id, end.outcome, attempt.oldest_version)
+        self.store.save_task(self.progress.tasks[group.task_id].row(group.task_id))
         if end.outcome == "invalid":
             reason = "cancelled" if end.stop_reason == "cancelled" else "invalid"
             self._drop_attempt(group, attempt, reason)
@@ -299,9 +300,8 @@ class Ledger:
     def _restore(self) -> None:
         """Stand where the ledger of the same database stood."""
         now = self._monotonic()
-        rows = self.store.groups()
-        self.board.opened = max((row.number for row in rows), default=0)
-        for row in rows:
+        self.board.opened = self.store.newest_group()
+        for row in self.store.groups("open", "ready"):
             if row.state in ("open", "ready"):
                 state: Literal["open", "ready"] = "open" if row.state == "open" else "ready"
                 self.board.add(
@@ -324,14 +324,24 @@ class Ledger:
                 self._untrained.add(batch.id)
             self.trainer_version = batch.trained_version or self.trainer_version
         self._reconcile()
-        for judged in self.store.outcomes():
-            self._count(judged.task_id, judged.outcome, judged.oldest_version)
+        self._restore_progress()
         for point in self.store.metrics(after=self._formed - 100):
             self.progress.train_metrics(point.step, {point.name: point.value})
         if newest := self.store.newest_version():
             self.weights = WeightsPublished(
                 policy_version=newest.policy_version, path=newest.path, digest=newest.digest
             )
+
+    def _restore_progress(self) -> None:
+        if rows := self.store.task_progress():
+            self.progress.restore(rows)
+            self._success.update(self.progress.success())
+            return
+        for judged in self.store.outcomes():  # of an older dart; from now on they are written down
+            self._count(judged.task_id, judged.outcome, judged.oldest_version)
+        for task_id, task in self.progress.tasks.items():
+            self.store.save_task(task.row(task_id))
+        self.store.commit()
 
     def _reconcile(self) -> None:
         """The configuration may have changed: drop groups of tasks that are gone, close others."""

@@ -239,6 +239,20 @@ def usage(db: Database) -> None:
     ) WITHOUT ROWID""")
 
 
+@MIGRATIONS(name="0008_task_progress")
+def task_progress(db: Database) -> None:
+    """How each task fares, so that a start need not read every outcome again."""
+    db.execute("""CREATE TABLE task_progress (
+        task_id TEXT PRIMARY KEY,
+        passed INTEGER NOT NULL,
+        failed INTEGER NOT NULL,
+        invalid INTEGER NOT NULL,
+        average_total REAL NOT NULL,         -- of the moving average of its success
+        average_weight REAL NOT NULL,
+        curve TEXT NOT NULL                  -- JSON: passed and judged by bucket of versions
+    ) WITHOUT ROWID""")
+
+
 def unknown_steps(db: Database) -> list[str]:
     """Names of steps this database has had that this dart does not know: a newer one's."""
     known = {step.name for step in MIGRATIONS.pending(Database(memory=True))}

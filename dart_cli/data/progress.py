@@ -1,11 +1,12 @@
 """How the run fares, counted as it happens: success by task and version, throughput, metrics.
 
-Everything the status page shows again and again without asking the database. Rebuilt from the
-store's outcomes at each start; throughput begins anew.
+Everything the status page shows again and again without asking the database. The tasks' part is
+written down with each outcome and read at the next start; throughput begins anew.
 """
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,9 +14,13 @@ from dataclasses import dataclass, field
 from bus.messages import Outcome
 from bus.snapshot import Rates
 from dart_cli.algo.schedule import MovingAverage
+from dart_cli.data.rows import TaskRow
 
 CURVE_POINTS = 32
 """Points of a sparkline."""
+
+_BUCKETS = 2 * CURVE_POINTS
+"""Of a tally at most; so its width is never above that of a curve's points."""
 
 WINDOW_S = 60
 """Seconds over which throughput is averaged."""
@@ -23,34 +28,65 @@ WINDOW_S = 60
 
 @dataclass
 class Tally:
-    """Passed and failed trajectories by the policy version that sampled their oldest token."""
+    """Passed and judged trajectories by the policy version that sampled their oldest token.
 
-    by_version: dict[int, tuple[int, int]] = field(default_factory=dict)  # -> passed, judged
+    In equal buckets of versions, whose width doubles when there are too many: a run of any length
+    takes the same memory.
+    """
+
+    width: int = 1  # versions in a bucket: a power of two
+    newest: int = -1  # version; -1 before the first trajectory
+    passed: list[int] = field(default_factory=list)  # by bucket
+    judged: list[int] = field(default_factory=list)
 
     def add(self, version: int, passed: bool) -> None:
         """Count one trajectory."""
-        before = self.by_version.get(version, (0, 0))
-        self.by_version[version] = (before[0] + passed, before[1] + 1)
+        version = max(version, 0)
+        while version >= self.width * _BUCKETS:
+            self.width *= 2
+            self.passed, self.judged = _in_pairs(self.passed), _in_pairs(self.judged)
+        bucket = version // self.width
+        missing = [0] * (bucket + 1 - len(self.judged))
+        self.passed += missing
+        self.judged += missing
+        self.passed[bucket] += passed
+        self.judged[bucket] += 1
+        self.newest = max(self.newest, version)
 
     def curve(self, newest_version: int, points: int = CURVE_POINTS) -> list[float | None]:
         """Success in equal buckets of versions 0..newest, oldest first; None where none ended."""
-        versions = max([newest_version, *self.by_version]) + 1 if self.by_version else 0
-        width = -(-versions // points)
-        buckets = [[0, 0] for _ in range(-(-versions // width))] if width else []
-        for version, (passed, judged) in self.by_version.items():
-            bucket = buckets[max(version, 0) // width]
-            bucket[0] += passed
-            bucket[1] += judged
-        return [passed / judged if judged else None for passed, judged in buckets]
+        if not self.judged:
+            return []
+        versions = max(newest_version, self.newest) + 1
+        width = self.width
+        while versions > width * points:
+            width *= 2
+        each = width // self.width
+        found: list[float | None] = []
+        for start in range(0, -(-versions // width) * each, each):
+            judged = sum(self.judged[start : start + each])
+            found.append(sum(self.passed[start : start + each]) / judged if judged else None)
+        return found
+
+
+def _in_pairs(counts: list[int]) -> list[int]:
+    """The sums of each two that are neighbours."""
+    return [sum(counts[index : index + 2]) for index in range(0, len(counts), 2)]
 
 
 @dataclass
-class TaskProgress:
-    """One task's outcomes."""
+class Verdicts:
+    """Trajectories by outcome."""
 
     passed: int = 0
     failed: int = 0
     invalid: int = 0
+
+
+@dataclass
+class TaskProgress(Verdicts):
+    """One task's outcomes."""
+
     average: MovingAverage = field(default_factory=MovingAverage)
     tally: Tally = field(default_factory=Tally)
 
@@ -64,6 +100,29 @@ class TaskProgress:
         self.failed += not passed
         self.average = self.average.add(float(passed))
         self.tally.add(-1 if version is None else version, passed)
+
+    @classmethod
+    def from_row(cls, row: TaskRow) -> TaskProgress:
+        """As it was when the row was written, bit for bit."""
+        return cls(
+            row.passed,
+            row.failed,
+            row.invalid,
+            MovingAverage(row.average_total, row.average_weight),
+            Tally(**json.loads(row.curve)),
+        )
+
+    def row(self, task_id: str) -> TaskRow:
+        """To be written down after each outcome."""
+        return TaskRow(
+            task_id,
+            self.passed,
+            self.failed,
+            self.invalid,
+            self.average.total,
+            self.average.weight,
+            json.dumps(vars(self.tally), separators=(",", ":")),
+        )
 
 
 class Meter:
@@ -99,7 +158,7 @@ class Progress:
 
     def __init__(self, task_ids: Iterable[str], now: float) -> None:
         self.tasks = {task_id: TaskProgress() for task_id in task_ids}
-        self.all = TaskProgress()
+        self.all = Verdicts()
         self.trajectories = Meter(now)
         self.steps = Meter(now)
         self.actions = Meter(now)
@@ -109,7 +168,17 @@ class Progress:
     def outcome(self, task_id: str, outcome: Outcome, version: int | None) -> None:
         """A trajectory of the task was judged; `version` sampled its oldest token."""
         self.tasks.setdefault(task_id, TaskProgress()).add(outcome, version)
-        self.all.add(outcome, version)
+        self.all.passed += outcome == "pass"
+        self.all.failed += outcome == "fail"
+        self.all.invalid += outcome == "invalid"
+
+    def restore(self, rows: Iterable[TaskRow]) -> None:
+        """Go on from what was written down."""
+        for row in rows:
+            self.tasks[row.task_id] = TaskProgress.from_row(row)
+            self.all.passed += row.passed
+            self.all.failed += row.failed
+            self.all.invalid += row.invalid
 
     def success(self) -> dict[str, float | None]:
         """Moving average of each task's success."""
@@ -125,7 +194,7 @@ class Progress:
 
     def mean_curve(self, newest_version: int) -> list[float | None]:
         """Mean of the tasks' curves, where a task has a point."""
-        newest = max([newest_version, *self.all.tally.by_version])
+        newest = max([newest_version, *(task.tally.newest for task in self.tasks.values())])
         curves = [task.tally.curve(newest) for task in self.tasks.values()]
         return [_mean(points) for points in zip(*filter(None, curves), strict=True)]
 

@@ -134,7 +134,7 @@ class BatchRow:
     trained_version: int | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class OutcomeRow:
     """One judged trajectory, for curves."""
 
@@ -143,6 +143,19 @@ class OutcomeRow:
     outcome: Outcome
     oldest_version: int | None
     ended_at: float
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """How one task fares, as it was after its newest outcome; see dart_cli.data.progress."""
+
+    task_id: str
+    passed: int
+    failed: int
+    invalid: int
+    average_total: float
+    average_weight: float
+    curve: str  # JSON of its tally
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -65,6 +65,7 @@ from dart_cli.data.rows import (
     StepRow,
     StepTimes,
     SyncRow,
+    TaskRow,
     TrajectoryRow,
     TrajectoryState,
     UsageRow,
@@ -85,6 +86,7 @@ __all__ = [
     "StepTimes",
     "Store",
     "SyncRow",
+    "TaskRow",
     "TrajectoryRow",
     "UsageRow",
     "VersionRow",
@@ -316,14 +318,22 @@ class Reader:
         )
         return [Decision(**{**row, "used": bool(row["used"])}) for row in rows]
 
-    def outcomes(self) -> list[OutcomeRow]:
-        """Every judged trajectory in the order they ended."""
-        rows = self._rows(
+    def newest_group(self) -> int:
+        """Number of the group opened last; 0 before the first."""
+        return int(self._rows("SELECT COALESCE(MAX(number), 0) AS newest FROM groups")[0]["newest"])
+
+    def task_progress(self) -> list[TaskRow]:
+        """How each task fares that has had an outcome; nothing in a run of an older dart."""
+        return [TaskRow(**row) for row in self._rows("SELECT * FROM task_progress")]
+
+    def outcomes(self) -> Iterator[OutcomeRow]:
+        """Every judged trajectory in the order they ended; read as they are asked for."""
+        rows = self._each(
             "SELECT g.suite, g.task_id, t.outcome, t.oldest_version, t.ended_at "
             "FROM trajectories t JOIN groups g ON g.id = t.group_id "
             "WHERE t.outcome IS NOT NULL ORDER BY t.ended_at, t.id"
         )
-        return [OutcomeRow(**row) for row in rows]
+        return (OutcomeRow(*row) for row in rows)
 
     def success_curve(self, *, bucket: int = 1) -> list[CurvePoint]:
         """Each task's success over policy versions in buckets of `bucket`, oldest first.
@@ -366,7 +376,7 @@ class Reader:
 
     def episode_times(self, after: float = 0.0) -> list[EpisodeTimes]:
         """When each trajectory leased after that moment was played, in order of lease."""
-        rows = self._tuples(
+        rows = self._each(
             "SELECT id, worker, slot, state, reason, outcome, steps, leased_at, ended_at, reset_s, "
             "wall_s FROM trajectories WHERE leased_at > ? ORDER BY rowid",
             (after,),
@@ -375,7 +385,7 @@ class Reader:
 
     def step_times(self, after: float = 0.0) -> list[StepTimes]:
         """When each step filed after that moment was played, in order of filing."""
-        rows = self._tuples(
+        rows = self._each(
             "SELECT trajectory_id, step, worker, at, model_s, env_s FROM steps WHERE at > ? "
             "ORDER BY rowid",
             (after,),
@@ -481,12 +491,12 @@ class Reader:
         except sqlite3.Error as error:
             raise _explain(self.path, error) from error
 
-    def _tuples(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """Rows without their columns' names: for tables of very many rows."""
+    def _each(self, sql: str, values: Sequence[object] = ()) -> Iterator[tuple[Any, ...]]:
+        """Rows without their columns' names, one at a time: for tables of very many rows."""
         try:
             cursor = self._connection.cursor()
             cursor.row_factory = None
-            return cursor.execute(sql, values).fetchall()
+            yield from cursor.execute(sql, values)
         except sqlite3.Error as error:
             raise _explain(self.path, error) from error
 
@@ -838,6 +848,21 @@ class Store(Reader):
                 (row.worker, row.phase, row.role, row.started_at, row.seconds, row.before_s)
                 for row in rows
             ],
+        )
+
+    def save_task(self, row: TaskRow) -> None:
+        """Keep how a task fares, after one more outcome."""
+        self._write(
+            "INSERT OR REPLACE INTO task_progress VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                row.task_id,
+                row.passed,
+                row.failed,
+                row.invalid,
+                row.average_total,
+                row.average_weight,
+                row.curve,
+            ),
         )
 
     def save_processes(

@@ -195,10 +195,7 @@ def picture_of(ledger: Ledger) -> object:
         )
         for group in ledger.board.groups.values()
     }
-    success = {
-        task: (t.passed, t.failed, t.invalid, t.tally.by_version)
-        for task, t in ledger.progress.tasks.items()
-    }
+    success = dict(ledger.progress.tasks)
     return groups, ledger.board.opened, ledger.updates, ledger.weights, success
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bus.messages import Outcome
 from dart_cli.data.progress import Meter, Progress, Tally
 
 
@@ -47,3 +48,37 @@ def test_metrics_of_batches_to_be_trained_again_are_forgotten() -> None:
     progress.forget_metrics(1)
     assert progress.metrics() == {"loss": 1.0}
     assert progress.metric_curves() == {"loss": [1.0]}
+
+
+def test_a_tally_takes_the_same_memory_however_long_the_run() -> None:
+    tally = Tally()
+    for version in range(5000):
+        tally.add(version, passed=version >= 2500)
+    assert len(tally.judged) <= 64
+    assert sum(tally.judged) == 5000
+    assert sum(tally.passed) == 2500
+    curve = tally.curve(4999)
+    assert len(curve) <= 32
+    assert (curve[0], curve[-1]) == (0.0, 1.0)
+
+
+def test_curves_of_tasks_that_began_at_different_versions_have_points_in_common() -> None:
+    progress = Progress(["a", "b"], 0.0)
+    for version in range(300):
+        progress.outcome("a", "pass", version)
+    progress.outcome("b", "fail", 299)
+    assert progress.mean_curve(310)[:18] == [1.0] * 18
+    assert progress.mean_curve(310)[18:] == [0.5, None]
+
+
+def test_a_task_goes_on_bit_for_bit_where_it_was_written_down() -> None:
+    progress, again = Progress(["a"], 0.0), Progress(["a"], 0.0)
+    outcomes: list[Outcome] = ["pass", "fail", "invalid", "pass", "fail", "fail", "pass"] * 30
+    for version, outcome in enumerate(outcomes):
+        progress.outcome("a", outcome, version)
+    again.restore([progress.tasks["a"].row("a")])
+    for each in (progress, again):
+        each.outcome("a", "pass", 300)
+    assert again.tasks == progress.tasks
+    assert again.all == progress.all
+    assert again.mean_curve(300) == progress.mean_curve(300)

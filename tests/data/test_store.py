@@ -15,7 +15,14 @@ from dart_cli.data.curate import Decision, PlannedSample
 from dart_cli.data.groups import Attempt
 from dart_cli.data.migrations import MIGRATIONS
 from dart_cli.data.store import BatchRow, GroupRow, Store, UsageRow, open_reader, open_store
-from tests.data.parts import picture, step_record, trajectory_end
+from tests.data.parts import (
+    make_ledger,
+    picture,
+    play_group,
+    small_config,
+    step_record,
+    trajectory_end,
+)
 
 
 @pytest.fixture
@@ -302,6 +309,21 @@ def test_usage_holds_the_newest_row_of_a_worker_and_phase(run_dir: Path) -> None
         assert newer.total_s == 7.0
 
 
+def test_a_run_of_an_older_dart_is_counted_from_its_outcomes_once(run_dir: Path) -> None:
+    config = small_config(run_dir)
+    with open_store(run_dir) as store:
+        ledger = make_ledger(config, store)
+        play_group(ledger, ["pass", "fail", "fail", "pass"])
+        known = ledger.progress.tasks
+        assert store.task_progress()
+        store._write("DELETE FROM task_progress")
+    with open_store(run_dir) as store:
+        assert make_ledger(config, store).progress.tasks == known
+    with open_store(run_dir) as store:
+        store._write("DELETE FROM trajectories")  # what is written down is not counted again
+        assert make_ledger(config, store).progress.tasks == known
+
+
 def test_another_programs_database_is_left_alone(run_dir: Path) -> None:
     run_dir.mkdir(mode=0o700)
     with sqlite3.connect(run_dir / "run.db") as db:
@@ -331,7 +353,7 @@ def test_a_damaged_file_is_an_error_that_names_it_and_the_cure(run_dir: Path, da
 def read_everything(run_dir: Path) -> None:
     with open_store(run_dir) as store:
         store.steps("g1-00")
-        store.outcomes()
+        list(store.outcomes())
 
 
 def test_a_full_disk_is_one_clear_error_and_what_was_committed_stays(run_dir: Path) -> None:
