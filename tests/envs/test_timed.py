@@ -83,7 +83,7 @@ def test_an_environment_sleeps_what_its_profile_says_divided_by_the_speedup(
 ) -> None:
     episodes, total_s = 300, []
     for speedup in (1.0, 10.0):
-        env = make_env("timed", profile="osworld", speedup=speedup, seed=5)
+        env = TimedSuite().make_env(profile="osworld", speedup=speedup, seed=5)
         steps = sum(Episode(env).steps for _ in range(episodes))
         assert len(slept) == episodes + steps
         total_s.append(sum(slept))
@@ -92,7 +92,7 @@ def test_an_environment_sleeps_what_its_profile_says_divided_by_the_speedup(
 
 
 def test_every_screen_is_a_png_of_the_size_asked_for_and_of_its_own_pixels() -> None:
-    env = make_env("timed", profile="instant", seed=0)
+    env = TimedSuite().make_env(profile="instant", seed=0)
     episodes = [Episode(env) for _ in range(4)]
     screens = [screen for episode in episodes for screen in episode.screens]
     pixels = set()
@@ -135,7 +135,7 @@ def test_tasks_pass_as_often_as_their_parameters_say() -> None:
     assert (len(tasks), tasks[0].id, tasks[-1].id) == (32, "timed/000", "timed/031")
     assert shares == sorted(shares)
     assert (shares[0], shares[-1]) == (0.2, pytest.approx(0.8))
-    env = make_env("timed", profile="instant", seed=9)
+    env = TimedSuite().make_env(profile="instant", seed=9)
     for task in (tasks[0], tasks[31]):
         episodes = [Episode(env, task.id) for _ in range(400)]
         passed = [episode.verdict.outcome == "pass" for episode in episodes]
@@ -146,7 +146,7 @@ def test_tasks_pass_as_often_as_their_parameters_say() -> None:
 
 
 def test_who_says_done_early_has_not_passed(slept: list[float]) -> None:
-    env = make_env("timed", profile="osworld", seed=2)
+    env = TimedSuite().make_env(profile="osworld", seed=2)
     for _ in range(50):
         env.reset(seed=1, options={"task": "timed/031"})
         assert env.evaluate().outcome == "fail", "no task is true at reset"
@@ -155,7 +155,7 @@ def test_who_says_done_early_has_not_passed(slept: list[float]) -> None:
 
 
 def test_half_of_the_faults_are_crashes_and_half_are_slow_resets(slept: list[float]) -> None:
-    env = make_env("timed", profile="osworld", fault_rate=0.5, seed=4)
+    env = TimedSuite().make_env(profile="osworld", fault_rate=0.5, seed=4)
     crashes = slow = 0
     episodes = 2_000
     for _ in range(episodes):
@@ -170,7 +170,7 @@ def test_half_of_the_faults_are_crashes_and_half_are_slow_resets(slept: list[flo
 
 
 def test_a_crash_ends_the_episode_with_an_error(slept: list[float]) -> None:
-    env = make_env("timed", fault_rate=1.0, seed=1)
+    env = TimedSuite().make_env(fault_rate=1.0, seed=1)
     with pytest.raises(EnvError, match="the GUI crashed at step"):
         [Episode(env) for _ in range(50)]
     with pytest.raises(EnvError, match="call reset first"):
@@ -178,13 +178,13 @@ def test_a_crash_ends_the_episode_with_an_error(slept: list[float]) -> None:
 
 
 def test_without_faults_nothing_breaks(slept: list[float]) -> None:
-    env = make_env("timed", profile="osworld", seed=4)
+    env = TimedSuite().make_env(profile="osworld", seed=4)
     steps = [Episode(env).steps for _ in range(200)]
     assert max(steps) == 30
 
 
 def test_after_its_end_an_episode_must_be_reset() -> None:
-    env = make_env("timed", profile="instant", seed=0)
+    env = TimedSuite().make_env(profile="instant", seed=0)
     Episode(env)
     with pytest.raises(EnvError, match="call reset"):
         env.step(CLICK)
