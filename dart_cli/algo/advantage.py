@@ -21,7 +21,7 @@ def group_advantages(rewards: Sequence[float], estimator: Estimator = "group_std
       the population's (divided by G): any group size gives mean 0 and variance 1.
     - `group_mean`: R_i - mean (Dr. GRPO, arXiv 2503.20783).
     - `leave_one_out`: R_i - mean of the others = (R_i - mean) G / (G - 1): the baseline does not
-      depend on R_i, so the policy gradient is unbiased (RLOO, arXiv 2402.14740, eq. 8).
+      depend on R_i, so the policy gradient is unbiased (RLOO, arXiv 2402.14740).
 
     Equal rewards, and a group of one, give exactly 0. Raises ValueError for a reward that is not
     finite.

@@ -45,7 +45,7 @@ def surrogate(
     no part of a sample's mean.
 
     - grpo: PPO's clip (arXiv 1707.06347 eq. 7), with two bounds (DAPO's clip-higher, arXiv
-      2503.14476 eq. 10); the dual clip is arXiv 1912.09729 eq. 4.
+      2503.14476 eq. 8); the dual clip is arXiv 1912.09729's.
     - gspo: arXiv 2507.18071 eq. 5 to 7, in its token form (eq. 13, 14): a token's gradient goes
       through its own p, so that a correction can weigh tokens of a sample apart.
     - cispo: arXiv 2506.13585 eq. 4, 5.

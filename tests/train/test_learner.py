@@ -64,36 +64,114 @@ def test_accumulated_gradients_are_those_of_one_big_batch(
         assert metrics[1][name] == pytest.approx(metrics[0][name], rel=1e-4, abs=1e-6), name
 
 
+def around_chance(batch: Batch) -> Batch:
+    """The batch sampled with log-probabilities of -9.5 to -4.5; the untrained model says about -7.
+
+    So that some ratios are within every bound and some beyond each.
+    """
+    samples = [
+        sample.model_copy(
+            update={"behaviour_logprobs": [5 * value - 4.5 for value in sample.behaviour_logprobs]}
+        )
+        for sample in batch.samples
+    ]
+    return batch.model_copy(update={"samples": samples})
+
+
+OBJECTIVES: dict[str, dict[str, object]] = {
+    "default": {},
+    "gspo": {"objective": "gspo", "correction": "sequence", "normalise": "trajectories"},
+    "cispo": {
+        "objective": "cispo",
+        "correction": "masked",
+        "normalise": "constant",
+        "constant_tokens": 40.0,
+        "entropy_coef": 0.05,
+    },
+    "coupled": {"correction": "ratio", "normalise": "samples", "dual_clip": 3.0},
+}
+
+
+@pytest.mark.parametrize("changes", OBJECTIVES.values(), ids=OBJECTIVES)
 def test_the_gradient_is_that_of_the_objective_written_out(
-    config: Config, batches: list[Batch]
+    config: Config, batches: list[Batch], changes: dict[str, object]
 ) -> None:
-    """Each sample alone, unpadded, in float64, with the formula of docs/objective.md."""
-    batch = uneven(grouped(batches[1], seed=2))
-    made = learner(config)
+    """Each sample alone, unpadded, in float64, with the formulas of docs/objective.md."""
+    batch = around_chance(uneven(grouped(batches[1], seed=2)))
+    made = learner(config, **changes)
     reference = TrainModel.load(config).policy
     reference.model.double()
-    tokens = completion_tokens(batch)
+    counted = [sample for sample in batch.samples if sample.weight != 0]
+    trajectories = {sample.trajectory_id for sample in counted}
     loss = torch.zeros((), dtype=torch.float64)
-    for sample in batch.samples:
+    for sample in counted:
         pictures = [batch.images[key] for key in sample.image_hashes]
         inputs = reference.inputs([sample.prompt_token_ids + sample.token_ids], [pictures])
         values = logits(reference.model, inputs, last=len(sample.token_ids) + 1)[0].double()
-        values[:, list(reference.forbidden_token_ids)] = -math.inf
-        for position, token in enumerate(sample.token_ids):
-            row = values[position] / batch.temperature
-            logprob = row[token] - row.logsumexp(0)
-            drift = math.exp(logprob.item() - sample.behaviour_logprobs[position])
-            ratio = torch.exp(logprob - logprob.detach())
-            surrogate = min(drift, 1.0) * ratio * sample.advantage
-            loss = loss - sample.weight * surrogate / tokens
+        values = values[: len(sample.token_ids)].clone()
+        values[:, list(reference.forbidden_token_ids)] = -1e6
+        table = (values / batch.temperature).log_softmax(-1)
+        p = table[torch.arange(len(sample.token_ids)), torch.tensor(sample.token_ids)]
+        entropies = -(table.exp() * table).sum(-1)
+        b = torch.tensor(sample.behaviour_logprobs, dtype=torch.float64)
+        q, a = p.detach(), sample.advantage
+        r = (p - q).exp()
+        match changes:
+            case {"objective": "gspo"}:
+                token_losses = -(q - b).sum().exp().clamp(max=1) * r * a
+            case {"objective": "cispo"}:
+                w = (q - b).exp()
+                w = w * ((w >= 0.5) & (w <= 5))
+                token_losses = -w * a * p - 0.05 * entropies
+            case {"correction": "ratio"}:
+                r = (p - b).exp()
+                surrogate = torch.minimum(r * a, r.clamp(0.8, 1.28) * a)
+                token_losses = -(surrogate.clamp(min=3 * a) if a < 0 else surrogate)
+            case _:
+                token_losses = -(q - b).exp().clamp(max=1) * r * a
+        in_trajectory = sum(
+            len(each.token_ids) for each in counted if each.trajectory_id == sample.trajectory_id
+        )
+        divisor = {
+            "tokens": completion_tokens(batch),
+            "samples": len(counted) * len(p),
+            "trajectories": len(trajectories) * in_trajectory,
+            "constant": len(trajectories) * 40.0,
+        }[str(changes.get("normalise", "tokens"))]
+        loss = loss + sample.weight * token_losses.sum() / divisor
     loss.backward()
     update = made.update(batch, 0)
-    assert update.metrics["loss"] == pytest.approx(loss.item(), abs=1e-6)
+    acts = {"truncated": "is_truncated", "sequence": "is_truncated", "masked": "is_masked"}
+    share = acts.get(str(changes.get("correction", "truncated")), "clip")
+    assert 0 < update.metrics[f"{share}_fraction"] < 1
+    assert update.metrics["loss"] == pytest.approx(loss.item(), rel=1e-5, abs=1e-6)
     for name, parameter in reference.model.named_parameters():
         got = made.model.trainable()[name].grad
         assert got is not None
         assert parameter.grad is not None
         assert torch.allclose(got.double(), parameter.grad, rtol=1e-3, atol=1e-5), name
+
+
+def test_defaults_are_bit_for_bit_the_formula_of_before_there_was_a_choice(
+    config: Config, batches: list[Batch]
+) -> None:
+    batch = uneven(grouped(batches[0], seed=3))
+    made, model = learner(config), TrainModel.load(config)
+    tokens = completion_tokens(batch)
+    total = 0.0
+    for part in micro_batches(batch, model.policy, config.train.micro_batch):
+        p = model.score(part, batch.temperature).logprobs
+        w = (p.detach() - part.behaviour_logprobs).clamp(-20, 20).exp().clamp(max=1.0)
+        r = (p - p.detach()).exp()
+        free, held = r * part.advantages, r.clamp(1.0 - 0.2, 1.0 + 0.28) * part.advantages
+        loss = (-w * torch.minimum(free, held) * part.weights).sum() / tokens
+        loss.backward()
+        total += loss.item()
+    assert made.update(batch, 0).metrics["loss"] == pytest.approx(total, rel=1e-6)
+    expected = {name: value.grad for name, value in model.trainable().items()}
+    for name, got in gradients(made).items():
+        assert expected[name] is not None
+        assert torch.equal(got, expected[name]), name  # type: ignore[arg-type]
 
 
 def test_padding_changes_no_log_probability(config: Config, batches: list[Batch]) -> None:
@@ -166,6 +244,148 @@ def _one_by_one(together: MicroBatch, batch: Batch, model: TrainModel) -> Iterat
                 batch.model_copy(update={"samples": [sample]}), model.policy, 1
             )
     assert len(together.token_ids) == completion_tokens(batch)
+
+
+# --- several passes -----------------------------------------------------------------------------
+
+
+def test_a_second_pass_follows_the_ratio_to_the_weights_before_the_first(
+    config: Config, batches: list[Batch]
+) -> None:
+    """Two passes are two steps of AdamW; the proximal log-probabilities are of before both."""
+    batch = grouped(batches[0], seed=4)
+    made = learner(config, epochs=2, micro_batch=4, lr=3e-3)
+    model = TrainModel.load(config)
+    (part,) = micro_batches(batch, model.policy, 1000)
+    with torch.no_grad():
+        q = model.score(part, 1.0).logprobs
+    named = model.trainable()
+    decayed = [value for value in named.values() if value.ndim >= 2]
+    plain = [value for value in named.values() if value.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}],
+        lr=3e-3,
+        betas=(0.9, 0.99),
+    )
+    w = (q - part.behaviour_logprobs).exp().clamp(max=1.0)
+    a = part.advantages
+    for _ in range(2):
+        optimizer.zero_grad()
+        r = (model.score(part, 1.0).logprobs - q).exp()
+        clipped = torch.minimum(r * a, r.clamp(0.8, 1.28) * a) < r * a
+        (-w * torch.minimum(r * a, r.clamp(0.8, 1.28) * a)).mean().backward()
+        optimizer.step()
+    update = made.update(batch, 0)
+    assert update.metrics["passes"] == 2
+    assert update.metrics["ratio_mean"] == pytest.approx(r.mean().item(), rel=1e-3)
+    assert update.metrics["clip_fraction"] == pytest.approx(clipped.float().mean().item(), abs=0.02)
+    assert update.metrics["clip_fraction"] > 0.05
+    moved = [(made.model.weights()[n] - v).abs().max().item() for n, v in model.weights().items()]
+    assert max(moved) < 1e-4  # each step moves a weight by up to 3e-3
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_nothing_is_computed_twice(
+    config: Config, batches: list[Batch], epochs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = learner(config, epochs=epochs, micro_batch=5)
+    parts = len(list(micro_batches(batches[0], made.model.policy, 5)))
+    calls = []
+    score = TrainModel.score
+
+    def counted(self: TrainModel, *given: object, **named: object) -> object:
+        calls.append(1)
+        return score(self, *given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TrainModel, "score", counted)
+    made.update(batches[0], 0)
+    assert len(calls) == epochs * parts
+
+
+def test_updates_of_several_passes_resume_exactly(config: Config, batches: list[Batch]) -> None:
+    straight, first, resumed = (learner(config, epochs=2) for _ in range(3))
+    straight.update(batches[0], 0)
+    first.update(batches[0], 0)
+    resumed.restore(
+        {name: value.clone() for name, value in first.model.weights().items()},
+        {name: value.clone() for name, value in first.optimizer_tensors().items()},
+    )
+    straight.update(batches[1], 1)
+    resumed.update(batches[1], 1)
+    for name, value in straight.model.weights().items():
+        assert torch.equal(resumed.model.weights()[name], value), name
+
+
+def test_passes_end_where_the_gradient_is_no_longer_finite(
+    config: Config, batches: list[Batch]
+) -> None:
+    made = learner(config, epochs=3, lr=1e30)
+    update = made.update(batches[0], 0)
+    assert update.applied
+    assert update.metrics["passes"] == 1
+    assert update.note == "no finite gradient (rest of update skipped)"
+
+
+# --- the guard ----------------------------------------------------------------------------------
+
+
+def test_a_batch_of_low_effective_sample_size_is_skipped_and_says_so(
+    config: Config, batches: list[Batch]
+) -> None:
+    batch = grouped(batches[0], seed=5)
+    made = learner(config, min_ess=0.999, epochs=2)
+    before = {name: value.clone() for name, value in made.model.weights().items()}
+    update = made.update(batch, 0)
+    ess = update.metrics["ess"]
+    assert ess < 0.999
+    assert not update.applied
+    assert (update.metrics["skipped"], update.metrics["low_ess"], update.metrics["passes"]) == (
+        1,
+        1,
+        0,
+    )
+    assert update.note == (
+        f"an effective sample size of {ess:.3g}, below train.min_ess = 0.999 (update skipped)"
+    )
+    assert all(torch.equal(before[name], value) for name, value in made.model.weights().items())
+    assert made.optimizer_tensors() == {}
+
+
+def test_or_its_learning_rate_shrinks_by_how_low_it_is(
+    config: Config, batches: list[Batch]
+) -> None:
+    batch = grouped(batches[0], seed=5)
+    ess = learner(config).update(batch, 0).metrics["ess"]
+    shrunk = learner(config, min_ess=0.999, low_ess="shrink")
+    update = shrunk.update(batch, 0)
+    slower = learner(config, lr=config.train.lr * (ess / 0.999))
+    slower.update(batch, 0)
+    assert update.applied
+    assert (update.metrics["skipped"], update.metrics["low_ess"]) == (0, 1)
+    assert "learning rate times" in update.note
+    for name, value in slower.model.weights().items():
+        assert torch.allclose(shrunk.model.weights()[name], value, rtol=0, atol=1e-9), name
+
+
+def test_a_batch_above_the_floor_is_untouched(config: Config, batches: list[Batch]) -> None:
+    plain, guarded = learner(config), learner(config, min_ess=0.01, low_ess="shrink")
+    updates = [made.update(batches[0], 0) for made in (plain, guarded)]
+    assert [update.note for update in updates] == ["", ""]
+    assert updates[1].metrics["ess"] > 0.01
+    for name, value in plain.model.weights().items():
+        assert torch.equal(guarded.model.weights()[name], value), name
+
+
+def test_the_entropy_bonus_keeps_the_policy_open(config: Config, batches: list[Batch]) -> None:
+    quiet = [sample.model_copy(update={"advantage": 0.0}) for sample in batches[0].samples]
+    batch = batches[0].model_copy(update={"samples": quiet})
+    made = learner(config, entropy_coef=0.1, weight_decay=0.0, updates=100)
+    entropies = [made.update(batch, done).metrics["entropy"] for done in range(4)]
+    assert entropies == sorted(entropies)
+    assert entropies[-1] > entropies[0] + 0.01
+
+
+# --- what goes wrong ----------------------------------------------------------------------------
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(
