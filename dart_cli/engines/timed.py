@@ -90,8 +90,8 @@ class _Ask:
 
     def shown(self, done: int) -> int:
         """Tokens there are after `done` further iterations, those of the partial included."""
-        iterations = self.begun + done
-        return len(self.reply.text) * iterations // self.reply.iterations
+        spread = len(self.reply.text) * (self.begun + done) // self.reply.iterations
+        return min(max(len(self.draft), spread), len(self.reply.text))
 
 
 class TimedEngine:

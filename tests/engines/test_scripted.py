@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bus.errors import EngineError, WeightsError
-from bus.messages import Sampling, VersionSpan
+from bus.messages import Partial, Sampling, VersionSpan
 from dart_cli.engines.base import GenerateRequest
 from dart_cli.engines.draft import version_spans
 from dart_cli.engines.scripted import ScriptedEngine, random_clicks, say
@@ -89,6 +90,49 @@ async def test_requests_beyond_the_batch_wait_and_closing_tells_them() -> None:
     assert all(isinstance(result, EngineError) for result in results[1:])
     with pytest.raises(EngineError, match="closed"):
         await engine.generate(ask())
+
+
+async def test_interrupted_in_work_or_waiting_a_request_goes_on_where_it_was() -> None:
+    engine = ScriptedEngine(
+        lambda request: say("x" * 40, logprob=-0.5), policy_version=3, token_s=0.002, max_batch=1
+    )
+    asks = [asyncio.create_task(engine.generate(ask(f"t-{i}/0"))) for i in range(2)]
+    while engine.gauges()["tokens"] < 5:  # noqa: ASYNC110 - a gauge, no event
+        await asyncio.sleep(0.001)
+    engine.interrupt()
+    begun, waited = await asyncio.gather(*asks)
+    assert (begun.stop, waited.stop, waited.token_ids) == ("suspended", "suspended", [])
+    assert 5 <= len(begun.token_ids) < 40
+    rest = await ScriptedEngine(
+        lambda request: say("x" * 40, logprob=-0.5), policy_version=4
+    ).generate(
+        replace(
+            ask(),
+            partial=Partial(
+                token_ids=begun.token_ids,
+                behaviour_logprobs=begun.behaviour_logprobs,
+                entropies=begun.entropies,
+                version_spans=begun.version_spans,
+            ),
+        )
+    )
+    assert (bytes(rest.token_ids), rest.stop) == (b"x" * 40, "end")
+    assert [(span.version, span.end) for span in rest.version_spans] == [
+        (3, len(begun.token_ids)),
+        (4, 40),
+    ]
+    assert len(rest.behaviour_logprobs) == len(rest.entropies) == 40
+    await engine.close()
+
+
+async def test_what_has_ended_is_not_suspended() -> None:
+    engine = ScriptedEngine(lambda request: say("ab"))
+    asking = asyncio.create_task(engine.generate(ask()))
+    while engine.gauges()["tokens"] < 2:  # noqa: ASYNC110 - a gauge, no event
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    engine.interrupt()
+    assert (await asking).stop == "end"
 
 
 def test_spans_cover_the_tokens_without_gaps() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bus.errors import EngineError, WeightsError
-from bus.messages import ActRequest, Partial, Sampling
+from bus.messages import ActRequest, Partial, Sampling, VersionSpan
 from dart_cli.config import TimingConfig
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.scripted import ScriptedResponder
@@ -195,3 +195,22 @@ async def test_screens_are_answered_through_the_same_responder() -> None:
         completion = await ScriptedResponder(engine).answer(request)
     assert completion.text.startswith("Thought: ")
     assert completion.engine_s > 0
+
+
+@pytest.mark.parametrize("codec", ["compact", "uitars"])
+async def test_any_partial_is_gone_on_with(codec: str) -> None:
+    """Also one that this engine would not have made: its tokens stay, the rest is its own."""
+    async with serving(FAST, codec) as engine:
+        for seed in range(8):
+            whole = await engine.generate(ask(seed))
+            for length in range(1, len(whole.token_ids), 3):
+                foreign = Partial(
+                    token_ids=[120] * length,
+                    behaviour_logprobs=[-1.0] * length,
+                    entropies=[0.5] * length,
+                    version_spans=[VersionSpan(version=9, start=0, end=length)],
+                )
+                rest = await engine.generate(ask(seed, partial=foreign))
+                assert rest.token_ids == [120] * length + whole.token_ids[length:]
+                assert rest.version_spans[0].version == 9
+                assert rest.version_spans[-1].end == len(rest.token_ids)
