@@ -14,7 +14,7 @@ import sys
 import zlib
 from array import array
 from collections.abc import Sequence
-from itertools import pairwise
+from operator import eq
 
 from bus.messages import VersionSpan
 
@@ -66,10 +66,8 @@ def unpack_prompt(blob: bytes) -> list[int]:
 def _in_a_row(values: list[int]) -> int:
     """An id that comes often in a row, found by looking at one in 16; 0 where there is none."""
     some = values[::16]
-    for index, (one, other) in enumerate(pairwise(some)):
-        if one == other and some[index + 2 : index + 3] == [one]:
-            return one
-    return 0
+    at = bytes(map(eq, some, some[1:])).find(b"\1\1")  # three of the same
+    return some[at] if at >= 0 else 0
 
 
 def in_range(values: Sequence[int]) -> bool:

@@ -7,8 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from dart_cli.data.store import open_store
+from bus.messages import SyncDone
+from dart_cli.data.store import UsageRow, open_store
 from tests.data.parts import make_ledger, play_group, small_config
+
+SYNC = SyncDone(
+    worker="rollout-0",
+    policy_version=3,
+    error="",
+    waited_s=0.1,
+    transfer_s=0.2,
+    pause_s=0.3,
+    finish_s=0.05,
+    resume_s=0.01,
+    in_flight=4,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 
@@ -17,8 +30,19 @@ def test_the_page_reads_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     config = small_config(tmp_path / "run")
     with open_store(config.run.dir) as store:
         play_group(make_ledger(config, store), ["pass", "fail", "fail", "fail"])
-    [example] = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    exec(example.replace("runs/quickstart", str(config.run.dir)), {})
+        store.add_sync(SYNC, 10.0, 11.0)
+        store.save_usage([UsageRow("env-0", "playing", "env", 1.0, 40.0, 2.5)])
+    curves, timelines = re.findall(
+        r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
+    )
+    exec(curves.replace("runs/quickstart", str(config.run.dir)), {})
     curve, *failed = capsys.readouterr().out.splitlines()
     assert curve.endswith(" 0 0.25")
     assert len(failed) == 3
+    names: dict[str, object] = {}
+    exec(timelines.replace("runs/quickstart", str(config.run.dir)), names)
+    *episodes, sync, usage = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in episodes] == ["pass", "fail", "fail", "fail"]
+    assert sync == "rollout-0 3 11.0 0.3"
+    assert usage == "env env-0 playing 42.5"
+    assert names["waited_s"] == pytest.approx(8 * 0.01)
