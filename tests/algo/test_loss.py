@@ -314,6 +314,7 @@ def test_parts_of_a_batch_add_up_to_the_whole(
 
 @few
 @given(_batch, _objective)
+@example([Step("a", -1.0, 1.0, (Token(-1.0, -3.0, -3.0, -1.0),))], Objective(dual_clip=1.1))
 def test_metrics_are_those_computed_by_hand(batch: list[Step], o: Objective) -> None:
     assume(all(away_from_kinks(step, token, o) for step in batch for token in step.tokens))
     output, *_ = ours(batch, o)
