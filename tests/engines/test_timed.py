@@ -126,7 +126,7 @@ async def test_suspended_and_resumed_elsewhere_the_reply_is_the_same(codec: str)
 async def test_weights_are_taken_in_flight_and_the_versions_cover_the_tokens(
     tmp_path: Path,
 ) -> None:
-    timing = SLOW.model_copy(update={"transfer_s": 0.02, "pause_s": 0.03})
+    timing = SLOW.model_copy(update={"decode_s": 0.02, "transfer_s": 0.02, "pause_s": 0.03})
     good = publish({"w": torch.ones(3)}, tmp_path, 7)
     async with serving(timing) as engine:
         asks = [asyncio.create_task(engine.generate(ask(seed))) for seed in range(8)]

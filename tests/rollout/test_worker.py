@@ -358,7 +358,7 @@ async def test_a_refused_set_is_tried_again(
 
 async def test_a_suspended_run_begins_nothing_and_loses_nothing(config: Config) -> None:
     weights = config.run.dir / "weights"
-    timing = TimingConfig(prefill_s=0.05, decode_s=0.05, completion_tokens=60, transfer_s=0.0)
+    timing = TimingConfig(prefill_s=0.05, decode_s=0.08, completion_tokens=60, transfer_s=0.0)
     slow = scripted(config, "timed").model_copy(
         update={"timing": timing, "policy": PolicyConfig(codec="uitars")}
     )
