@@ -314,9 +314,7 @@ async def ask_zmq_asyncio(endpoint: str) -> AsyncIterator[Callable[[str, Fields]
         socket.close(linger=0)
 
 
-def serve_zmq_blocking(
-    endpoint: str, sizes: dict[str, dict[str, tuple[Fields, Fields]]]
-) -> None:
+def serve_zmq_blocking(endpoint: str, sizes: dict[str, dict[str, tuple[Fields, Fields]]]) -> None:
     """ROUTER in a plain loop."""
     import zmq
 

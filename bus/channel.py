@@ -77,7 +77,7 @@ class Channel:
 
     def resume(self) -> None:
         """Take messages again."""
-        if self._paused:
+        if self._paused and not self.closed:
             self._paused = False
             self._soon()
 

@@ -24,14 +24,13 @@ import os
 import threading
 import time
 import uuid
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 import zmq
-import zmq.asyncio
 
 from bus import errors
 from bus.channel import Channel, PeerWatch
@@ -39,7 +38,7 @@ from bus.codec import decode, encode
 from bus.endpoints import Curve
 from bus.errors import BusError, DartError, DeadlineError, ProtocolError, RefusedError
 from bus.messages import ErrorReply, Message, Reply, Request
-from bus.transport import LINGER_S, bind, bound_address, connect
+from bus.transport import HIGH_WATER_MARK, LINGER_S, bind, bound_address, connect
 
 log = logging.getLogger(__name__)
 
@@ -83,8 +82,10 @@ class Requester:
         name: str = "client",
         peer: str = "",
         curve: Curve | None = None,
-        max_in_flight: int = 256,
+        max_in_flight: int = HIGH_WATER_MARK,
     ) -> None:
+        if max_in_flight > HIGH_WATER_MARK:  # a ROUTER drops the answers its queue has no room for
+            raise ValueError(f"max_in_flight of {max_in_flight}, at most {HIGH_WATER_MARK}")
         self.endpoint = endpoint
         self.connected = False
         """Whether a connection stands, keys checked."""
@@ -426,8 +427,8 @@ class Replier:
             )
 
     def _answer(self, client: bytes, key: bytes, frames: list[bytes]) -> None:
-        # A ROUTER never waits: it drops what a client that is away or full cannot take, and that
-        # client asks again.
+        # A ROUTER never waits: it drops what a client that is away cannot take, and that client asks
+        # again. One that is there has room for all it has in flight.
         self._answered_at = time.monotonic()
         self._channel.send([client, key, *frames])
 
@@ -469,15 +470,22 @@ class Subscriber:
     ) -> None:
         self.malformed = 0
         self._types = tuple(types)
-        socket = zmq.asyncio.Context.instance().socket(zmq.SUB)
+        self._inbox: deque[list[bytes]] = deque()
+        self._arrived = asyncio.Event()
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        socket = context.socket(zmq.SUB)
         for message_type in self._types:
             socket.subscribe(message_type.__name__)
-        self._socket = connect(socket, endpoint, curve)
+        self._channel = Channel(connect(socket, endpoint, curve), self._take)
 
     async def next(self) -> Message:
         """Wait for the next message; malformed ones are counted and passed over."""
         while True:
-            frames = await self._socket.recv_multipart()
+            while not self._inbox:
+                self._arrived.clear()
+                await self._arrived.wait()
+            frames = self._inbox.popleft()
+            self._channel.resume()
             try:
                 message = decode(frames)
             except ProtocolError as error:
@@ -493,7 +501,13 @@ class Subscriber:
 
     def close(self) -> None:
         """Stop; a task that iterates must be cancelled first."""
-        self._socket.close(linger=0)
+        self._channel.close(0)
+
+    def _take(self, frames: list[bytes]) -> None:
+        self._inbox.append(frames)
+        self._arrived.set()
+        if len(self._inbox) >= HIGH_WATER_MARK:
+            self._channel.pause()  # until somebody reads: what comes then is dropped by the sender
 
     async def __aenter__(self) -> Self:
         return self

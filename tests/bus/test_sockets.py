@@ -150,11 +150,8 @@ async def test_requests_beyond_max_in_flight_wait_within_their_deadline(address:
         assert replier.served.requests == 1
 
 
-async def test_requests_beyond_the_queue_of_a_busy_server_all_get_their_answer(
-    address: str,
-) -> None:
-    crowd = 3 * HIGH_WATER_MARK
-    requests = [StopRequest(reason=str(i)) for i in range(crowd)]
+async def test_requests_made_before_a_server_come_in_order_once_it_is_there(address: str) -> None:
+    asked = [str(i) for i in range(HIGH_WATER_MARK)]
     executed: list[str] = []
 
     async def handler(client: str, request: Request) -> Reply:
@@ -163,16 +160,23 @@ async def test_requests_beyond_the_queue_of_a_busy_server_all_get_their_answer(
         await asyncio.sleep(0)
         return Ack(note=request.reason)
 
-    async with Requester(address, max_in_flight=crowd) as requester:
-        # No timer sends again: each is sent when the server is there and has room.
+    async with Requester(address) as requester:
+        # No timer sends again: each is sent when ZeroMQ says that there is room.
         asks = [
-            asyncio.create_task(requester.request(request, DEADLINE_S, retry_s=DEADLINE_S))
-            for request in requests
+            asyncio.create_task(
+                requester.request(StopRequest(reason=reason), DEADLINE_S, retry_s=DEADLINE_S)
+            )
+            for reason in asked
         ]
         await asyncio.sleep(0.05)  # all of them are refused at first: nobody serves
         async with serving(address, handler, max_handlers=1):
-            assert await asyncio.gather(*asks) == [Ack(note=str(i)) for i in range(crowd)]
-    assert executed == [request.reason for request in requests]
+            assert await asyncio.gather(*asks) == [Ack(note=reason) for reason in asked]
+    assert executed == asked
+
+
+async def test_more_requests_in_flight_than_queues_have_room_for_are_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="max_in_flight of 257, at most 256"):
+        Requester(address, max_in_flight=HIGH_WATER_MARK + 1)
 
 
 async def test_a_cancelled_request_gives_its_place_to_the_next(address: str) -> None:
