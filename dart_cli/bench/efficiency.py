@@ -65,7 +65,7 @@ def run_efficiency(options: Options) -> dict[str, Any]:
 
     Raises ConfigError for options that cannot be, ChildError if a run could not be kept alive.
     """
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 150)
     conditions = {"none": (False,), "injected": (True,), "both": (False, True)}[options.faults]
     found: dict[tuple[str, bool], list[Measured]] = {}
     for repeat in range(options.repeats):
@@ -123,7 +123,14 @@ def play_arm(arm: Arm, options: Options, *, with_faults: bool, pictured: bool) -
                 f"environments {measured.env_utilisation:.0%} at work, "
                 f"rollout workers {measured.rollout_utilisation:.0%} busy"
             )
-            draw(recording, reader, options.pictures / name, title=title, speedup=speedup)
+            draw(
+                recording,
+                reader,
+                options.pictures / name,
+                title=title,
+                speedup=speedup,
+                coupled=config.data.coupled,
+            )
     return measured
 
 

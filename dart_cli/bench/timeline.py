@@ -29,6 +29,7 @@ PHASES = {  # of a slot, in the order of their numbers: name, colour, what it me
     "resetting": ("#a5b4fc", "resetting"),
     "waiting": ("#fbbf24", "waits for the model"),
     "playing": ("#059669", "the GUI acts"),
+    "suspended": ("#c4b5a5", "suspended for the trainer"),
     "dropped": ("#dc2626", "lost to a fault"),
 }
 _NUMBER = {name: number for number, name in enumerate(PHASES)}
@@ -52,8 +53,9 @@ def phases_of_slots(
         grid[row, max(0, round(first)) : max(0, round(last))] = _NUMBER[phase]
 
     for episode in episodes:
-        end = ended if episode.ended_at is None else episode.ended_at
-        is_lost = episode.state == "dropped" and episode.outcome not in ("pass", "fail")
+        is_over = episode.ended_at is not None and episode.ended_at < ended
+        end = episode.ended_at if episode.ended_at is not None and is_over else ended
+        is_lost = is_over and episode.state == "dropped" and episode.outcome not in ("pass", "fail")
         paint(place[episode.id], episode.leased_at, end, "dropped" if is_lost else "waiting")
         paint(
             place[episode.id],
@@ -69,7 +71,9 @@ def phases_of_slots(
     return grid
 
 
-def draw(recording: Recording, reader: Reader, path: Path, *, title: str, speedup: float) -> None:
+def draw(
+    recording: Recording, reader: Reader, path: Path, *, title: str, speedup: float, coupled: bool
+) -> None:
     """Write the picture of one run as a PNG; time in simulated minutes."""
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
@@ -77,6 +81,8 @@ def draw(recording: Recording, reader: Reader, path: Path, *, title: str, speedu
 
     began, ended = recording.began, recording.ended
     grid = phases_of_slots(reader.episode_times(), reader.step_times(), began, ended)
+    if coupled:
+        _suspend(grid, _turns(reader, ended), began, ended)
     minutes = (ended - began) * speedup / 60
 
     def at(moment: float) -> float:
@@ -98,7 +104,7 @@ def draw(recording: Recording, reader: Reader, path: Path, *, title: str, speedu
     slots.set_ylabel(f"{len(grid)} environments")
     slots.set_yticks([])
     slots.set_title(title, loc="left", fontsize=11)
-    shown = [name for name in PHASES if name != "dropped" or (grid == _NUMBER["dropped"]).any()]
+    shown = [name for name in PHASES if (grid == _NUMBER[name]).any()]
     slots.legend(
         handles=[Patch(facecolor=PHASES[name][0], label=PHASES[name][1]) for name in shown],
         loc="upper center",
@@ -133,6 +139,30 @@ def draw(recording: Recording, reader: Reader, path: Path, *, title: str, speedu
     trainer.set_xlabel("minutes (simulated)")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
+
+
+def _turns(reader: Reader, ended: float) -> list[tuple[float, float]]:
+    """When a coupled run's rollouts stood still: from a batch until all have its weights."""
+    syncs = reader.syncs()
+    turns = []
+    for batch in reader.batches():
+        if batch.trained_at is None:
+            turns.append((batch.formed_at, ended))
+            continue
+        taken = [sync.done_at for sync in syncs if sync.policy_version == batch.trained_version]
+        turns.append((batch.formed_at, max([batch.trained_at, *taken])))
+    return turns
+
+
+def _suspend(
+    grid: NDArray[np.uint8], turns: Sequence[tuple[float, float]], began: float, ended: float
+) -> None:
+    """Slots that wait in the trainer's turn wait for the trainer, not for the model."""
+    cells = grid.shape[1]
+    for turn in turns:
+        first, last = (max(0, round((at - began) / (ended - began) * cells)) for at in turn)
+        part = grid[:, first:last]
+        part[part == _NUMBER["waiting"]] = _NUMBER["suspended"]
 
 
 def _busy(recording: Recording, worker: str) -> list[tuple[float, float, float]]:
