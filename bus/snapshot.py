@@ -109,7 +109,7 @@ class GroupsView(Part):
     ready: int  # informative and complete, waiting for a batch
     batched: int  # served to the trainer, not yet acknowledged
     trained: int
-    limit: int  # data.max_open_groups: bound on open + ready
+    limit: int  # open + ready groups that admission allows now; data.max_open_groups bounds it
     dropped: dict[str, int] = {}  # reason -> groups
 
 

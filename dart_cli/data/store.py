@@ -820,24 +820,26 @@ class Store(Reader):
         )
 
     def add_sync(self, done: SyncDone, granted_at: float, at: float) -> None:
-        """A rollout worker has taken new weights, or refused them."""
+        """A rollout worker has taken new weights, or refused them; told twice, it counts once."""
+        values = (
+            done.worker,
+            done.policy_version,
+            done.error,
+            granted_at,
+            at,
+            done.waited_s,
+            done.transfer_s,
+            done.pause_s,
+            done.finish_s,
+            done.resume_s,
+            done.in_flight,
+        )
         self._write(
             "INSERT INTO syncs (worker, policy_version, error, granted_at, done_at, waited_s, "
             "transfer_s, pause_s, finish_s, resume_s, in_flight) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                done.worker,
-                done.policy_version,
-                done.error,
-                granted_at,
-                at,
-                done.waited_s,
-                done.transfer_s,
-                done.pause_s,
-                done.finish_s,
-                done.resume_s,
-                done.in_flight,
-            ),
+            "SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ? WHERE NOT EXISTS (SELECT 1 FROM syncs "
+            "WHERE worker = ? AND policy_version = ? AND transfer_s = ? AND waited_s = ?)",
+            (*values, done.worker, done.policy_version, done.transfer_s, done.waited_s),
         )
 
     def save_usage(self, rows: Iterable[UsageRow]) -> None:

@@ -1,7 +1,6 @@
 """Batches to tensors.
 
     check           refuses a batch that does not fit the model, naming the sample
-    describe        staleness and size of a batch, as metrics
     micro_batches   a batch in parts of bounded size that waste little, ready for a forward pass
 
 What a forward pass costs is padding, prompts and screens, and in a group these repeat: all its
@@ -26,7 +25,7 @@ from itertools import pairwise
 import torch
 
 from bus.errors import ProtocolError
-from bus.messages import Batch, Sample, VersionSpan
+from bus.messages import Batch, Sample
 from dart_cli.policy.forward import ModelInputs
 from dart_cli.policy.model import LoadedPolicy
 
@@ -45,7 +44,9 @@ class MicroBatch:
     behaviour_logprobs: torch.Tensor  # [N], nats
     advantages: torch.Tensor  # [N]
     weights: torch.Tensor  # [N], each sample's weight
-    versions: torch.Tensor  # [N], int64, policy version that sampled each token
+    versions: (
+        torch.Tensor
+    )  # [N], int64, version whose log-probability a token has; -1: of none alone
     samples: tuple[Sample, ...]  # whose tokens these are, in order
 
 
@@ -158,30 +159,6 @@ def completion_tokens(batch: Batch) -> int:
     return sum(len(sample.token_ids) for sample in batch.samples if sample.weight != 0)
 
 
-def describe(batch: Batch, policy_version: int) -> dict[str, float]:
-    """Metrics of a batch by itself: staleness in versions over its tokens, size of advantages."""
-    behind = {
-        version: sum(span.end - span.start for span in spans)
-        for version, spans in _by_version(batch).items()
-    }
-    tokens = max(1, sum(behind.values()))
-    return {
-        "staleness_mean": sum((policy_version - v) * count for v, count in behind.items()) / tokens,
-        "staleness_max": float(max((policy_version - v for v in behind), default=0)),
-        "advantage_abs_mean": sum(abs(sample.advantage) for sample in batch.samples)
-        / max(1, len(batch.samples)),
-        "groups": float(len(batch.group_ids)),
-    }
-
-
-def _by_version(batch: Batch) -> dict[int, list[VersionSpan]]:
-    spans: dict[int, list[VersionSpan]] = {}
-    for sample in batch.samples:
-        for span in sample.version_spans:
-            spans.setdefault(span.version, []).append(span)
-    return spans
-
-
 def _collate(part: Sequence[Row], batch: Batch, policy: LoadedPolicy) -> MicroBatch:
     try:
         inputs = policy.inputs(
@@ -225,11 +202,17 @@ def _collate(part: Sequence[Row], batch: Batch, policy: LoadedPolicy) -> MicroBa
 
 
 def _versions(sample: Sample) -> list[int]:
-    """The version that sampled each completion token [A]; -1 where no span says."""
+    """The version that alone gave each completion token its log-probability, [A]; -1 where none did.
+
+    Tokens after a swap in flight are sampled by the new weights on the cache that the old ones
+    left, which no single version reproduces; tokens of no span are nobody's.
+    """
     versions = [-1] * len(sample.token_ids)
-    for span in sample.version_spans:
-        versions[span.start : span.end] = [span.version] * (span.end - span.start)
-    return versions[: len(sample.token_ids)]
+    if sample.version_spans and sample.version_spans[0].start == 0:
+        first = sample.version_spans[0]
+        end = min(first.end, len(versions))
+        versions[:end] = [first.version] * end
+    return versions
 
 
 def _branched(inputs: ModelInputs, part: Sequence[Row]) -> ModelInputs:

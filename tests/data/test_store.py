@@ -10,7 +10,7 @@ import pytest
 from sqlite_utils import Database
 
 from bus.errors import RunDirectoryError, StoreError
-from bus.messages import BatchTrained, SyncDone, WeightsPublished
+from bus.messages import BatchTrained, WeightsPublished
 from dart_cli.data.curate import Decision, PlannedSample
 from dart_cli.data.groups import Attempt
 from dart_cli.data.migrations import MIGRATIONS
@@ -21,6 +21,7 @@ from tests.data.parts import (
     play_group,
     small_config,
     step_record,
+    sync_done,
     trajectory_end,
 )
 
@@ -268,25 +269,12 @@ def test_timelines_say_who_played_when_and_who_answered(run_dir: Path) -> None:
         assert reader.step_times(after=2.0) == steps[1:]
 
 
-def sync_done(worker: str, version: int, error: str = "") -> SyncDone:
-    return SyncDone(
-        worker=worker,
-        policy_version=version,
-        error=error,
-        waited_s=0.1,
-        transfer_s=0.2,
-        pause_s=0.3,
-        finish_s=0.05,
-        resume_s=0.01,
-        in_flight=4,
-    )
-
-
 def test_syncs_are_kept_in_order_with_their_times_apart(run_dir: Path) -> None:
     with open_store(run_dir) as store:
         store.add_sync(sync_done("rollout-1", 1), 10.0, 11.0)
         store.add_sync(sync_done("rollout-0", 1), 11.0, 12.0)
         store.add_sync(sync_done("rollout-0", 2, "bad digest"), 13.0, 14.0)
+        store.add_sync(sync_done("rollout-0", 1), 11.5, 15.0)  # told again: nobody heard the Ack
     with open_reader(run_dir) as reader:
         assert [row.worker for row in reader.syncs()] == ["rollout-1", "rollout-0", "rollout-0"]
         [first, second] = reader.syncs("rollout-0")

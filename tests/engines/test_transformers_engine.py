@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -578,18 +579,24 @@ async def test_weights_whose_bringer_is_gone_are_not_taken_and_harm_nothing(
     policy: LoadedPolicy, ask: Asker, tmp_path: Path
 ) -> None:
     published = publish(weight_tensors(policy.model), tmp_path, 1)
-    ends, policy.end_token_ids = policy.end_token_ids, (policy.forbidden_token_ids[0],)
-    async with serving(policy, max_batch=1) as engine:
-        asking = asyncio.create_task(engine.generate(ask(1, max_tokens=3000)))
+    goes_on = threading.Event()  # an iteration lasts until then, so that the update has to wait
+
+    def hold(*_: object) -> None:
+        assert goes_on.wait(30)
+
+    hook = policy.model.get_input_embeddings().register_forward_pre_hook(hold)
+    async with serving(policy, max_batch=1) as engine, asyncio.timeout(30):
+        asking = asyncio.create_task(engine.generate(ask(1)))
         while not engine.gauges()["in_flight"]:  # noqa: ASYNC110 - a gauge, no event
             await asyncio.sleep(0.001)
         updating = asyncio.create_task(engine.update_weights(published.path, 1))
         while engine._swap is None:  # noqa: ASYNC110 - it is read in a thread
             await asyncio.sleep(0.001)
-        for task in (updating, asking):  # in this order: the batch outlasts the update
+        for task in (updating, asking):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        policy.end_token_ids = ends
+        hook.remove()
+        goes_on.set()
         assert (await engine.generate(ask(2))).version_spans[0].version == 0
         await engine.update_weights(published.path, 2)
         assert engine.policy_version == 2

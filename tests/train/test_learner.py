@@ -12,14 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.errors import ProtocolError
-from bus.messages import Batch, Sample, VersionSpan
+from bus.messages import Batch, VersionSpan
 from dart_cli.config import Config, TrainConfig
 from dart_cli.policy.forward import logits
 from dart_cli.train.batch import (
     MicroBatch,
     arrange,
     completion_tokens,
-    describe,
     micro_batches,
 )
 from dart_cli.train.learner import Learner, learning_rate
@@ -479,29 +478,30 @@ def test_a_batch_that_does_not_fit_is_refused_with_the_cause(
     assert made.optimizer_tensors() == {}
 
 
-def test_staleness_counts_tokens() -> None:
-    def sample(*spans: VersionSpan) -> Sample:
-        return Sample(
-            trajectory_id="t", step=0, prompt_token_ids=[1], token_ids=[1], behaviour_logprobs=[0],
-            version_spans=list(spans), image_hashes=[], advantage=-2.0, weight=1.0,
-        )  # fmt: skip
+def test_parity_is_asked_of_tokens_that_one_version_alone_made(
+    config: Config, batches: list[Batch]
+) -> None:
+    """Behind a swap in flight tokens come of two versions: their gap says nothing of the engine."""
+    first = batches[0]
+    long = next(sample for sample in first.samples if sample.weight and len(sample.token_ids) > 1)
 
-    batch = Batch(
-        batch_id=1,
-        group_ids=["a", "b"],
-        temperature=1.0,
-        images={},
-        samples=[
-            sample(VersionSpan(version=7, start=0, end=3), VersionSpan(version=9, start=3, end=4)),
-            sample(VersionSpan(version=9, start=0, end=4)),
-        ],
+    def gap(*spans: VersionSpan, off: int) -> float:
+        logprobs = list(long.behaviour_logprobs)
+        logprobs[off] -= 0.5
+        sample = long.model_copy(update={"version_spans": spans, "behaviour_logprobs": logprobs})
+        made = learner(config)
+        updated = made.update(first.model_copy(update={"samples": [sample]}), 0, policy_version=3)
+        return updated.metrics["parity_max"]
+
+    length = len(long.token_ids)
+    whole = VersionSpan(version=3, start=0, end=length)
+    before, after = (
+        VersionSpan(version=3, start=0, end=1),
+        VersionSpan(version=4, start=1, end=length),
     )
-    assert describe(batch, 10) == {
-        "staleness_mean": (3 * 3 + 5 * 1) / 8,
-        "staleness_max": 3.0,
-        "advantage_abs_mean": 2.0,
-        "groups": 2.0,
-    }
+    assert gap(whole, off=length - 1) > 0.4
+    assert gap(before, after, off=0) > 0.4
+    assert gap(before, after, off=length - 1) < 0.01
 
 
 @given(
