@@ -175,7 +175,7 @@ class DataConfig(Section):
     coupled: bool = False
     """The synchronous baseline: rollouts stop while the trainer trains and all workers update."""
 
-    over_provision: float = Field(default=1.5, ge=1, le=8)
+    over_provision: float = Field(default=2.0, ge=1, le=8)
     """`april`: groups in play for each group of a batch; what is unfinished is recycled."""
 
     recycle: bool = True

@@ -45,7 +45,7 @@ def test_the_plan_tells_the_schedulers_limit(data: dict[str, Any], publish_every
         ({"data": {"scheduling": "batch"}}, "a freed slot waits for the batch; 1 worker"),
         (
             {"data": {"scheduling": "april", "coupled": True, "recycle": False}},
-            "1.5 x the groups of a batch play, the rest is discarded, trainer and rollouts take turns",
+            "2 x the groups of a batch play, the rest is discarded, trainer and rollouts take turns",
         ),
     ],
 )
