@@ -197,6 +197,34 @@ class DataConfig(Section):
     early_stop: bool = False
     """Play half of each group first and stop if all pass: saves trajectories without a gradient."""
 
+    dynamic_number: bool = False
+    """Smaller groups for tasks whose success is above 0.6, down to `min_group_size`."""
+
+    min_group_size: int = Field(default=2, ge=2, le=1024)
+    """`dynamic_number`: trajectories of a group at least."""
+
+    dynamic_length: bool = False
+    """A task's step limit is its longest success so far plus `length_slack`, once there is one."""
+
+    length_slack: int = Field(default=2, ge=0)
+    """`dynamic_length`: steps above the longest success."""
+
+    high_entropy: float = Field(default=1.0, gt=0, le=1)
+    """Share of a group's steps that is trained on, those of highest mean token entropy; 1 for all."""
+
+    pool_ratio: float = Field(default=0.0, ge=0, le=0.5)
+    """An all-fail group gets one success from the experience pool, if it is then at most this share
+    of the group, e.g. 0.125; 0 uses no pool."""
+
+    pool: list[Folder] = []
+    """Folders of exported or collected trajectories whose successes join the pool at the start."""
+
+    pool_online: bool = True
+    """Successes of this run join the pool, too."""
+
+    pool_per_task: Positive = 32
+    """Trajectories of a task that the pool keeps: the newest of each source."""
+
     lease_s: Seconds = 60.0
     """Seconds without a step or heartbeat after which a lease is taken back."""
 
@@ -262,6 +290,10 @@ class TrainConfig(Section):
 
     mask_high: float = Field(default=5.0, ge=1)
     """`masked`: a token whose proximal / behaviour is higher has weight 0."""
+
+    demonstration_gamma: float = Field(default=0.1, gt=0, le=1)
+    """Tokens that an unknown policy wrote (demonstrations) weigh gamma p / (p + gamma)^2, where p is
+    the policy's probability of the token (LUFFY's shaping)."""
 
     min_ess: float = Field(default=0.0, ge=0, lt=1)
     """Effective sample size, over tokens, below which `low_ess` acts on a batch; 0 for never."""

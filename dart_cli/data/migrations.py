@@ -253,6 +253,33 @@ def task_progress(db: Database) -> None:
     ) WITHOUT ROWID""")
 
 
+@MIGRATIONS(name="0009_curation")
+def curation(db: Database) -> None:
+    """The experience pool; why a step of a batch is trained on or not; the step limit of a lease.
+
+    A member of the pool is either a trajectory of this run, under its own id, or one from outside
+    whose steps are in `steps` under an id that begins with `x`; the latter has no row in
+    `trajectories`.
+    """
+    db.execute("""CREATE TABLE pool (
+        trajectory_id TEXT PRIMARY KEY,
+        suite TEXT NOT NULL,
+        task_id TEXT NOT NULL,
+        task_seed INTEGER NOT NULL,
+        source TEXT NOT NULL,                -- oracle, demonstration, online, imported
+        steps INTEGER NOT NULL,
+        known INTEGER NOT NULL,              -- 1 if behaviour log-probabilities are known
+        origin TEXT NOT NULL,                -- where it was first: run id and trajectory, or empty
+        added_at REAL NOT NULL,
+        evicted_at REAL,                     -- NULL while it may be drawn
+        used INTEGER NOT NULL DEFAULT 0      -- batches it was part of
+    ) WITHOUT ROWID""")
+    db.execute("CREATE INDEX pool_by_task ON pool (task_id, added_at) WHERE evicted_at IS NULL")
+    db.execute("ALTER TABLE batch_samples ADD COLUMN reason TEXT NOT NULL DEFAULT ''")
+    db.execute("ALTER TABLE batch_samples ADD COLUMN entropy REAL")  # mean over tokens, nats
+    db.execute("ALTER TABLE trajectories ADD COLUMN max_steps INTEGER")  # NULL in rows of before
+
+
 def unknown_steps(db: Database) -> list[str]:
     """Names of steps this database has had that this dart does not know: a newer one's."""
     known = {step.name for step in MIGRATIONS.pending(Database(memory=True))}

@@ -67,6 +67,7 @@ class TrajectoryRow:
     reset_s: float | None
     wall_s: float | None
     batch_id: int | None
+    max_steps: int | None  # of its lease; None in old runs
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,41 @@ class StepRow:
     model_s: float
     env_s: float
     worker: str  # the rollout worker that finished the completion; empty in old runs
+
+
+PoolSource = Literal["oracle", "demonstration", "online", "imported"]
+"""The task's own solution, a person's or hinted policy's, this run's policy, another run's."""
+
+
+@dataclass(frozen=True)
+class PoolRow:
+    """One success of the experience pool."""
+
+    trajectory_id: str  # its steps are in `steps` under this id
+    suite: str
+    task_id: str
+    task_seed: int
+    source: PoolSource
+    steps: int
+    known: bool  # behaviour log-probabilities are those it was sampled with
+    origin: str  # where it was first: run id and trajectory; empty if nowhere
+    added_at: float  # unix seconds
+    evicted_at: float | None  # None while it may be drawn
+    used: int  # batches it was part of
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    """A step of a batch, trained on or left out, and why."""
+
+    batch_id: int
+    position: int
+    trajectory_id: str
+    step: int
+    advantage: float
+    weight: float  # 0 where it is left out
+    reason: str  # e.g. mixed, pool, low_entropy; empty in rows of before
+    entropy: float | None  # mean over its tokens, nats
 
 
 @dataclass(frozen=True, slots=True)

@@ -759,7 +759,8 @@ class Store(Reader):
         """File a batch: its samples, groups and trajectories."""
         self._insert("batches", batch)
         self._write_many(
-            "INSERT INTO batch_samples VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT INTO batch_samples (batch_id, position, trajectory_id, step, advantage, weight) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
             [
                 (
                     batch.id,
