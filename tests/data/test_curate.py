@@ -129,7 +129,7 @@ def test_groups_are_chosen_in_the_order_given() -> None:
 
 def test_each_member_of_a_group_gets_one_decision() -> None:
     group = finished_group("g", ["pass", "invalid", "fail"])
-    used = use_decisions(group, 7)
+    used = use_decisions(group, 7, {})
     assert [(d.subject, d.used, d.reason) for d in used] == [
         ("g", True, "mixed"),
         ("g-00", True, "mixed"),
