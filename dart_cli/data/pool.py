@@ -4,7 +4,7 @@
     draw   one of a task's members, all alike, by a generator of its own for each draw
 
 An index in memory over the table `pool`; what `add` and `draw` say, the ledger writes down. The
-same members give the same draw, whatever order they came in.
+same members give the same draw, whatever order they came in and whenever.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Pool:
 
     def draw(self, task_id: str, seed: str) -> PoolRow | None:
         """One of the task's members at random; None if it has none. The same seed, the same one."""
-        members = self.members(task_id)
+        members = sorted(self.members(task_id), key=lambda row: row.trajectory_id)
         return random.Random(seed).choice(members) if members else None  # noqa: S311 - no secret
 
 

@@ -266,3 +266,21 @@ def test_a_group_that_the_pool_made_fit_says_so() -> None:
         ("x1", True, "pool"),
     ]
     assert [d.subject for d in drop_decisions(joined, "stale")] == ["g", "g-00", "g-01"]
+
+
+@given(groups(), shares)
+def test_groups_of_one_batch_are_each_compared_within_themselves(
+    given_groups: list[FinishedGroup], share: float
+) -> None:
+    fit = [g for g in given_groups if not no_gradient([m.outcome for m in g.compared])]
+    if not fit:
+        return
+    result = curate(
+        fit,
+        groups_per_batch=len(fit),
+        trainer_version=0,
+        max_staleness=0,
+        high_entropy_share=share,
+    )
+    alone = [sample for group in fit for sample in plan_samples(group, "group_std", share)]
+    assert list(result.samples) == alone
