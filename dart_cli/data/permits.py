@@ -122,12 +122,14 @@ class Versions:
         return self._serving.pop(worker, None) is not None
 
     def lag(self, newest: int, max_staleness: int) -> int:
-        """Versions that the oldest worker is behind `newest`.
+        """Versions that the oldest worker which the router asks is behind `newest`.
 
-        Of those within `max_staleness`: the router asks no worker that is further behind.
+        It asks those within `max_staleness`; where all are further behind, the least of them.
         """
-        behind = (newest - version for version in self._serving.values())
-        return max((each for each in behind if 0 <= each <= max_staleness), default=0)
+        behind = [max(newest - version, 0) for version in self._serving.values()]
+        return max(
+            (each for each in behind if each <= max_staleness), default=min(behind, default=0)
+        )
 
     def awaited(self, newest: int) -> list[str] | None:
         """Workers that are to take `newest` still; None if nobody is known to serve anything.

@@ -96,12 +96,13 @@ MAX_HANDLERS = 4096
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _FreeSlot:
-    """An environment slot whose request for a lease is held."""
+    """An environment slot whose request for a lease may be held."""
 
     request: LeaseRequest
     answer: asyncio.Future[Lease | Wait]
+    reason: str = ""  # why it waits
 
 
 async def run(config: Config, stop: asyncio.Event) -> None:
@@ -182,8 +183,6 @@ class DataService:
         self._started = time.monotonic()
         self._changed = asyncio.Event()
         self._slots: dict[tuple[str, int], _FreeSlot] = {}  # that wait for a lease, longest first
-        self._lease_wait = ""  # why they wait, but for those in _own_wait
-        self._own_wait: dict[tuple[str, int], str] = {}  # why a slot waits, whatever others do
         sync = config.sync
         # Coupled, all workers update together: nothing is served meanwhile that permits protect.
         self._permits = Permits(0 if config.data.coupled else sync.concurrent, sync.deadline_s)
@@ -291,38 +290,48 @@ class DataService:
         if refusal := self._refusal():
             return LeaseReply(retry_after_s=1.0, reason=refusal)
         key = (request.worker, request.slot)
-        slot = _FreeSlot(request, asyncio.get_running_loop().create_future())
         if before := self._slots.pop(key, None):
             before.answer.set_result(Wait("the slot has asked again since"))
-        self._slots[key] = slot
+        slot = _FreeSlot(request, asyncio.get_running_loop().create_future())
+        # Before those that wait: what it was leased already is its own, what it gave up is theirs.
+        self._lease_to(slot)
+        if not slot.answer.done():
+            self._slots[key] = slot
         self._lease_to_slots()
         await asyncio.wait([slot.answer], timeout=HOLD_S)
         if not slot.answer.done():
             del self._slots[key]
-            return LeaseReply(reason=self._own_wait.pop(key, self._lease_wait))
+            return LeaseReply(reason=slot.reason)
         found = slot.answer.result()
         if isinstance(found, Wait):
             return LeaseReply(reason=found.reason)
         await self._commits.durable()
         return LeaseReply(lease=found)
 
+    def _lease_to(self, slot: _FreeSlot) -> Wait | None:
+        """Answer the slot, or return what it must wait for."""
+        try:
+            found = self.ledger.lease(slot.request)
+        except DartError as error:
+            slot.answer.set_exception(error)
+            return None
+        if isinstance(found, Wait):
+            slot.reason = found.reason
+            return found
+        slot.answer.set_result(found)
+        return None
+
     def _lease_to_slots(self) -> None:
         """Give trajectories to the slots that wait, longest first, until there is none to give."""
-        self._own_wait.clear()
-        for key, slot in list(self._slots.items()):
-            try:
-                found = self.ledger.lease(slot.request)
-            except DartError as error:
-                slot.answer.set_exception(error)
-            else:
-                if isinstance(found, Wait):
-                    if found.one_slot:
-                        self._own_wait[key] = found.reason
-                        continue
-                    self._lease_wait = found.reason
-                    return
-                slot.answer.set_result(found)
-            del self._slots[key]
+        waiting = list(self._slots.items())
+        for index, (key, slot) in enumerate(waiting):
+            wait = self._lease_to(slot)
+            if wait is None:
+                del self._slots[key]
+            elif not wait.one_slot:
+                for _, later in waiting[index:]:
+                    later.reason = wait.reason
+                return
 
     async def _on_batch(self, request: BatchRequest) -> BatchReply:
         deadline = time.monotonic() + HOLD_S
@@ -332,6 +341,7 @@ class DataService:
                 self._wake()
                 await self._commits.durable()
                 return BatchReply.model_construct(batch=found, retry_after_s=0.0, reason="")
+            self._lease_to_slots()  # what was too old for the trainer has left its place
             if refusal := self._refusal():
                 return BatchReply(retry_after_s=1.0, reason=refusal)
             if not await self._change_before(deadline):
@@ -354,13 +364,13 @@ class DataService:
         worker, weights = request.worker, self.ledger.weights
         if before := self._askers.pop(worker, None):
             before.set_result(SyncReply(reason="the worker has asked again since"))
-        self._permits.free(worker)
+        self._permits.ask(worker, request.policy_version)
         if weights is not None and request.policy_version >= weights.policy_version:
+            self._permits.withdraw(worker)
             self._grant()
             return SyncReply(
                 reason=f"{worker} serves the newest weights, v{weights.policy_version}"
             )
-        self._permits.ask(worker, request.policy_version)
         answer: asyncio.Future[SyncReply] = asyncio.get_running_loop().create_future()
         self._askers[worker] = answer
         self._grant()
@@ -445,17 +455,20 @@ class DataService:
     async def _listen(self, heartbeats: Subscriber) -> None:
         async for message in heartbeats:
             if isinstance(message, Heartbeat):
+                is_known = self._liveness.get(message.worker) is not None
                 is_new = self._liveness.observe(message)
                 if is_new:
                     log.info("%s is here: pid %d on %s", message.worker, message.pid, message.host)
                 self._usage.observe(message, time.monotonic())
                 self.ledger.renew(message.trajectories)
                 if message.role == "rollout":
-                    self._hear_rollout(message, is_new)
+                    self._hear_rollout(message, is_new, is_successor=is_new and is_known)
 
-    def _hear_rollout(self, heartbeat: Heartbeat, is_new: bool) -> None:
+    def _hear_rollout(self, heartbeat: Heartbeat, is_new: bool, *, is_successor: bool) -> None:
         is_changed = self.ledger.versions.hear(heartbeat, is_new)
-        if is_new or heartbeat.state == "stopping":
+        # A worker's request may come before the first heartbeat that is heard of it, above all
+        # when this data process has just begun: that heartbeat gives no permit back.
+        if is_successor or heartbeat.state == "stopping":
             is_changed |= self._permits.free(heartbeat.worker) is not None
         if is_changed:
             self._wake()

@@ -140,6 +140,16 @@ def test_the_lag_is_that_of_the_oldest_worker_the_router_still_asks() -> None:
     assert versions.lag(9, 0) == 0
 
 
+def test_where_all_workers_are_too_far_behind_the_lag_is_that_of_the_least() -> None:
+    versions = Versions()
+    heard(versions, "a", 7)
+    heard(versions, "b", 3)
+    assert versions.lag(9, 1) == 2
+    assert versions.lag(8, 1) == 1
+    heard(versions, "a", 9)
+    assert versions.lag(9, 1) == 0
+
+
 def test_those_are_awaited_that_serve_older_weights() -> None:
     versions = Versions()
     assert versions.awaited(1) is None

@@ -151,6 +151,44 @@ async def test_a_held_batch_request_is_answered_the_moment_a_batch_is_ready(
         assert reply.batch is not None
 
 
+async def test_what_a_slot_has_leased_already_waits_for_nobody(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
+    async with serving(config) as client:
+        full = config.data.max_open_groups * config.data.group_size
+        leases = [await client.must_lease(slot) for slot in range(full)]
+        held = asyncio.create_task(client.lease(0, "env-1"))
+        await client.eventually(lambda seen: seen.queues.free_slots == 1)
+        assert await client.must_lease(3) == leases[3]  # the answer was lost
+        await client.tell(step_record(leases[5].trajectory_id, 0))
+        again = await client.must_lease(5)  # its process began anew
+        assert again.group_id == leases[5].group_id
+        assert again.trajectory_id != leases[5].trajectory_id
+        for lease in leases[8:12]:
+            await client.hand_in(lease, "fail")
+        assert (await held).lease is not None
+
+
+async def test_what_a_slot_gives_up_goes_to_those_that_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
+    config = small_config(tmp_path / "run", scheduling="task", max_open_groups=2, group_size=2)
+    async with serving(config) as client:
+        leases = [await client.must_lease(slot) for slot in range(4)]
+        for _ in range(2):  # the group's last attempts but one
+            await client.tell(trajectory_end(leases[0].trajectory_id, 0, "invalid"))
+            leases[0] = await client.must_lease(0)
+        await client.tell(step_record(leases[0].trajectory_id, 0))
+        await client.tell(trajectory_end(leases[1].trajectory_id, 0, "fail"))
+        held = asyncio.create_task(client.lease(7))
+        await client.eventually(lambda seen: seen.queues.free_slots == 1)
+        asked = asyncio.create_task(client.lease(0))  # gives up what it played: the group is over
+        assert (await held).lease is not None
+        assert (await asked).lease is not None
+
+
 @pytest.mark.usefixtures("short_holds")
 async def test_a_request_that_cannot_be_answered_says_what_it_waits_for(config: Config) -> None:
     async with serving(config) as client:
@@ -389,6 +427,33 @@ async def test_a_worker_without_a_permit_is_told_who_has_it_and_a_restart_frees_
         assert told.reason == "rollout-0 must have taken weights first; sync.concurrent = 1"
     async with serving(config) as client:
         assert (await client.sync("rollout-1", 0)).granted
+
+
+@pytest.mark.usefixtures("short_holds")
+async def test_a_worker_first_heard_of_after_it_was_given_a_permit_keeps_it(
+    config: Config,
+) -> None:
+    async with serving(config) as client:
+        await client.publish(1)
+        assert (await client.sync("rollout-0", 0)).granted
+        await client.be_heard("rollout-0", version=0)
+        told = await client.sync("rollout-1", 0)
+        assert told.reason.startswith("rollout-0 must have taken weights first")
+
+
+async def test_a_worker_that_asks_again_with_the_newest_weights_waits_no_longer(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
+    async with serving(config) as client:
+        await client.publish(1)
+        assert (await client.sync("rollout-0", 0)).granted
+        held = asyncio.create_task(client.sync("rollout-1", 0))
+        assert (await client.sync("rollout-2", -1)).granted  # the one before has arrived, too
+        assert not (await client.sync("rollout-1", 1)).granted
+        assert (await held).reason == "the worker has asked again since"
+        assert (await client.tell(sync_done("rollout-0", 1))).accepted
+        assert (await client.sync("rollout-3", 0)).granted  # nobody else holds a permit
 
 
 @pytest.mark.usefixtures("short_holds")
