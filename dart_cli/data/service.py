@@ -293,11 +293,12 @@ class DataService:
         if before := self._slots.pop(key, None):
             before.answer.set_result(Wait("the slot has asked again since"))
         slot = _FreeSlot(request, asyncio.get_running_loop().create_future())
-        # Before those that wait: what it was leased already is its own, what it gave up is theirs.
-        self._lease_to(slot)
+        gave_up = self.ledger.give_up(*key)
+        self._lease_to(slot)  # before those that wait: what it has been leased is its own
         if not slot.answer.done():
             self._slots[key] = slot
-        self._lease_to_slots()
+        if gave_up:
+            self._wake()
         await asyncio.wait([slot.answer], timeout=HOLD_S)
         if not slot.answer.done():
             del self._slots[key]
@@ -336,12 +337,14 @@ class DataService:
     async def _on_batch(self, request: BatchRequest) -> BatchReply:
         deadline = time.monotonic() + HOLD_S
         while True:
+            groups = len(self.ledger.board.groups)
             found = self.ledger.next_batch(request.policy_version)
             if not isinstance(found, Wait):
                 self._wake()
                 await self._commits.durable()
                 return BatchReply.model_construct(batch=found, retry_after_s=0.0, reason="")
-            self._lease_to_slots()  # what was too old for the trainer has left its place
+            if len(self.ledger.board.groups) < groups:  # some were too old for the trainer
+                self._lease_to_slots()
             if refusal := self._refusal():
                 return BatchReply(retry_after_s=1.0, reason=refusal)
             if not await self._change_before(deadline):

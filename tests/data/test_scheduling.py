@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus.messages import Batch, Lease, LeaseRequest, Outcome, WeightsPublished
+from bus.messages import Batch, Lease, LeaseRequest, Outcome, SyncDone, WeightsPublished
 from dart_cli.config import Config
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import Wait
@@ -31,12 +31,14 @@ from tests.data.parts import (
     picture_of,
     small_config,
     step_record,
+    sync_done,
     trained,
     trajectory_end,
 )
 
 SCHEDULINGS = ["rollout", "task", "batch", "april"]
 OUTCOMES: list[Outcome] = ["pass", "fail"]
+WORKERS = ["rollout-0", "rollout-1", "rollout-2"]
 
 
 class World:
@@ -50,7 +52,8 @@ class World:
         self.clock = Clock()
         self.draws = random.Random(seed)
         self.playing: dict[int, tuple[Lease, int] | None] = dict.fromkeys(range(slots))
-        self.workers = {"rollout-0": 0, "rollout-1": 0, "rollout-2": 0}
+        self.workers = dict.fromkeys(WORKERS, 0)  # that live, and the version each serves
+        self.refused: dict[str, SyncDone] = {}
         self.version = 0
         self.batch: Batch | None = None  # that the trainer has
         self.invalid = invalid
@@ -64,6 +67,8 @@ class World:
         self.ledger = make_ledger(self.config, self.store, self.clock)
         for worker, version in self.workers.items():
             self.ledger.versions.hear(heartbeat(worker, version), is_new=True)
+            if worker in self.refused:  # it tries again every few seconds
+                self.ledger.versions.done(self.refused[worker])
 
     # --- events -------------------------------------------------------------------------
 
@@ -81,6 +86,25 @@ class World:
         self.leased.add(found.trajectory_id)
         self.playing[slot] = (found, 0)
 
+    def join(self, worker: str) -> None:
+        """A rollout worker starts and takes the newest weights."""
+        self.workers[worker] = self.version
+        self.refused.pop(worker, None)
+        self.ledger.versions.hear(heartbeat(worker, -1), is_new=True)
+        self.ledger.versions.hear(heartbeat(worker, self.version), is_new=False)
+
+    def leave(self, worker: str) -> None:
+        """A rollout worker dies."""
+        self.workers.pop(worker, None)
+        self.refused.pop(worker, None)
+        self.ledger.versions.forget(worker)
+
+    def refuse(self, worker: str) -> None:
+        """A rollout worker cannot take the newest weights and serves on with its own."""
+        if worker in self.workers:
+            self.refused[worker] = sync_done(worker, self.version, "half of it is missing")
+            self.ledger.versions.done(self.refused[worker])
+
     def play(self, slot: int) -> None:
         """A slot takes a step, if the rollouts may work, or ends."""
         playing = self.playing[slot]
@@ -89,14 +113,14 @@ class World:
         if steps and self.draws.random() < 0.4:
             self.end(slot)
             return
+        if self.ledger.suspended or not self.workers:
+            return
         newest = max(self.workers.values())  # the router knows what workers serve, nothing else
         fresh = [
             version
             for version in self.workers.values()
             if newest - version <= self.config.data.max_staleness
         ]
-        if self.ledger.suspended:
-            return
         record = step_record(lease.trajectory_id, steps, version=self.draws.choice(fresh))
         is_accepted = self.ledger.step(record).accepted
         self.playing[slot] = (lease, steps + 1) if is_accepted else None
@@ -138,7 +162,9 @@ class World:
         self.batch = None
 
     def synchronise(self, worker: str) -> None:
-        """A rollout worker takes the newest weights."""
+        """A rollout worker takes the newest weights, if it lives."""
+        if worker not in self.workers:
+            return
         self.workers[worker] = self.version
         self.ledger.versions.hear(heartbeat(worker, self.version), is_new=False)
 
@@ -173,7 +199,7 @@ class World:
             elif event < 0.84:
                 self.train()
             elif event < 0.94:
-                self.synchronise(self.draws.choice(list(self.workers)))
+                self.synchronise(self.draws.choice(WORKERS))
             elif event < 0.95:
                 self.playing[slot] = None  # the slot broke and says nothing
             elif event < 0.96:
@@ -182,10 +208,16 @@ class World:
                 self.go_back()
             elif event < 0.98:
                 self.restart()
+            elif event < 0.99:
+                self.draws.choice([self.join, self.leave])(self.draws.choice(WORKERS))
+            else:
+                self.refuse(self.draws.choice(WORKERS))
             self.look()
 
     def go_on(self, updates: int, rounds: int = 4000) -> None:
-        """Everybody works: so many updates must come about."""
+        """Everybody who is there works, one rollout worker at least: so many updates must come."""
+        if not self.workers:
+            self.join(WORKERS[0])
         wanted = self.ledger.updates + updates
         for _ in range(rounds):
             for slot, playing in self.playing.items():
