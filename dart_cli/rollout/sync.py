@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from bus.errors import DeadlineError, EngineError, RefusedError, WeightsError
+from bus.errors import DeadlineError, EngineError, RefusedError, StoreError, WeightsError
 from bus.messages import Reply, Request, RunState, SyncDone, SyncReply, SyncRequest
 from dart_cli.engines.base import Engine, UpdateTiming
 from dart_cli.weights.manifest import check
@@ -36,6 +36,7 @@ RETRY_S = 10.0
 """From a refused set, or a refused question, to the next try."""
 ASK_AGAIN_S = 0.1
 """Between two questions at least, should data not hold them."""
+_REFUSALS = (RefusedError, StoreError)  # of data; the latter before it ends, its disk full
 TELL_S = 5.0
 """How long SyncDone is tried; data frees a permit that never comes back after sync.deadline_s."""
 
@@ -44,7 +45,7 @@ class Asks(Protocol):
     """The part of bus.sockets.Requester that is needed here."""
 
     async def request(self, message: Request, deadline_s: float) -> Reply:
-        """Data's answer. Raises DeadlineError, RefusedError."""
+        """Data's answer. Raises DeadlineError, and what data refuses with."""
         ...
 
 
@@ -174,7 +175,7 @@ class WeightSync:
                 except DeadlineError as error:
                     log.warning("%s; goes on serving v%d", error, self._version)
                     continue
-                except RefusedError as error:
+                except _REFUSALS as error:
                     log.warning("%s; asks again in %.0f s", error, RETRY_S)
                     await asyncio.sleep(RETRY_S)
                     continue
@@ -222,5 +223,5 @@ class WeightSync:
     async def _tell(self, done: SyncDone) -> None:
         try:
             await self._data.request(done, TELL_S)
-        except (DeadlineError, RefusedError) as error:
+        except (DeadlineError, *_REFUSALS) as error:
             log.warning("%s; data takes the permit back in time", error)

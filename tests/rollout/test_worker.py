@@ -17,7 +17,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT, Endpoints
-from bus.errors import ConfigError, DeadlineError, ModelError
+from bus.errors import ConfigError, DeadlineError, ModelError, RefusedError, StoreError
 from bus.messages import (
     Ack,
     ActRequest,
@@ -76,8 +76,8 @@ def config(tmp_path: Path, tiny_folder: Path) -> Config:
 class Data:
     """What data is to a worker: says 20 times a second which weights are the newest, and permits.
 
-    A permit names what `permits` says, or else what was announced last; while `holds` is set it is
-    not granted. Heartbeats and SyncDones are kept.
+    A permit names what was announced last; while `holds` is set it is not granted. Each of
+    `refusals` answers one request of its kind. Heartbeats and SyncDones are kept.
     """
 
     def __init__(self) -> None:
@@ -86,6 +86,7 @@ class Data:
         )
         self.digest = ""
         self.holds = False
+        self.refusals: list[tuple[type[Request], Exception]] = []
         self.asked: list[SyncRequest] = []
         self.done: list[SyncDone] = []
         self.newest: Heartbeat | None = None
@@ -128,6 +129,8 @@ class Data:
     async def answer(self, _client: str, request: Request) -> Reply:
         async with self._heard:
             self._heard.notify_all()
+            if self.refusals and isinstance(request, self.refusals[0][0]):
+                raise self.refusals.pop(0)[1]
             if isinstance(request, SyncDone):
                 self.done.append(request)
                 return Ack()
@@ -321,6 +324,26 @@ async def test_while_data_is_away_the_old_weights_serve_and_then_the_newest_are_
         assert [span.version for span in reply.version_spans] == [1]
         async with permits(config.run.dir, data):
             await data.heard(lambda hb: hb.policy_version == 2)
+
+
+async def test_whatever_data_refuses_with_the_worker_serves_on_and_asks_again(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "RETRY_S", 0.1)
+    weights = config.run.dir / "weights"
+    async with telemetry(config.run.dir) as data, worker(scripted(config)), asks(config) as client:
+        data.refusals = [
+            (SyncRequest, StoreError("disk full")),
+            (SyncRequest, RefusedError("not now")),
+            (SyncDone, StoreError("disk full")),
+        ]
+        data.announce(tiny_set(weights, 1))
+        await data.until(lambda: not data.refusals)
+        data.announce(tiny_set(weights, 2))
+        await data.until(lambda: [done.policy_version for done in data.done] == [2])
+        reply = await client.request(act_request("t", 1), deadline_s=20)
+        assert isinstance(reply, Completion)
+        assert [span.version for span in reply.version_spans] == [2]
 
 
 async def test_a_set_that_is_not_the_one_announced_is_refused(config: Config) -> None:
