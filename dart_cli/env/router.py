@@ -19,7 +19,7 @@ from random import Random
 from typing import Protocol
 
 from bus.endpoints import Curve
-from bus.errors import BusError, ConfigError, DeadlineError
+from bus.errors import BusError, DartError, DeadlineError
 from bus.heartbeat import Liveness
 from bus.messages import ActRequest, Completion, Heartbeat
 from bus.sockets import Requester
@@ -254,7 +254,7 @@ class RolloutRouter:
             requester = Requester(
                 heartbeat.endpoint, name=self._name, peer="dart rollout", curve=self._curve
             )
-        except ConfigError as error:
+        except DartError as error:  # its address is none, or not for us
             logger.error("%s cannot be asked: %s", heartbeat.worker, error)
             return
         self._disconnect(heartbeat.worker)

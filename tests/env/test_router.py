@@ -250,6 +250,7 @@ async def test_heartbeats_of_others_and_bad_addresses_are_passed_over(tmp_path: 
     async with rollouts(tmp_path / "run") as (router, _):
         router.observe(heartbeat("env-0", "").model_copy(update={"role": "env"}))
         router.observe(heartbeat("rollout-0", "tcp://0.0.0.0:1"))
+        router.observe(heartbeat("rollout-1", f"ipc:///{'long/' * 50}"))
         assert router.ready() == []
 
 

@@ -59,6 +59,7 @@ class Data:
         self.leased = 0
         self.leases_left = 1000
         self.take_back = False  # the next lease that has come to its second step
+        self.too_late: set[str] = set()  # trajectories whose end is not accepted
         self.steps: list[StepRecord] = []
         self.ends: list[TrajectoryEnd] = []
         self.refuse: Exception | None = None
@@ -87,6 +88,8 @@ class Data:
         else:
             assert isinstance(request, TrajectoryEnd)
             self.ends.append(request)
+            if request.trajectory_id in self.too_late:
+                return Ack(accepted=False, note="it was dropped: surplus")
         return Ack()
 
     def gauge(self, name: str) -> float:
@@ -368,6 +371,18 @@ async def test_waits_for_leases_and_routes_are_told(config: Config) -> None:
     assert 0 < gauges["lease_p99_s"] <= gauges["lease_wait_s"]
     assert (gauges["rerouted"], gauges["affine"]) == (0, 1)
     assert gauges["resumed"] == 0
+    await rollout.close()
+    await data.close()
+
+
+async def test_a_verdict_that_comes_too_late_counts_as_a_lease_lost(config: Config) -> None:
+    data, rollout = Data(config), Rollout(config)
+    data.too_late, data.leases_left = {"t-1", "t-3"}, 4
+    async with env_process(config, slots=1):
+        await until(lambda: data.gauge("episodes") == 4)
+    last = data.heartbeats[-1].gauges
+    assert {end.outcome for end in data.ends[:4]} <= {"pass", "fail"}
+    assert (last["invalid"], last["leases_lost"]) == (2, 2)
     await rollout.close()
     await data.close()
 
