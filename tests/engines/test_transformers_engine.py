@@ -22,7 +22,7 @@ from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.weights.file import MANIFEST, WEIGHTS, load, publish
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     Asker = Callable[..., GenerateRequest]
 
@@ -600,6 +600,22 @@ async def test_weights_whose_bringer_is_gone_are_not_taken_and_harm_nothing(
         assert (await engine.generate(ask(2))).version_spans[0].version == 0
         await engine.update_weights(published.path, 2)
         assert engine.policy_version == 2
+
+
+async def test_a_swap_that_breaks_is_told_and_nothing_is_served_from_two_versions(
+    policy: LoadedPolicy, ask: Asker, tmp_path: Path
+) -> None:
+    def lacking(_path: Path, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return dict(list(expected.items())[:-1])
+
+    engine = TransformersEngine(policy, load_weights=lacking)
+    assert (await engine.generate(ask(1))).token_ids
+    async with asyncio.timeout(30):
+        with pytest.raises(KeyError):
+            await engine.update_weights(tmp_path, 1)
+    with pytest.raises(EngineError, match="closed"):
+        await engine.generate(ask(2))
+    await engine.close()
 
 
 async def test_a_closed_engine_refuses_requests(policy: LoadedPolicy, ask: Asker) -> None:
