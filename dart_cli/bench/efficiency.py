@@ -120,8 +120,8 @@ async def play_arm(arm: Arm, options: Options, *, with_faults: bool, pictured: b
     )
     slots = config.env.slots * config.up.envs
     arguments = [str(options.config_path), *(p for o in overrides for p in ("--set", o))]
-    recording = await record(config, commands_of(config, arguments), plan)
     bound = bound_of(config, slots=slots, workers=config.up.rollouts)
+    recording = await record(config, commands_of(config, arguments), plan)
     with open_reader(run_dir) as reader:
         measured = measure(recording, reader, bound, slots=slots, speedup=speedup)
         if pictured and options.pictures is not None:
@@ -162,10 +162,14 @@ def summary(
     if ours and baseline:
         mine, theirs = runs[OURS, False], runs[BASELINE, False]
 
-        def ratio(field: str) -> float:
-            pairs = zip(mine, theirs, strict=True)
-            ratios: list[float] = [getattr(a, field) / getattr(b, field) for a, b in pairs]
-            return round(median(ratios), 3)
+        def ratio(field: str) -> float | None:
+            """Median over the repeats; None where a window was too short for the baseline."""
+            pairs = [
+                (getattr(a, field), getattr(b, field)) for a, b in zip(mine, theirs, strict=True)
+            ]
+            if not all(b for _, b in pairs):
+                return None
+            return round(median(a / b for a, b in pairs), 3)
 
         result |= {
             "env_utilisation_ratio": ratio("env_utilisation"),
@@ -180,7 +184,7 @@ def summary(
             "achieved_over_bound": round(ours.achieved_over_bound, 4),
             "finished_lost": sum(run.finished_lost for each in runs.values() for run in each),
         }
-    if ours and (faulty := medians.get((OURS, True))):
+    if ours and ours.actions_per_minute and (faulty := medians.get((OURS, True))):
         result["with_faults_over_without"] = round(
             faulty.actions_per_minute / ours.actions_per_minute, 4
         )

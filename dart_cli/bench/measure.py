@@ -208,7 +208,8 @@ def _finished_lost(reader: Reader, env_beats: Sequence[Heartbeat]) -> int:
     """Ends that environments handed in and that are neither kept nor dropped by curation.
 
     A trajectory with a verdict whose drop reason is a fault's was lost; so was one that an
-    environment process counts as handed in and that the database does not have.
+    environment process counts as accepted and that the database does not have. An end that came
+    after its lease was taken back was never accepted: `dropped` and `aborted` count it.
     """
     episodes = reader.episode_times()
     wrongly = sum(
