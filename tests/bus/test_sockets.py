@@ -453,15 +453,13 @@ def forwarder(tmp_path: Path) -> Iterator[Forwarder]:
         yield forwarder
 
 
-async def published(
-    publisher: Publisher, message: Message | list[bytes], subscriber: Subscriber
-) -> Message:
+async def published(publisher: Publisher, message: Message, subscriber: Subscriber) -> Message:
     """Publish until the subscriber gets something: connections take a moment to stand."""
     waiting = asyncio.ensure_future(subscriber.next())
-    while not waiting.done():
-        if isinstance(message, Message):
+    async with asyncio.timeout(DEADLINE_S):
+        while not waiting.done():
             publisher.publish(message)
-        await asyncio.wait([waiting], timeout=0.02)
+            await asyncio.wait([waiting], timeout=0.02)
     return await waiting
 
 
@@ -496,10 +494,10 @@ async def test_a_malformed_publication_is_counted_and_passed_over(forwarder: For
         await published(publisher, run_state(0), subscriber)
         raw = zmq.Context.instance().socket(zmq.PUB)
         raw.connect(forwarder.publish_at)
-        while not subscriber.malformed:
-            raw.send_multipart([b"RunState", b"\xc1garbage"])
-            publisher.publish(run_state(1))
-            async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(DEADLINE_S):
+            while not subscriber.malformed:
+                raw.send_multipart([b"RunState", b"\xc1garbage"])
+                publisher.publish(run_state(1))
                 await subscriber.next()
         raw.close(linger=0)
 
