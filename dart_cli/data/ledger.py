@@ -310,19 +310,10 @@ class Ledger:
         now = self._monotonic()
         self.board.opened = self.store.newest_group()
         for row in self.store.groups("open", "ready"):
-            if row.state in ("open", "ready"):
-                state: Literal["open", "ready"] = "open" if row.state == "open" else "ready"
-                self.board.add(
-                    Group(
-                        row.id,
-                        row.number,
-                        row.suite,
-                        row.task_id,
-                        row.task_seed,
-                        row.size,
-                        state,
-                    )
-                )
+            state: Literal["open", "ready"] = "ready" if row.state == "ready" else "open"
+            self.board.add(
+                Group(row.id, row.number, row.suite, row.task_id, row.task_seed, row.size, state)
+            )
         for member in self.store.trajectories(group_ids=list(self.board.groups)):
             group = self.board.groups[member.group_id]
             self.board.add_attempt(group, self._restored(member, now))

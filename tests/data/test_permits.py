@@ -20,7 +20,7 @@ def asked(concurrent: int = 1, clock: Clock | None = None, **versions: int) -> P
     return permits
 
 
-def test_the_furthest_behind_comes_first_and_of_equals_who_has_waited_longest() -> None:
+def test_the_furthest_behind_comes_first_and_of_equals_who_asked_first() -> None:
     permits = asked(a=4, b=2, c=2)
     order = []
     while granted := permits.grant(5):
