@@ -52,8 +52,8 @@ class Asks(Protocol):
 class Tells(Protocol):
     """The part of bus.heartbeat.HeartbeatSender that is needed here."""
 
-    def waiting(self, what: str) -> AbstractContextManager[None]:
-        """Say what is waited for while inside."""
+    def waiting(self, what: str, *, since: float | None = None) -> AbstractContextManager[None]:
+        """Say what is waited for while inside, and since when (time.monotonic)."""
         ...
 
     def beat(self) -> object:
@@ -96,6 +96,7 @@ class WeightSync:
         self.syncing = False  # from the permit until the set serves or is refused
         self.refusal = ""  # why the newest set does not serve; empty if it does
         self._refused = ExitStack()  # tells the refusal
+        self._refused_at: float | None = None  # monotonic seconds, the first in a row
         self.totals = SyncTotals()
 
     def hear(self, state: RunState) -> None:
@@ -163,9 +164,10 @@ class WeightSync:
 
     async def _permit(self) -> SyncReply:
         """Data's leave to take the set it names, however long that takes; the old weights serve."""
-        reason = "data to answer"
+        reason, began = "data to answer", time.monotonic()
         while True:
-            with self._heartbeat.waiting(f"its turn to take weights v{self._announced}: {reason}"):
+            what = f"its turn to take weights v{self._announced}: {reason}"
+            with self._heartbeat.waiting(what, since=began):
                 asked = time.monotonic()
                 try:
                     reply = await self._data.request(
@@ -202,10 +204,12 @@ class WeightSync:
         self.refusal = error and f"weights v{version} refused: {error}"
         if error:
             log.warning("%s; v%d goes on serving", self.refusal, self._engine.policy_version)
-            self._refused.enter_context(
-                self._heartbeat.waiting(f"weights that fit; {self.refusal}")
-            )
+            if self._refused_at is None:
+                self._refused_at = time.monotonic()
+            what = f"weights that fit; {self.refusal}"
+            self._refused.enter_context(self._heartbeat.waiting(what, since=self._refused_at))
         else:
+            self._refused_at = None
             self.ready.set()
 
     def _count(self, waited_s: float, timing: UpdateTiming, error: str) -> None:

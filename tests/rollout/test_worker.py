@@ -289,6 +289,7 @@ async def test_the_worker_takes_what_the_permit_names_and_skips_what_is_in_betwe
         data.holds = True
         data.announce(tiny_set(weights, 2))
         await data.heard(lambda hb: "rollout-9 takes weights" in hb.waiting_for)
+        await data.heard(lambda hb: hb.waiting_s > 1.0)  # longer than a single question
         for version in (3, 4, 5):
             data.announce(tiny_set(weights, version))
         data.holds = False
@@ -370,13 +371,17 @@ async def test_a_refused_set_is_tried_again(
     monkeypatch.setattr(sync, "RETRY_S", 0.1)
     weights = config.run.dir / "weights"
     async with telemetry(config.run.dir) as data, worker(scripted(config)):
-        published = tiny_set(weights, 1)
+        data.announce(tiny_set(weights, 1))
+        await data.heard(lambda hb: hb.policy_version == 1)
+        published = tiny_set(weights, 2)
         away = published.path.rename(weights / "elsewhere")
         data.announce(published)
-        await data.until(lambda: len(data.done) >= 3)
-        assert all("never complete" in done.error for done in data.done)
+        # After many tries, which together are one wait.
+        await data.heard(lambda hb: "v2 refused" in hb.waiting_for and hb.waiting_s > 1.0)
+        await data.until(lambda: len(data.done) >= 4)
+        assert all("never complete" in done.error for done in data.done[1:])
         away.rename(published.path)
-        await data.heard(lambda hb: hb.policy_version == 1)
+        await data.heard(lambda hb: hb.policy_version == 2)
 
 
 async def test_a_suspended_run_begins_nothing_and_loses_nothing(config: Config) -> None:
