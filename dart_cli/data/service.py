@@ -449,19 +449,20 @@ class DataService:
     async def _listen(self, heartbeats: Subscriber) -> None:
         async for message in heartbeats:
             if isinstance(message, Heartbeat):
-                is_known = self._liveness.get(message.worker) is not None
+                before = self._liveness.get(message.worker)
                 is_new = self._liveness.observe(message)
                 if is_new:
                     log.info("%s is here: pid %d on %s", message.worker, message.pid, message.host)
                 self._usage.observe(message, time.monotonic())
                 self.ledger.renew(message.trajectories)
                 if message.role == "rollout":
-                    self._hear_rollout(message, is_new, is_successor=is_new and is_known)
+                    self._hear_rollout(message, before, is_new)
 
-    def _hear_rollout(self, heartbeat: Heartbeat, is_new: bool, *, is_successor: bool) -> None:
+    def _hear_rollout(self, heartbeat: Heartbeat, before: Heartbeat | None, is_new: bool) -> None:
         is_changed = self.ledger.versions.hear(heartbeat, is_new)
-        # A worker's request may come before the first heartbeat that is heard of it, above all
-        # when this data process has just begun: that heartbeat gives no permit back.
+        # A worker may hold a permit before the first heartbeat that is heard of it, above all when
+        # this data process has just begun: only a successor's gives back what it held.
+        is_successor = before is not None and before.started_at != heartbeat.started_at
         if is_successor or heartbeat.state == "stopping":
             is_changed |= self._permits.free(heartbeat.worker) is not None
         if is_changed:

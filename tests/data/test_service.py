@@ -31,6 +31,7 @@ from tests.data.parts import (
     MIXED,
     Client,
     connect,
+    heartbeat,
     serving,
     small_config,
     step_record,
@@ -367,6 +368,26 @@ async def test_in_the_trainers_turn_a_slot_is_told_whom_it_waits_for(tmp_path: P
     async with serving(config) as client:
         assert (await client.state()).suspended
         assert (await client.lease(0)).reason == waiting.reason
+
+
+@pytest.mark.usefixtures("short_holds")
+async def test_a_turn_waits_for_no_dead_worker_and_ends_when_another_has_the_weights(
+    tmp_path: Path,
+) -> None:
+    config = small_config(tmp_path / "run", coupled=True)
+    nobody = "no rollout worker serves weights v1 yet"
+    async with serving(config) as client, asyncio.timeout(DEADLINE_S):
+        await client.publish(0)
+        await client.be_heard("rollout-0", version=0)  # and never again
+        await client.publish(1)
+        while (told := (await client.lease(0)).reason) != nobody:
+            assert told == "rollout-0 must take weights v1 first"
+        assert (await client.state()).suspended
+        held = asyncio.create_task(client.must_lease(0))
+        while not held.done():
+            client.publisher.publish(heartbeat("rollout-1", 1))
+            await asyncio.sleep(0.05)
+        await client.until(lambda state: not state.suspended)
 
 
 @pytest.mark.usefixtures("short_holds")
