@@ -178,7 +178,7 @@ async def test_what_a_slot_gives_up_goes_to_those_that_wait(
     config = small_config(tmp_path / "run", scheduling="task", max_open_groups=2, group_size=2)
     async with serving(config) as client:
         leases = [await client.must_lease(slot) for slot in range(4)]
-        for _ in range(2):  # the group's last attempts but one
+        for _ in range(2):  # what slot 0 plays then is the group's last attempt
             await client.tell(trajectory_end(leases[0].trajectory_id, 0, "invalid"))
             leases[0] = await client.must_lease(0)
         await client.tell(step_record(leases[0].trajectory_id, 0))
