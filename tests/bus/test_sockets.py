@@ -40,6 +40,7 @@ from bus.messages import (
 )
 from bus.sockets import Forwarder, Publisher, Replier, Requester, Subscriber
 from bus.transport import HIGH_WATER_MARK
+from tests.waiting import until
 
 ASK = StopRequest(reason="enough")
 DEADLINE_S = 20.0
@@ -262,8 +263,7 @@ async def test_a_repeat_joins_the_request_still_in_work(address: str) -> None:
 
     async with serving(address, slow) as replier, Requester(address) as requester:
         waiting = asyncio.create_task(requester.request(ASK, DEADLINE_S, retry_s=0.02))
-        while replier.served.repeats < 3:  # noqa: ASYNC110 - a counter, not an event
-            await asyncio.sleep(0.01)
+        await until(lambda: replier.served.repeats >= 3)
         release.set()
         assert await waiting == Ack(note="slow")
         assert executed == 1

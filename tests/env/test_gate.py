@@ -19,7 +19,8 @@ from dart_cli.env.episode import play_episode, slot_split
 from dart_cli.env.gate import Gate, Resuming
 from dart_cli.env.router import RolloutRouter
 from envs.registry import find_task
-from tests.env.parts import Memory, completion, conventions, heartbeat, lease, mini, threaded, until
+from tests.env.parts import Memory, completion, conventions, heartbeat, lease, mini, threaded
+from tests.waiting import until
 
 WHOLE = "click(500,500)"
 

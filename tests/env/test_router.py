@@ -16,7 +16,8 @@ from bus.messages import ActRequest, Completion, Reply, Request, Sampling
 from bus.sockets import Replier
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, say
 from dart_cli.env.router import RolloutRouter
-from tests.env.parts import completion, heartbeat, until
+from tests.env.parts import completion, heartbeat
+from tests.waiting import until
 
 
 def act(trajectory_id: str = "t-1", step: int = 0) -> ActRequest:

@@ -29,7 +29,8 @@ from bus.sockets import Forwarder, Publisher, Replier, Subscriber
 from dart_cli.config import Config, run_endpoints
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, random_clicks
 from dart_cli.env import worker
-from tests.env.parts import heartbeat, lease, until
+from tests.env.parts import heartbeat, lease
+from tests.waiting import until
 
 
 def run_state(*, suspended: bool = False, stopping: bool = False) -> RunState:

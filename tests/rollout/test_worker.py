@@ -50,6 +50,7 @@ from dart_cli.rollout.worker import run
 from dart_cli.tasks import background
 from dart_cli.weights.base import Published
 from dart_cli.weights.file import WEIGHTS, FileChannel, publish
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -520,8 +521,7 @@ async def test_a_worker_that_is_told_to_stop_while_it_loads_ends_cleanly(
             assert process.stdout is not None
             await asyncio.to_thread(process.stdout.readline)
         else:  # somewhere in the imports
-            while not (config.run.dir / "workers").exists():  # noqa: ASYNC110 - another process
-                await asyncio.sleep(0.01)
+            await until((config.run.dir / "workers").exists)
             await asyncio.sleep(after_s)
         process.send_signal(signal.SIGTERM)
         _, errors = await asyncio.to_thread(process.communicate, timeout=30)
