@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 DEAD_AFTER_S = 5.0
 LOOK_S = 0.25
 """How often one who waits looks whether its worker still lives, or any does."""
+REPEAT_S = 15.0
+"""From a request to its repeat at the same worker. A lost connection is told at once; before that a
+repeat of some megabytes of screenshots only costs, and a completion may take long."""
 
 _MAX_TRAJECTORIES = 16_384
 _NOBODY = "no rollout worker is ready: start `dart rollout`"
@@ -221,7 +224,7 @@ class RolloutRouter:
         remaining = max(0.001, deadline - time.monotonic())
         worker.in_flight += 1
         asking = asyncio.create_task(
-            worker.requester.request(request, remaining, request_id=request_id)
+            worker.requester.request(request, remaining, REPEAT_S, request_id=request_id)
         )
         losing = asyncio.create_task(worker.requester.lost.wait())
         try:

@@ -97,6 +97,12 @@ class Data:
         """As the newest heartbeat has it."""
         return self.heartbeats[-1].gauges[name] if self.heartbeats else math.nan
 
+    def stands_still(self) -> bool:
+        """Whether all three slots wait for the model, and have since the heartbeat before."""
+        newest = [beat.gauges for beat in self.heartbeats[-2:]]
+        last = [(gauges["waiting_model"], gauges["steps"]) for gauges in newest]
+        return len(last) == 2 and last[0] == last[1] and last[0][0] == 3
+
     async def tell(self, *, suspended: bool) -> None:
         """Publish the run's state until all env processes must have heard it."""
         for _ in range(20):
@@ -330,8 +336,8 @@ async def test_a_suspended_run_keeps_its_leases_and_asks_for_nothing(config: Con
     async with env_process(config):
         await until(lambda: len(data.ends) >= 3)
         await data.tell(suspended=True)
-        await until(lambda: data.gauge("waiting_model") == 3)
-        await until(lambda: "trainer's turn" in data.heartbeats[-1].waiting_for)
+        await until(data.stands_still)
+        assert "trainer's turn" in data.heartbeats[-1].waiting_for
         asked, ended, told = rollout.asked, len(data.ends), data.heartbeats[-1]
         assert len(told.trajectories) == 3, "their leases are renewed"
         await until(lambda: data.heartbeats[-1].sent_at > told.sent_at)
