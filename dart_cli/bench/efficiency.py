@@ -24,6 +24,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bus.errors import ConfigError
 from dart_cli.bench.arms import ARMS, BASELINE, OURS, Arm
 from dart_cli.bench.bound import bound_of
 from dart_cli.bench.measure import Measured, measure
@@ -199,9 +200,13 @@ def _overrides(options: Options, with_faults: bool) -> list[str]:
     """The options as `--set` arguments; slots are spread evenly over the environment processes."""
     config = load_config(options.config_path, list(options.overrides))
     processes = max(1, config.up.envs)
+    if options.envs % processes:
+        raise ConfigError(
+            f"--envs {options.envs} cannot be spread evenly over up.envs = {processes} processes"
+        )
     rate = FAULT_RATE if with_faults else 0.0
     return [
-        f"env.slots={max(1, options.envs // processes)}",
+        f"env.slots={options.envs // processes}",
         f"up.rollouts={options.workers}",
         f"env.options.profile={options.profile}",
         f"env.options.fault_rate={rate}",

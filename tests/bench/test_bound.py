@@ -10,7 +10,7 @@ import pytest
 from bus.errors import ConfigError, DartError
 from dart_cli.bench.arms import ARMS, BASELINE, OURS
 from dart_cli.bench.bound import bound_of
-from dart_cli.bench.efficiency import Options, summary
+from dart_cli.bench.efficiency import Options, run_efficiency, summary
 from dart_cli.bench.measure import Measured
 from dart_cli.bench.recording import Plan, record
 from dart_cli.config import load_config
@@ -54,6 +54,11 @@ def test_a_baseline_that_did_nothing_gives_no_ratio_and_costs_no_result() -> Non
     result = summary(medians, runs, options())
     assert result["actions_per_minute_ratio"] is None
     assert result["env_utilisation_ratio"] == 1.0
+
+
+def test_environments_that_cannot_be_spread_evenly_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"65 cannot be spread evenly over up\.envs = 2"):
+        run_efficiency(replace(options(), envs=65))
 
 
 async def test_a_run_that_is_over_before_its_window_is_no_measurement(tmp_path: Path) -> None:
