@@ -17,7 +17,14 @@ import torch
 from PIL import Image, ImageDraw
 
 from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT, Endpoints
-from bus.errors import ConfigError, DeadlineError, ModelError, RefusedError, StoreError
+from bus.errors import (
+    ConfigError,
+    DeadlineError,
+    EngineError,
+    ModelError,
+    RefusedError,
+    StoreError,
+)
 from bus.messages import (
     Ack,
     ActRequest,
@@ -41,12 +48,14 @@ from dart_cli.config import (
     RunConfig,
     TimingConfig,
 )
+from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, say
 from dart_cli.policy.codec import make_codec
 from dart_cli.policy.frames import make_frame
 from dart_cli.policy.model import load_policy, weight_tensors
 from dart_cli.policy.tiny import build_tiny, save
 from dart_cli.rollout import sync
-from dart_cli.rollout.worker import run
+from dart_cli.rollout import worker as rollout_worker
+from dart_cli.rollout.worker import Model, run
 from dart_cli.tasks import background
 from dart_cli.weights.base import Published
 from dart_cli.weights.file import WEIGHTS, FileChannel, publish
@@ -417,6 +426,39 @@ async def test_a_suspended_run_begins_nothing_and_loses_nothing(config: Config) 
         assert third.version_spans[-1].version == 2
         make_codec("uitars").parse(third.text, make_frame("thousandths", 168, 168))
         await data.heard(lambda hb: {"seconds.busy", "seconds.syncing", "load_s"} <= {*hb.gauges})
+
+
+async def test_a_worker_whose_engine_fails_ever_again_ends_and_one_that_recovers_does_not(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = ScriptedEngine(lambda _: say("click(1,2)"), policy_version=-1)
+
+    class Flaky(ScriptedResponder):
+        async def answer(self, request: ActRequest) -> Completion:
+            if request.trajectory_id == "bad":
+                raise EngineError("CUDA error: an illegal memory access")
+            return await super().answer(request)
+
+    monkeypatch.setattr(rollout_worker, "load_model", lambda _: Model(engine, Flaky(engine)))
+    most = rollout_worker.FAULTS_PER_PLACE * config.rollout.max_batch
+    stop = asyncio.Event()
+    async with telemetry(config.run.dir) as data, asks(config) as client:
+        running = asyncio.create_task(run(config, "rollout-0", stop))
+        data.announce(tiny_set(config.run.dir / "weights", 1))
+        for trajectories in (["bad"] * (most - 1) + ["good"], ["bad"] * (most - 1)):
+            for step, trajectory in enumerate(trajectories):
+                asking = client.request(act_request(trajectory, step), deadline_s=20)
+                if trajectory == "good":
+                    assert isinstance(await asking, Completion)
+                else:
+                    with pytest.raises(EngineError, match="CUDA"):
+                        await asking
+        assert not running.done()
+        with contextlib.suppress(EngineError, DeadlineError):
+            await client.request(act_request("bad", 0), deadline_s=1.0)
+        async with asyncio.timeout(20):
+            with pytest.raises(EngineError, match=f"{most} requests in a row .*illegal memory"):
+                await running
 
 
 def partial_of(completion: Completion) -> Partial:
