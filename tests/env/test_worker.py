@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
-from bus.errors import StoreError, TaskError
+from bus.errors import RefusedError, StoreError, TaskError
 from bus.messages import (
     Ack,
     ActRequest,
@@ -28,7 +28,7 @@ from bus.messages import (
 from bus.sockets import Forwarder, Publisher, Replier, Subscriber
 from dart_cli.config import Config, run_endpoints
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, random_clicks
-from dart_cli.env import worker
+from dart_cli.env import link, worker
 from tests.env.parts import heartbeat, lease
 from tests.waiting import until
 
@@ -63,7 +63,7 @@ class Data:
         self.too_late: set[str] = set()  # trajectories whose end is not accepted
         self.steps: list[StepRecord] = []
         self.ends: list[TrajectoryEnd] = []
-        self.refuse: Exception | None = None
+        self.refuse: tuple[type[Request], Exception] | None = None  # the next of that kind
         self.task_id = "mini/click"
 
     async def listen(self) -> None:
@@ -73,8 +73,8 @@ class Data:
                 self.heartbeats.append(message)
 
     async def handle(self, client: str, request: Request) -> Reply:
-        if self.refuse is not None:
-            error, self.refuse = self.refuse, None
+        if self.refuse is not None and isinstance(request, self.refuse[0]):
+            (_, error), self.refuse = self.refuse, None
             raise error
         if isinstance(request, LeaseRequest):
             if self.leased >= self.leases_left:
@@ -286,10 +286,31 @@ async def test_a_refusal_by_data_costs_one_episode_and_no_slot(config: Config) -
     data, rollout = Data(config), Rollout(config)
     async with env_process(config, slots=1):
         await until(lambda: data.ends)
-        data.refuse = StoreError("disk full")
+        data.refuse = (StepRecord, RefusedError("a bug of data"))
         await until(lambda: data.refuse is None)
         before = len(data.ends)
         await until(lambda: len(data.ends) >= before + 2)
+    await rollout.close()
+    await data.close()
+
+
+async def test_a_full_disk_of_data_costs_no_step_and_no_verdict(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "STORE_PAUSE_S", 0.02)
+    data, rollout = Data(config), Rollout(config)
+    async with env_process(config, slots=1):
+        for kind in (LeaseRequest, StepRecord, TrajectoryEnd):
+            data.refuse = (kind, StoreError("disk full"))
+            await until(lambda: data.refuse is None)
+        whole = data.leased - 1  # the next one is leased only when all before are handed in
+        await until(lambda: data.gauge("episodes") > whole)
+        assert data.gauge("invalid") == 0
+    ended = {end.trajectory_id: end.steps for end in data.ends if end.stop_reason != "cancelled"}
+    assert {f"t-{number}" for number in range(1, whole + 1)} <= ended.keys()
+    for name, steps in ended.items():
+        filed = [record.step for record in data.steps if record.trajectory_id == name]
+        assert filed == list(range(steps))
     await rollout.close()
     await data.close()
 
