@@ -216,16 +216,17 @@ async def test_new_weights_arrive_in_mid_batch_and_every_token_has_the_numbers_o
     policy: LoadedPolicy, ask: Asker, tmp_path: Path
 ) -> None:
     versions = random_versions(policy, 6)
+    # Beforehand: the engine would not wait for a slow disk.
+    published = [publish(tensors, tmp_path, version) for version, tensors in enumerate(versions)]
     requests = [ask(i, past_images=i % 2, max_tokens=12) for i in range(96)]
     async with serving(policy, max_batch=8) as engine:
-        waiting = [asyncio.create_task(engine.generate(request)) for request in requests]
+        waiting = [asyncio.create_task(engine.generate(request)) for request in requests[:-4]]
         for version in range(1, len(versions)):
             await asyncio.wait(waiting[: 15 * version], return_when=asyncio.ALL_COMPLETED)
-            published = publish(versions[version], tmp_path, version)
-            timing = await engine.update_weights(published.path, version)
+            timing = await engine.update_weights(published[version].path, version)
             assert min(timing.transfer_s, timing.pause_s, timing.finish_s, timing.resume_s) >= 0
             assert engine.policy_version == version
-        generations = await asyncio.gather(*waiting)
+        generations = [*await asyncio.gather(*waiting), *await gather(engine, requests[-4:])]
     used, mixed = set(), 0
     for request, generation in zip(requests, generations, strict=True):
         spans = generation.version_spans
