@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from math import ceil
+from math import ceil, prod
 from pathlib import Path
+from typing import Any
 
 from bus.endpoints import DATA
+from bus.errors import ModelError
 from bus.messages import Role
 from dart_cli.checks import BUILTIN_TINY
 from dart_cli.config import Config, run_endpoints
@@ -100,19 +102,31 @@ def _model(config: Config) -> str:
 
 
 def parameter_count(folder: Path) -> int:
-    """Numbers in a folder's safetensors files, read from their headers alone."""
-    total = 0
-    for path in folder.glob("*.safetensors"):
+    """Numbers in a folder's safetensors files, read from their headers alone.
+
+    Raises ModelError for a file that is none.
+    """
+    return sum(
+        prod(tensor["shape"])
+        for path in sorted(folder.glob("*.safetensors"))
+        for name, tensor in _header(path).items()
+        if name != "__metadata__"
+    )
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """Name -> dtype and shape of the tensors in one file."""
+    try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             header = json.loads(file.read(min(length, _MAX_HEADER_BYTES)))
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                count = 1
-                for side in tensor["shape"]:
-                    count *= side
-                total += count
-    return total
+    except (OSError, ValueError):
+        header = None
+    if not isinstance(header, dict):
+        raise ModelError(
+            f"{path} is no safetensors file; fetch it again (a git clone without LFS leaves pointers)"
+        )
+    return header
 
 
 def _rollout(config: Config) -> str:

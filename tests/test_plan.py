@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bus.errors import ModelError
 from dart_cli.config import Config
 from dart_cli.data.groups import Board
 from dart_cli.data.scheduler import Situation, make_scheduler, training_tasks
-from dart_cli.plan import describe
+from dart_cli.plan import describe, parameter_count
 
 ARMS: list[dict[str, Any]] = [
     {},
@@ -51,3 +53,21 @@ def test_the_plan_tells_the_schedulers_limit(data: dict[str, Any], publish_every
 )
 def test_the_plan_tells_scheduling_coupling_and_sync(settings: dict[str, Any], words: str) -> None:
     assert words in told(Config.model_validate(settings))
+
+
+def test_parameters_are_counted_from_the_headers_of_all_files(tmp_path: Path) -> None:
+    for name, shape in (("a", "[2,3]"), ("b", "[]")):
+        header = f'{{"__metadata__": {{}}, "w": {{"dtype": "F32", "shape": {shape}}}}}'.encode()
+        (tmp_path / f"{name}.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert parameter_count(tmp_path) == 7
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"version https://git-lfs.github.com/spec/v1", b"\x02" + bytes(7) + b"[]"]
+)
+def test_a_file_that_is_no_safetensors_is_named_with_the_cure(
+    tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelError, match=r"model\.safetensors is no safetensors.*fetch it again"):
+        parameter_count(tmp_path)

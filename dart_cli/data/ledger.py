@@ -172,17 +172,25 @@ class Ledger:
         A slot that asks again before its first step gets the same lease again: the answer was
         lost. One that has begun to play has given up what it played.
         """
-        for group, attempt in list(self.board.played_by(request.worker, request.slot)):
+        self.give_up(request.worker, request.slot)
+        for group, attempt in self.board.played_by(request.worker, request.slot):
             if attempt.state == "leased":
                 attempt.renewed_at = self._monotonic()
                 return self._as_lease(group, attempt)
-            if attempt.state == "playing":
-                self._drop_attempt(group, attempt, "worker_lost")
         choice = self._scheduler.next(self._situation(), request)
         if isinstance(choice, Wait):
             return choice
         group = self._open_group(choice) if isinstance(choice, NewGroup) else choice
         return self._as_lease(group, self._add_attempt(group, request))
+
+    def give_up(self, worker: str, slot: int) -> bool:
+        """The slot is free: what it had begun to play is lost; whether it had."""
+        lost = [
+            found for found in self.board.played_by(worker, slot) if found[1].state == "playing"
+        ]
+        for group, attempt in lost:
+            self._drop_attempt(group, attempt, "worker_lost")
+        return bool(lost)
 
     def step(self, record: StepRecord) -> Ack:
         """File one step. Raises ProtocolError if its parts do not fit together."""

@@ -823,10 +823,11 @@ class Store(Reader):
         )
 
     def drop_trajectory(self, trajectory_id: str, reason: str, at: float) -> None:
-        """The trajectory will not be trained on."""
+        """The trajectory will not be trained on; one still in play ends with the steps it has."""
         self._write(
             "UPDATE trajectories SET state = 'dropped', reason = ?, "
-            "ended_at = COALESCE(ended_at, ?) WHERE id = ?",
+            "ended_at = COALESCE(ended_at, ?), steps = COALESCE(steps, "
+            "(SELECT COUNT(*) FROM steps WHERE trajectory_id = trajectories.id)) WHERE id = ?",
             (reason, at, trajectory_id),
         )
 
