@@ -106,7 +106,7 @@ class Sample(Message):
     prompt_token_ids: list[int]  # [P], image placeholders expanded
     token_ids: list[int]  # [A]
     behaviour_logprobs: list[float]  # [A], nats, of the distribution sampled from; [] if unknown
-    version_spans: list[VersionSpan]  # [] where no policy of this run sampled it
+    version_spans: list[VersionSpan]  # [] of a member of the experience pool
     image_hashes: list[str]  # [I], keys of Batch.images
     advantage: float
     weight: float  # multiplies the sample's loss; 1.0 for a fresh sample

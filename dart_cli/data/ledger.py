@@ -651,8 +651,7 @@ class Ledger:
         self._untrained.add(row.id)
         self._dropped.clear()
         batch = self._read_batch(row.id)
-        tokens = _staleness(batch, curation.samples, row.formed_version)
-        self.store.add_staleness(row.id, tokens)
+        self.store.add_staleness(row.id, _staleness(batch, row.formed_version))
         return batch
 
     def _curation_metrics(self, batch_id: int) -> dict[str, float]:
@@ -710,18 +709,13 @@ def _finished(group: Group) -> FinishedGroup:
     return FinishedGroup(group.id, members, pool)
 
 
-def _staleness(
-    batch: Batch, planned: Sequence[PlannedSample], trainer_version: int
-) -> dict[int, int]:
+def _staleness(batch: Batch, trainer_version: int) -> dict[int, int]:
     """Tokens of the batch by how many versions behind the trainer they were sampled.
 
-    Those of the pool do not count: they are as old as they are, whatever max_staleness admits.
+    Those of the pool have no spans and do not count.
     """
     tokens: dict[int, int] = {}
-    served = [each for each in planned if each.weight]
-    for sample, plan in zip(batch.samples, served, strict=True):
-        if plan.reason == "pool":
-            continue
+    for sample in batch.samples:
         for span in sample.version_spans:
             behind = max(trainer_version - span.version, 0)
             tokens[behind] = tokens.get(behind, 0) + span.end - span.start
