@@ -51,7 +51,6 @@ from dart_cli.data.curate import (
     Decision,
     FinishedGroup,
     Member,
-    PlannedSample,
     curate,
     drop_decisions,
     is_stale,
