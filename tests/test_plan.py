@@ -49,9 +49,20 @@ def test_the_plan_tells_the_schedulers_limit(data: dict[str, Any], publish_every
             {"data": {"scheduling": "april", "coupled": True, "recycle": False}},
             "2 x the groups of a batch play, the rest is discarded, trainer and rollouts take turns",
         ),
+        ({}, "tasks drawn by frontier"),
+        (
+            {"data": {"task_sampling": "uniform", "high_entropy": 0.8, "pool_ratio": 0.125}},
+            "tasks drawn alike, the 80% of steps of highest entropy, a success of the pool for",
+        ),
+        (
+            {"data": {"dynamic_number": True, "dynamic_length": True}},
+            "groups of 2 up where success is above 0.6, at most 2 steps above a task's longest",
+        ),
     ],
 )
-def test_the_plan_tells_scheduling_coupling_and_sync(settings: dict[str, Any], words: str) -> None:
+def test_the_plan_tells_scheduling_coupling_sync_and_curation(
+    settings: dict[str, Any], words: str
+) -> None:
     assert words in told(Config.model_validate(settings))
 
 
