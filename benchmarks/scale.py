@@ -2,11 +2,11 @@
 
     python benchmarks/scale.py [--minutes 10] [--slots 256] [--workers 8] [--out FILE]
 
-Environments of profile `browser` and timed engines at their real speed (nothing is sped up), so the
-limit is what the slots can play; screenshots of 448x336. Told are actions per second, how long a
-slot waits for a lease (p99 over the last thousand, the worst heartbeat of the window), CPU and
-memory of `dart data` over time: memory is flat where the last third of the run needs no more than
-the middle third. The last line is one JSON object.
+Environments of profile `browser` and timed engines, nothing sped up. The engines and the optimizer
+are a small model's, so that the limit is what the slots can play; screenshots of 448x336. Told are
+actions per second, how long a slot waits for a lease (p99 over the last thousand, the worst
+heartbeat of the window), CPU and memory of `dart data` over time: memory is flat where the last
+third of the run needs no more than the middle third. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -35,6 +35,14 @@ SETTINGS = {
     "env.options.profile": "browser",
     "env.options.speedup": "1.0",
     "timing.speedup": "1.0",
+    "timing.prefill_s": "0.03",
+    "timing.prefill_cached_s": "0.01",
+    "timing.decode_s": "0.0005",
+    "timing.decode_each_s": "0.00002",
+    "timing.transfer_s": "0.2",
+    "timing.pause_s": "0.05",
+    "timing.train_s": "1.0",
+    "timing.train_sample_s": "0.003",
     "data.groups_per_batch": "32",
     "data.max_staleness": "16",
     "train.checkpoint_every": "100000",

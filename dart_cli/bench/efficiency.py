@@ -170,7 +170,8 @@ def summary(
             ]
             if not all(b for _, b in pairs):
                 return None
-            return round(median(a / b for a, b in pairs), 3)
+            ratios: list[float] = [a / b for a, b in pairs]
+            return round(median(ratios), 3)
 
         result |= {
             "env_utilisation_ratio": ratio("env_utilisation"),

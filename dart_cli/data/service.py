@@ -325,6 +325,12 @@ class DataService:
                     later.reason = wait.reason
                 return
 
+    def _refuse_slots(self, reason: str, worker: str | None = None) -> None:
+        """Answer the slots that wait, all or one worker's, with no lease."""
+        for key in list(self._slots):
+            if worker in (None, key[0]):
+                self._slots.pop(key).answer.set_result(Wait(reason))
+
     async def _on_batch(self, request: BatchRequest) -> BatchReply:
         deadline = time.monotonic() + HOLD_S
         while True:
@@ -423,9 +429,7 @@ class DataService:
         if self.ledger.updates >= self._config.train.updates:
             self._finish_run(f"{self.ledger.updates} updates are done")
         if refusal := self._refusal():
-            for slot in self._slots.values():
-                slot.answer.set_result(Wait(refusal))
-            self._slots.clear()
+            self._refuse_slots(refusal)
         if self._ending:
             for answer in self._askers.values():
                 answer.set_result(SyncReply(reason=refusal))
@@ -457,6 +461,8 @@ class DataService:
                 self.ledger.renew(message.trajectories)
                 if message.role == "rollout":
                     self._hear_rollout(message, before, is_new)
+                elif message.role == "env" and message.state == "stopping":
+                    self._refuse_slots("its process is stopping", message.worker)
 
     def _hear_rollout(self, heartbeat: Heartbeat, before: Heartbeat | None, is_new: bool) -> None:
         is_changed = self.ledger.versions.hear(heartbeat, is_new)

@@ -141,6 +141,23 @@ async def test_a_held_lease_request_is_answered_the_moment_a_place_is_free(
         assert (await held).lease is not None
 
 
+async def test_a_slot_of_a_process_that_stops_is_leased_nothing(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
+    config = config.model_copy(
+        update={"data": config.data.model_copy(update={"max_open_groups": 2})}
+    )
+    async with serving(config) as client:
+        leases = [await client.must_lease(slot) for slot in range(8)]
+        held = [asyncio.create_task(client.lease(99, worker)) for worker in ("env-1", "env-2")]
+        await client.eventually(lambda seen: seen.queues.free_slots == 2)
+        client.publisher.publish(heartbeat("env-1", state="stopping"))
+        assert (await held[0]).lease is None
+        await client.hand_in(leases[0], "invalid")
+        assert (await held[1]).lease is not None
+
+
 async def test_a_held_batch_request_is_answered_the_moment_a_batch_is_ready(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
