@@ -4,6 +4,7 @@ write_report    all of it: RUN/report/{curve.png, films.png, report.json}; JSON 
 summarize       the numbers of the JSON line
 draw_curve      success by task over policy versions, held-out success at both ends
 draw_films      the same held-out episodes before and after, clicks drawn on the screenshots
+draw_film       one episode alone, all of it
 pick_films      which ones: failed before, passed after
 """
 
@@ -273,9 +274,18 @@ def draw_films(path: Path, run_dir: Path, pairs: Sequence[tuple[Film, Film]]) ->
     return path
 
 
-def _strip(folder: Path, film: Film, name: str, heading: str) -> Image.Image:
+def draw_film(path: Path, folder: Path, film: Film, name: str) -> Path:
+    """One episode called `name` as a picture, all its steps; `folder` holds its screenshots."""
+    heading = f'{film.task_id}, seed {film.seed}: "{film.instruction}"'
+    _strip(folder, film, name, heading, most=len(film.frames)).save(path, optimize=True)
+    return path
+
+
+def _strip(
+    folder: Path, film: Film, name: str, heading: str, *, most: int = MAX_FRAMES
+) -> Image.Image:
     """One episode from left to right: each screen with its click, the last with the verdict."""
-    shown = film.frames[:MAX_FRAMES]
+    shown = film.frames[:most]
     shots = [_open(folder / frame.screenshot) for frame in shown]
     last = _open(folder / film.last)
     height = _thumb(last).height
