@@ -41,6 +41,7 @@ from dart_cli.config import Config, run_endpoints
 from dart_cli.data import service
 from dart_cli.data.curate import FinishedGroup, Member
 from dart_cli.data.ledger import Ledger
+from dart_cli.data.rows import PoolRow, PoolSource, StepRow
 from dart_cli.data.scheduler import Wait, make_scheduler, training_tasks
 from dart_cli.data.store import Store
 from envs.base import content_hash
@@ -109,6 +110,45 @@ def finished_group(name: str, outcomes: list[Outcome], version: int = 0) -> Fini
     return FinishedGroup(
         name, tuple(Member(f"{name}-{i:02d}", o, 2, version) for i, o in enumerate(outcomes))
     )
+
+
+def pool_member(
+    name: str,
+    *,
+    task_id: str = "mini/click",
+    source: PoolSource = "oracle",
+    steps: int = 2,
+    known: bool = False,
+    added_at: float = 500.0,
+    first: bytes | None = None,
+) -> tuple[PoolRow, list[StepRow], dict[str, bytes]]:
+    """A success from outside; `first` is its first screenshot."""
+    row = PoolRow(name, "mini", task_id, 7, source, steps, known, "", added_at, None, 0)
+    filed, images = [], {}
+    for number in range(steps):
+        record = step_record(name, number, image=None if number else first)
+        images[record.image_hashes[-1]] = record.screenshot
+        filed.append(
+            StepRow(
+                trajectory_id=name,
+                step=number,
+                at=added_at,
+                screenshot=record.image_hashes[-1],
+                image_hashes=record.image_hashes,
+                prompt_token_ids=record.prompt_token_ids,
+                token_ids=record.token_ids,
+                behaviour_logprobs=record.behaviour_logprobs,
+                entropies=record.entropies,
+                version_spans=record.version_spans,
+                text=record.text,
+                action=record.action,
+                error="",
+                model_s=0.0,
+                env_s=0.0,
+                worker="",
+            )
+        )
+    return row, filed, images
 
 
 @dataclass
