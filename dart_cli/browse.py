@@ -199,20 +199,19 @@ def _as_json(row: TrajectoryRow, group: GroupRow) -> Json:
 
 def print_trajectories(console: Console, reader: Reader, rows: list[Json], limit: int) -> None:
     """The list as a table; what was cut off is told below it."""
-    right = ("steps", "version", "batch", "seconds")
-    columns = ("trajectory", "task", "state", "reason", "outcome", "steps", "version", "batch")
-    table = page_table(str(_place(reader)), *columns, "seconds", right=right)
+    right = ("steps", "version", "seconds")
+    columns = ("trajectory", "task", "state", "outcome", "steps", "version", "seconds")
+    table = page_table(str(_place(reader)), *columns, right=right)
     shown = rows[-limit:]
     for row in shown:
+        where = f" {row['reason']}" if row["reason"] else ""
         table.add_row(
             row["id"],
             row["task"],
-            row["state"],
-            row["reason"] or "-",
+            f"{row['state']}{where}" + (f" in {row['batch']}" if row["batch"] else ""),
             row["outcome"] or "-",
             _or_dash(row["steps"]),
             versions(row["oldest_version"], row["newest_version"]),
-            _or_dash(row["batch"]),
             _seconds(row["wall_s"]),
         )
     console.print(table)
@@ -337,9 +336,12 @@ def _headlines(shown: Json) -> list[str]:
 
 
 def action_words(action: Json) -> str:
-    """An action as one short line."""
-    values = ", ".join(f"{key} {value}" for key, value in action.items() if key != "kind")
-    return f"{action['kind']} {values}".strip()
+    """An action as one short line: `click 77,46`, `type text hello`."""
+    rest = {key: value for key, value in action.items() if key not in ("kind", "x", "y")}
+    if rest.get("button") == "left":
+        del rest["button"]
+    place = f" {action['x']},{action['y']}" if "x" in action and "y" in action else ""
+    return f"{action['kind']}{place}" + "".join(f" {key} {value}" for key, value in rest.items())
 
 
 def _trained(step: Json) -> str:
