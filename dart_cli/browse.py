@@ -26,6 +26,7 @@ from rich.table import Table
 from bus.errors import RunDirectoryError, UserError
 from bus.messages import Outcome
 from dart_cli.config import load_config
+from dart_cli.data.exchange import run_id
 from dart_cli.data.groups import group_id, group_of
 from dart_cli.data.rows import (
     GroupRow,
@@ -366,11 +367,13 @@ def count(reader: Reader) -> Json:
         sources = pool.setdefault(member.task_id, {})
         sources[member.source] = sources.get(member.source, 0) + 1
     return {
-        "run": reader.run().id,
+        "run": run_id(reader),
         "run_dir": str(_place(reader)),
         "trajectories": _summed(((t.state, t.reason), t.trajectories) for t in tallies),
         "groups": _summed(reader.count("groups").items()),
-        "tasks": {task: _fared([t for t in tallies if t.task_id == task]) for task in _tasks(tallies)},
+        "tasks": {
+            task: _fared([t for t in tallies if t.task_id == task]) for task in _tasks(tallies)
+        },
         "pool": pool,
         "batches": reader.total("batches"),
         "steps": sizes.steps,

@@ -16,7 +16,7 @@ import difflib
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 import typer.core
@@ -177,7 +177,7 @@ def rollout(
 class _ProcessOrTool(typer.core.TyperGroup):
     """`dart data CONFIG` starts the process; `dart data COMMAND ...` is one of the tools."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """What does not begin with a command's name is meant for the process."""
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             self._refuse_misspelt(ctx, args[0])
@@ -385,6 +385,85 @@ def why(trajectory: Trajectory, run: RunOption = None, as_json: AsJson = False) 
         story.print_story(_console(), events)
 
 
+@data.command()
+def export(
+    target: Annotated[
+        Path, typer.Argument(metavar="CONFIG_OR_RUN", help="TOML file or run directory.")
+    ],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Made; it must not be there yet.")
+    ],
+    outcome: Annotated[
+        Literal["pass", "fail", "invalid"] | None, typer.Option(help="Only this verdict.")
+    ] = None,
+    tasks: Tasks = None,
+    pool: Annotated[
+        bool, typer.Option("--pool", help="Export the members of the experience pool instead.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write trajectories as Parquet with their images, as Hugging Face `datasets` opens them.
+
+    One row a step. The folder appears whole at the end. `dart data import` reads it.
+
+    Example: dart data export runs/quickstart successes --outcome pass
+    """
+    from dart_cli import browse
+    from dart_cli.bar import progress
+    from dart_cli.data.exchange import Choice, chosen, export_run
+    from dart_cli.data.store import open_reader
+
+    run_dir = browse.find_run(target)
+    with open_reader(run_dir) as reader:
+        ids = chosen(reader, Choice(outcome, tuple(tasks or ()), pool))
+        with progress("exporting", len(ids), "trajectories") as told:
+            done = export_run(reader, ids, folder, config=_config_of(target), told=told)
+    if as_json:
+        _say_json(vars(done) | {"folder": str(folder)})
+        return
+    left = f"; {done.skipped} left out, parts of them are gone" if done.skipped else ""
+    typer.echo(f"{done.trajectories} trajectories, {done.steps} steps in {folder}{left}")
+
+
+@data.command("import")
+def import_(
+    target: Annotated[
+        Path, typer.Argument(metavar="CONFIG_OR_RUN", help="TOML file or run directory.")
+    ],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", help="Parquet files, of `dart data export` or your own."),
+    ],
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put the successes of a folder into the experience pool of a run that is not live.
+
+    Every field is checked first: of a folder with a mistake nothing is taken. Twice does no harm.
+
+    Example: dart data import configs/quickstart.toml successes
+    """
+    from dart_cli.bar import progress
+    from dart_cli.data.exchange import import_folder
+    from dart_cli.data.parquet import count_rows
+
+    config = _config_of(target, overrides)
+    with progress("checking and importing", 2 * count_rows(folder), "rows") as told:
+        done = import_folder(config, folder, told)
+    if as_json:
+        _say_json(vars(done) | {"run_dir": str(config.run.dir)})
+    else:
+        typer.echo(f"{config.run.dir}: {done}")
+
+
+def _config_of(target: Path, overrides: list[str] | None = None) -> Config:
+    """The configuration in a file, or the one that a run directory was started with."""
+    from dart_cli.config import load_config
+    from dart_cli.process import read_run
+
+    return read_run(target) if target.is_dir() else load_config(target, overrides)
+
+
 def _console() -> Console:
     """For tables: as wide as the terminal, or as a file that somebody greps."""
     from rich.console import Console
@@ -469,14 +548,7 @@ def status(
     """
     from dart_cli.status.watch import run_status
 
-    if target.is_dir():
-        from dart_cli.process import read_run
-
-        config = read_run(target)
-    else:
-        from dart_cli.config import load_config
-
-        config = load_config(target, overrides)
+    config = _config_of(target, overrides)
     raise typer.Exit(asyncio.run(run_status(config, once=once, as_json=as_json, every_s=watch)))
 
 

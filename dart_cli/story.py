@@ -52,7 +52,9 @@ def tell_story(reader: Reader, subject: Subject) -> list[Event]:
         events.append(_joined_pool(subject.pool))
     events += _trained(reader, subject, steps)
     if subject.pool is not None and subject.pool.evicted_at is not None:
-        events.append(Event("left the pool: newer successes took its place", subject.pool.evicted_at))
+        events.append(
+            Event("left the pool: newer successes took its place", subject.pool.evicted_at)
+        )
     return events
 
 
@@ -112,7 +114,9 @@ def _judged(reader: Reader, trajectory: TrajectoryRow, group: GroupRow) -> Itera
         for outcome in ("pass", "fail", "invalid")
     }
     if trajectory.state == "dropped" and group.reason != trajectory.reason:
-        yield Event(_why_alone(reader, trajectory), trajectory.ended_at, {"rule": trajectory.reason})
+        yield Event(
+            _why_alone(reader, trajectory), trajectory.ended_at, {"rule": trajectory.reason}
+        )
         return
     if group.closed_at is not None:
         counts = ", ".join(f"{number} {outcome}" for outcome, number in judged.items() if number)
@@ -181,7 +185,9 @@ def _why_dropped(
         return _why_stale(reader, group, members)
     texts: dict[str, Callable[[], str]] = {
         "all_success": lambda: f"all {valid} valid members passed: equal rewards teach nothing",
-        "all_fail": lambda: f"all {valid} valid members failed: equal rewards teach nothing{_no_help(reader)}",
+        "all_fail": lambda: (
+            f"all {valid} valid members failed: equal rewards teach nothing{_no_help(reader)}"
+        ),
         "single_member": lambda: "one valid member has nothing to be compared with",
         "no_valid_member": lambda: f"none of {len(members)} attempts had a verdict",
         "task_removed": lambda: f"the run was started again without {group.task_id}",
