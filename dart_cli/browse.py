@@ -27,7 +27,7 @@ from bus.errors import RunDirectoryError, UserError
 from bus.messages import Outcome
 from dart_cli.config import load_config
 from dart_cli.data.exchange import run_id
-from dart_cli.data.groups import group_id, group_of
+from dart_cli.data.groups import group_id
 from dart_cli.data.rows import (
     GroupRow,
     PoolRow,

@@ -386,6 +386,51 @@ def why(trajectory: Trajectory, run: RunOption = None, as_json: AsJson = False) 
 
 
 @data.command()
+def collect(
+    config_path: ConfigPath,
+    overrides: Overrides = None,
+    per_task: Annotated[int, typer.Option(min=1, help="Successes wanted of each task.")] = 8,
+    tasks: Tasks = None,
+    player: Annotated[
+        Literal["oracle", "policy"],
+        typer.Option("--from", help="Who plays: the environment's own solution, or a policy."),
+    ] = "oracle",
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="policy: a weight set; default the run's newest, or the model's own.",
+        ),
+    ] = None,
+    hints: Annotated[
+        bool, typer.Option("--hints", help="policy: tell it the next step; stored without.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write a folder for `import` or data.pool instead."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fill the experience pool: play training tasks here and keep the successes.
+
+    Needs no other process. What was collected before is neither played nor kept twice.
+
+    Example: dart data collect configs/quickstart.toml --per-task 8
+
+    Example: dart data collect configs/quickstart.toml --from policy --hints --out hinted
+    """
+    from bus.errors import ConfigError
+
+    if player == "oracle" and (weights is not None or hints):
+        raise ConfigError("--weights and --hints are for a policy: add --from policy")
+    config = _load(config_path, overrides, "data" if player == "oracle" else "eval")
+    from dart_cli.collect import Wanted, run_collect
+
+    wanted = Wanted(per_task, tuple(tasks or ()), player, weights, hints)
+    run_collect(config, wanted, out=out, as_json=as_json)
+
+
+@data.command()
 def export(
     target: Annotated[
         Path, typer.Argument(metavar="CONFIG_OR_RUN", help="TOML file or run directory.")

@@ -186,7 +186,7 @@ async def play_all(
     played: list[Played] = []
 
     async def play_some(slot: int) -> None:
-        async with _environment(config, f"eval/{slot}") as env:
+        async with environment(config, f"eval/{slot}") as env:
             while waiting:
                 index, episode = waiting.popleft()
                 seat = Seat(answers, filmed=index < filmed)
@@ -205,7 +205,8 @@ async def play_all(
 
 
 @contextlib.asynccontextmanager
-async def _environment(config: Config, name: str) -> AsyncIterator[ThreadedEnv]:
+async def environment(config: Config, name: str) -> AsyncIterator[ThreadedEnv]:
+    """An environment of the run's suite, closed at the end of the block."""
     env = ThreadedEnv(
         lambda: make_env(config.env.suite, **config.env.options),
         name=name,
@@ -252,7 +253,7 @@ async def _evaluate(
     rounds = [planned(trained, count, seed), planned(composed, count, seed + count)]
     if not any(rounds):
         raise TaskError("nothing to evaluate: set eval.episodes >= 1 and name a task")
-    directory, version = (None, -1) if as_it_comes else _chosen_weights(config, weights)
+    directory, version = (None, -1) if as_it_comes else chosen_weights(config, weights)
     began = time.monotonic()
     model = await asyncio.to_thread(load_model, config)
     try:
@@ -285,7 +286,7 @@ async def _evaluate(
     return evaluation, kept
 
 
-def _chosen_weights(config: Config, weights: Path | None) -> tuple[Path | None, int]:
+def chosen_weights(config: Config, weights: Path | None) -> tuple[Path | None, int]:
     """(directory, version) of the weight set to play; (None, -1) where the run has none yet."""
     from dart_cli.weights.file import newest, read_manifest
 

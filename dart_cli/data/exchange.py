@@ -33,7 +33,7 @@ from dart_cli.data.parquet import (
 from dart_cli.data.rows import PoolRow, PoolSource
 from dart_cli.data.scheduler import TRAIN_SEEDS
 from dart_cli.data.store import Reader, Store, open_store
-from envs.registry import find_task
+from envs.registry import find_task, load_suite
 
 log = logging.getLogger(__name__)
 
@@ -224,7 +224,7 @@ def add_folder(store: Store, config: Config, folder: Path, told: Told = _quietly
     for number, trajectory in enumerate(read_folder(folder, check, told), start=1):
         if trajectory.outcome != "pass":
             counts["not_passed"] += 1
-        elif join(store, trajectory, at=now):
+        elif join(store, replace(trajectory, suite=config.env.suite), at=now):
             counts["joined"] += 1
         else:
             counts["there"] += 1
@@ -261,6 +261,7 @@ def join(store: Store, trajectory: Trajectory, *, at: float) -> bool:
 def _check(config: Config, folder: Path) -> Check:
     """What a trajectory must satisfy beyond its own consistency to join `config`'s run."""
     facts, suite = model_facts(config), config.env.suite
+    names = {suite, load_suite(suite).name}  # a suite of one's own is called by its place, too
     made_for = about_folder(folder).get("vocabulary", "")
     if facts is not None and made_for and made_for != facts.fingerprint:
         raise ExchangeError(
@@ -269,7 +270,7 @@ def _check(config: Config, folder: Path) -> Check:
         )
 
     def check(trajectory: Trajectory) -> tuple[int, str, str] | None:
-        if trajectory.suite != suite:
+        if trajectory.suite not in names:
             return 0, "suite", f"{trajectory.suite!r}, but the run plays env.suite = {suite!r}"
         try:
             task = find_task(suite, trajectory.task_id)

@@ -19,7 +19,7 @@ import json
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -90,7 +90,7 @@ def content_id(trajectory: Trajectory) -> str:
         ]
         for step in trajectory.steps
     ]
-    instance = [trajectory.suite, trajectory.task_id, trajectory.task_seed]
+    instance = [trajectory.task_id, trajectory.task_seed]
     plain = json.dumps([instance, told], sort_keys=True, allow_nan=False)
     return f"x{blake2b(plain.encode(), digest_size=16).hexdigest()}"
 
@@ -138,7 +138,7 @@ COLUMNS: dict[str, Column] = {
 
 
 def _pyarrow() -> tuple[Any, Any]:
-    """pyarrow and its Parquet part. Raises MissingPartError."""
+    """Arrow and its Parquet part. Raises MissingPartError."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
