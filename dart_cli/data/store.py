@@ -381,6 +381,24 @@ class Reader:
         )
         return [SampleRow(**row) for row in rows]
 
+    def share_left_out(self, batch_id: int) -> float:
+        """Share of the batch's steps that have weight 0."""
+        rows = self._rows(
+            "SELECT AVG(weight = 0) AS share FROM batch_samples WHERE batch_id = ?", (batch_id,)
+        )
+        return rows[0]["share"] or 0.0
+
+    def share_of_pool(self, batch_id: int) -> float:
+        """Share of the tokens a batch trains on that are of members of the pool."""
+        rows = self._rows(
+            "SELECT SUM((b.reason = 'pool') * LENGTH(s.token_ids)) * 1.0 / SUM(LENGTH(s.token_ids)) "
+            "AS share FROM batch_samples b JOIN steps s "
+            "ON s.trajectory_id = b.trajectory_id AND s.step = b.step "
+            "WHERE b.batch_id = ? AND b.weight <> 0",
+            (batch_id,),
+        )
+        return rows[0]["share"] or 0.0
+
     def pool(self, task_id: str | None = None, evicted: bool = False) -> list[PoolRow]:
         """Members of the experience pool, oldest first; with `evicted` those it no longer has, too."""
         clauses = ["1"] if evicted else ["evicted_at IS NULL"]
@@ -720,11 +738,13 @@ class Store(Reader):
         """File a group that was just opened."""
         self._insert("groups", group)
 
-    def add_lease(self, attempt: Attempt, group: str, at: float) -> None:
-        """File a trajectory of `group` that was just leased."""
+    def add_lease(
+        self, attempt: Attempt, group: str, at: float, max_steps: int | None = None
+    ) -> None:
+        """File a trajectory of `group` that was just leased, for at most `max_steps` steps."""
         self._write(
             "INSERT INTO trajectories (id, group_id, attempt, state, worker, slot, sampling_seed, "
-            "leased_at) VALUES (?, ?, ?, 'leased', ?, ?, ?, ?)",
+            "leased_at, max_steps) VALUES (?, ?, ?, 'leased', ?, ?, ?, ?, ?)",
             (
                 attempt.id,
                 group,
@@ -733,6 +753,7 @@ class Store(Reader):
                 attempt.slot,
                 attempt.sampling_seed,
                 at,
+                max_steps,
             ),
         )
 
@@ -944,12 +965,13 @@ class Store(Reader):
         group_ids: Sequence[str],
         samples: Sequence[PlannedSample],
         trajectory_ids: Iterable[str],
+        pool_ids: Iterable[str] = (),
     ) -> None:
-        """File a batch: its samples, groups and trajectories."""
+        """File a batch: its samples, groups, trajectories, and members of the pool."""
         self._insert("batches", batch)
         self._write_many(
-            "INSERT INTO batch_samples (batch_id, position, trajectory_id, step, advantage, weight) "
-            "VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT INTO batch_samples (batch_id, position, trajectory_id, step, advantage, weight, "
+            "reason, entropy) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             [
                 (
                     batch.id,
@@ -958,6 +980,8 @@ class Store(Reader):
                     sample.step,
                     sample.advantage,
                     sample.weight,
+                    sample.reason,
+                    sample.entropy,
                 )
                 for position, sample in enumerate(samples)
             ],
@@ -969,6 +993,10 @@ class Store(Reader):
         self._write_many(
             "UPDATE trajectories SET state = 'batched', batch_id = ? WHERE id = ?",
             [(batch.id, trajectory_id) for trajectory_id in trajectory_ids],
+        )
+        self._write_many(
+            "UPDATE pool SET used = used + 1 WHERE trajectory_id = ?",
+            [(trajectory_id,) for trajectory_id in pool_ids],
         )
 
     def add_staleness(self, batch_id: int, tokens: Mapping[int, int]) -> None:
