@@ -20,6 +20,7 @@ from rich.console import Console
 
 from bus.errors import StoreError
 from dart_cli.browse import Subject, action_words, moment, versions_words
+from dart_cli.data.groups import group_of
 from dart_cli.data.rows import BatchRow, GroupRow, PoolRow, SampleRow, StepRow, TrajectoryRow
 from dart_cli.data.store import Reader
 
@@ -286,9 +287,15 @@ def _weighed(
     numbers = asdict(row) | {"entropy": entropy}
     if row.weight == 0:
         why = LEFT_OUT.get(row.reason, "")
-        same = [each.entropy for each in everyone if each.entropy is not None and each.weight != 0]
-        if row.reason == "low_entropy" and same and entropy is not None:
-            why += f"; the least of those kept in the batch has {min(same):.4f} nats"
+        kept = [
+            each.entropy
+            for each in everyone
+            if each.weight != 0
+            and each.entropy is not None
+            and group_of(each.trajectory_id) == group_of(row.trajectory_id)
+        ]
+        if row.reason == "low_entropy" and kept:
+            why += f"; the least of those kept in its group has {min(kept):.4f} nats"
         return Event(
             f"step {row.step} is left out ({row.reason}{nats}){': ' + why if why else ''}",
             numbers=numbers,
