@@ -66,7 +66,7 @@ def _wrong_values(field: FieldInfo) -> Iterator[tuple[str, str, str]]:
         yield "not a path", "3", "must be a path in quotes"
     elif isinstance(default, list):
         yield "not a list", '"mini/popup"', "must be a list"
-        yield "of wrong members", "[3]", "must be text in quotes"
+        yield "of wrong members", "[3]", "in quotes"
     elif isinstance(default, dict):
         yield "not a table", "3", "must be a table"
     elif isinstance(default, tuple):

@@ -295,27 +295,14 @@ def write_folder(
     try:
         yield shards
         shards.close()
-        (temporary / "README.md").write_text(_card(folder.name, shards.written), encoding="utf-8")
+        if not shards.written:  # a folder without a file would be none of Parquet
+            raise ExchangeError(f"nothing to write into {folder}")
         temporary.chmod(0o755)
         temporary.replace(folder)
     except OSError as error:
         raise ExchangeError(f"{folder}: cannot be written: {error.strerror}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _card(name: str, number: int) -> str:
-    """How the folder is opened; a Hugging Face dataset card."""
-    return (
-        "---\nconfigs:\n- config_name: default\n  data_files: trajectories-*.parquet\n---\n\n"
-        f"# {name}\n\n{number} trajectories of a GUI agent, written by `dart`; one row a step, the "
-        "rows of a trajectory together.\n\n"
-        "```python\nfrom datasets import load_dataset\n\n"
-        f'steps = load_dataset("parquet", data_files="{name}/*.parquet", split="train")\n'
-        'steps[0]["screenshot"]   # a PIL image\n```\n\n'
-        f"Back into a run's experience pool: `dart data import CONFIG {name}`, or "
-        f'`data.pool = ["{name}"]` in its configuration.\n'
-    )
 
 
 # --- reading --------------------------------------------------------------------------------
