@@ -229,7 +229,8 @@ def why(trajectory: Trajectory, run: RunOption = None, as_json: AsJson = False) 
         if as_json:
             _say_json({"id": subject.id, "task": subject.task_id, "story": story.as_json(events)})
             return
-        typer.echo(f"{subject.id}  {subject.task_id}, seed {subject.task_seed}")
+        place = reader.path.parent
+        typer.echo(f"{subject.id}  {subject.task_id}, seed {subject.task_seed}  ({place})")
         story.print_story(_console(), events)
 
 
