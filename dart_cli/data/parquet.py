@@ -406,13 +406,18 @@ def count_rows(folder: Path) -> int:
 
 
 def read_folder(
-    folder: Path, check: Check | None = None, told: Callable[[int], None] = lambda _: None
+    folder: Path,
+    check: Check | None = None,
+    told: Callable[[int], None] = lambda _: None,
+    whole: set[str] | None = None,
 ) -> Iterator[Trajectory]:
     """The trajectories of a folder, one at a time; `told` hears how many rows each had.
 
-    Raises ExchangeError for the first thing that is wrong.
+    `whole` are the hashes of images that are known to decode; those that do join it, so that a
+    second reading need not decode them again. Raises ExchangeError for the first thing that is wrong.
     """
     seen: set[str] = set()
+    whole = set() if whole is None else whole
     for name, group in groupby(_rows(folder), key=lambda found: found[1].trajectory_id):
         rows = []
         for found in group:  # bounded: a file cannot make us hold more than one trajectory
@@ -428,7 +433,7 @@ def read_folder(
                 f"the rows of {name} do not stand together; sort the data by trajectory_id and step",
             )
         seen.add(name)
-        trajectory = _trajectory(rows)
+        trajectory = _trajectory(rows, whole)
         if check is not None and (wrong := check(trajectory)) is not None:
             step, column, text = wrong
             raise rows[step][0].wrong(column, text)
@@ -436,7 +441,7 @@ def read_folder(
         told(first.steps)
 
 
-def _trajectory(rows: Sequence[tuple[_Place, _Row]]) -> Trajectory:
+def _trajectory(rows: Sequence[tuple[_Place, _Row]], whole: set[str]) -> Trajectory:
     first = rows[0][1]
     images: dict[str, bytes] = {}
     steps = []
@@ -451,7 +456,7 @@ def _trajectory(rows: Sequence[tuple[_Place, _Row]]) -> Trajectory:
                 raise at.wrong(name, f"differs from that of step 0 of {first.trajectory_id}")
         if bool(row.behaviour_logprobs) != bool(first.behaviour_logprobs):
             raise at.wrong("behaviour_logprobs", "known for some steps only; empty them all")
-        steps.append(_step(at, row, images))
+        steps.append(_step(at, row, images, whole))
     if len(rows) != first.steps:
         raise rows[-1][0].wrong(
             "steps", f"{first.trajectory_id} has {len(rows)} rows of {first.steps} steps"
@@ -472,14 +477,15 @@ def _trajectory(rows: Sequence[tuple[_Place, _Row]]) -> Trajectory:
     )
 
 
-def _step(place: _Place, row: _Row, images: dict[str, bytes]) -> StepRow:
+def _step(place: _Place, row: _Row, images: dict[str, bytes], whole: set[str]) -> StepRow:
     """The step of one row; its screenshot joins `images`."""
     key = content_hash(row.screenshot.bytes)
     if row.image_hashes[-1] != key:
         raise place.wrong("image_hashes", f"the last must be the screenshot's own, {key}")
-    if key not in images:
+    if key not in whole:
         _check_image(place, row.screenshot.bytes)
-        images[key] = row.screenshot.bytes
+        whole.add(key)
+    images[key] = row.screenshot.bytes
     for each in row.image_hashes:
         if each not in images:
             raise place.wrong("image_hashes", f"{each} is no earlier screenshot of its trajectory")
