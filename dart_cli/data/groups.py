@@ -3,8 +3,9 @@
     Attempt  one lease of one member      Group  the attempts at one task instance
     Board    all groups that are open or wait for a batch
 
-A group wants `size` valid trajectories, of at most `max_steps` steps each. An attempt that ends without a verdict (invalid, its lease
-lost) is replaced, at most `size` times in all; after that the group makes do with what it has.
+A group wants `size` valid trajectories, of at most `max_steps` steps each. An attempt that ends
+without a verdict (invalid, its lease lost) is replaced, at most `size` times in all; after that the
+group makes do with what it has.
 """
 
 from __future__ import annotations

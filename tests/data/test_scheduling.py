@@ -142,6 +142,8 @@ class World:
             tokens = self.store.staleness(found.batch_id - 1)
             if row.id == len(self.store.batches()):
                 assert sum(tokens.values()) == sum(len(each.token_ids) for each in fresh)
+            shown = {name for each in found.samples for name in each.image_hashes}
+            assert found.images.keys() == shown  # however old a member of the pool is
             assert self.ledger.suspended == data.coupled
             is_new = found.batch_id > formed
             if is_new and data.scheduling == "april" and not data.recycle:
@@ -197,8 +199,11 @@ class World:
                 self.ledger.take_back_expired()
             elif event < 0.965:
                 self.go_back()
-            elif event < 0.98 and restarts:
-                self.restart()
+            elif event < 0.98:
+                if restarts:
+                    self.restart()
+            else:
+                self.ledger.make_room(4)
             self.look()
 
     def go_on(self, updates: int, rounds: int = 4000) -> None:
@@ -243,7 +248,8 @@ class World:
 def a_config(run_dir: Path, *, publish_every: int = 1, **data: Any) -> Config:
     config = small_config(run_dir, **{"max_open_groups": 0, **data})
     weights = config.weights.model_copy(update={"publish_every": publish_every})
-    return config.model_copy(update={"weights": weights})
+    train = config.train.model_copy(update={"checkpoint_every": 1, "keep_checkpoints": 2})
+    return config.model_copy(update={"weights": weights, "train": train})
 
 
 @st.composite
