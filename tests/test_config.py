@@ -126,6 +126,24 @@ BY_HAND = [
         "must be >= data.groups_per_batch (32)",
     ),
     Case(
+        "a pool that never joins a group",
+        "[data]\ngroup_size = 4\npool_ratio = 0.125\n",
+        "data.pool_ratio",
+        "must be 0 or >= 0.2, one success beside data.group_size = 4 failures",
+    ),
+    Case(
+        "a pool that is off",
+        '[data]\npool = ["demos"]\n',
+        "data.pool_ratio",
+        "must be > 0",
+    ),
+    Case(
+        "a least group above the greatest",
+        "[data]\ngroup_size = 4\ndynamic_number = true\nmin_group_size = 5\n",
+        "data.min_group_size",
+        "must be <= data.group_size (4)",
+    ),
+    Case(
         "warm-up past the end",
         "[train]\nupdates = 10\nwarmup = 50\n",
         "train.warmup",
