@@ -20,6 +20,7 @@ from rich.console import Console
 
 from bus.errors import StoreError
 from dart_cli.browse import Subject, action_words, moment, versions_words
+from dart_cli.data.curate import may_join
 from dart_cli.data.groups import group_of
 from dart_cli.data.rows import BatchRow, GroupRow, PoolRow, SampleRow, StepRow, TrajectoryRow
 from dart_cli.data.store import Reader
@@ -187,7 +188,7 @@ def _why_dropped(
     texts: dict[str, Callable[[], str]] = {
         "all_success": lambda: f"all {valid} valid members passed: equal rewards teach nothing",
         "all_fail": lambda: (
-            f"all {valid} valid members failed: equal rewards teach nothing{_no_help(reader)}"
+            f"all {valid} valid members failed: equal rewards teach nothing{_no_help(reader, group, valid)}"
         ),
         "single_member": lambda: "one valid member has nothing to be compared with",
         "no_valid_member": lambda: f"none of {len(members)} attempts had a verdict",
@@ -198,12 +199,14 @@ def _why_dropped(
     return told, {"valid": valid, "attempts": len(members)}
 
 
-def _no_help(reader: Reader) -> str:
+def _no_help(reader: Reader, group: GroupRow, valid: int) -> str:
     """Why no success of the pool joined an all-fail group."""
     ratio = _data(reader, "pool_ratio")
     if not ratio:
         return "; data.pool_ratio = 0, so no success of the pool joins such a group"
-    return f"; no success of the pool could join it (data.pool_ratio = {ratio})"
+    if not may_join(valid, ratio):
+        return f"; one success among {valid + 1} would be a larger share than data.pool_ratio = {ratio}"
+    return f"; the pool had no success of {group.task_id}"
 
 
 def _why_stale(

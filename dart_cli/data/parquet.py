@@ -50,7 +50,7 @@ MAX_STEPS = 10_000
 MAX_TOKENS = 1_000_000  # of one prompt or completion
 MAX_IMAGE_BYTES = 64_000_000
 MAX_SIDE = 8_192  # pixels
-INSTALL = "pip install 'dart-cli[parquet]'"
+INSTALL = "pip install 'pyarrow>=18'"
 
 
 @dataclass(frozen=True)
