@@ -919,6 +919,15 @@ class Store(Reader):
             )
         return self.join_pool(row)
 
+    def pool_folder(self, folder: str) -> str:
+        """Fingerprint that the folder had when it was imported; empty if it was not."""
+        rows = self._rows("SELECT fingerprint FROM pool_folders WHERE folder = ?", (folder,))
+        return str(rows[0]["fingerprint"]) if rows else ""
+
+    def save_pool_folder(self, folder: str, fingerprint: str) -> None:
+        """Note that the folder was imported whole."""
+        self._write("INSERT OR REPLACE INTO pool_folders VALUES (?, ?)", (folder, fingerprint))
+
     def join_pool(self, row: PoolRow) -> bool:
         """A success whose steps are filed joins the pool; False if it was there already.
 

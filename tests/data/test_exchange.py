@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -281,15 +282,24 @@ def test_a_live_run_is_refused_with_the_cure(tmp_path: Path, config: Config) -> 
         import_folder(config, folder)
 
 
-def test_the_folders_of_data_pool_join_at_the_start(tmp_path: Path, config: Config) -> None:
+def test_the_folders_of_data_pool_join_at_the_start_and_are_read_again_when_they_change(
+    tmp_path: Path, config: Config
+) -> None:
     folders = [written(tmp_path / name, trajectory(steps=n)) for n, name in ((1, "a"), (2, "b"))]
     changed = config.model_copy(update={"data": config.data.model_copy(update={"pool": folders})})
     with open_store(config.run.dir) as store:
         import_pool(changed, store)
+        assert sorted(row.steps for row in store.pool()) == [1, 2]
+        [file] = folders[0].iterdir()
+        stamp = file.stat()
+        file.write_bytes(bytes(stamp.st_size))
+        os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+        import_pool(changed, store)  # as it was, by all that is looked at: not read
+        written(tmp_path / "c", trajectory(steps=3))
+        file.unlink()
+        (tmp_path / "c" / "trajectories-00000.parquet").rename(file)
         import_pool(changed, store)
-        assert [row.steps for row in store.pool()] == [1, 2] or [
-            row.steps for row in store.pool()
-        ] == [2, 1]
+        assert sorted(row.steps for row in store.pool()) == [1, 2, 3]
 
 
 def test_what_was_exported_is_what_the_run_holds(tmp_path: Path, config: Config) -> None:
