@@ -10,4 +10,5 @@ progress   success by task and version, throughput, metrics as they happen
 usage      where the time of the run's processes goes
 overview   the run at one moment, for the status page
 store      the only code that knows SQLite     migrations  its schema     rows, blobs  what it holds
+exchange   trajectories leave and enter runs     parquet  as files     fits  whether a model takes them
 """

@@ -289,6 +289,15 @@ def curation(db: Database) -> None:
     db.execute("CREATE INDEX pool_images_by_hash ON pool_images (hash)")
 
 
+@MIGRATIONS(name="0010_pool_folders")
+def pool_folders(db: Database) -> None:
+    """Which folders of data.pool were imported as they are, so that a start need not read them."""
+    db.execute("""CREATE TABLE pool_folders (
+        folder TEXT PRIMARY KEY,
+        fingerprint TEXT NOT NULL            -- of its files, and of what they were checked against
+    ) WITHOUT ROWID""")
+
+
 def unknown_steps(db: Database) -> list[str]:
     """Names of steps this database has had that this dart does not know: a newer one's."""
     known = {step.name for step in MIGRATIONS.pending(Database(memory=True))}

@@ -1,0 +1,31 @@
+"""What docs/data-tools.md says of commands and columns is so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import typer
+
+from dart_cli.cli_data import data
+from dart_cli.data.parquet import COLUMNS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "data-tools.md").read_text(encoding="utf-8")
+
+
+def test_the_page_names_every_command_and_only_options_that_exist() -> None:
+    commands = typer.main.get_command(data).commands  # type: ignore[attr-defined]
+    named = re.findall(r"\| `dart data (\w+)", PAGE)
+    assert {*named, "serve"} == set(commands)
+    options = {
+        option for each in commands.values() for param in each.params for option in param.opts
+    }
+    used = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", PAGE))
+    assert used <= options
+
+
+def test_the_page_explains_every_column() -> None:
+    table = PAGE[PAGE.index("| column | holds |") :]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert [name for row in rows for name in re.findall(r"`(\w+)`", row)] != []
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(COLUMNS)
