@@ -198,7 +198,8 @@ def test_ls_lists_what_fits(played: Played, capsys: pytest.CaptureFixture[str]) 
     ]
     tasks = {row.task_id for row in played.store.groups()}
     assert sorted(each for task in tasks for each in ids("--task", task)) == sorted(everything)
-    assert ids("--task", "mini/none") == []
+    assert run("ls", played.config.run.dir, "--task", "mini/clik") == 2
+    assert "did you mean 'mini/click'" in capsys.readouterr().err
 
 
 def test_ls_is_a_table_that_says_what_it_leaves_out(
