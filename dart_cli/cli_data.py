@@ -350,8 +350,10 @@ def import_(
         done = import_folder(config, folder, told)
     if as_json:
         _say_json(vars(done) | {"run_dir": str(config.run.dir)})
-    else:
-        typer.echo(f"{config.run.dir}: {done}")
+        return
+    typer.echo(f"{config.run.dir}: {done}")
+    if not config.data.pool_ratio:
+        typer.echo("data.pool_ratio = 0: the run does not draw from its pool; set it, e.g. 0.125")
 
 
 def _console() -> Console:
