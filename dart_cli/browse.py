@@ -268,7 +268,7 @@ def print_pool(console: Console, reader: Reader, rows: list[Json], limit: int) -
 
 def show(reader: Reader, subject: Subject) -> Json:
     """All of one trajectory but its tokens and images."""
-    used = {(row.step): row for row in reader.sample_rows(subject.id)}
+    used = {row.step: row for row in reader.sample_rows(subject.id)}
     steps = reader.steps(subject.id)
     trajectory, group = subject.trajectory, subject.group
     return {
@@ -403,7 +403,7 @@ def _tasks(tallies: Sequence[TallyRow]) -> list[str]:
     return sorted({tally.task_id for tally in tallies})
 
 
-def _summed(counts: Any) -> list[Json]:
+def _summed(counts: Iterable[tuple[tuple[str, str], int]]) -> list[Json]:
     """[{state, reason, number}], in the order of a trajectory's life."""
     sums: dict[tuple[str, str], int] = {}
     for key, number in counts:
