@@ -1,6 +1,7 @@
 """What a run's database holds, for a person or as JSON: `dart data ls`, `show` and `stats`.
 
     find_run       a configuration file, a run directory, or nothing -> the run that is meant
+    check_tasks    whether the run has such tasks
     find_subject   a trajectory by its id, of the run or of its pool; else the nearest cure
     Listing        which trajectories `ls` lists; `list_trajectories` and `list_pool` find them
     show           one trajectory: its steps, times and verdict, and its film as a picture
@@ -13,7 +14,7 @@ gives plain JSON values; one with a console prints the same as a person reads it
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -40,6 +41,7 @@ from dart_cli.data.rows import (
 from dart_cli.data.store import DATABASE, Reader
 from dart_cli.status.page import fraction
 from dart_cli.status.tables import page_table
+from envs.registry import did_you_mean
 
 Json = dict[str, Any]
 
@@ -129,6 +131,18 @@ def find_subject(reader: Reader, name: str) -> Subject:
         none = "`dart data ls --pool` lists its members"
         raise UserError(f"no pool member {name!r} in {_place(reader)}; {many if members else none}")
     raise UserError(f"no trajectory {name!r} in {_place(reader)}; {_nearest(reader, name)}")
+
+
+def check_tasks(reader: Reader, names: Iterable[str]) -> None:
+    """Raise UserError for a task that neither the run nor its pool has."""
+    known = {task_id for _, task_id in reader.instructions()}
+    known |= {row.task_id for row in reader.pool(evicted=True)}
+    for name in names:
+        if name not in known:
+            raise UserError(
+                f"--task {name}: {_place(reader)} has no such task{did_you_mean(name, known)}; "
+                "`dart data stats` lists those it has"
+            )
 
 
 def _place(reader: Reader) -> Path:
@@ -254,7 +268,7 @@ def print_pool(console: Console, reader: Reader, rows: list[Json], limit: int) -
 
 def show(reader: Reader, subject: Subject) -> Json:
     """All of one trajectory but its tokens and images."""
-    used = {(row.step): row for row in reader.sample_rows(subject.id)}
+    used = {row.step: row for row in reader.sample_rows(subject.id)}
     steps = reader.steps(subject.id)
     trajectory, group = subject.trajectory, subject.group
     return {
@@ -389,7 +403,7 @@ def _tasks(tallies: Sequence[TallyRow]) -> list[str]:
     return sorted({tally.task_id for tally in tallies})
 
 
-def _summed(counts: Any) -> list[Json]:
+def _summed(counts: Iterable[tuple[tuple[str, str], int]]) -> list[Json]:
     """[{state, reason, number}], in the order of a trajectory's life."""
     sums: dict[tuple[str, str], int] = {}
     for key, number in counts:

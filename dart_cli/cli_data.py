@@ -89,7 +89,7 @@ def serve(config_path: ConfigPath, overrides: Overrides = None, dry_run: DryRun 
 RunTarget = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[CONFIG_OR_RUN]",
+        metavar="CONFIG_OR_RUN",
         help="TOML file or run directory; default the run below runs/ that was written to last.",
         show_default=False,
     ),
@@ -148,6 +148,7 @@ def list_(
         )
     wanted = browse.Listing(task, outcome, state, reason, limit)
     with open_reader(browse.find_run(target)) as reader:
+        browse.check_tasks(reader, [task] if task else [])
         found = (
             browse.list_pool(reader, task, limit)
             if pool
@@ -311,6 +312,7 @@ def export(
     was_started = not target.is_dir() or (target / "config.json").exists()
     config = config_of(target) if was_started else None  # else it holds a pool alone
     with open_reader(run_dir) as reader:
+        browse.check_tasks(reader, tasks or [])
         ids = chosen(reader, Choice(outcome, tuple(tasks or ()), pool))
         with progress("exporting", len(ids), "trajectories") as told:
             done = export_run(reader, ids, folder, config=config, told=told)
@@ -348,8 +350,10 @@ def import_(
         done = import_folder(config, folder, told)
     if as_json:
         _say_json(vars(done) | {"run_dir": str(config.run.dir)})
-    else:
-        typer.echo(f"{config.run.dir}: {done}")
+        return
+    typer.echo(f"{config.run.dir}: {done}")
+    if not config.data.pool_ratio:
+        typer.echo("data.pool_ratio = 0: the run does not draw from its pool; set it, e.g. 0.125")
 
 
 def _console() -> Console:

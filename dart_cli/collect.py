@@ -523,6 +523,10 @@ def _tell(config: Config, quotas: Sequence[Quota], out: Path | None, as_json: bo
         table.add_row(quota.task.id, *map(str, (new, quota.there, quota.played, quota.missing)))
     console = Console(markup=False, highlight=False)
     console.print(table)
+    if out is None and not config.data.pool_ratio:
+        console.print(
+            "data.pool_ratio = 0: the run does not draw from its pool; set it, e.g. 0.125"
+        )
     for quota in quotas:
         if quota.missing:
             why = "; ".join(reason for reason, _ in quota.reasons.most_common(1))

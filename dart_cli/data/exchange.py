@@ -3,6 +3,7 @@
     Choice          which trajectories of a run are exported
     export_run      a run -> a folder of Parquet files
     import_folder   a folder -> the pool of a run that is not live
+    check_folder    a folder, read whole and compared with a configuration
     import_pool     the folders of data.pool -> the pool, when `dart data` starts
     join            one success from outside -> the pool, under an id that follows from its content
 
@@ -34,7 +35,7 @@ from dart_cli.data.parquet import (
 )
 from dart_cli.data.rows import PoolRow, PoolSource
 from dart_cli.data.scheduler import TRAIN_SEEDS
-from dart_cli.data.store import Reader, Store, open_store
+from dart_cli.data.store import DATABASE, Reader, Store, open_store
 from envs.registry import find_task, load_suite
 
 log = logging.getLogger(__name__)
@@ -199,7 +200,9 @@ def import_folder(config: Config, folder: Path, told: Told = _quietly) -> Import
     `told` hears of every row twice: once it is checked, once it is dealt with. Raises ExchangeError
     for the first mistake in the files, RunDirectoryError while the run is live.
     """
-    about_folder(folder)  # before anything is made
+    about_folder(folder)
+    is_new = not (config.run.dir / DATABASE).exists()
+    whole = check_folder(config, folder, told) if is_new else None  # before anything is made
     try:
         store = open_store(config.run.dir)
     except RunDirectoryError as error:
@@ -207,7 +210,7 @@ def import_folder(config: Config, folder: Path, told: Told = _quietly) -> Import
             f'{error}; or have it imported at its next start: data.pool = ["{folder}"]'
         ) from None
     with store:
-        return add_folder(store, config, folder, told)
+        return add_folder(store, config, folder, told, whole)
 
 
 def import_pool(config: Config, store: Store) -> None:
@@ -237,12 +240,28 @@ def _fingerprint(config: Config, folder: Path) -> str:
     return blake2b(repr(told).encode(), digest_size=16).hexdigest()
 
 
-def add_folder(store: Store, config: Config, folder: Path, told: Told = _quietly) -> Imported:
-    """Put a folder's successes into the pool that `store` writes; all of it or nothing."""
-    check = _check(config, folder)
+def check_folder(config: Config, folder: Path, told: Told = _quietly) -> set[str]:
+    """Read all of a folder; returns the hashes of its images, which are whole. Raises ExchangeError."""
     whole: set[str] = set()
-    for _ in read_folder(folder, check, told, whole):
+    for _ in read_folder(folder, _check(config, folder), told, whole):
         pass
+    return whole
+
+
+def add_folder(
+    store: Store,
+    config: Config,
+    folder: Path,
+    told: Told = _quietly,
+    whole: set[str] | None = None,
+) -> Imported:
+    """Put a folder's successes into the pool that `store` writes; all of it or nothing.
+
+    `whole` is what `check_folder` said of it, if it was asked before.
+    """
+    if whole is None:
+        whole = check_folder(config, folder, told)
+    check = _check(config, folder)
     counts = {"joined": 0, "there": 0, "not_passed": 0}
     now = time.time()
     for number, trajectory in enumerate(read_folder(folder, check, told, whole), start=1):

@@ -198,7 +198,8 @@ def test_ls_lists_what_fits(played: Played, capsys: pytest.CaptureFixture[str]) 
     ]
     tasks = {row.task_id for row in played.store.groups()}
     assert sorted(each for task in tasks for each in ids("--task", task)) == sorted(everything)
-    assert ids("--task", "mini/none") == []
+    assert run("ls", played.config.run.dir, "--task", "mini/clik") == 2
+    assert "did you mean 'mini/click'" in capsys.readouterr().err
 
 
 def test_ls_is_a_table_that_says_what_it_leaves_out(
@@ -355,6 +356,28 @@ def test_what_is_dropped_tells_the_rule_and_the_numbers(played: Played, reader: 
         "data.max_staleness = 4" in told
     )
     assert story_of(reader, played.playing).endswith("it is leased now")
+
+
+@pytest.mark.parametrize(
+    ("pool_ratio", "why"),
+    [
+        (0.0, "data.pool_ratio = 0, so no success of the pool joins"),
+        (0.1, "one success among 5 would be a larger share than data.pool_ratio = 0.1"),
+        (0.25, "the pool had no success of mini/click"),
+    ],
+)
+def test_an_all_fail_group_tells_why_the_pool_did_not_help(
+    pool_ratio: float, why: str, tmp_path: Path
+) -> None:
+    config = small_config(tmp_path / "run", pool_ratio=pool_ratio)
+    config = config.model_copy(
+        update={"env": config.env.model_copy(update={"tasks": ["mini/click"]})}
+    )
+    with open_store(config.run.dir) as store:
+        group = play_group(make_ledger(config, store), ["fail"] * 4)
+        assert f"all 4 valid members failed: equal rewards teach nothing; {why}" in story_of(
+            store, f"{group}-00"
+        )
 
 
 def test_every_story_ends_with_what_became_of_it(played: Played, reader: Reader) -> None:

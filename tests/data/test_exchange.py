@@ -444,6 +444,7 @@ def test_a_mistake_names_file_row_and_column_and_nothing_is_imported(
 ) -> None:
     change, row, column, cure = MISTAKES[name]
     folder = foreign(tmp_path, change)
+    open_store(config.run.dir).close()
     with pytest.raises(ExchangeError) as error:
         import_folder(config, folder)
     told = str(error.value)
@@ -453,6 +454,12 @@ def test_a_mistake_names_file_row_and_column_and_nothing_is_imported(
     with open_reader(config.run.dir) as reader:
         assert reader.pool() == []
         assert reader.total("steps") == reader.total("screenshots") == 0
+
+
+def test_a_mistake_makes_no_run(tmp_path: Path, config: Config) -> None:
+    with pytest.raises(ExchangeError):
+        import_folder(config, foreign(tmp_path, everywhere("steps", 4)))
+    assert not config.run.dir.exists()
 
 
 def test_a_file_without_a_column_or_of_another_type_is_refused(
