@@ -61,6 +61,7 @@ MINI_HELDOUT = (
 """Compositions of what is trained on apart, never trained on themselves."""
 
 SLACK = 2  # steps beyond the shortest solution that suite mini allows
+COMPOSED_SLACK = 6
 DESK_SLACK = 5
 
 
@@ -69,24 +70,32 @@ class MiniSuite:
 
     name = "mini"
     size = (168, 168)
+    kinds: Mapping[str, Split] = {
+        **dict.fromkeys(MINI_TRAIN, "train"),
+        **dict.fromkeys(MINI_HELDOUT, "heldout"),
+    }
+    slack = SLACK
 
     def __init__(self) -> None:
         self.tasks: Mapping[str, Task] = {}
         self.scenes: Mapping[str, SceneFactory] = {}
         tasks: dict[str, Task] = {}
         scenes: dict[str, SceneFactory] = {}
-        kinds: list[tuple[str, Split]] = [(kind, "train") for kind in MINI_TRAIN]
-        kinds += [(kind, "heldout") for kind in MINI_HELDOUT]
-        for kind, split in kinds:
+        for kind, split in self.kinds.items():
             parts = kind.split("+")
             where = next((part for part in parts if part in _MINI_KINDS), "click")
             scene, steps = _MINI_KINDS[where]
             popup, confirm = "popup" in parts, "confirm" in parts
             steps += popup + confirm
-            task_id = f"mini/{kind}"
+            task_id = f"{self.name}/{kind}"
             scenes[task_id] = partial(scene, popup=popup, confirm=confirm)
             tasks[task_id] = Task(
-                task_id, self.name, scene.phrase, max_steps=steps + SLACK, tier=steps, split=split
+                task_id,
+                self.name,
+                scene.phrase,
+                max_steps=steps + self.slack,
+                tier=steps,
+                split=split,
             )
         self.tasks, self.scenes = tasks, scenes
 
@@ -95,7 +104,7 @@ class MiniSuite:
         *,
         size: Sequence[int] | str = size,
         encoding: Encoding = "png",
-        slack: int = SLACK,
+        slack: int | None = None,
     ) -> EmbeddedEnv:
         """An environment of `size` pixels: (width, height) or "168x168", in PNG or JPEG."""
         return EmbeddedEnv(
@@ -106,8 +115,24 @@ class MiniSuite:
             design=self.size,
             max_scale=8.0,
             encoding=encoding,
-            slack=slack,
+            slack=self.slack if slack is None else slack,
         )
+
+
+class ComposedSuite(MiniSuite):
+    """Every kind of `mini` as it is, behind a pop-up, with a confirmation, and with both.
+
+    All may be trained on, and a policy has steps to waste: for measuring what is worth training on.
+    """
+
+    name = "composed"
+    kinds: Mapping[str, Split] = {
+        "+".join((*before, kind, *after)): "train"
+        for kind in _MINI_KINDS
+        for before in ((), ("popup",))
+        for after in ((), ("confirm",))
+    }
+    slack = COMPOSED_SLACK
 
 
 _DESK: dict[str, tuple[SceneFactory, int, Split]] = {
