@@ -61,7 +61,6 @@ MINI_HELDOUT = (
 """Compositions of what is trained on apart, never trained on themselves."""
 
 SLACK = 2  # steps beyond the shortest solution that suite mini allows
-COMPOSED_SLACK = 6
 DESK_SLACK = 5
 
 
@@ -74,7 +73,6 @@ class MiniSuite:
         **dict.fromkeys(MINI_TRAIN, "train"),
         **dict.fromkeys(MINI_HELDOUT, "heldout"),
     }
-    slack = SLACK
 
     def __init__(self) -> None:
         self.tasks: Mapping[str, Task] = {}
@@ -93,7 +91,7 @@ class MiniSuite:
                 task_id,
                 self.name,
                 scene.phrase,
-                max_steps=steps + self.slack,
+                max_steps=steps + SLACK,
                 tier=steps,
                 split=split,
             )
@@ -104,7 +102,7 @@ class MiniSuite:
         *,
         size: Sequence[int] | str = size,
         encoding: Encoding = "png",
-        slack: int | None = None,
+        slack: int = SLACK,
     ) -> EmbeddedEnv:
         """An environment of `size` pixels: (width, height) or "168x168", in PNG or JPEG."""
         return EmbeddedEnv(
@@ -115,14 +113,14 @@ class MiniSuite:
             design=self.size,
             max_scale=8.0,
             encoding=encoding,
-            slack=self.slack if slack is None else slack,
+            slack=slack,
         )
 
 
 class ComposedSuite(MiniSuite):
     """Every kind of `mini` as it is, behind a pop-up, with a confirmation, and with both.
 
-    All may be trained on, and a policy has steps to waste: for measuring what is worth training on.
+    All may be trained on: for measuring what is worth training on.
     """
 
     name = "composed"
@@ -132,7 +130,6 @@ class ComposedSuite(MiniSuite):
         for before in ((), ("popup",))
         for after in ((), ("confirm",))
     }
-    slack = COMPOSED_SLACK
 
 
 _DESK: dict[str, tuple[SceneFactory, int, Split]] = {
