@@ -111,6 +111,7 @@ class GroupsView(Part):
     trained: int
     limit: int  # open + ready groups that admission allows now; data.max_open_groups bounds it
     dropped: dict[str, int] = {}  # reason -> groups
+    pool: int = 0  # successes of the experience pool that may be drawn
 
 
 class Snapshot(Part):

@@ -1,9 +1,10 @@
-"""Which task to play next: success rates -> probabilities."""
+"""Which task to play next, and how often: success rates -> probabilities, group sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import floor as floored
 
 FLOOR = 0.1
 """Least weight of a task under `frontier`, as a fraction of the greatest possible."""
@@ -57,3 +58,29 @@ def frontier_weights(success: Sequence[float | None], floor: float = FLOOR) -> l
     raw = [1.0 if rate is None else max(4 * rate * (1 - rate), floor) for rate in success]
     total = sum(raw)
     return [weight / total for weight in raw]
+
+
+def group_size(success: float | None, full: int, least: int) -> int:
+    """Trajectories of a task's next group, from its success rate in [0, 1]: the easier, the fewer.
+
+    DART's dynamic rollout number (arXiv 2509.23866) and its release's table. Up to 0.6, and for a
+    task not known well enough (None), `full`; above that the share
+
+        (9 / success - 7) / 8
+
+    of it, which falls from 1 at 0.6 to 1 / 4 at 1.0, rounded down, but `least`. With `full` = 8
+    that is max(least, floor(9 / success - 7)), the table itself: 0.65 -> 6, 0.7 -> 5, 0.8 -> 4,
+    0.9 -> 3, 1.0 -> 2. Where almost every trajectory passes, more of them teach little: p (1 - p),
+    the variance of the reward, goes to 0.
+
+    Raises ValueError for a rate outside [0, 1].
+    """
+    if success is None:
+        return full
+    if not 0 <= success <= 1:
+        raise ValueError(f"a success rate must be in [0, 1], got {success}")
+    if success <= 0.6:
+        return full
+    share = (9 / success - 7) / 8
+    fewer = floored(round(share * full, 9))  # a whole number must not be missed by a rounding error
+    return min(full, max(least, fewer))

@@ -3,23 +3,33 @@
 Pure: no clock, no store. Everything that goes in comes out exactly once, as used, as waiting, or as
 dropped with a reason.
 
-    all_success, all_fail   equal rewards: every advantage is zero
+    all_success, all_fail   equal rewards: every advantage is zero; a success from the experience
+                            pool may have joined the latter, which makes it fit
     single_member           one valid trajectory has nothing to be compared with
     no_valid_member         every attempt was invalid or lost
     stale                   its oldest token is more than max_staleness versions behind the trainer
     invalid                 (a trajectory's) broken environment or evaluator: never trained on
+
+Of a group that is trained on, each step of each of its trajectories is one planned sample, with a
+reason:
+
+    mixed         trained on: the rewards of its group differ
+    pool          trained on: of the success that joined from the experience pool
+    low_entropy   left out, weight 0: not among the share of the group's steps that is kept
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from bus.messages import Outcome
 from dart_cli.algo.advantage import Estimator, group_advantages
+from dart_cli.algo.selection import high_entropy
 
 GroupReason = Literal["all_success", "all_fail", "single_member", "no_valid_member", "stale"]
+SampleReason = Literal["mixed", "pool", "low_entropy"]
 
 REWARDS: dict[Outcome, float] = {"pass": 1.0, "fail": 0.0}
 """An invalid trajectory has no reward."""
@@ -33,6 +43,7 @@ class Member:
     outcome: Outcome
     steps: int
     oldest_version: int | None  # None where no token was sampled
+    entropies: tuple[float, ...] = ()  # [steps], mean over a step's tokens, nats; () if unknown
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,7 @@ class FinishedGroup:
 
     id: str
     members: tuple[Member, ...]
+    pool: Member | None = None  # a past success that joined it; never counts as one of `members`
 
     @property
     def valid(self) -> list[Member]:
@@ -48,20 +60,27 @@ class FinishedGroup:
         return [member for member in self.members if member.outcome in REWARDS]
 
     @property
+    def compared(self) -> list[Member]:
+        """Members whose rewards make the advantages: the valid ones, then that of the pool."""
+        return self.valid if self.pool is None else [*self.valid, self.pool]
+
+    @property
     def oldest_version(self) -> int | None:
-        """Of the weights that sampled any token of a valid member."""
+        """Of the weights that sampled any token of a valid member; one of the pool may be older."""
         versions = [m.oldest_version for m in self.valid if m.oldest_version is not None]
         return min(versions, default=None)
 
 
 @dataclass(frozen=True)
 class PlannedSample:
-    """A step chosen for a batch."""
+    """A step of a trajectory that is used: trained on, or left out."""
 
     trajectory_id: str
     step: int
     advantage: float
-    weight: float  # multiplies the sample's loss
+    weight: float  # multiplies the sample's loss; 0 where it is left out
+    reason: SampleReason = "mixed"
+    entropy: float | None = None  # mean over its tokens, nats
 
 
 @dataclass(frozen=True)
@@ -86,9 +105,17 @@ class Curation:
 
     @property
     def reward(self) -> float:
-        """Mean reward of the chosen trajectories; 0 if there are none."""
+        """Mean reward of the chosen groups' own trajectories; 0 if there are none."""
         rewards = [REWARDS[member.outcome] for group in self.chosen for member in group.valid]
         return sum(rewards) / len(rewards) if rewards else 0.0
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Trajectory id -> mean of its steps' weights: the share of them that is trained on."""
+        of_steps: dict[str, list[float]] = {}
+        for sample in self.samples:
+            of_steps.setdefault(sample.trajectory_id, []).append(sample.weight)
+        return {name: sum(weights) / len(weights) for name, weights in of_steps.items()}
 
 
 def curate(
@@ -98,15 +125,17 @@ def curate(
     trainer_version: int,
     max_staleness: int,
     advantage: Estimator = "group_std",
+    high_entropy_share: float = 1.0,
 ) -> Curation:
     """Choose the first `groups_per_batch` informative, fresh groups for a batch.
 
-    `trainer_version` is what the weights are before the update that would use the batch.
+    `trainer_version` is what the weights are before the update that would use the batch;
+    `high_entropy_share` the share of each group's steps that is trained on.
     """
     dropped: list[tuple[FinishedGroup, GroupReason]] = []
     fit: list[FinishedGroup] = []
     for group in groups:
-        reason = no_gradient([member.outcome for member in group.members])
+        reason = no_gradient([member.outcome for member in group.compared])
         if reason is None and is_stale(group.oldest_version, trainer_version, max_staleness):
             reason = "stale"
         if reason is None:
@@ -116,7 +145,9 @@ def curate(
     if len(fit) < groups_per_batch:
         return Curation((), tuple(fit), tuple(dropped), ())
     chosen = fit[:groups_per_batch]
-    samples = [sample for group in chosen for sample in plan_samples(group, advantage)]
+    samples = [
+        sample for group in chosen for sample in plan_samples(group, advantage, high_entropy_share)
+    ]
     return Curation(tuple(chosen), tuple(fit[groups_per_batch:]), tuple(dropped), tuple(samples))
 
 
@@ -137,15 +168,36 @@ def is_stale(oldest_version: int | None, trainer_version: int, max_staleness: in
     return oldest_version is not None and trainer_version - oldest_version > max_staleness
 
 
-def plan_samples(group: FinishedGroup, advantage: Estimator) -> list[PlannedSample]:
-    """Every step of every valid member, with its trajectory's advantage (step-wise GRPO)."""
-    members = group.valid
-    advantages = group_advantages([REWARDS[member.outcome] for member in members], advantage)
-    return [
-        PlannedSample(member.trajectory_id, step, value, 1.0)
-        for member, value in zip(members, advantages, strict=True)
-        for step in range(member.steps)
-    ]
+def may_join(valid: int, pool_ratio: float) -> bool:
+    """Whether one member of the pool is at most that share of a group of so many valid members."""
+    return 1 / (valid + 1) <= pool_ratio
+
+
+def plan_samples(
+    group: FinishedGroup, advantage: Estimator, high_entropy_share: float = 1.0
+) -> list[PlannedSample]:
+    """Every step of every compared member, with its trajectory's advantage (step-wise GRPO).
+
+    Of the valid members' steps those of lowest mean entropy have weight 0. A step of the pool
+    always counts: another policy's entropy, if it is known at all, ranks with none of these.
+    """
+    advantages = group_advantages([REWARDS[each.outcome] for each in group.compared], advantage)
+    ranked = [value for member in group.valid for value in member.entropies]
+    verdicts = iter(high_entropy(ranked, high_entropy_share))
+    samples = []
+    for member, value in zip(group.compared, advantages, strict=True):
+        for step in range(member.steps):
+            entropy = member.entropies[step] if member.entropies else None
+            reason: SampleReason = "mixed"
+            if member is group.pool:
+                reason = "pool"
+            elif entropy is not None and not next(verdicts):
+                reason = "low_entropy"
+            weight = 0.0 if reason == "low_entropy" else 1.0
+            samples.append(
+                PlannedSample(member.trajectory_id, step, value, weight, reason, entropy)
+            )
+    return samples
 
 
 def drop_decisions(group: FinishedGroup, reason: str) -> list[Decision]:
@@ -159,14 +211,26 @@ def drop_decisions(group: FinishedGroup, reason: str) -> list[Decision]:
     ]
 
 
-def use_decisions(group: FinishedGroup, batch_id: int) -> list[Decision]:
-    """One row for a group that is trained on and one for each of its members."""
+def use_decisions(
+    group: FinishedGroup, batch_id: int, weights: Mapping[str, float]
+) -> list[Decision]:
+    """One row for a group that is trained on and one for each trajectory that is compared in it.
+
+    `weights` as Curation's. A trajectory whose weight is 0 is used all the same: its reward is part
+    of the others' advantages.
+    """
+
+    def used(member: Member, reason: SampleReason) -> Decision:
+        weight = weights.get(member.trajectory_id, 1.0)  # 1 without a step
+        return Decision(member.trajectory_id, True, reason, weight, batch_id)
+
     return [
-        Decision(group.id, True, "mixed", 1.0, batch_id),
+        Decision(group.id, True, "mixed" if group.pool is None else "pool", 1.0, batch_id),
         *(
-            Decision(member.trajectory_id, True, "mixed", 1.0, batch_id)
+            used(member, "mixed")
             if member.outcome in REWARDS
             else Decision(member.trajectory_id, False, "invalid", 0.0)
             for member in group.members
         ),
+        *([] if group.pool is None else [used(group.pool, "pool")]),
     ]

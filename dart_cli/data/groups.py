@@ -3,8 +3,9 @@
     Attempt  one lease of one member      Group  the attempts at one task instance
     Board    all groups that are open or wait for a batch
 
-A group wants `size` valid trajectories. An attempt that ends without a verdict (invalid, its lease
-lost) is replaced, at most `size` times in all; after that the group makes do with what it has.
+A group wants `size` valid trajectories, of at most `max_steps` steps each. An attempt that ends
+without a verdict (invalid, its lease lost) is replaced, at most `size` times in all; after that the
+group makes do with what it has.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from bus.messages import Outcome
+from dart_cli.data.rows import PoolRow
 
 AttemptState = Literal["leased", "playing", "finished", "dropped"]
 
@@ -35,6 +37,7 @@ class Attempt:
     outcome: Outcome | None = None  # pass or fail once finished
     steps: int = 0
     oldest_version: int | None = None  # of the weights that sampled its tokens so far
+    entropies: dict[int, float] = field(default_factory=dict)  # step -> mean over its tokens, nats
 
     @property
     def live(self) -> bool:
@@ -52,8 +55,10 @@ class Group:
     task_id: str
     task_seed: int
     size: int  # valid trajectories wanted
+    max_steps: int  # of each of its leases
     state: Literal["open", "ready"] = "open"
     attempts: dict[str, Attempt] = field(default_factory=dict)
+    pool_member: PoolRow | None = None  # a past success that joined it, since all of its own failed
 
     @property
     def live(self) -> list[Attempt]:
@@ -85,7 +90,8 @@ class Group:
             if attempt.state != "dropped":
                 taken += 1
                 are_passed = are_passed and attempt.outcome != "fail"
-        target = (self.size + 1) // 2 if early_stop and are_passed else self.size
+        half = max((self.size + 1) // 2, 2)  # one alone is compared with nothing
+        target = half if early_stop and are_passed else self.size
         attempts_left = 2 * self.size - len(self.attempts)
         return max(0, min(target - taken, attempts_left))
 

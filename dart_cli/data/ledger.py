@@ -13,6 +13,10 @@ process died or began anew), `incomplete` (steps or images are missing), `cancel
 environment gave it up). A group's: `task_removed` (the run was started again without its task),
 `surplus` (in play when the batch was full, and data.recycle is off).
 
+When a group is opened, its size and its members' step limit are decided; when all of it failed,
+whether a success from the pool joins it. A success of the run joins the pool when its own group is
+done with, so that it is never a fresh trajectory and a member of the pool at once.
+
 With data.coupled, trainer and rollouts take turns. The trainer's lasts from the moment a batch is
 formed until it is trained on and every living rollout worker serves the newest weights.
 """
@@ -24,7 +28,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
-from typing import Literal
 
 from bus.errors import CheckpointError, ProtocolError
 from bus.messages import (
@@ -40,21 +43,27 @@ from bus.messages import (
     TrajectoryEnd,
     WeightsPublished,
 )
+from dart_cli.algo.schedule import group_size
+from dart_cli.algo.selection import mean_entropy
 from dart_cli.config import Config
 from dart_cli.data.blobs import in_range
 from dart_cli.data.curate import (
     Decision,
     FinishedGroup,
     Member,
+    PlannedSample,
     curate,
     drop_decisions,
     is_stale,
+    may_join,
     no_gradient,
     use_decisions,
 )
 from dart_cli.data.groups import Attempt, Board, Group, group_id, trajectory_id
 from dart_cli.data.permits import Versions
+from dart_cli.data.pool import Pool
 from dart_cli.data.progress import Progress
+from dart_cli.data.rows import PoolRow
 from dart_cli.data.scheduler import NewGroup, Scheduler, Situation, Wait, sampling_seed
 from dart_cli.data.store import BatchRow, GroupRow, Store, TrajectoryRow
 from envs.base import Task, content_hash
@@ -92,6 +101,9 @@ class Ledger:
         self._monotonic = monotonic
         self.progress = Progress(self._tasks, monotonic())
         self._success = self.progress.success()
+        self.pool = Pool(config.data.pool_per_task)
+        self._run_id = ""
+        self._longest: dict[str, int] = {}  # task id -> steps of its longest success
         self._formed = 0  # batches; their ids are 1 .. _formed
         self._untrained: set[int] = set()  # of these, batches that are not in the weights
         self._dropped: Counter[str] = Counter()  # groups since the last batch, by reason
@@ -128,6 +140,30 @@ class Ledger:
         """How many groups may play or wait for a batch at once, as things stand."""
         return self._scheduler.limit(self._situation())
 
+    def step_limit(self, task_id: str) -> int:
+        """Steps that a trajectory of the task's next group may take.
+
+        With data.dynamic_length those of its longest success and some slack, once it has one (DART,
+        arXiv 2509.23866); never more than the task's own limit.
+        """
+        limit = self._tasks[task_id].max_steps
+        longest = self._longest.get(task_id)
+        if longest is None or not self._config.data.dynamic_length:
+            return limit
+        return min(limit, max(longest + self._config.data.length_slack, 1))
+
+    def next_size(self, task_id: str) -> int:
+        """Trajectories that the task's next group wants.
+
+        With data.dynamic_number by the moving average of its success, once it is that of a whole
+        group at least: one early success does not make a task easy.
+        """
+        data = self._config.data
+        task = self.progress.tasks[task_id]
+        if not data.dynamic_number or task.passed + task.failed < data.group_size:
+            return data.group_size
+        return group_size(task.average.value, data.group_size, data.min_group_size)
+
     # --- playing ------------------------------------------------------------------------
 
     def lease(self, request: LeaseRequest) -> Lease | Wait:
@@ -162,6 +198,7 @@ class Ledger:
             attempt.state = "playing"
             self.store.start_playing(attempt.id)
         attempt.steps += 1
+        attempt.entropies[record.step] = mean_entropy(record.entropies)
         for span in record.version_spans:
             oldest = attempt.oldest_version
             attempt.oldest_version = span.version if oldest is None else min(oldest, span.version)
@@ -187,6 +224,8 @@ class Ledger:
         attempt.steps = end.steps
         attempt.oldest_version = versions[0] if versions else None
         self._count(group.task_id, end.outcome, attempt.oldest_version)
+        if end.outcome == "pass":
+            self._longest[group.task_id] = max(end.steps, self._longest.get(group.task_id, 0))
         self.store.save_task(self.progress.tasks[group.task_id].row(group.task_id))
         if end.outcome == "invalid":
             reason = "cancelled" if end.stop_reason == "cancelled" else "invalid"
@@ -240,6 +279,7 @@ class Ledger:
         if trained.batch_id in self._untrained:
             metrics = {name: value for name, value in trained.metrics.items() if isfinite(value)}
             metrics["reward"] = self.store.batch(trained.batch_id).reward
+            metrics |= self._curation_metrics(trained.batch_id)
             self.store.batch_trained(trained, metrics, self._wall())
             self._untrained.remove(trained.batch_id)
             self.progress.train_metrics(trained.batch_id, metrics)
@@ -300,23 +340,17 @@ class Ledger:
     def _restore(self) -> None:
         """Stand where the ledger of the same database stood."""
         now = self._monotonic()
+        self._run_id = self.store.run().id
+        for pooled in self.store.pool():
+            self._join_pool(pooled)
+        if self._config.data.dynamic_length:
+            self._longest = self.store.longest_successes()
         self.board.opened = self.store.newest_group()
         for row in self.store.groups("open", "ready"):
-            if row.state in ("open", "ready"):
-                state: Literal["open", "ready"] = "open" if row.state == "open" else "ready"
-                self.board.add(
-                    Group(
-                        row.id,
-                        row.number,
-                        row.suite,
-                        row.task_id,
-                        row.task_seed,
-                        row.size,
-                        state,
-                    )
-                )
+            self.board.add(self._restored_group(row))
         for member in self.store.trajectories(group_ids=list(self.board.groups)):
             group = self.board.groups[member.group_id]
+            group.max_steps = member.max_steps or group.max_steps  # of all its leases alike
             self.board.add_attempt(group, self._restored(member, now))
         for batch in self.store.batches():
             self._formed = batch.id
@@ -352,6 +386,22 @@ class Ledger:
                 self._drop_group(group, "task_removed")
         self.store.commit()
 
+    def _restored_group(self, row: GroupRow) -> Group:
+        task = self._tasks.get(row.task_id)
+        group = Group(
+            row.id,
+            row.number,
+            row.suite,
+            row.task_id,
+            row.task_seed,
+            row.size,
+            task.max_steps if task else 0,  # without its task it is dropped
+            "open" if row.state == "open" else "ready",
+        )
+        if row.pool_member is not None:
+            group.pool_member = self.store.pool_member(row.pool_member)
+        return group
+
     def _restored(self, row: TrajectoryRow, now: float) -> Attempt:
         # A lease may have gone on being played while no data process was there: it gets its whole
         # time again, and its worker's heartbeats or their absence decide.
@@ -364,6 +414,10 @@ class Ledger:
                 attempt.state = row.state
             case "batched" | "trained":
                 attempt.state = "finished"
+        if attempt.state in ("playing", "finished"):
+            attempt.entropies = {
+                step: mean_entropy(values) for step, values in self.store.entropies(row.id).items()
+            }
         if attempt.state == "playing" and (versions := self.store.versions_sampled(row.id)):
             attempt.oldest_version = versions[0]
         return attempt
@@ -392,7 +446,8 @@ class Ledger:
             new.suite,
             new.task.id,
             new.task_seed,
-            self._config.data.group_size,
+            self.next_size(new.task.id),
+            self.step_limit(new.task.id),
         )
         self.board.add(group)
         self.store.add_group(
@@ -422,7 +477,7 @@ class Ledger:
             sampling_seed(self._config.run.seed, group.number, number),
             self._monotonic(),
         )
-        self.store.add_lease(attempt, group.id, self._wall())
+        self.store.add_lease(attempt, group.id, self._wall(), group.max_steps)
         self.board.add_attempt(group, attempt)
         return attempt
 
@@ -434,7 +489,7 @@ class Ledger:
             suite=group.suite,
             task_id=group.task_id,
             task_seed=group.task_seed,
-            max_steps=self._tasks[group.task_id].max_steps,
+            max_steps=group.max_steps,
             sampling=Sampling(
                 temperature=rollout.temperature,
                 max_tokens=rollout.max_tokens,
@@ -473,8 +528,9 @@ class Ledger:
         """Close the group if all of it is over: ready for a batch, or dropped."""
         if group.state != "open" or not group.over(self._config.data.early_stop):
             return
-        finished = _finished(group)
-        reason = no_gradient([member.outcome for member in finished.members])
+        reason = no_gradient([attempt.outcome for attempt in group.finished if attempt.outcome])
+        if reason == "all_fail" and self._draw_from_pool(group):
+            reason = None
         if reason is None:
             group.state = "ready"
             self.store.close_group(group.id, "ready", "", self._wall())
@@ -490,8 +546,48 @@ class Ledger:
             self.store.drop_trajectory(decision.subject, reason, now)
         self.store.close_group(group.id, "dropped", reason, now)
         self.store.add_decisions(decisions, now)
-        self.board.remove(group)
+        self._remove(group)
         self._dropped[reason] += 1
+
+    def _remove(self, group: Group) -> None:
+        """The group is in a batch or dropped: its successes may be drawn for others from now on."""
+        self.board.remove(group)
+        data = self._config.data
+        if not (data.pool_ratio and data.pool_online):
+            return
+        for attempt in group.finished:
+            if attempt.outcome == "pass" and attempt.steps:
+                row = PoolRow(
+                    trajectory_id=attempt.id,
+                    suite=group.suite,
+                    task_id=group.task_id,
+                    task_seed=group.task_seed,
+                    source="online",
+                    steps=attempt.steps,
+                    known=True,
+                    origin=f"{self._run_id}/{attempt.id}",
+                    added_at=self._wall(),
+                    evicted_at=None,
+                    used=0,
+                )
+                self.store.join_pool(row)
+                self._join_pool(row)
+
+    def _join_pool(self, row: PoolRow) -> None:
+        """The pool's index takes a member that is filed, and gives up the oldest for it."""
+        for evicted in self.pool.add(row):
+            self.store.evict_from_pool(evicted.trajectory_id, self._wall())
+
+    def _draw_from_pool(self, group: Group) -> bool:
+        """A past success joins a group that failed throughout, if its task has one."""
+        data = self._config.data
+        if may_join(len(group.finished), data.pool_ratio):
+            seed = f"{self._config.run.seed}:pool:{group.number}"
+            group.pool_member = self.pool.draw(group.task_id, seed)
+        if group.pool_member is None:
+            return False
+        self.store.draw_from_pool(group.id, group.pool_member.trajectory_id)
+        return True
 
     def _trainer_is_at(self, version: int) -> None:
         """Drop what the trainer has left behind, so that no more work goes into it."""
@@ -509,6 +605,7 @@ class Ledger:
             trainer_version=self.trainer_version,
             max_staleness=data.max_staleness,
             advantage=data.advantage,
+            high_entropy_share=data.high_entropy,
         )
         for group, reason in curation.dropped:
             self._drop_group(self.board.groups[group.id], reason)
@@ -533,10 +630,12 @@ class Ledger:
             [group.id for group in curation.chosen],
             curation.samples,
             [member.trajectory_id for group in curation.chosen for member in group.valid],
+            [group.pool.trajectory_id for group in curation.chosen if group.pool],
         )
+        weights = curation.weights
         for group in curation.chosen:
-            self.store.add_decisions(use_decisions(group, row.id), now)
-            self.board.remove(self.board.groups[group.id])
+            self.store.add_decisions(use_decisions(group, row.id, weights), now)
+            self._remove(self.board.groups[group.id])
         if data.scheduling == "april" and not data.recycle:
             for unfinished in self.board.open:
                 self._drop_group(unfinished, "surplus")
@@ -544,8 +643,19 @@ class Ledger:
         self._untrained.add(row.id)
         self._dropped.clear()
         batch = self._read_batch(row.id)
-        self.store.add_staleness(row.id, _staleness(batch, row.formed_version))
+        tokens = _staleness(batch, curation.samples, row.formed_version)
+        self.store.add_staleness(row.id, tokens)
         return batch
+
+    def _curation_metrics(self, batch_id: int) -> dict[str, float]:
+        """What selection and pool made of the batch; only of those that are on."""
+        data = self._config.data
+        found = {}
+        if data.high_entropy < 1:
+            found["steps_left_out"] = self.store.share_left_out(batch_id)
+        if data.pool_ratio:
+            found["pool_tokens"] = self.store.share_of_pool(batch_id)
+        return found
 
     def _told_drops(self) -> str:
         """What became of the other groups: tasks that are solved, or hopeless, give no batch."""
@@ -577,17 +687,33 @@ class Ledger:
 
 def _finished(group: Group) -> FinishedGroup:
     members = tuple(
-        Member(attempt.id, attempt.outcome, attempt.steps, attempt.oldest_version)
+        Member(
+            attempt.id,
+            attempt.outcome,
+            attempt.steps,
+            attempt.oldest_version,
+            tuple(attempt.entropies[step] for step in range(attempt.steps)),
+        )
         for attempt in group.finished
         if attempt.outcome is not None
     )
-    return FinishedGroup(group.id, members)
+    row = group.pool_member
+    pool = None if row is None else Member(row.trajectory_id, "pass", row.steps, None)
+    return FinishedGroup(group.id, members, pool)
 
 
-def _staleness(batch: Batch, trainer_version: int) -> dict[int, int]:
-    """Tokens of the batch by how many versions behind the trainer they were sampled."""
+def _staleness(
+    batch: Batch, planned: Sequence[PlannedSample], trainer_version: int
+) -> dict[int, int]:
+    """Tokens of the batch by how many versions behind the trainer they were sampled.
+
+    Those of the pool do not count: they are as old as they are, whatever max_staleness admits.
+    """
     tokens: dict[int, int] = {}
-    for sample in batch.samples:
+    served = [each for each in planned if each.weight]
+    for sample, plan in zip(batch.samples, served, strict=True):
+        if plan.reason == "pool":
+            continue
         for span in sample.version_spans:
             behind = max(trainer_version - span.version, 0)
             tokens[behind] = tokens.get(behind, 0) + span.end - span.start

@@ -277,7 +277,16 @@ def curation(db: Database) -> None:
     db.execute("CREATE INDEX pool_by_task ON pool (task_id, added_at) WHERE evicted_at IS NULL")
     db.execute("ALTER TABLE batch_samples ADD COLUMN reason TEXT NOT NULL DEFAULT ''")
     db.execute("ALTER TABLE batch_samples ADD COLUMN entropy REAL")  # mean over tokens, nats
+    db.execute("CREATE INDEX batch_samples_by_trajectory ON batch_samples (trajectory_id)")
     db.execute("ALTER TABLE trajectories ADD COLUMN max_steps INTEGER")  # NULL in rows of before
+    db.execute("ALTER TABLE groups ADD COLUMN pool_member TEXT")  # that joined it; NULL for none
+    # Images that members of the pool show: they stay, however old the groups are that show them.
+    db.execute("""CREATE TABLE pool_images (
+        trajectory_id TEXT NOT NULL,
+        hash TEXT NOT NULL,
+        PRIMARY KEY (trajectory_id, hash)
+    ) WITHOUT ROWID""")
+    db.execute("CREATE INDEX pool_images_by_hash ON pool_images (hash)")
 
 
 def unknown_steps(db: Database) -> list[str]:

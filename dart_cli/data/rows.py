@@ -41,6 +41,7 @@ class GroupRow:
     opened_at: float
     closed_at: float | None
     batch_id: int | None
+    pool_member: str | None = None  # id of the success that joined it from the pool
 
 
 @dataclass(frozen=True)

@@ -639,6 +639,7 @@ class DataService:
                 trained=_by_state(groups).get("trained", 0),
                 limit=ledger.group_limit,
                 dropped=_by_reason(groups),
+                pool=len(ledger.pool),
             ),
             tasks=self._task_views(newest),
             success=progress.mean_success(),

@@ -21,6 +21,8 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -28,7 +30,7 @@ from pydantic_core import from_json, to_json
 from sqlite_utils import Database
 
 from bus.endpoints import make_private_dir
-from bus.errors import DartError, RunDirectoryError, StoreError
+from bus.errors import DartError, ProtocolError, RunDirectoryError, StoreError
 from bus.messages import (
     BatchTrained,
     Heartbeat,
@@ -37,9 +39,11 @@ from bus.messages import (
     StepRecord,
     SyncDone,
     TrajectoryEnd,
+    VersionSpan,
     WeightsPublished,
 )
 from dart_cli.data.blobs import (
+    in_range,
     pack_floats,
     pack_ids,
     pack_prompt,
@@ -61,7 +65,9 @@ from dart_cli.data.rows import (
     GroupState,
     MetricPoint,
     OutcomeRow,
+    PoolRow,
     RunRow,
+    SampleRow,
     StepRow,
     StepTimes,
     SyncRow,
@@ -80,8 +86,10 @@ __all__ = [
     "GroupRow",
     "MetricPoint",
     "OutcomeRow",
+    "PoolRow",
     "Reader",
     "RunRow",
+    "SampleRow",
     "StepRow",
     "StepTimes",
     "Store",
@@ -102,6 +110,8 @@ BUSY_TIMEOUT_S = 10.0
 
 CACHE_MIB = 32
 _MAX_NUMBERS = 4096
+_ALWAYS = 2**62
+"""In place of the newest group that shows a screenshot: members of the pool do."""
 _HASHES_PER_QUERY = 500  # SQLite binds at most 999 parameters in old builds
 
 # --- opening --------------------------------------------------------------------------------
@@ -284,13 +294,13 @@ class Reader:
         return [row["id"] for row in rows]
 
     def batch_samples(self, batch_id: int) -> list[Sample]:
-        """The samples of one batch, exactly as they were first served."""
+        """The samples of one batch that are trained on, exactly as they were first served."""
         rows = self._rows(
             "SELECT b.trajectory_id, b.step, b.advantage, b.weight, s.image_hashes, "
             "s.prompt_token_ids, s.token_ids, s.behaviour_logprobs, s.version_spans "
             "FROM batch_samples b JOIN steps s "
             "ON s.trajectory_id = b.trajectory_id AND s.step = b.step "
-            "WHERE b.batch_id = ? ORDER BY b.position",
+            "WHERE b.batch_id = ? AND b.weight <> 0 ORDER BY b.position",
             (batch_id,),
         )
         # Each value was validated when it came in: building 500 samples again need not repeat it.
@@ -308,6 +318,72 @@ class Reader:
             )
             for row in rows
         ]
+
+    def batch_rows(self, batch_id: int) -> list[SampleRow]:
+        """Every step of the trajectories of one batch: trained on or left out, and why."""
+        rows = self._rows(
+            "SELECT * FROM batch_samples WHERE batch_id = ? ORDER BY position", (batch_id,)
+        )
+        return [SampleRow(**row) for row in rows]
+
+    def sample_rows(self, trajectory_id: str) -> list[SampleRow]:
+        """The steps of one trajectory in each batch it was part of, the oldest batch first."""
+        rows = self._rows(
+            "SELECT * FROM batch_samples WHERE trajectory_id = ? ORDER BY batch_id, position",
+            (trajectory_id,),
+        )
+        return [SampleRow(**row) for row in rows]
+
+    def share_left_out(self, batch_id: int) -> float:
+        """Share of the batch's steps that have weight 0."""
+        rows = self._rows(
+            "SELECT AVG(weight = 0) AS share FROM batch_samples WHERE batch_id = ?", (batch_id,)
+        )
+        return rows[0]["share"] or 0.0
+
+    def share_of_pool(self, batch_id: int) -> float:
+        """Share of the tokens a batch trains on that are of members of the pool."""
+        rows = self._rows(
+            "SELECT SUM((b.reason = 'pool') * LENGTH(s.token_ids)) * 1.0 / SUM(LENGTH(s.token_ids)) "
+            "AS share FROM batch_samples b JOIN steps s "
+            "ON s.trajectory_id = b.trajectory_id AND s.step = b.step "
+            "WHERE b.batch_id = ? AND b.weight <> 0",
+            (batch_id,),
+        )
+        return rows[0]["share"] or 0.0
+
+    def pool(self, task_id: str | None = None, evicted: bool = False) -> list[PoolRow]:
+        """Members of the experience pool, oldest first; with `evicted` those it no longer has, too."""
+        clauses = ["1"] if evicted else ["evicted_at IS NULL"]
+        if task_id is not None:
+            clauses.append("task_id = ?")
+        rows = self._rows(
+            f"SELECT * FROM pool WHERE {' AND '.join(clauses)} ORDER BY added_at, trajectory_id",  # noqa: S608
+            () if task_id is None else (task_id,),
+        )
+        return [_pool_row(row) for row in rows]
+
+    def pool_member(self, trajectory_id: str) -> PoolRow | None:
+        """One member of the pool, or one it had; else None."""
+        rows = self._rows("SELECT * FROM pool WHERE trajectory_id = ?", (trajectory_id,))
+        return _pool_row(rows[0]) if rows else None
+
+    def longest_successes(self) -> dict[str, int]:
+        """Task id -> steps of its longest success, in the run or ever in the pool."""
+        rows = self._rows(
+            "SELECT task_id, MAX(steps) AS steps FROM ("
+            "SELECT g.task_id, t.steps FROM trajectories t JOIN groups g ON g.id = t.group_id "
+            "WHERE t.outcome = 'pass' UNION ALL SELECT task_id, steps FROM pool) GROUP BY task_id"
+        )
+        return {row["task_id"]: row["steps"] for row in rows}
+
+    def entropies(self, trajectory_id: str) -> dict[int, list[float]]:
+        """Step -> its tokens' entropies, nats; empty where they are not known."""
+        rows = self._rows(
+            "SELECT step, entropies FROM steps WHERE trajectory_id = ? ORDER BY step",
+            (trajectory_id,),
+        )
+        return {row["step"]: unpack_floats(row["entropies"]) for row in rows}
 
     def decisions(self, subject: str | None = None) -> list[Decision]:
         """What was decided, oldest first: of one group or trajectory, or of all."""
@@ -528,6 +604,10 @@ def _step_row(row: dict[str, Any]) -> StepRow:
     )
 
 
+def _pool_row(row: dict[str, Any]) -> PoolRow:
+    return PoolRow(**{**row, "known": bool(row["known"])})
+
+
 # --- writing --------------------------------------------------------------------------------
 
 
@@ -611,11 +691,13 @@ class Store(Reader):
         """File a group that was just opened."""
         self._insert("groups", group)
 
-    def add_lease(self, attempt: Attempt, group: str, at: float) -> None:
-        """File a trajectory of `group` that was just leased."""
+    def add_lease(
+        self, attempt: Attempt, group: str, at: float, max_steps: int | None = None
+    ) -> None:
+        """File a trajectory of `group` that was just leased, for at most `max_steps` steps."""
         self._write(
             "INSERT INTO trajectories (id, group_id, attempt, state, worker, slot, sampling_seed, "
-            "leased_at) VALUES (?, ?, ?, 'leased', ?, ?, ?, ?)",
+            "leased_at, max_steps) VALUES (?, ?, ?, 'leased', ?, ?, ?, ?, ?)",
             (
                 attempt.id,
                 group,
@@ -624,41 +706,48 @@ class Store(Reader):
                 attempt.slot,
                 attempt.sampling_seed,
                 at,
+                max_steps,
             ),
         )
 
     def add_step(self, record: StepRecord, at: float) -> bool:
         """File one step and its screenshot; False if that step was there already."""
+        screenshot = record.image_hashes[-1]
+        if not self._add_step(record, at, screenshot, record.version_spans):
+            return False
+        group = self._group_number(record.trajectory_id)
+        self._add_screenshot(group, screenshot, record.media_type, record.screenshot)
+        return True
+
+    def _add_step(
+        self, step: StepRecord | StepRow, at: float, screenshot: str, spans: Sequence[VersionSpan]
+    ) -> bool:
+        """File one step; False if it was there already."""
         added = self._write(
             "INSERT OR IGNORE INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
-                record.trajectory_id,
-                record.step,
+                step.trajectory_id,
+                step.step,
                 at,
-                record.image_hashes[-1],
-                _json(record.image_hashes),
-                pack_prompt(record.prompt_token_ids),
-                pack_ids(record.token_ids),
-                pack_floats(record.behaviour_logprobs),
-                pack_floats(record.entropies),
-                pack_spans(record.version_spans),
-                record.text,
-                None if record.action is None else _json(record.action),
-                record.error,
-                record.model_s,
-                record.env_s,
-                record.worker,
+                screenshot,
+                _json(step.image_hashes),
+                pack_prompt(step.prompt_token_ids),
+                pack_ids(step.token_ids),
+                pack_floats(step.behaviour_logprobs),
+                pack_floats(step.entropies),
+                pack_spans(spans),
+                step.text,
+                None if step.action is None else _json(step.action),
+                step.error,
+                step.model_s,
+                step.env_s,
+                step.worker,
             ),
         )
-        if not added:
-            return False
-        self._add_screenshot(
-            record.trajectory_id, record.image_hashes[-1], record.media_type, record.screenshot
-        )
-        return True
+        return added > 0
 
-    def _add_screenshot(self, trajectory_id: str, key: str, media_type: str, image: bytes) -> None:
-        """Keep an encoded image under its content hash, once, and note who shows it."""
+    def _add_screenshot(self, group: int, key: str, media_type: str, image: bytes) -> None:
+        """Keep an encoded image under its content hash, once, and note the group that shows it."""
         self._write(
             "INSERT OR IGNORE INTO screenshots (hash, media_type, bytes) VALUES (?, ?, ?)",
             (key, media_type, image),
@@ -667,7 +756,7 @@ class Store(Reader):
             "INSERT INTO screenshot_uses VALUES (?, ?) "
             "ON CONFLICT (hash) DO UPDATE SET group_number = excluded.group_number "
             "WHERE group_number < excluded.group_number",
-            (key, self._group_number(trajectory_id)),
+            (key, group),
         )
 
     def _group_number(self, trajectory_id: str) -> int:
@@ -712,9 +801,8 @@ class Store(Reader):
         final = None
         if end.screenshot is not None:
             final = content_hash(end.screenshot)
-            self._add_screenshot(
-                end.trajectory_id, final, _media_type(end.screenshot), end.screenshot
-            )
+            group = self._group_number(end.trajectory_id)
+            self._add_screenshot(group, final, _media_type(end.screenshot), end.screenshot)
         self._write(
             "UPDATE trajectories SET state = 'finished', ended_at = ?, outcome = ?, "
             "verdict_reason = ?, stop_reason = ?, steps = ?, oldest_version = ?, "
@@ -749,18 +837,94 @@ class Store(Reader):
             (state, reason, at, group_id),
         )
 
+    def add_pool_member(
+        self, row: PoolRow, steps: Sequence[StepRow], screenshots: Mapping[str, bytes]
+    ) -> bool:
+        """File a success from outside the run; False, and nothing changes, if it was there already.
+
+        Its id is `x` and a hash of its content. `screenshots`: content hash -> encoded image, of
+        those that are not in the database yet. Weights of another run mean nothing in this one, so
+        version spans are left out, and log-probabilities where they are not `known`. How many
+        members a task may have is the pool's to say (dart_cli.data.pool), at the next start.
+
+        Raises ProtocolError if its parts do not fit together: what is filed is trained on.
+        """
+        _check_member(row, steps)
+        for key, image in screenshots.items():
+            if content_hash(image) != key:
+                raise ProtocolError(f"{row.trajectory_id}: image {key} has other content")
+        if self.pool_member(row.trajectory_id) is not None:
+            return False
+        shown = {name for step in steps for name in step.image_hashes} - screenshots.keys()
+        if unknown := len(shown) - self._known_images(shown):
+            raise ProtocolError(f"{row.trajectory_id}: {unknown} prompt images are unknown")
+        for key, image in screenshots.items():
+            self._add_screenshot(0, key, _media_type(image), image)
+        for step in steps:
+            self._add_step(
+                step if row.known else replace(step, behaviour_logprobs=[]),
+                step.at,
+                step.screenshot,
+                [],
+            )
+        return self.join_pool(row)
+
+    def join_pool(self, row: PoolRow) -> bool:
+        """A success whose steps are filed joins the pool; False if it was there already.
+
+        Its screenshots stay until it is evicted.
+        """
+        values = vars(row)
+        added = self._write(
+            f"INSERT OR IGNORE INTO pool ({','.join(values)}) VALUES ({_marks(list(values))})",  # noqa: S608
+            list(values.values()),
+        )
+        if not added:
+            return False
+        self._write(
+            "INSERT OR IGNORE INTO pool_images SELECT s.trajectory_id, images.value "
+            "FROM steps s, json_each(s.image_hashes) AS images WHERE s.trajectory_id = ?",
+            (row.trajectory_id,),
+        )
+        self._write(
+            "UPDATE screenshot_uses SET group_number = ? "
+            "WHERE hash IN (SELECT hash FROM pool_images WHERE trajectory_id = ?)",
+            (_ALWAYS, row.trajectory_id),
+        )
+        return True
+
+    def evict_from_pool(self, trajectory_id: str, at: float) -> None:
+        """The member is drawn no more; groups that are open now may still need its screenshots."""
+        self._write(
+            "UPDATE pool SET evicted_at = ? WHERE trajectory_id = ?",
+            (at, trajectory_id),
+        )
+        self._write(
+            "UPDATE screenshot_uses SET group_number = ? WHERE hash IN ("
+            "SELECT hash FROM pool_images WHERE trajectory_id = ?) AND NOT EXISTS ("
+            "SELECT 1 FROM pool_images p WHERE p.hash = screenshot_uses.hash "
+            "AND p.trajectory_id <> ?)",
+            (self.newest_group(), trajectory_id, trajectory_id),
+        )
+        self._write("DELETE FROM pool_images WHERE trajectory_id = ?", (trajectory_id,))
+
+    def draw_from_pool(self, group_id: str, trajectory_id: str) -> None:
+        """The member of the pool joins the group."""
+        self._write("UPDATE groups SET pool_member = ? WHERE id = ?", (trajectory_id, group_id))
+
     def add_batch(
         self,
         batch: BatchRow,
         group_ids: Sequence[str],
         samples: Sequence[PlannedSample],
         trajectory_ids: Iterable[str],
+        pool_ids: Iterable[str] = (),
     ) -> None:
-        """File a batch: its samples, groups and trajectories."""
+        """File a batch: its samples, groups, trajectories, and members of the pool."""
         self._insert("batches", batch)
         self._write_many(
-            "INSERT INTO batch_samples (batch_id, position, trajectory_id, step, advantage, weight) "
-            "VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT INTO batch_samples (batch_id, position, trajectory_id, step, advantage, weight, "
+            "reason, entropy) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             [
                 (
                     batch.id,
@@ -769,6 +933,8 @@ class Store(Reader):
                     sample.step,
                     sample.advantage,
                     sample.weight,
+                    sample.reason,
+                    sample.entropy,
                 )
                 for position, sample in enumerate(samples)
             ],
@@ -780,6 +946,10 @@ class Store(Reader):
         self._write_many(
             "UPDATE trajectories SET state = 'batched', batch_id = ? WHERE id = ?",
             [(batch.id, trajectory_id) for trajectory_id in trajectory_ids],
+        )
+        self._write_many(
+            "UPDATE pool SET used = used + 1 WHERE trajectory_id = ?",
+            [(trajectory_id,) for trajectory_id in pool_ids],
         )
 
     def add_staleness(self, batch_id: int, tokens: Mapping[int, int]) -> None:
@@ -909,12 +1079,17 @@ class Store(Reader):
         if len(rows) != steps or (rows and (rows[0]["step"], rows[-1]["step"]) != (0, steps - 1)):
             return f"{len(rows)} of {steps} steps were handed in"
         hashes = {name for row in rows for name in from_json(row["image_hashes"])}
-        known = self._rows(
+        unknown = len(hashes) - self._known_images(hashes)
+        return f"{unknown} prompt images are unknown" if unknown else ""
+
+    def _known_images(self, hashes: Iterable[str]) -> int:
+        """How many of the images are in the database."""
+        rows = self._rows(
             "SELECT COUNT(*) AS number FROM screenshots "
             "WHERE hash IN (SELECT value FROM json_each(?))",
             (json.dumps(sorted(hashes)),),
-        )[0]["number"]
-        return "" if known == len(hashes) else f"{len(hashes) - known} prompt images are unknown"
+        )
+        return int(rows[0]["number"])
 
     def _prepare(self) -> None:
         """Check that the file is ours and whole, set the modes, bring the schema up to date."""
@@ -980,6 +1155,30 @@ class Store(Reader):
             self._connection.executemany(sql, rows)
         except sqlite3.Error as error:
             raise _explain(self.path, error) from error
+
+
+def _check_member(row: PoolRow, steps: Sequence[StepRow]) -> None:
+    """Raise ProtocolError if a member from outside the run cannot be trained on."""
+    name = row.trajectory_id
+    if not name.startswith("x"):
+        raise ProtocolError(f"{name}: the id of a trajectory from outside begins with x")
+    if not steps or [step.step for step in steps] != list(range(row.steps)):
+        raise ProtocolError(f"{name}: {len(steps)} steps, must be {row.steps}, numbered from 0")
+    for step in steps:
+        where = f"step {step.step} of {name}"
+        if step.trajectory_id != name:
+            raise ProtocolError(f"{where}: belongs to {step.trajectory_id}")
+        if not step.token_ids or not step.prompt_token_ids:
+            raise ProtocolError(f"{where}: prompt_token_ids and token_ids must not be empty")
+        if not in_range(step.token_ids) or not in_range(step.prompt_token_ids):
+            raise ProtocolError(f"{where}: token ids must be in [0, 2 ** 31)")
+        logprobs = step.behaviour_logprobs
+        if row.known and (len(logprobs) != len(step.token_ids) or not all(map(isfinite, logprobs))):
+            raise ProtocolError(f"{where}: behaviour_logprobs must be finite, one for each token")
+        if step.entropies and not all(map(isfinite, step.entropies)):
+            raise ProtocolError(f"{where}: entropies must be finite")
+        if not step.image_hashes or step.image_hashes[-1] != step.screenshot:
+            raise ProtocolError(f"{where}: the last of image_hashes must be the screenshot's")
 
 
 def _json(value: object) -> str:

@@ -167,6 +167,7 @@ def _pipeline(snapshot: Snapshot) -> Table:
         ("in a batch", str(groups.batched)),
         ("trained", str(groups.trained)),
         *((f"dropped: {why}", str(count)) for why, count in sorted(groups.dropped.items())),
+        *([("successes in the pool", str(groups.pool))] if groups.pool else []),
         *((f"trajectories {state}", str(n)) for state, n in sorted(snapshot.trajectories.items())),
         *((f"dropped: {why}", str(count)) for why, count in sorted(snapshot.dropped.items())),
     ]

@@ -1,6 +1,9 @@
-"""Task probabilities: formula, bounds, and that nothing starves."""
+"""Task probabilities and group sizes: formulas, bounds, and that nothing starves."""
 
 from __future__ import annotations
+
+from fractions import Fraction
+from math import floor
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from dart_cli.algo.schedule import (
     FLOOR,
     MovingAverage,
     frontier_weights,
+    group_size,
     uniform_weights,
 )
 
@@ -59,3 +63,39 @@ def test_moving_average_knows_nothing_before_the_first_outcome() -> None:
 def test_rates_and_floors_out_of_range_are_refused(success: list[float], floor: float) -> None:
     with pytest.raises(ValueError, match="must be in"):
         frontier_weights(success, floor)
+
+
+@pytest.mark.parametrize(
+    ("success", "size"),
+    [(0.0, 8), (0.6, 8), (0.65, 6), (0.7, 5), (0.75, 5), (0.8, 4), (0.9, 3), (1.0, 2), (None, 8)],
+)
+def test_group_sizes_are_those_of_the_release(success: float | None, size: int) -> None:
+    assert group_size(success, 8, 2) == size
+
+
+@given(st.integers(1, 60), st.integers(0, 60), st.integers(2, 10))
+def test_a_group_of_eight_follows_the_table_at_every_rate(
+    judged: int, passed: int, least: int
+) -> None:
+    rate = Fraction(min(passed, judged), judged)
+    table = max(least, floor(9 / rate - 7)) if rate > Fraction(6, 10) else 8
+    assert group_size(float(rate), 8, least) == min(table, 8)
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.integers(2, 1024), st.integers(2, 1024))
+def test_an_easier_task_never_gets_more_and_none_less_than_the_least(
+    one: float, other: float, full: int, least: int
+) -> None:
+    easy, hard = (group_size(rate, full, least) for rate in (max(one, other), min(one, other)))
+    assert min(full, least) <= easy <= hard <= full
+
+
+@given(st.floats(0.6, 1), st.integers(1, 100))
+def test_other_sizes_shrink_by_the_same_share(success: float, times: int) -> None:
+    share = group_size(success, 8 * times, 2) / (8 * times)
+    assert share == pytest.approx(max(min(1, (9 / success - 7) / 8), 1 / 4), abs=1 / (8 * times))
+
+
+def test_a_success_rate_out_of_range_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be in"):
+        group_size(1.01, 8, 2)

@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from zlib import crc32
 
 from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
 from bus.messages import (
@@ -41,6 +42,7 @@ from dart_cli.config import Config, run_endpoints
 from dart_cli.data import service
 from dart_cli.data.curate import FinishedGroup, Member
 from dart_cli.data.ledger import Ledger
+from dart_cli.data.rows import PoolRow, PoolSource, StepRow
 from dart_cli.data.scheduler import Wait, make_scheduler, training_tasks
 from dart_cli.data.store import Store
 from envs.base import content_hash
@@ -77,7 +79,7 @@ def step_record(
         prompt_token_ids=[5] * 40 + [step],
         token_ids=tokens,
         behaviour_logprobs=[-0.1 * (step + 1), -1 / 3, -2.0],
-        entropies=[0.1, 0.2, 0.3],
+        entropies=[0.1, 0.2, 0.3 * (crc32(f"{trajectory_id}:{step}".encode()) % 7)],
         version_spans=[VersionSpan(version=version, start=0, end=3)],
         worker="rollout-0",
         text="Action: click(start_box='(1,2)')",
@@ -109,6 +111,45 @@ def finished_group(name: str, outcomes: list[Outcome], version: int = 0) -> Fini
     return FinishedGroup(
         name, tuple(Member(f"{name}-{i:02d}", o, 2, version) for i, o in enumerate(outcomes))
     )
+
+
+def pool_member(
+    name: str,
+    *,
+    task_id: str = "mini/click",
+    source: PoolSource = "oracle",
+    steps: int = 2,
+    known: bool = False,
+    added_at: float = 500.0,
+    first: bytes | None = None,
+) -> tuple[PoolRow, list[StepRow], dict[str, bytes]]:
+    """A success from outside; `first` is its first screenshot."""
+    row = PoolRow(name, "mini", task_id, 7, source, steps, known, "", added_at, None, 0)
+    filed, images = [], {}
+    for number in range(steps):
+        record = step_record(name, number, image=None if number else first)
+        images[record.image_hashes[-1]] = record.screenshot
+        filed.append(
+            StepRow(
+                trajectory_id=name,
+                step=number,
+                at=added_at,
+                screenshot=record.image_hashes[-1],
+                image_hashes=record.image_hashes,
+                prompt_token_ids=record.prompt_token_ids,
+                token_ids=record.token_ids,
+                behaviour_logprobs=record.behaviour_logprobs,
+                entropies=record.entropies,
+                version_spans=record.version_spans,
+                text=record.text,
+                action=record.action,
+                error="",
+                model_s=0.0,
+                env_s=0.0,
+                worker="",
+            )
+        )
+    return row, filed, images
 
 
 @dataclass
@@ -186,8 +227,10 @@ def picture_of(ledger: Ledger) -> object:
         group.id: (
             group.state,
             group.task_seed,
+            (group.size, group.max_steps),
+            group.pool_member and group.pool_member.trajectory_id,
             {
-                a.id: (a.state, a.outcome, a.slot, a.oldest_version)
+                a.id: (a.state, a.outcome, a.slot, a.oldest_version, a.entropies)
                 for a in group.attempts.values()
                 if a.state != "dropped"
             },
@@ -195,17 +238,28 @@ def picture_of(ledger: Ledger) -> object:
         )
         for group in ledger.board.groups.values()
     }
-    success = dict(ledger.progress.tasks)
-    return groups, ledger.board.opened, ledger.updates, ledger.weights, success
+    tasks = {
+        task_id: (
+            fares,
+            ledger.next_size(task_id),
+            ledger.step_limit(task_id),
+            [member.trajectory_id for member in ledger.pool.members(task_id)],
+        )
+        for task_id, fares in ledger.progress.tasks.items()
+    }
+    return groups, ledger.board.opened, ledger.updates, ledger.weights, tasks
 
 
 def assert_sums_are_conserved(ledger: Ledger, store: Store) -> None:
-    """Each trajectory is in play, pending, in one batch, trained, or dropped for a reason."""
+    """Each trajectory is in play, pending, in one batch, trained, or dropped for a reason.
+
+    And each step of those in a batch is trained on or left out for a reason.
+    """
     rows = store.trajectories()
     live = {attempt.id for _, attempt in ledger.board.live()}
     pending = {a.id for group in ledger.board.groups.values() for a in group.finished}
     for row in rows:
-        reasons = store.decisions(row.id)
+        reasons = [told for told in store.decisions(row.id) if told.reason != "pool"]
         assert (row.id in live) == (row.state in ("leased", "playing"))
         assert (row.id in pending) == (row.state == "finished")
         assert (row.batch_id is not None) == (row.state in ("batched", "trained"))
@@ -216,13 +270,36 @@ def assert_sums_are_conserved(ledger: Ledger, store: Store) -> None:
             "trained": [True],
         }.get(row.state, [])
         assert row.outcome != "invalid" or row.state == "dropped"
-    sampled = [
-        sample.trajectory_id
-        for batch in store.batches()
-        for sample in store.batch_samples(batch.id)
+    assert {row.trajectory_id for row in store.pool()} == {
+        member.trajectory_id
+        for task_id in {row.task_id for row in store.pool(evicted=True)}
+        for member in ledger.pool.members(task_id)
+    }
+    for batch in store.batches():
+        _assert_steps_are_conserved(store, batch.id)
+
+
+def _assert_steps_are_conserved(store: Store, batch_id: int) -> None:
+    """All steps of the batch's groups and of those that joined them from the pool, each once."""
+    told = store.batch_rows(batch_id)
+    groups = [group for group in store.groups() if group.batch_id == batch_id]
+    members = [row for row in store.trajectories(group_ids=[g.id for g in groups]) if row.batch_id]
+    joined = [
+        member for g in groups if g.pool_member and (member := store.pool_member(g.pool_member))
     ]
-    steps = {row.id: row.steps for row in rows if row.batch_id is not None}
-    assert sorted(sampled) == sorted(name for name, n in steps.items() for _ in range(n or 0))
+    own = [(row.id, step) for row in members for step in range(row.steps or 0)]
+    pooled = [(row.trajectory_id, step) for row in joined for step in range(row.steps)]
+    assert sorted((s.trajectory_id, s.step) for s in told if s.reason != "pool") == sorted(own)
+    assert sorted((s.trajectory_id, s.step) for s in told if s.reason == "pool") == sorted(pooled)
+    assert all((s.weight == 0) == (s.reason == "low_entropy") for s in told)
+    assert [(s.trajectory_id, s.step, s.advantage) for s in told if s.weight] == [
+        (s.trajectory_id, s.step, s.advantage) for s in store.batch_samples(batch_id)
+    ]
+    for group in groups:
+        of_group = [row for row in members if row.group_id == group.id]
+        assert len({row.max_steps for row in of_group}) == 1
+        outcomes = {row.outcome for row in of_group}
+        assert outcomes == ({"fail"} if group.pool_member else {"pass", "fail"})
 
 
 def heartbeat(

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from bus.messages import Batch, Lease, LeaseRequest, Outcome, WeightsPublished
 from dart_cli.config import Config
 from dart_cli.data.ledger import Ledger
-from dart_cli.data.scheduler import Wait
+from dart_cli.data.scheduler import Wait, training_tasks
 from dart_cli.data.store import Store, open_store
 from tests.data.parts import (
     Clock,
@@ -29,6 +29,7 @@ from tests.data.parts import (
     hello,
     make_ledger,
     picture_of,
+    pool_member,
     small_config,
     step_record,
     trained,
@@ -36,14 +37,20 @@ from tests.data.parts import (
 )
 
 SCHEDULINGS = ["rollout", "task", "batch", "april"]
-OUTCOMES: list[Outcome] = ["pass", "fail"]
 
 
 class World:
     """Slots, rollout workers and a trainer around one ledger."""
 
     def __init__(
-        self, config: Config, store: Store, seed: int, *, slots: int, invalid: float = 0.1
+        self,
+        config: Config,
+        store: Store,
+        seed: int,
+        *,
+        slots: int,
+        invalid: float = 0.1,
+        success: tuple[float, float] = (0.5, 0.5),
     ) -> None:
         self.config = config
         self.store = store
@@ -54,7 +61,9 @@ class World:
         self.version = 0
         self.batch: Batch | None = None  # that the trainer has
         self.invalid = invalid
+        self.success = dict(zip(config.env.tasks, success, strict=True))
         self.leased: set[str] = set()
+        self.limits = {task.id: task.max_steps for task in training_tasks(config)}
         self.told: Counter[str] = Counter()
         self.begin()
         self.ledger.weights_published(self._weights())
@@ -78,6 +87,9 @@ class World:
             return
         is_new = found.trajectory_id not in self.leased  # else the answer was lost: the same again
         assert not (is_new and turn), f"leased in {turn}"
+        assert 1 <= found.max_steps <= self.limits[found.task_id]
+        if found.trajectory_id.endswith("-00") and is_new:
+            assert found.max_steps == ledger.step_limit(found.task_id)
         self.leased.add(found.trajectory_id)
         self.playing[slot] = (found, 0)
 
@@ -86,7 +98,7 @@ class World:
         playing = self.playing[slot]
         assert playing is not None
         lease, steps = playing
-        if steps and self.draws.random() < 0.4:
+        if steps == lease.max_steps or (steps and self.draws.random() < 0.4):
             self.end(slot)
             return
         fresh = [
@@ -107,7 +119,8 @@ class World:
         lease, steps = playing
         self.playing[slot] = None
         is_invalid = self.draws.random() < self.invalid
-        outcome: Outcome = "invalid" if is_invalid else self.draws.choice(OUTCOMES)
+        judged: Outcome = "pass" if self.draws.random() < self.success[lease.task_id] else "fail"
+        outcome: Outcome = "invalid" if is_invalid else judged
         self.ledger.end(trajectory_end(lease.trajectory_id, steps, outcome))
 
     def train(self) -> None:
@@ -122,8 +135,15 @@ class World:
             self.batch = found
             assert len(found.group_ids) == data.groups_per_batch
             row = self.store.batch(found.batch_id)
-            oldest = min(span.version for each in found.samples for span in each.version_spans)
+            told = {(s.trajectory_id, s.step): s for s in self.store.batch_rows(found.batch_id)}
+            fresh = [s for s in found.samples if told[s.trajectory_id, s.step].reason != "pool"]
+            oldest = min(span.version for each in fresh for span in each.version_spans)
             assert row.formed_version - oldest <= data.max_staleness
+            tokens = self.store.staleness(found.batch_id - 1)
+            if row.id == len(self.store.batches()):
+                assert sum(tokens.values()) == sum(len(each.token_ids) for each in fresh)
+            shown = {name for each in found.samples for name in each.image_hashes}
+            assert found.images.keys() == shown  # however old a member of the pool is
             assert self.ledger.suspended == data.coupled
             is_new = found.batch_id > formed
             if is_new and data.scheduling == "april" and not data.recycle:
@@ -162,7 +182,7 @@ class World:
             turn,
         )
 
-    def run(self, events: int) -> None:
+    def run(self, events: int, *, restarts: bool = True) -> None:
         """Anything may happen."""
         for _ in range(events):
             self.clock.now += self.draws.choice([0.0, 0.5, 2.0])
@@ -180,7 +200,10 @@ class World:
             elif event < 0.965:
                 self.go_back()
             elif event < 0.98:
-                self.restart()
+                if restarts:
+                    self.restart()
+            else:
+                self.ledger.make_room(4)
             self.look()
 
     def go_on(self, updates: int, rounds: int = 4000) -> None:
@@ -204,6 +227,12 @@ class World:
         data, board = self.config.data, self.ledger.board
         for group in board.groups.values():
             assert len(group.finished) + len(group.live) <= group.size
+            assert data.min_group_size <= group.size <= data.group_size
+            assert group.size == data.group_size or data.dynamic_number
+            if member := group.pool_member:
+                assert (member.task_id, group.state) == (group.task_id, "ready")
+                assert {attempt.outcome for attempt in group.finished} == {"fail"}
+                assert 1 / (1 + len(group.finished)) <= data.pool_ratio
         if data.scheduling == "batch":
             assert len(board.groups) <= data.groups_per_batch
         if data.scheduling == "april":
@@ -219,7 +248,8 @@ class World:
 def a_config(run_dir: Path, *, publish_every: int = 1, **data: Any) -> Config:
     config = small_config(run_dir, **{"max_open_groups": 0, **data})
     weights = config.weights.model_copy(update={"publish_every": publish_every})
-    return config.model_copy(update={"weights": weights})
+    train = config.train.model_copy(update={"checkpoint_every": 1, "keep_checkpoints": 2})
+    return config.model_copy(update={"weights": weights, "train": train})
 
 
 @st.composite
@@ -234,21 +264,88 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
         "early_stop": draw(st.booleans()),
         "publish_every": draw(st.sampled_from([1, 3])),
         "group_size": draw(st.sampled_from([2, 4])),
+        "dynamic_number": draw(st.booleans()),
+        "dynamic_length": draw(st.booleans()),
+        "length_slack": draw(st.sampled_from([0, 2])),
+        "high_entropy": draw(st.sampled_from([0.3, 0.8, 1.0])),
+        "pool_ratio": draw(st.sampled_from([0.0, 0.25, 0.5])),
+        "pool_online": draw(st.booleans()),
+        "pool_per_task": draw(st.sampled_from([1, 3])),
     }
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(runs(), st.integers(0, 2**32), st.sampled_from([1, 3, 12]))
+@given(
+    runs(),
+    st.integers(0, 2**32),
+    st.sampled_from([1, 3, 12]),
+    st.sampled_from([(0.5, 0.5), (0.1, 0.8)]),
+)
 def test_whatever_happens_nothing_is_lost_and_the_run_goes_on(
-    tmp_path_factory: pytest.TempPathFactory, run: dict[str, Any], seed: int, slots: int
+    tmp_path_factory: pytest.TempPathFactory,
+    run: dict[str, Any],
+    seed: int,
+    slots: int,
+    success: tuple[float, float],
 ) -> None:
     config = a_config(tmp_path_factory.mktemp("world") / "run", **run)
     with open_store(config.run.dir) as store:
-        world = World(config, store, seed, slots=slots)
+        fill_pool(store, config.env.tasks)
+        world = World(config, store, seed, slots=slots, success=success)
         world.run(250)
         assert_sums_are_conserved(world.ledger, store)
         world.go_on(2)
         assert_sums_are_conserved(world.ledger, store)
+
+
+def fill_pool(store: Store, tasks: list[str]) -> None:
+    """Two successes of the first task from outside."""
+    for name, source, steps in (("xa", "oracle", 2), ("xb", "imported", 3)):
+        store.add_pool_member(
+            *pool_member(name, task_id=tasks[0], source=source, steps=steps)  # type: ignore[arg-type]
+        )
+
+
+CURATED: dict[str, Any] = {
+    "dynamic_number": True,
+    "dynamic_length": True,
+    "high_entropy": 0.8,
+    "pool_ratio": 0.5,
+    "pool_per_task": 2,
+    "lease_s": 1e6,  # a data process that starts gives each lease its whole time again
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_same_seed_and_history_give_the_same_decisions_with_restarts_or_without(
+    tmp_path: Path, seed: int
+) -> None:
+    stories = []
+    for name, restarts in (("through", False), ("again", False), ("restarted", True)):
+        config = a_config(tmp_path / name, **CURATED)
+        with open_store(config.run.dir) as store:
+            fill_pool(store, config.env.tasks)
+            world = World(config, store, seed, slots=12, success=(0.2, 0.9))
+            world.run(2000, restarts=restarts)
+            batches = [batch.id for batch in store.batches()]
+            pool = store.pool(evicted=True)
+            stories.append(
+                (
+                    store.groups(),
+                    store.trajectories(),
+                    store.decisions(),
+                    [store.batch_rows(batch_id) for batch_id in batches],
+                    [(row.trajectory_id, row.added_at, row.evicted_at, row.used) for row in pool],
+                )
+            )
+    assert stories[0] == stories[1] == stories[2]
+    groups, trajectories, _, rows, members = stories[0]
+    assert any(group.pool_member for group in groups)
+    assert len({group.size for group in groups}) > 1
+    assert len({row.max_steps for row in trajectories}) > 1
+    assert {row.reason for batch in rows for row in batch} == {"mixed", "pool", "low_entropy"}
+    assert any(evicted_at for _, _, evicted_at, _ in members)
+    assert any(used > 1 for *_, used in members)
 
 
 REASONS = {"all_success", "all_fail", "single_member", "no_valid_member"}

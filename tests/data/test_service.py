@@ -31,6 +31,7 @@ from tests.data.parts import (
     MIXED,
     Client,
     connect,
+    pool_member,
     serving,
     small_config,
     step_record,
@@ -542,6 +543,29 @@ async def test_the_snapshot_tells_how_the_run_stands(config: Config) -> None:
     assert seen.staleness.histogram == {0: 48}
     assert seen.rates.trajectories > 0
     assert "no rollout process is alive; start `dart rollout`" in seen.warnings
+
+
+async def test_a_success_from_outside_makes_a_failed_group_a_batch(config: Config) -> None:
+    data = config.data.model_copy(update={"pool_ratio": 0.2, "high_entropy": 0.5})
+    config = config.model_copy(update={"data": data})
+    with open_store(config.run.dir) as store:
+        for task_id in config.env.tasks:
+            store.add_pool_member(*pool_member(f"x{task_id}", task_id=task_id))
+    async with serving(config) as client:
+        await client.play_group(["fail"] * 4)
+        await client.play_group(["fail"] * 4)
+        batch = await client.must_batch()
+        outside = [each for each in batch.samples if each.trajectory_id.startswith("x")]
+        assert len(outside) == 4
+        assert all(not each.behaviour_logprobs and not each.version_spans for each in outside)
+        assert all(each.advantage > 0 for each in outside)
+        done = BatchTrained(batch_id=batch.batch_id, policy_version=1, metrics={})
+        assert (await client.tell(done)).accepted
+        seen = await client.eventually(lambda seen: "pool_tokens" in seen.metrics)
+        assert seen.groups.pool == 2
+        assert seen.metrics["pool_tokens"] == pytest.approx(4 / len(batch.samples))
+        assert seen.metrics["steps_left_out"] == pytest.approx(1 - len(batch.samples) / 20)
+        assert seen.verdicts["pass"] == 0
 
 
 # --- kill -9 --------------------------------------------------------------------------------

@@ -1,0 +1,382 @@
+"""Adaptive curation in the ledger: group sizes, step limits, high-entropy steps, the pool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bus.messages import Batch, Outcome
+from dart_cli.config import Config
+from dart_cli.data.ledger import Ledger
+from dart_cli.data.scheduler import training_tasks
+from dart_cli.data.store import Store, open_store
+from tests.data.parts import (
+    MIXED,
+    a_batch,
+    ask_lease,
+    assert_sums_are_conserved,
+    make_ledger,
+    picture_of,
+    play,
+    play_group,
+    pool_member,
+    small_config,
+    step_record,
+    trained,
+)
+
+FAILED: list[Outcome] = ["fail"] * 4
+PASSED: list[Outcome] = ["pass"] * 4
+POOL = {"pool_ratio": 0.2}  # 1 of 5
+
+
+def one_task(run_dir: Path, **data: object) -> Config:
+    """A run of one task, one group of four a batch."""
+    config = small_config(run_dir, **{"groups_per_batch": 1, **data})
+    return config.model_copy(
+        update={"env": config.env.model_copy(update={"tasks": config.env.tasks[:1]})}
+    )
+
+
+def task_of(config: Config) -> str:
+    return config.env.tasks[0]
+
+
+def file_member(store: Store, config: Config, name: str = "xa", **changes: object) -> None:
+    """A success of the run's task from outside."""
+    wanted = {"task_id": task_of(config), **changes}
+    assert store.add_pool_member(*pool_member(name, **wanted))  # type: ignore[arg-type]
+
+
+def train(ledger: Ledger, version: int) -> Batch:
+    """Serve and acknowledge a batch that must be there."""
+    batch = a_batch(ledger.next_batch(version))
+    ledger.batch_trained(trained(batch.batch_id, version + 1))
+    return batch
+
+
+# --- the pool -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_group_that_failed_throughout_is_compared_with_a_success_of_its_task(
+    tmp_path: Path, known: bool
+) -> None:
+    config = one_task(tmp_path / "run", **POOL)
+    with open_store(config.run.dir) as store:
+        file_member(store, config, known=known)
+        ledger = make_ledger(config, store)
+        group = play_group(ledger, FAILED)
+        [row] = store.groups("ready")
+        assert (row.id, row.pool_member) == (group, "xa")
+        batch = a_batch(ledger.next_batch(0))
+        rewards = np.array([0.0] * 4 + [1.0])
+        wanted = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+        got = [sample.advantage for sample in batch.samples]
+        np.testing.assert_allclose(got, np.repeat(wanted, 2), rtol=1e-9)
+        *fresh, first, second = batch.samples
+        assert {sample.trajectory_id for sample in fresh} == {f"{group}-{i:02d}" for i in range(4)}
+        for step, sample in enumerate((first, second)):
+            filed = step_record("xa", step)
+            assert (sample.trajectory_id, sample.step, sample.weight) == ("xa", step, 1.0)
+            assert sample.token_ids == filed.token_ids
+            assert sample.behaviour_logprobs == (filed.behaviour_logprobs if known else [])
+            assert sample.version_spans == []
+            assert [batch.images[name] for name in sample.image_hashes] == [filed.screenshot]
+        assert [(d.subject, d.reason) for d in store.decisions() if d.used] == [
+            (group, "pool"),
+            *((f"{group}-{i:02d}", "mixed") for i in range(4)),
+            ("xa", "pool"),
+        ]
+        assert [(s.batch_id, s.reason) for s in store.sample_rows("xa")] == [(1, "pool")] * 2
+        assert [member.used for member in store.pool()] == [1]
+        assert_sums_are_conserved(ledger, store)
+
+
+def test_the_pool_counts_neither_as_success_nor_as_fresh_tokens(tmp_path: Path) -> None:
+    config = one_task(tmp_path / "run", **POOL)
+    with open_store(config.run.dir) as store:
+        file_member(store, config, steps=4)
+        ledger = make_ledger(config, store)
+        play_group(ledger, FAILED, version=3)
+        train(ledger, 5)
+        assert ledger.progress.all.passed == 0
+        assert ledger.progress.mean_success() == 0.0
+        assert store.staleness() == {2: 4 * 2 * 3}
+        metrics = ledger.progress.metrics()
+        assert metrics["reward"] == 0.0
+        assert metrics["pool_tokens"] == pytest.approx(4 / (4 * 2 + 4))
+        assert store.success_curve()[0].passed == 0
+
+
+def test_a_success_of_the_run_joins_when_its_group_is_done_with_and_is_drawn_however_old(
+    tmp_path: Path,
+) -> None:
+    config = one_task(tmp_path / "run", **POOL)
+    with open_store(config.run.dir) as store:
+        ledger = make_ledger(config, store)
+        mixed = play_group(ledger, ["fail", "fail", "pass", "fail"], version=0)
+        assert play_group(ledger, FAILED, version=0)  # nothing to draw yet
+        assert [g.reason for g in store.groups("dropped")] == ["all_fail"]
+        train(ledger, 0)
+        [member] = store.pool()
+        assert (member.trajectory_id, member.source, member.known) == (
+            f"{mixed}-02",
+            "online",
+            True,
+        )
+        assert member.origin == f"{store.run().id}/{mixed}-02"
+        far = config.data.max_staleness + 90
+        play_group(ledger, FAILED, version=far)
+        batch = a_batch(ledger.next_batch(far))
+        drawn = [each for each in batch.samples if each.trajectory_id == member.trajectory_id]
+        assert [each.version_spans[0].version for each in drawn] == [0, 0]
+        assert [each.behaviour_logprobs for each in drawn] == [
+            step_record(member.trajectory_id, step).behaviour_logprobs for step in range(2)
+        ]
+        assert store.trajectory(member.trajectory_id).batch_id == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("played", "reason"),
+    [
+        (FAILED, None),
+        (PASSED, "all_success"),
+        (["fail", *["invalid"] * 7], "single_member"),
+        (["fail", "fail", "fail", *["invalid"] * 5], "all_fail"),  # 1 of 4 is above 0.2
+        (["invalid"] * 8, "no_valid_member"),
+    ],
+)
+def test_only_a_large_enough_group_that_failed_gets_a_member(
+    tmp_path: Path, played: list[Outcome], reason: str | None
+) -> None:
+    config = one_task(tmp_path / "run", **POOL)
+    with open_store(config.run.dir) as store:
+        file_member(store, config)
+        ledger = make_ledger(config, store)
+        for outcome in played:
+            play(ledger, 0, outcome)
+        [group] = store.groups()
+        assert (group.pool_member is not None) == (reason is None)
+        assert (group.state, group.reason) == (("dropped", reason) if reason else ("ready", ""))
+        assert_sums_are_conserved(ledger, store)
+
+
+@pytest.mark.parametrize("changes", [{"task_id": "mini/other"}, None])
+def test_without_a_success_of_its_own_task_a_failed_group_is_dropped(
+    tmp_path: Path, changes: dict[str, object] | None
+) -> None:
+    config = one_task(tmp_path / "run", **POOL)
+    with open_store(config.run.dir) as store:
+        if changes:
+            file_member(store, config, **changes)
+        ledger = make_ledger(config, store)
+        play_group(ledger, FAILED)
+        assert [group.reason for group in store.groups("dropped")] == ["all_fail"]
+
+
+@pytest.mark.parametrize("data", [{"pool_ratio": 0.0}, {**POOL, "pool_online": False}])
+def test_the_pool_takes_no_success_of_the_run_unless_it_is_told_to(
+    tmp_path: Path, data: dict[str, object]
+) -> None:
+    config = one_task(tmp_path / "run", **data)
+    with open_store(config.run.dir) as store:
+        ledger = make_ledger(config, store)
+        play_group(ledger, PASSED)
+        assert store.pool(evicted=True) == []
+
+
+def test_which_success_joins_is_drawn_anew_for_each_group(tmp_path: Path) -> None:
+    config = one_task(tmp_path / "run", **POOL, max_open_groups=40)
+    with open_store(config.run.dir) as store:
+        for name in ("xa", "xb", "xc"):
+            file_member(store, config, name)
+        ledger = make_ledger(config, store)
+        for _ in range(30):
+            play_group(ledger, FAILED)
+            train(ledger, 0)
+        assert {group.pool_member for group in store.groups()} == {"xa", "xb", "xc"}
+        assert sum(member.used for member in store.pool()) == 30
+
+
+def test_a_restart_between_draw_and_batch_changes_nothing(tmp_path: Path) -> None:
+    config = one_task(tmp_path / "run", **POOL, high_entropy=0.5)
+    with open_store(config.run.dir) as store:
+        for name in ("xa", "xb"):
+            file_member(store, config, name)
+        ledger = make_ledger(config, store)
+        play_group(ledger, FAILED)
+        store.commit()
+        before = picture_of(ledger)
+        again = make_ledger(config, store)
+        assert picture_of(again) == before
+        served = a_batch(again.next_batch(0))
+        assert a_batch(ledger_of(config, store).next_batch(0)) == served
+
+
+def ledger_of(config: Config, store: Store) -> Ledger:
+    """As a data process that starts now has it."""
+    store.commit()
+    return make_ledger(config, store)
+
+
+def test_a_member_that_is_evicted_after_its_draw_is_trained_on_all_the_same(
+    tmp_path: Path,
+) -> None:
+    config = one_task(tmp_path / "run", **POOL, pool_per_task=1, max_open_groups=8)
+    with open_store(config.run.dir) as store:
+        file_member(store, config, source="online")
+        ledger = make_ledger(config, store)
+        failed = play_group(ledger, FAILED)
+        passed = play_group(ledger, PASSED)
+        assert [row.trajectory_id for row in store.pool()] == [f"{passed}-03"]
+        while ledger.make_room(3):
+            pass
+        ledger = ledger_of(config, store)
+        batch = a_batch(ledger.next_batch(0))
+        assert batch.group_ids == [failed]
+        drawn = [each for each in batch.samples if each.trajectory_id == "xa"]
+        assert len(drawn) == 2
+        assert all(each.image_hashes[-1] in batch.images for each in drawn)
+
+
+def test_screenshots_of_the_pool_are_never_removed_for_room(tmp_path: Path) -> None:
+    config = one_task(tmp_path / "run", **POOL)
+    train_config = config.train.model_copy(update={"checkpoint_every": 1, "keep_checkpoints": 1})
+    config = config.model_copy(update={"train": train_config})
+    with open_store(config.run.dir) as store:
+        file_member(store, config)
+        ledger = make_ledger(config, store)
+        for version in range(8):
+            play_group(ledger, MIXED, version=version)
+            train(ledger, version)
+        while ledger.make_room(5):
+            pass
+        members = [row.trajectory_id for row in store.pool()]
+        assert len(members) == 1 + 8 * 2
+        for name in members:
+            shown = [step.screenshot for step in store.steps(name)]
+            assert len(store.screenshots(shown)) == 2
+        assert store.screenshots(step.screenshot for step in store.steps("g000001-01")) == {}
+
+
+def test_of_a_task_the_newest_successes_stay(tmp_path: Path) -> None:
+    config = one_task(tmp_path / "run", **POOL, pool_per_task=3)
+    with open_store(config.run.dir) as store:
+        ledger = make_ledger(config, store)
+        groups = [play_group(ledger, PASSED) for _ in range(2)]
+        assert [row.trajectory_id for row in store.pool()] == [
+            f"{groups[1]}-{i:02d}" for i in (1, 2, 3)
+        ]
+        assert len(store.pool(evicted=True)) == 8
+        smaller = one_task(config.run.dir, **POOL, pool_per_task=1)
+        ledger_of(smaller, store)
+        assert [row.trajectory_id for row in store.pool()] == [f"{groups[1]}-03"]
+
+
+# --- group sizes ----------------------------------------------------------------------------
+
+
+def test_a_solved_task_gets_smaller_groups_once_a_whole_group_says_so(tmp_path: Path) -> None:
+    config = one_task(tmp_path / "run", dynamic_number=True, group_size=8, min_group_size=3)
+    with open_store(config.run.dir) as store:
+        ledger = make_ledger(config, store)
+        for _ in range(7):
+            play(ledger, 0, "pass")
+            assert ledger.next_size(task_of(config)) == 8
+        play(ledger, 0, "pass")
+        assert ledger.next_size(task_of(config)) == 3
+        assert len({play(ledger, 0, "pass").group_id for _ in range(6)}) == 2
+        assert [group.size for group in store.groups()] == [8, 3, 3]
+        again = ledger_of(config, store)
+        assert again.next_size(task_of(config)) == 3
+
+
+def test_a_smaller_group_is_trained_on_like_any_other(tmp_path: Path) -> None:
+    config = one_task(tmp_path / "run", dynamic_number=True)
+    with open_store(config.run.dir) as store:
+        ledger = make_ledger(config, store)
+        play_group(ledger, PASSED)
+        small = play_group(ledger, ["pass", "fail"])
+        batch = a_batch(ledger.next_batch(0))
+        assert batch.group_ids == [small]
+        advantages = {sample.trajectory_id: sample.advantage for sample in batch.samples}
+        assert list(advantages.values()) == pytest.approx([1.0, -1.0], rel=1e-5)
+
+
+def test_early_stop_never_stops_at_one_trajectory(tmp_path: Path) -> None:
+    config = one_task(tmp_path / "run", group_size=2, early_stop=True)
+    with open_store(config.run.dir) as store:
+        ledger = make_ledger(config, store)
+        play_group(ledger, ["pass", "fail"])
+        assert [group.state for group in store.groups()] == ["ready"]
+
+
+# --- step limits ----------------------------------------------------------------------------
+
+
+def test_a_tasks_limit_is_its_longest_success_and_slack(tmp_path: Path) -> None:
+    config = one_task(tmp_path / "run", dynamic_length=True, length_slack=1)
+    limit = training_tasks(config)[0].max_steps
+    with open_store(config.run.dir) as store:
+        ledger = make_ledger(config, store)
+        group = play_group(ledger, ["fail", "pass", "fail", "pass"], steps=1)
+        assert [row.max_steps for row in store.trajectories()] == [limit] * 4
+        lease = ask_lease(ledger, 0)
+        assert lease.max_steps == 2
+        assert ledger.step_limit(task_of(config)) == 2
+        longer = play(ledger, 1, "pass", steps=2)
+        assert (longer.group_id, longer.max_steps) == (lease.group_id, 2)
+        assert ledger.step_limit(task_of(config)) == min(limit, 3)
+        again = ledger_of(config, store)
+        assert ask_lease(again, 0) == lease  # of the same group: the same limit
+        assert again.step_limit(task_of(config)) == min(limit, 3)
+        assert group != lease.group_id
+
+
+def test_a_success_of_the_pool_is_a_success_of_the_task(tmp_path: Path) -> None:
+    config = one_task(tmp_path / "run", dynamic_length=True, length_slack=0)
+    with open_store(config.run.dir) as store:
+        file_member(store, config, steps=2)
+        assert ask_lease(make_ledger(config, store), 0).max_steps == 2
+
+
+def test_slack_never_goes_beyond_the_tasks_own_limit(tmp_path: Path) -> None:
+    config = one_task(tmp_path / "run", dynamic_length=True, length_slack=99)
+    with open_store(config.run.dir) as store:
+        ledger = make_ledger(config, store)
+        play_group(ledger, PASSED)
+        assert ledger.step_limit(task_of(config)) == training_tasks(config)[0].max_steps
+
+
+# --- high-entropy steps ---------------------------------------------------------------------
+
+
+def test_steps_of_low_entropy_are_left_out_with_the_reason_and_again_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    config = one_task(tmp_path / "run", high_entropy=0.5)
+    with open_store(config.run.dir) as store:
+        ledger = make_ledger(config, store)
+        play_group(ledger, MIXED, steps=5)
+        ledger = ledger_of(config, store)
+        batch = a_batch(ledger.next_batch(0))
+        rows = store.batch_rows(1)
+        means = [float(np.mean(step_record(r.trajectory_id, r.step).entropies)) for r in rows]
+        assert len(rows) == 4 * 5
+        assert [row.entropy for row in rows] == pytest.approx(means)
+        threshold = np.sort(means)[10]  # the 10th largest of 20
+        for row, mean in zip(rows, means, strict=True):
+            is_kept = mean >= threshold - 1e-12
+            assert (row.weight, row.reason) == ((1.0, "mixed") if is_kept else (0.0, "low_entropy"))
+        kept = [(row.trajectory_id, row.step) for row in rows if row.weight]
+        assert [(s.trajectory_id, s.step) for s in batch.samples] == kept
+        assert set(batch.images) == {name for s in batch.samples for name in s.image_hashes}
+        assert a_batch(ledger_of(config, store).next_batch(0)) == batch
+        ledger.batch_trained(trained(1))
+        assert ledger.progress.metrics()["steps_left_out"] == pytest.approx(1 - len(kept) / 20)
+        weights = {d.subject: d.weight for d in store.decisions()}
+        for name in {row.trajectory_id for row in rows}:
+            assert weights[name] == sum(of == name for of, _ in kept) / 5
