@@ -31,6 +31,10 @@ class ModelError(UserError):
     """A model folder is missing, incomplete or of an unsupported class."""
 
 
+class ExchangeError(UserError):
+    """Files of trajectories cannot be written or read: file, row, column and cure in one line."""
+
+
 class MissingPartError(UserError):
     """An optional package, program or device is not installed; the message names the install step."""
 

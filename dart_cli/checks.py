@@ -52,6 +52,8 @@ def find_mistakes(config: Config, role: Role | None = None) -> Iterator[Mistake]
     yield from _places(config)
     yield from _bus(config)
     yield from _lists(config)
+    if role in (None, "data"):
+        yield from _pool(config)
     if role in (None, "env", "data", "eval"):
         yield from _tasks(config)
     if role in (None, "rollout", "train", "eval"):
@@ -163,6 +165,16 @@ def _places(config: Config) -> Iterator[Mistake]:
             f"holds the directory you stand in, got {shown(config.run.dir)}; "
             "choose one for this run alone, e.g. runs/a",
         )
+
+
+def _pool(config: Config) -> Iterator[Mistake]:
+    for index, folder in enumerate(config.data.pool):
+        if not folder.exists():
+            yield Mistake(
+                f"data.pool[{index}]",
+                f"does not exist: {folder}; `dart data collect` and `dart data export` write such "
+                "folders",
+            )
 
 
 def _bus(config: Config) -> Iterator[Mistake]:

@@ -1,6 +1,7 @@
 """The verbs of `dart`. Each checks its configuration whole, then starts one part, imported late.
 
     env, rollout, data, train   one process of a run, started by hand in any order
+    data ls, show, stats, why   look into a run; data collect, export, import fill its pool
     up, status                  all of them at once; what they do and wait for
     eval, init, keys            held-out success; a starter configuration; keys for tcp
     bench                       how well a machine's time is used, against baselines
@@ -13,18 +14,29 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
+import typer.core
 
 from bus.errors import DartError
+from dart_cli.cli_data import data
+from dart_cli.cli_options import ConfigPath, DryRun, Overrides, config_of, load_checked, tell
 
-if TYPE_CHECKING:
-    from bus.messages import Role
-    from dart_cli.config import Config
+
+class _Verbs(typer.core.TyperGroup):
+    """typer lists groups last; `data` stands beside the other processes."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The verbs in the order in which one reads of them."""
+        names = [name for name in super().list_commands(ctx) if name != "data"]
+        names.insert(names.index("train"), "data")
+        return names
+
 
 app = typer.Typer(
     name="dart",
+    cls=_Verbs,
     help="Reinforcement learning for vision-language GUI agents, in decoupled processes.\n\n"
     "Everything at once:   dart up configs/quickstart.toml\n\n"
     "By hand, any order:   dart data C.toml;  dart train C.toml;  dart rollout C.toml;  "
@@ -35,16 +47,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
-ConfigPath = Annotated[
-    Path, typer.Argument(metavar="CONFIG", help="TOML file of the run; `dart init` writes one.")
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one key, e.g. --set train.lr=1e-5."),
-]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Check everything, say what would run, start nothing.")
-]
 Worker = Annotated[
     str, typer.Option("--worker", metavar="NAME", help="Name in the run; default ROLE-0, -1, ...")
 ]
@@ -66,25 +68,6 @@ def _say_error(text: str) -> None:
     sys.stderr.write(f"error: {' '.join(text.split())}\n")
 
 
-def _load(path: Path, overrides: list[str] | None, role: Role | None) -> Config:
-    """The configuration, checked for `role`. Raises ConfigError."""
-    from dart_cli.checks import check_config
-    from dart_cli.config import Source, load_config
-
-    config = load_config(path, overrides)
-    check_config(config, Source(path, tuple(overrides or ())), role)
-    return config
-
-
-def _tell(config: Config, role: Role | None) -> None:
-    """What `--dry-run` prints."""
-    from dart_cli.plan import describe
-
-    for subject, text in describe(config, role):
-        typer.echo(f"{subject + ':':<10} {text}")
-    typer.echo("valid; nothing was started")
-
-
 def _version(asked: bool) -> None:
     if asked:
         from dart_cli import __version__
@@ -100,6 +83,9 @@ def _dart(
     ] = False,
 ) -> None:
     pass
+
+
+app.add_typer(data, name="data")
 
 
 # --- one process ----------------------------------------------------------------------------
@@ -124,11 +110,11 @@ def env(
 
     Example: dart env configs/quickstart.toml --slots 32
     """
-    config = _load(config_path, overrides, "env")
+    config = load_checked(config_path, overrides, "env")
     if slots:
         config = config.model_copy(update={"env": config.env.model_copy(update={"slots": slots})})
     if dry_run:
-        _tell(config, "env")
+        tell(config, "env")
         return
     from dart_cli.process import run_role
 
@@ -153,9 +139,9 @@ def rollout(
 
     Example: CUDA_VISIBLE_DEVICES=2 dart rollout configs/ui-tars-7b.toml
     """
-    config = _load(config_path, overrides, "rollout")
+    config = load_checked(config_path, overrides, "rollout")
     if dry_run:
-        _tell(config, "rollout")
+        tell(config, "rollout")
         return
     from dart_cli.process import run_role
 
@@ -169,28 +155,6 @@ def rollout(
 
 
 @app.command()
-def data(config_path: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False) -> None:
-    """Keep the ledger: say what is played next, file trajectories, serve batches.
-
-    One per run. It may be stopped and started again; nothing acknowledged is lost.
-
-    Example: dart data configs/quickstart.toml --set data.group_size=16
-    """
-    config = _load(config_path, overrides, "data")
-    if dry_run:
-        _tell(config, "data")
-        return
-    from dart_cli.process import run_role
-
-    async def keep(_name: str, stop: asyncio.Event) -> None:
-        from dart_cli.data.service import run
-
-        await run(config, stop)
-
-    raise typer.Exit(run_role("data", config, keep))
-
-
-@app.command()
 def train(config_path: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False) -> None:
     """Train: take a batch, update, publish the new weights; resume from the last checkpoint.
 
@@ -198,9 +162,9 @@ def train(config_path: ConfigPath, overrides: Overrides = None, dry_run: DryRun 
 
     Example: dart train configs/quickstart.toml --set train.lr=1e-4
     """
-    config = _load(config_path, overrides, "train")
+    config = load_checked(config_path, overrides, "train")
     if dry_run:
-        _tell(config, "train")
+        tell(config, "train")
         return
     from dart_cli.process import run_role
 
@@ -230,9 +194,9 @@ def up(
 
     Example: dart up configs/quickstart.toml --set train.lr=0 --fresh
     """
-    config = _load(config_path, overrides, None)
+    config = load_checked(config_path, overrides, None)
     if dry_run:
-        _tell(config, None)
+        tell(config, None)
         return
     from dart_cli.up import run_up
 
@@ -262,14 +226,7 @@ def status(
     """
     from dart_cli.status.watch import run_status
 
-    if target.is_dir():
-        from dart_cli.process import read_run
-
-        config = read_run(target)
-    else:
-        from dart_cli.config import load_config
-
-        config = load_config(target, overrides)
+    config = config_of(target, overrides)
     raise typer.Exit(asyncio.run(run_status(config, once=once, as_json=as_json, every_s=watch)))
 
 
@@ -316,9 +273,9 @@ def evaluate(
         changes.append(f"model.path={model}")
     if episodes:
         changes.append(f"eval.episodes={episodes}")
-    config = _load(config_path, changes, "eval")
+    config = load_checked(config_path, changes, "eval")
     if dry_run:
-        _tell(config, "eval")
+        tell(config, "eval")
         return
     from dart_cli.evaluate import run_eval
 
@@ -375,7 +332,7 @@ def efficiency(
 
     Example: dart bench efficiency configs/efficiency.toml --arms coupled-batch,rolling
     """
-    _load(config_path, overrides, None)
+    load_checked(config_path, overrides, None)
     from dart_cli.bench.arms import pick
     from dart_cli.bench.efficiency import Options, run_efficiency
 

@@ -18,13 +18,12 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from bus.endpoints import make_private_dir
@@ -38,6 +37,7 @@ from bus.messages import (
     StepRecord,
     TrajectoryEnd,
 )
+from dart_cli.bar import progress
 from dart_cli.config import Config, weights_dir
 from dart_cli.env.episode import conventions_of, play_episode
 from dart_cli.env.threaded import ThreadedEnv
@@ -66,7 +66,6 @@ MAX_FILM_BYTES = 64_000_000
 """Screenshots kept of one evaluation, at most."""
 
 _STEP_SEEDS = 4096  # room between the sampling seeds of two episodes
-_PROGRESS_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -187,7 +186,7 @@ async def play_all(
     played: list[Played] = []
 
     async def play_some(slot: int) -> None:
-        async with _environment(config, f"eval/{slot}") as env:
+        async with environment(config, f"eval/{slot}") as env:
             while waiting:
                 index, episode = waiting.popleft()
                 seat = Seat(answers, filmed=index < filmed)
@@ -206,7 +205,8 @@ async def play_all(
 
 
 @contextlib.asynccontextmanager
-async def _environment(config: Config, name: str) -> AsyncIterator[ThreadedEnv]:
+async def environment(config: Config, name: str) -> AsyncIterator[ThreadedEnv]:
+    """An environment of the run's suite, closed at the end of the block."""
     env = ThreadedEnv(
         lambda: make_env(config.env.suite, **config.env.options),
         name=name,
@@ -253,7 +253,7 @@ async def _evaluate(
     rounds = [planned(trained, count, seed), planned(composed, count, seed + count)]
     if not any(rounds):
         raise TaskError("nothing to evaluate: set eval.episodes >= 1 and name a task")
-    directory, version = (None, -1) if as_it_comes else _chosen_weights(config, weights)
+    directory, version = (None, -1) if as_it_comes else chosen_weights(config, weights)
     began = time.monotonic()
     model = await asyncio.to_thread(load_model, config)
     try:
@@ -262,9 +262,9 @@ async def _evaluate(
         scores: dict[Mode, ModeScore] = {}
         kept: list[Played] = []
         for mode in modes:
-            with _progress(mode, sum(map(len, rounds))) as told:
+            with progress(mode, sum(map(len, rounds)), "episodes") as told:
                 parts = [
-                    await play_all(config, model.responder, episodes, mode, told=told)
+                    await play_all(config, model.responder, episodes, mode, told=lambda: told(1))
                     for episodes in rounds
                 ]
             scores[mode] = ModeScore(
@@ -286,7 +286,7 @@ async def _evaluate(
     return evaluation, kept
 
 
-def _chosen_weights(config: Config, weights: Path | None) -> tuple[Path | None, int]:
+def chosen_weights(config: Config, weights: Path | None) -> tuple[Path | None, int]:
     """(directory, version) of the weight set to play; (None, -1) where the run has none yet."""
     from dart_cli.weights.file import newest, read_manifest
 
@@ -321,28 +321,6 @@ def _scored(tasks: Sequence[Task], played: Sequence[Played]) -> list[TaskScore]:
 
 
 # --- telling and keeping --------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _progress(mode: Mode, count: int) -> Iterator[Callable[[], None]]:
-    """A bar on a terminal, a line every few seconds elsewhere; gives what to call per episode."""
-    console = Console(stderr=True, markup=False, highlight=False)
-    if console.is_terminal:
-        with Progress(console=console, transient=True) as bar:
-            task = bar.add_task(f"{mode} episodes", total=count)
-            yield lambda: bar.advance(task)
-        return
-    done, last = 0, time.monotonic()
-
-    def told() -> None:
-        nonlocal done, last
-        done += 1
-        if done == count or time.monotonic() - last > _PROGRESS_S:
-            last = time.monotonic()
-            sys.stderr.write(f"progress: {mode} {done}/{count} episodes\n")
-            sys.stderr.flush()
-
-    yield told
 
 
 def _keep(run_dir: Path, evaluation: Evaluation, played: Sequence[Played]) -> Path:

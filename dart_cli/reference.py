@@ -26,13 +26,21 @@ def cli_reference() -> str:
         "healthy.",
     ]
     with typer.Context(root, info_name="dart") as context:
-        commands = root.commands  # type: ignore[attr-defined]
-        for name, command in commands.items():
-            lines += ["", f"## `dart {name}`", "", *_unwrapped(command.help or "")]
-            for title, rows in _options(typer.Context(command, info_name=name, parent=context)):
-                lines += ["", f"| {title} | meaning |", "| --- | --- |"]
-                lines += [f"| `{left}` | {right} |" for left, right in rows]
+        for name in root.list_commands(context):  # type: ignore[attr-defined]
+            command = root.commands[name]  # type: ignore[attr-defined]
+            lines += _verb(typer.Context(command, info_name=name, parent=context), "##")
     return "\n".join(lines) + "\n"
+
+
+def _verb(context: typer.Context, mark: str) -> list[str]:
+    """One verb, and the commands of one that has some, each below a heading."""
+    lines = ["", f"{mark} `{context.command_path}`", "", *_unwrapped(context.command.help or "")]
+    for title, rows in _options(context):
+        lines += ["", f"| {title} | meaning |", "| --- | --- |"]
+        lines += [f"| `{left}` | {right} |" for left, right in rows]
+    for name, command in getattr(context.command, "commands", {}).items():
+        lines += _verb(typer.Context(command, info_name=name, parent=context), f"{mark}#")
+    return lines
 
 
 def _unwrapped(text: str) -> list[str]:

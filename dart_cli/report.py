@@ -4,6 +4,7 @@ write_report    all of it: RUN/report/{curve.png, films.png, report.json}; JSON 
 summarize       the numbers of the JSON line
 draw_curve      success by task over policy versions, held-out success at both ends
 draw_films      the same held-out episodes before and after, clicks drawn on the screenshots
+draw_trajectory one trajectory of the run or its pool, all of it: `dart data show --film`
 pick_films      which ones: failed before, passed after
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import tempfile
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,12 +22,14 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 from rich.console import Console
 
-from bus.errors import RunDirectoryError
+from bus.errors import RunDirectoryError, UserError
+from dart_cli.browse import Subject
 from dart_cli.config import Config
-from dart_cli.data.store import CurvePoint, RunRow, open_reader
+from dart_cli.data.store import CurvePoint, Reader, RunRow, open_reader
 from dart_cli.scores import (
     Evaluation,
     Film,
+    Frame,
     ModeScore,
     TaskScore,
     films_dir,
@@ -273,9 +277,52 @@ def draw_films(path: Path, run_dir: Path, pairs: Sequence[tuple[Film, Film]]) ->
     return path
 
 
-def _strip(folder: Path, film: Film, name: str, heading: str) -> Image.Image:
+def draw_trajectory(path: Path, reader: Reader, subject: Subject) -> Path:
+    """All steps of one trajectory as a picture. Raises UserError where its screens are gone."""
+    steps, trajectory = reader.steps(subject.id), subject.trajectory
+    keys = [step.screenshot for step in steps]
+    if trajectory is not None and trajectory.final_screenshot is not None:
+        keys.append(trajectory.final_screenshot)
+    images = reader.screenshots(keys)
+    if not steps or len(images) < len(set(keys)):
+        why = "its screenshots were removed to keep data.max_gb" if steps else "it has no step yet"
+        raise UserError(f"no film of {subject.id}: {why}; choose another trajectory")
+    suite = (subject.group or subject.pool).suite  # type: ignore[union-attr]
+    frames = [
+        Frame(screenshot=step.screenshot, text=step.text, point=_point(step.action))
+        for step in steps
+    ]
+    film = Film(
+        task_id=subject.task_id,
+        seed=subject.task_seed,
+        instruction=reader.instructions().get((suite, subject.task_id), ""),
+        outcome=(trajectory.outcome if trajectory is not None else "pass") or "invalid",
+        reason=(trajectory.verdict_reason if trajectory is not None else "") or "",
+        frames=frames,
+        last=keys[-1],
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        for key, image in images.items():
+            (Path(folder) / key).write_bytes(image)
+        heading = f'{film.task_id}, seed {film.seed}: "{film.instruction}"'
+        strip = _strip(Path(folder), film, subject.id, heading, most=len(frames))
+    try:
+        strip.save(path, format="PNG", optimize=True)
+    except OSError as error:
+        raise UserError(f"--film {path}: cannot be written: {error.strerror}") from None
+    return path
+
+
+def _point(action: dict[str, Any] | None) -> tuple[int, int] | None:
+    action = action or {}
+    return (action["x"], action["y"]) if "x" in action and "y" in action else None
+
+
+def _strip(
+    folder: Path, film: Film, name: str, heading: str, *, most: int = MAX_FRAMES
+) -> Image.Image:
     """One episode from left to right: each screen with its click, the last with the verdict."""
-    shown = film.frames[:MAX_FRAMES]
+    shown = film.frames[:most]
     shots = [_open(folder / frame.screenshot) for frame in shown]
     last = _open(folder / film.last)
     height = _thumb(last).height

@@ -84,6 +84,19 @@ class GuiEnv(Protocol):
         ...
 
 
+@runtime_checkable
+class Solvable(Protocol):
+    """A GuiEnv that knows a solution of the task it plays. Optional: it fills the experience pool."""
+
+    def oracle_action(self) -> Action:
+        """The next action of a shortest solution from the present state. Raises EnvError."""
+        ...
+
+    def oracle_hint(self) -> str:
+        """The same as an instruction of one step, e.g. `click next`; empty where words fail."""
+        ...
+
+
 def content_hash(blob: bytes) -> str:
     """Name of a blob by its content: 32 hex digits of BLAKE2b."""
     return hashlib.blake2b(blob, digest_size=16).hexdigest()

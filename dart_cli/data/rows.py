@@ -128,6 +128,30 @@ class SampleRow:
     entropy: float | None  # mean over its tokens, nats
 
 
+@dataclass(frozen=True)
+class TallyRow:
+    """Trajectories of one task that fared alike."""
+
+    task_id: str
+    state: TrajectoryState
+    reason: str  # why dropped; else empty
+    outcome: Outcome | None
+    trajectories: int
+    steps: int  # of them together, where they are over
+
+
+@dataclass(frozen=True)
+class SizesRow:
+    """How much a run holds."""
+
+    steps: int
+    tokens: int  # of completions
+    step_bytes: int  # texts, tokens and their numbers, as they are stored
+    screenshots: int
+    screenshot_bytes: int
+    disk_bytes: int  # the database with its log
+
+
 @dataclass(frozen=True, slots=True)
 class EpisodeTimes:
     """When one trajectory was played and by whom, for timelines."""

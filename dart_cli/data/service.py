@@ -59,6 +59,7 @@ from bus.snapshot import (
 )
 from bus.sockets import Forwarder, Publisher, Replier, Subscriber
 from dart_cli.config import Config, run_curve, run_endpoints
+from dart_cli.data.exchange import import_pool
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.permits import Permits
 from dart_cli.data.scheduler import Scheduler, Wait, make_scheduler, training_tasks
@@ -111,10 +112,12 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     asked for it: then everybody is told for a few seconds. `stop` ends only this process; the run
     goes on with the next one. So it does after a StopRequest that was carried out; one that was not,
     because this process died first, is carried out by the next. Raises RunDirectoryError if another process serves the run,
-    StoreError if the database cannot be read or written.
+    ExchangeError for a mistake in a folder of data.pool, StoreError if the database cannot be read
+    or written.
     """
     tasks = training_tasks(config)
     with open_store(config.run.dir) as store:
+        import_pool(config, store)
         service = DataService(config, store, tasks, make_scheduler(config, tasks))
         await service.serve(stop)
 

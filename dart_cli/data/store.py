@@ -68,9 +68,11 @@ from dart_cli.data.rows import (
     PoolRow,
     RunRow,
     SampleRow,
+    SizesRow,
     StepRow,
     StepTimes,
     SyncRow,
+    TallyRow,
     TaskRow,
     TrajectoryRow,
     TrajectoryState,
@@ -90,10 +92,12 @@ __all__ = [
     "Reader",
     "RunRow",
     "SampleRow",
+    "SizesRow",
     "StepRow",
     "StepTimes",
     "Store",
     "SyncRow",
+    "TallyRow",
     "TaskRow",
     "TrajectoryRow",
     "UsageRow",
@@ -231,12 +235,18 @@ class Reader:
         state: TrajectoryState | None = None,
         task_id: str | None = None,
         outcome: Outcome | None = None,
+        reason: str | None = None,
         limit: int = 1_000_000,
     ) -> list[TrajectoryRow]:
         """Trajectories that match, in order of lease; of very many the newest `limit`."""
         clauses: list[str] = []
         values: list[object] = []
-        for column, wanted in (("t.state", state), ("g.task_id", task_id), ("t.outcome", outcome)):
+        for column, wanted in (
+            ("t.state", state),
+            ("g.task_id", task_id),
+            ("t.outcome", outcome),
+            ("t.reason", reason),
+        ):
             if wanted is not None:
                 clauses.append(f"{column} = ?")
                 values.append(wanted)
@@ -255,6 +265,43 @@ class Reader:
         """One trajectory, or None."""
         rows = self._rows("SELECT * FROM trajectories WHERE id = ?", (trajectory_id,))
         return TrajectoryRow(**rows[0]) if rows else None
+
+    def groups_by_id(self, ids: Iterable[str]) -> dict[str, GroupRow]:
+        """Those of the groups that exist, by id."""
+        rows = self._rows(
+            "SELECT * FROM groups WHERE id IN (SELECT value FROM json_each(?))",
+            (json.dumps(sorted(set(ids))),),
+        )
+        return {row["id"]: GroupRow(**row) for row in rows}
+
+    def instructions(self) -> dict[tuple[str, str], str]:
+        """What each task tells the policy, by (suite, task); {fields} as the suite wrote them."""
+        rows = self._rows("SELECT suite, task_id, instruction FROM tasks")
+        return {(row["suite"], row["task_id"]): row["instruction"] for row in rows}
+
+    def tallies(self) -> list[TallyRow]:
+        """How many trajectories of each task are in which state, why, and how they were judged."""
+        rows = self._rows(
+            "SELECT g.task_id, t.state, t.reason, t.outcome, COUNT(*) AS trajectories, "
+            "COALESCE(SUM(t.steps), 0) AS steps "
+            "FROM trajectories t JOIN groups g ON g.id = t.group_id "
+            "GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4"
+        )
+        return [TallyRow(**row) for row in rows]
+
+    def sizes(self) -> SizesRow:
+        """How much the run holds; the blobs and images themselves are not read."""
+        steps = self._rows(
+            "SELECT COUNT(*) AS steps, COALESCE(SUM(LENGTH(token_ids)), 0) / 4 AS tokens, "
+            "COALESCE(SUM(LENGTH(prompt_token_ids) + LENGTH(token_ids) + "
+            "LENGTH(behaviour_logprobs) + LENGTH(entropies) + LENGTH(text)), 0) AS step_bytes "
+            "FROM steps"
+        )[0]
+        images = self._rows(
+            "SELECT COUNT(*) AS screenshots, COALESCE(SUM(LENGTH(bytes)), 0) AS screenshot_bytes "
+            "FROM screenshots"
+        )[0]
+        return SizesRow(**steps, **images, disk_bytes=self.bytes_on_disk())
 
     def steps(self, trajectory_id: str) -> list[StepRow]:
         """The steps of one trajectory, in order."""

@@ -1,9 +1,14 @@
 """An ActRequest answered: render the prompt, draw the completion, decode its text.
 
-Used by the rollout worker for the bus and by `dart eval` in its own process.
+Responder      answers through an engine; used by the rollout worker for the bus and by
+               `dart eval` in its own process
+Scribe         the tokens of prompts and completions, without asking any engine
+PolicyScribe   those of a loaded policy, whose weights need not be there
 """
 
 from __future__ import annotations
+
+from typing import Protocol
 
 from bus.errors import EngineError
 from bus.messages import ActRequest, Completion
@@ -11,35 +16,49 @@ from dart_cli.engines.base import Engine
 from dart_cli.engines.draft import completion, generate_request
 from dart_cli.policy.frames import Coordinates, make_frame
 from dart_cli.policy.model import LoadedPolicy
-from dart_cli.policy.prompt import PromptRenderer
+from dart_cli.policy.prompt import PromptRenderer, RenderedPrompt
 
 
-class Responder:
-    """Answers screens with completions through one engine."""
+class Scribe(Protocol):
+    """Writes a policy's tokens as a rollout would, e.g. for a solution that no policy sampled."""
+
+    def prompt(self, request: ActRequest) -> list[int]:
+        """The prompt [P] that a rollout would have asked with. Raises EngineError."""
+        ...
+
+    def write(self, text: str) -> list[int]:
+        """The completion [A] that says `text`, with its end. Raises EngineError if none does."""
+        ...
+
+
+class PolicyScribe:
+    """Prompts and completions of one policy."""
 
     def __init__(
         self,
         policy: LoadedPolicy,
-        engine: Engine,
         renderer: PromptRenderer | None = None,
         coordinates: Coordinates = "thousandths",
     ) -> None:
         self._policy = policy
-        self._engine = engine
         self._renderer = renderer or PromptRenderer(policy)
         self._coordinates = coordinates
 
-    async def answer(self, request: ActRequest) -> Completion:
-        """Draw what the policy says to `request`.
-
-        Raises EngineError if the prompt cannot be built or served.
-        """
+    def render(self, request: ActRequest) -> RenderedPrompt:
+        """The prompt with its images. Raises EngineError if it cannot be built."""
         self._check_frame(request.width, request.height)
-        prompt = self._renderer.render(request.instruction, request.turns, request.screenshot)
-        generation = await self._engine.generate(
-            generate_request(request, prompt.token_ids, prompt.images)
-        )
-        return completion(prompt.token_ids, generation, self._policy.decode(generation.token_ids))
+        return self._renderer.render(request.instruction, request.turns, request.screenshot)
+
+    def prompt(self, request: ActRequest) -> list[int]:
+        """See Scribe."""
+        return self.render(request).token_ids
+
+    def write(self, text: str) -> list[int]:
+        """See Scribe."""
+        token_ids = self._policy.write(text)
+        if self._policy.decode(token_ids) != text:
+            raise EngineError(f"the policy's tokenizer cannot write {text[:60]!r}")
+        return token_ids
 
     def _check_frame(self, width: int, height: int) -> None:
         """Whether `dart env`, which has no model, reads pixels in the size that the model sees."""
@@ -56,3 +75,29 @@ class Responder:
                 f"{meant[0]}x{meant[1]} pixels, but this model sees it in {seen[0]}x{seen[1]}; "
                 'set "thousandths", or use another size of screen'
             )
+
+
+class Responder:
+    """Answers screens with completions through one engine."""
+
+    def __init__(
+        self,
+        policy: LoadedPolicy,
+        engine: Engine,
+        renderer: PromptRenderer | None = None,
+        coordinates: Coordinates = "thousandths",
+    ) -> None:
+        self.scribe = PolicyScribe(policy, renderer, coordinates)
+        self._policy = policy
+        self._engine = engine
+
+    async def answer(self, request: ActRequest) -> Completion:
+        """Draw what the policy says to `request`.
+
+        Raises EngineError if the prompt cannot be built or served.
+        """
+        prompt = self.scribe.render(request)
+        generation = await self._engine.generate(
+            generate_request(request, prompt.token_ids, prompt.images)
+        )
+        return completion(prompt.token_ids, generation, self._policy.decode(generation.token_ids))

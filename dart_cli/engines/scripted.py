@@ -2,6 +2,7 @@
 
     ScriptedEngine     an Engine that asks a function
     ScriptedResponder  answers screens through it; a token is a byte of UTF-8
+    ByteScribe         the tokens of its prompts and completions
     random_clicks      a function that clicks anywhere, to try the plumbing of a run
 
 The same request always gets the same sample. Weight sets are taken at once and change nothing but
@@ -185,15 +186,28 @@ class ScriptedEngine:
         self._meter.run(self._running)
 
 
+class ByteScribe:
+    """A token is a byte of UTF-8; the prompt is the instruction. See engines.responder.Scribe."""
+
+    def prompt(self, request: ActRequest) -> list[int]:
+        """The instruction."""
+        return list(request.instruction.encode("utf-8"))
+
+    def write(self, text: str) -> list[int]:
+        """The text; nothing marks its end."""
+        return list(text.encode("utf-8"))
+
+
 class ScriptedResponder:
     """Answers screens through an engine whose tokens are bytes of UTF-8; it looks at no pixel."""
 
     def __init__(self, engine: Engine) -> None:
+        self.scribe = ByteScribe()
         self._engine = engine
 
     async def answer(self, request: ActRequest) -> Completion:
         """What the engine says; the prompt is the instruction. Raises EngineError."""
-        prompt = list(request.instruction.encode("utf-8"))
+        prompt = self.scribe.prompt(request)
         generation = await self._engine.generate(
             generate_request(request, prompt, [request.screenshot])
         )

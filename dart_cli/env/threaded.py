@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from bus.errors import DartError, EnvError
 from envs.actions import Action
-from envs.base import GuiEnv, Observation, Task, Verdict
+from envs.base import GuiEnv, Observation, Solvable, Task, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +84,10 @@ class ThreadedEnv:
     async def evaluate(self) -> Verdict:
         """Judge the present state. Raises EnvError where the evaluator broke."""
         return await self._call("evaluate", self._step_deadline_s, lambda env: env.evaluate())
+
+    async def solve(self) -> tuple[Action, str]:
+        """The environment's own next action, and its hint. Raises EnvError where it has none."""
+        return await self._call("solve", self._step_deadline_s, _solve)
 
     async def renew(self) -> None:
         """Close the environment; the next call makes a fresh one."""
@@ -153,6 +157,12 @@ class ThreadedEnv:
         except Exception:
             logger.exception("%s: close failed", self._name)
         _post(loop, ended)
+
+
+def _solve(env: GuiEnv) -> tuple[Action, str]:
+    if not isinstance(env, Solvable):
+        raise EnvError("this environment has no oracle (envs.base.Solvable)")
+    return env.oracle_action(), env.oracle_hint()
 
 
 def _post(

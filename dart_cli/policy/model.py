@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForImageTextToText,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2VLImageProcessorPil,
@@ -97,6 +99,12 @@ class LoadedPolicy:
         kept = [token for token in token_ids if token not in self.end_token_ids]
         return str(self.tokenizer.decode(kept, skip_special_tokens=False))
 
+    def write(self, text: str) -> list[int]:
+        """Token ids [A] of a completion that says `text` and ends: `decode` reads them."""
+        ends = self.tokenizer.convert_tokens_to_ids("<|im_end|>"), self.tokenizer.eos_token_id
+        end = next(token for token in (*ends, *self.end_token_ids) if token in self.end_token_ids)
+        return [*self.tokenizer.encode(text, add_special_tokens=False), end]
+
 
 def weight_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """The tensors of a model's weight sets, by name: its parameters, tied ones once.
@@ -121,9 +129,15 @@ def resolve(name: str | Path) -> Path:
 
 
 def load_policy(
-    name: str | Path, dtype: str | torch.dtype = "float32", device: str | torch.device = "cpu"
+    name: str | Path,
+    dtype: str | torch.dtype = "float32",
+    device: str | torch.device = "cpu",
+    *,
+    weights: bool = True,
 ) -> LoadedPolicy:
     """Load a policy folder in evaluation mode; `dtype` may be "auto" for the folder's own.
+
+    Without `weights` it writes and reads tokens, and nothing of it can be computed with.
 
     Raises ModelError, naming the file and the cure, where the folder is missing, of another
     model class, or incomplete.
@@ -138,7 +152,7 @@ def load_policy(
         )
     _check_files(folder)
     processor = _read_json(folder, "preprocessor_config.json")
-    model = _load_weights(folder, _dtype(dtype))
+    model = _load_weights(folder, _dtype(dtype)) if weights else _without_weights(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         preparer = ImagePreparer(Qwen2VLImageProcessorPil.from_dict(processor))
@@ -151,6 +165,8 @@ def load_policy(
         raise ModelError(
             f"{folder}: the tokenizer has no chat template; add chat_template.jinja to the folder"
         )
+    if not weights:
+        return _assemble(folder, model, tokenizer, preparer)
     # Tensors read from safetensors may still be the mapped file: whoever rebuilds the folder
     # would end this process with SIGBUS. Moving to a device copies; staying on the CPU must too.
     model.to(device)
@@ -194,6 +210,22 @@ def _assemble(
         forbidden_token_ids=tuple(sorted(forbidden - ends)),
         max_positions=int(config.get_text_config().max_position_embeddings),
     )
+
+
+def _without_weights(folder: Path) -> PreTrainedModel:
+    """The model's shapes alone, on no device."""
+    try:
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForImageTextToText.from_config(
+                AutoConfig.from_pretrained(folder, local_files_only=True)
+            )
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"{folder}: config.json does not load ({_first_line(error)}); copy it anew"
+        ) from error
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    return model
 
 
 def _load_weights(folder: Path, dtype: str | torch.dtype) -> PreTrainedModel:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
 from bus.errors import ConfigError, ProtocolError
@@ -34,6 +34,9 @@ from dart_cli.engines.base import Engine
 from dart_cli.rollout.sync import WeightSync
 from dart_cli.tasks import background
 from dart_cli.timesplit import PREFIX
+
+if TYPE_CHECKING:
+    from dart_cli.engines.responder import Scribe
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +52,11 @@ STARTING = f"{PREFIX}starting"
 
 class Answers(Protocol):
     """Turns a screen into a completion: dart_cli.engines.responder.Responder."""
+
+    @property
+    def scribe(self) -> Scribe:
+        """Writes the tokens of its prompts and completions."""
+        ...
 
     async def answer(self, request: ActRequest) -> Completion:
         """Draw what the policy says. Raises EngineError."""
@@ -138,6 +146,21 @@ async def _unless(stop: asyncio.Event, work: Callable[[], _T]) -> _T | None:
     finally:
         stopped.cancel()
         done.cancel()
+
+
+def load_scribe(config: Config) -> Scribe:
+    """What writes the tokens of a configuration's model; its weights are not loaded."""
+    if config.rollout.engine != "transformers":
+        from dart_cli.engines.scripted import ByteScribe
+
+        return ByteScribe()
+    from dart_cli.engines.responder import PolicyScribe
+    from dart_cli.policy.model import load_policy
+    from dart_cli.policy.prompt import PromptRenderer
+
+    policy = load_policy(config.model.path, weights=False)
+    renderer = PromptRenderer(policy, config.policy.system_prompt, config.policy.template)
+    return PolicyScribe(policy, renderer, config.policy.coordinates)
 
 
 def load_model(config: Config) -> Model:

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from bus.errors import EnvError, TaskError
-from envs.actions import Action, Answer, Done, Fail
+from envs.actions import Action, Answer, Click, Done, Fail
 from envs.base import Observation, Task, Verdict
 from envs.embedded.app import App, WidgetInfo
 from envs.embedded.png import MEDIA_TYPES, Encoding, encode
@@ -125,6 +125,19 @@ class EmbeddedEnv:
         """The next action of a shortest solution from the present state."""
         scene, app = self._playing()
         return scene.solve(app)
+
+    def oracle_hint(self) -> str:
+        """The next action as an instruction of one step; empty unless it clicks a named widget."""
+        from envs.embedded.grounding import phrases  # imports this module's suites
+
+        action = self.oracle_action()
+        if not isinstance(action, Click) or action.button != "left":
+            return ""
+        for widget in reversed(self.widgets()):  # the topmost last
+            if widget.bbox.contains(action.x, action.y):
+                named = phrases(widget.role, widget.name, widget.colour)
+                return named[0] if named else f"click {widget.label}" if widget.label else ""
+        return ""
 
     def _task(self, wanted: object) -> Task:
         task_id = wanted.id if isinstance(wanted, Task) else wanted

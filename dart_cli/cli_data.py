@@ -1,0 +1,361 @@
+"""`dart data`: the process by its configuration, and the tools that look into a run or fill its pool.
+
+serve                   the process; its name may be left out
+ls, show, stats, why    what a run holds, beside a live one
+collect, export, import trajectories come and go
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+import typer.core
+
+from dart_cli.cli_options import ConfigPath, DryRun, Overrides, config_of, load_checked, tell
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class _ProcessOrTool(typer.core.TyperGroup):
+    """`dart data CONFIG` starts the process; `dart data COMMAND ...` is one of the tools."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """What does not begin with a command's name is meant for the process."""
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            self._refuse_misspelt(ctx, args[0])
+            args = [_PROCESS, *args]
+        return super().parse_args(ctx, args)
+
+    def _refuse_misspelt(self, ctx: typer.Context, first: str) -> None:
+        """A word that is no file and nearly a command's name."""
+        if first.startswith("-") or Path(first).exists():
+            return
+        if close := difflib.get_close_matches(first, self.commands, n=1):
+            ctx.fail(f"no command and no file {first!r}; did you mean `dart data {close[0]}`?")
+
+
+_PROCESS = "serve"
+
+data = typer.Typer(
+    cls=_ProcessOrTool, no_args_is_help=True, subcommand_metavar="CONFIG | COMMAND [ARGS]..."
+)
+
+
+@data.callback()
+def _data() -> None:
+    """Keep the ledger of a run, look into it, exchange trajectories.
+
+    `dart data CONFIG` starts the process that says what is played next, files trajectories and
+    serves batches; `dart data CONFIG --help` tells its options. With a command in front it is a
+    tool, which reads beside a live run. A configuration file that is called like a command is
+    reached as ./ls.
+
+    Example: dart data configs/quickstart.toml --set data.group_size=16
+
+    Example: dart data ls runs/quickstart --outcome fail --limit 5
+    """
+
+
+@data.command(_PROCESS)
+def serve(config_path: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False) -> None:
+    """Keep the ledger: say what is played next, file trajectories, serve batches.
+
+    One per run. It may be stopped and started again; nothing acknowledged is lost. The word
+    `serve` may be left out.
+
+    Example: dart data configs/quickstart.toml --set data.group_size=16
+    """
+    config = load_checked(config_path, overrides, "data")
+    if dry_run:
+        tell(config, "data")
+        return
+    from dart_cli.process import run_role
+
+    async def keep(_name: str, stop: asyncio.Event) -> None:
+        from dart_cli.data.service import run
+
+        await run(config, stop)
+
+    raise typer.Exit(run_role("data", config, keep))
+
+
+RunTarget = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[CONFIG_OR_RUN]",
+        help="TOML file or run directory; default the run below runs/ that was written to last.",
+        show_default=False,
+    ),
+]
+RunOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--run",
+        metavar="CONFIG_OR_RUN",
+        help="TOML file or run directory; default the run below runs/ that was written to last.",
+        show_default=False,
+    ),
+]
+Trajectory = Annotated[
+    str, typer.Argument(metavar="TRAJECTORY", help="Its id, as `dart data ls` shows it.")
+]
+Tasks = Annotated[
+    list[str] | None,
+    typer.Option("--task", metavar="TASK", help="Only this task; may be given again."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead, for scripts.")]
+
+
+@data.command("ls")
+def list_(
+    target: RunTarget = None,
+    task: Annotated[str | None, typer.Option(metavar="TASK", help="Only this task.")] = None,
+    outcome: Annotated[
+        Literal["pass", "fail", "invalid"] | None, typer.Option(help="Only this verdict.")
+    ] = None,
+    state: Annotated[
+        Literal["leased", "playing", "finished", "batched", "trained", "dropped"] | None,
+        typer.Option(help="Only those in this state."),
+    ] = None,
+    reason: Annotated[
+        str | None, typer.Option(metavar="REASON", help="Only those dropped for this reason.")
+    ] = None,
+    pool: Annotated[
+        bool, typer.Option("--pool", help="List the successes of the experience pool instead.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List trajectories: task, state, why dropped, verdict, steps, versions, batch.
+
+    With --json one object a line.
+
+    Example: dart data ls runs/quickstart --state dropped --reason stale --json | jq .task
+    """
+    from dart_cli import browse
+    from dart_cli.data.store import open_reader
+
+    if pool and (outcome or state or reason):
+        raise typer.BadParameter(
+            "--pool lists successes of the pool: only --task and --limit choose among them"
+        )
+    wanted = browse.Listing(task, outcome, state, reason, limit)
+    with open_reader(browse.find_run(target)) as reader:
+        found = (
+            browse.list_pool(reader, task, limit)
+            if pool
+            else browse.list_trajectories(reader, wanted)
+        )
+        if as_json:
+            for row in found[-limit:]:
+                _say_json(row)
+        elif pool:
+            browse.print_pool(_console(), reader, found, limit)
+        else:
+            browse.print_trajectories(_console(), reader, found, limit)
+
+
+@data.command()
+def show(
+    trajectory: Trajectory,
+    run: RunOption = None,
+    film: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.png", help="Draw its screens with its clicks into this file."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one trajectory: its steps with text, action, certainty and times, and its verdict.
+
+    Example: dart data show g000001-00 --film first.png
+    """
+    from dart_cli import browse
+    from dart_cli.data.store import open_reader
+
+    with open_reader(browse.find_run(run)) as reader:
+        subject = browse.find_subject(reader, trajectory)
+        shown = browse.show(reader, subject)
+        if film is not None:
+            from dart_cli.report import draw_trajectory
+
+            draw_trajectory(film, reader, subject)
+        if as_json:
+            _say_json(shown)
+            return
+        browse.print_show(_console(), reader, subject, shown)
+        if film is not None:
+            typer.echo(f"film: {film}")
+
+
+@data.command()
+def stats(target: RunTarget = None, as_json: AsJson = False) -> None:
+    """Count what a run holds: by state and reason, success by task, the pool, tokens, bytes.
+
+    Example: dart data stats runs/quickstart --json | jq .tasks
+    """
+    from dart_cli import browse
+    from dart_cli.data.store import open_reader
+
+    with open_reader(browse.find_run(target)) as reader:
+        counted = browse.count(reader)
+    if as_json:
+        _say_json(counted)
+    else:
+        browse.print_count(_console(), counted)
+
+
+@data.command()
+def why(trajectory: Trajectory, run: RunOption = None, as_json: AsJson = False) -> None:
+    """Tell the story of one trajectory: lease, steps, verdict, its group, what it was used for.
+
+    For each step whether it was trained on, with which weight, or why not; for a dropped one the
+    rule and the numbers that decided.
+
+    Example: dart data why g000001-00 --run runs/quickstart
+    """
+    from dart_cli import browse, story
+    from dart_cli.data.store import open_reader
+
+    with open_reader(browse.find_run(run)) as reader:
+        subject = browse.find_subject(reader, trajectory)
+        events = story.tell_story(reader, subject)
+        if as_json:
+            _say_json({"id": subject.id, "task": subject.task_id, "story": story.as_json(events)})
+            return
+        typer.echo(f"{subject.id}  {subject.task_id}, seed {subject.task_seed}")
+        story.print_story(_console(), events)
+
+
+@data.command()
+def collect(
+    config_path: ConfigPath,
+    overrides: Overrides = None,
+    per_task: Annotated[int, typer.Option(min=1, help="Successes wanted of each task.")] = 8,
+    tasks: Tasks = None,
+    player: Annotated[
+        Literal["oracle", "policy"],
+        typer.Option("--from", help="Who plays: the environment's own solution, or a policy."),
+    ] = "oracle",
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="policy: a weight set; default the run's newest, or the model's own.",
+        ),
+    ] = None,
+    hints: Annotated[
+        bool, typer.Option("--hints", help="policy: tell it the next step; stored without.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write a folder for `import` or data.pool instead."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fill the experience pool: play training tasks here and keep the successes.
+
+    Needs no other process. What was collected before is neither played nor kept twice.
+
+    Example: dart data collect configs/quickstart.toml --per-task 8
+
+    Example: dart data collect configs/quickstart.toml --from policy --hints --out hinted
+    """
+    from bus.errors import ConfigError
+
+    if player == "oracle" and (weights is not None or hints):
+        raise ConfigError("--weights and --hints are for a policy: add --from policy")
+    config = load_checked(config_path, overrides, "data" if player == "oracle" else "eval")
+    from dart_cli.collect import Wanted, run_collect
+
+    wanted = Wanted(per_task, tuple(tasks or ()), player, weights, hints)
+    run_collect(config, wanted, out=out, as_json=as_json)
+
+
+@data.command()
+def export(
+    target: Annotated[
+        Path, typer.Argument(metavar="CONFIG_OR_RUN", help="TOML file or run directory.")
+    ],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Made; it must not be there yet.")
+    ],
+    outcome: Annotated[
+        Literal["pass", "fail", "invalid"] | None, typer.Option(help="Only this verdict.")
+    ] = None,
+    tasks: Tasks = None,
+    pool: Annotated[
+        bool, typer.Option("--pool", help="Export the members of the experience pool instead.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write trajectories as Parquet with their images, as Hugging Face `datasets` opens them.
+
+    One row a step. The folder appears whole at the end. `dart data import` reads it.
+
+    Example: dart data export runs/quickstart successes --outcome pass
+    """
+    from dart_cli import browse
+    from dart_cli.bar import progress
+    from dart_cli.data.exchange import Choice, chosen, export_run
+    from dart_cli.data.store import open_reader
+
+    run_dir = browse.find_run(target)
+    with open_reader(run_dir) as reader:
+        ids = chosen(reader, Choice(outcome, tuple(tasks or ()), pool))
+        with progress("exporting", len(ids), "trajectories") as told:
+            done = export_run(reader, ids, folder, config=config_of(target), told=told)
+    if as_json:
+        _say_json(vars(done) | {"folder": str(folder)})
+        return
+    left = f"; {done.skipped} left out, parts of them are gone" if done.skipped else ""
+    typer.echo(f"{done.trajectories} trajectories, {done.steps} steps in {folder}{left}")
+
+
+@data.command("import")
+def import_(
+    target: Annotated[
+        Path, typer.Argument(metavar="CONFIG_OR_RUN", help="TOML file or run directory.")
+    ],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", help="Parquet files, of `dart data export` or your own."),
+    ],
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put the successes of a folder into the experience pool of a run that is not live.
+
+    Every field is checked first: of a folder with a mistake nothing is taken. Twice does no harm.
+
+    Example: dart data import configs/quickstart.toml successes
+    """
+    from dart_cli.bar import progress
+    from dart_cli.data.exchange import import_folder
+    from dart_cli.data.parquet import count_rows
+
+    config = config_of(target, overrides)
+    with progress("checking and importing", 2 * count_rows(folder), "rows") as told:
+        done = import_folder(config, folder, told)
+    if as_json:
+        _say_json(vars(done) | {"run_dir": str(config.run.dir)})
+    else:
+        typer.echo(f"{config.run.dir}: {done}")
+
+
+def _console() -> Console:
+    """For tables: as wide as the terminal, or as a file that somebody greps."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else 120
+    return Console(markup=False, highlight=False, width=width)
+
+
+def _say_json(value: object) -> None:
+    typer.echo(json.dumps(value, allow_nan=False))

@@ -1,0 +1,299 @@
+"""Trajectories leave a run and join the pool of another: `dart data export` and `import`.
+
+    Choice          which trajectories of a run are exported
+    export_run      a run -> a folder of Parquet files
+    import_folder   a folder -> the pool of a run that is not live
+    import_pool     the folders of data.pool -> the pool, when `dart data` starts
+    join            one success from outside -> the pool, under an id that follows from its content
+
+A folder is read twice: first all of it is checked, then it is filed. So nothing of a folder with a
+mistake joins, and what was interrupted is completed by doing it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bus.errors import ExchangeError, RunDirectoryError, StoreError, TaskError
+from bus.messages import Outcome
+from dart_cli.config import Config
+from dart_cli.data.fits import model_facts
+from dart_cli.data.parquet import (
+    Check,
+    Trajectory,
+    about_folder,
+    content_id,
+    read_folder,
+    write_folder,
+)
+from dart_cli.data.rows import PoolRow, PoolSource
+from dart_cli.data.scheduler import TRAIN_SEEDS
+from dart_cli.data.store import Reader, Store, open_store
+from envs.registry import find_task, load_suite
+
+log = logging.getLogger(__name__)
+
+COMMIT_EVERY = 200  # trajectories
+
+Told = Callable[[int], None]
+"""Hears how many rows or trajectories were dealt with."""
+
+
+def _quietly(_number: int) -> None:
+    pass
+
+
+# --- out ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which trajectories of a run are exported: those that were judged and fit."""
+
+    outcome: Outcome | None = None
+    tasks: tuple[str, ...] = ()
+    pool: bool = False  # members of the pool alone
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export wrote."""
+
+    trajectories: int
+    steps: int
+    skipped: int  # their screenshots were removed, or steps are missing
+
+
+def chosen(reader: Reader, choice: Choice) -> list[str]:
+    """Ids of the trajectories that an export writes."""
+    if choice.pool:
+        members = (row for task in choice.tasks or [None] for row in reader.pool(task_id=task))
+        return [row.trajectory_id for row in members]
+    return [
+        row.id
+        for task in choice.tasks or [None]
+        for row in reader.trajectories(task_id=task, outcome=choice.outcome)
+        if row.outcome is not None
+    ]
+
+
+def export_run(
+    reader: Reader,
+    ids: Sequence[str],
+    folder: Path,
+    *,
+    config: Config | None = None,
+    told: Told = _quietly,
+    shard_bytes: int | None = None,
+) -> Exported:
+    """Write the trajectories into `folder`, which appears whole at the end.
+
+    With a `config` whose model is on this host, the files say for which vocabulary they were made.
+    Raises ExchangeError, MissingPartError.
+    """
+    facts = None if config is None else model_facts(config)
+    about = {"run": run_id(reader), "vocabulary": "" if facts is None else facts.fingerprint}
+    size = {} if shard_bytes is None else {"shard_bytes": shard_bytes}
+    steps = skipped = 0
+    with write_folder(folder, about, **size) as shards:
+        for found in _trajectories(reader, ids):
+            if found is None:
+                skipped += 1
+            else:
+                shards.add(found)
+                steps += len(found.steps)
+            told(1)
+        written = shards.written
+        if not written:
+            raise ExchangeError(
+                f"nothing to export from {reader.path.parent}: no trajectory fits and is whole; "
+                "`dart data ls` lists what there is"
+            )
+    return Exported(written, steps, skipped)
+
+
+def run_id(reader: Reader) -> str:
+    """The run's id; empty for one that holds a pool and was never started."""
+    try:
+        return reader.run().id
+    except StoreError:
+        return ""
+
+
+def _trajectories(reader: Reader, ids: Sequence[str]) -> Iterator[Trajectory | None]:
+    """Each trajectory, or None where a part of it is gone."""
+    instructions, run = reader.instructions(), run_id(reader)
+    for name in ids:
+        steps = reader.steps(name)
+        row, member = reader.trajectory(name), reader.pool_member(name)
+        wanted = {image for step in steps for image in step.image_hashes}
+        images = reader.screenshots(wanted)
+        expected = member.steps if row is None and member is not None else row and row.steps
+        if not steps or len(steps) != expected or len(images) != len(wanted):
+            yield None
+            continue
+        if row is None:
+            assert member is not None
+            yield Trajectory(
+                id=name,
+                suite=member.suite,
+                task_id=member.task_id,
+                task_seed=member.task_seed,
+                instruction=instructions.get((member.suite, member.task_id), ""),
+                source=member.source,
+                origin=member.origin,
+                outcome="pass",
+                verdict_reason="",
+                stop_reason="",
+                steps=steps,
+                images=images,
+            )
+            continue
+        assert row.outcome is not None
+        group = reader.groups_by_id([row.group_id])[row.group_id]
+        final = row.final_screenshot
+        yield Trajectory(
+            id=name,
+            suite=group.suite,
+            task_id=group.task_id,
+            task_seed=group.task_seed,
+            instruction=instructions.get((group.suite, group.task_id), ""),
+            source="online" if member is None else member.source,
+            origin=f"{run}/{name}",
+            outcome=row.outcome,
+            verdict_reason=row.verdict_reason or "",
+            stop_reason=row.stop_reason or "",
+            steps=steps,
+            images=images,
+            final_screenshot=reader.screenshots([final]).get(final) if final else None,
+        )
+
+
+# --- in -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What an import did."""
+
+    joined: int
+    there: int  # in the pool or the run already
+    not_passed: int  # no successes
+
+    def __str__(self) -> str:
+        return (
+            f"{self.joined} joined the pool, {self.there} were there already, "
+            f"{self.not_passed} are no successes"
+        )
+
+
+def import_folder(config: Config, folder: Path, told: Told = _quietly) -> Imported:
+    """Put a folder's successes into the pool of `config`'s run.
+
+    `told` hears of every row twice: once it is checked, once it is dealt with. Raises ExchangeError
+    for the first mistake in the files, RunDirectoryError while the run is live.
+    """
+    about_folder(folder)  # before anything is made
+    try:
+        store = open_store(config.run.dir)
+    except RunDirectoryError as error:
+        raise RunDirectoryError(
+            f'{error}; or have it imported at its next start: data.pool = ["{folder}"]'
+        ) from None
+    with store:
+        return add_folder(store, config, folder, told)
+
+
+def import_pool(config: Config, store: Store) -> None:
+    """Put the successes of all folders of data.pool into the pool. Raises as import_folder does."""
+    for folder in config.data.pool:
+        log.info("data.pool %s: %s", folder, add_folder(store, config, folder))
+
+
+def add_folder(store: Store, config: Config, folder: Path, told: Told = _quietly) -> Imported:
+    """Put a folder's successes into the pool that `store` writes; all of it or nothing."""
+    check = _check(config, folder)
+    for _ in read_folder(folder, check, told):
+        pass
+    counts = {"joined": 0, "there": 0, "not_passed": 0}
+    now = time.time()
+    for number, trajectory in enumerate(read_folder(folder, check, told), start=1):
+        if trajectory.outcome != "pass":
+            counts["not_passed"] += 1
+        elif join(store, replace(trajectory, suite=config.env.suite), at=now):
+            counts["joined"] += 1
+        else:
+            counts["there"] += 1
+        if number % COMMIT_EVERY == 0:
+            store.commit()
+    store.commit()
+    return Imported(**counts)
+
+
+def join(store: Store, trajectory: Trajectory, *, at: float) -> bool:
+    """File one success in the pool; False if it, or what it is a copy of, is there already."""
+    home, _, name = trajectory.origin.rpartition("/")
+    if home and home == run_id(store) and store.trajectory(name) is not None:
+        return False
+    key = content_id(trajectory)
+    source: PoolSource = "imported" if trajectory.source == "online" else trajectory.source
+    row = PoolRow(
+        trajectory_id=key,
+        suite=trajectory.suite,
+        task_id=trajectory.task_id,
+        task_seed=trajectory.task_seed,
+        source=source,
+        steps=len(trajectory.steps),
+        known=trajectory.known,
+        origin=trajectory.origin,
+        added_at=at,
+        evicted_at=None,
+        used=0,
+    )
+    steps = [replace(step, trajectory_id=key, at=at) for step in trajectory.steps]
+    return store.add_pool_member(row, steps, trajectory.images)
+
+
+def _check(config: Config, folder: Path) -> Check:
+    """What a trajectory must satisfy beyond its own consistency to join `config`'s run."""
+    facts, suite = model_facts(config), config.env.suite
+    names = {suite, load_suite(suite).name}  # a suite of one's own is called by its place, too
+    made_for = about_folder(folder).get("vocabulary", "")
+    if facts is not None and made_for and made_for != facts.fingerprint:
+        raise ExchangeError(
+            f"{folder}: its tokens were made for another model than model.path = "
+            f"{config.model.path}; collect them anew with this configuration"
+        )
+
+    def check(trajectory: Trajectory) -> tuple[int, str, str] | None:
+        if trajectory.suite not in names:
+            return 0, "suite", f"{trajectory.suite!r}, but the run plays env.suite = {suite!r}"
+        try:
+            task = find_task(suite, trajectory.task_id)
+        except TaskError as error:
+            return 0, "task_id", str(error)
+        if task.split != "train":
+            return 0, "task_id", f"{task.id} is held out: training on it would spoil the evaluation"
+        if trajectory.task_seed >= TRAIN_SEEDS:
+            return (
+                0,
+                "task_seed",
+                (
+                    f"{trajectory.task_seed} is held out (training seeds are below {TRAIN_SEEDS}): "
+                    "training on it would spoil the evaluation; leave these rows out"
+                ),
+            )
+        if facts is None:
+            return None
+        for step in trajectory.steps:
+            shown = [trajectory.images[name] for name in step.image_hashes]
+            wrong = facts.misfit(step.prompt_token_ids, step.token_ids, shown)
+            if wrong is not None:
+                return step.step, *wrong
+        return None
+
+    return check

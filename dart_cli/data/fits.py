@@ -1,0 +1,134 @@
+"""Whether tokens and images that came from elsewhere fit the run's model.
+
+A sample that the trainer cannot put through its model would end it, be served again, and end it
+again. So what comes from outside is compared with the model's folder first, without torch: token
+ids with the vocabulary, lengths with its positions, image placeholders with the sizes of the
+images, and the vocabulary's fingerprint with that of the model the tokens were made for.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+import dart_cli
+from bus.errors import ModelError
+from dart_cli.checks import BUILTIN_TINY
+from dart_cli.config import Config
+from dart_cli.policy.frames import smart_resize
+
+_TINY = Path(dart_cli.__file__).parent / "policy" / "tiny"
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a model folder says of its tokens and images."""
+
+    vocabulary: int  # token ids are below
+    max_positions: int  # tokens of prompt and completion together
+    image_token: int  # placeholder of a prompt
+    factor: int  # pixels of the screen that one placeholder stands for, each way
+    min_pixels: int
+    max_pixels: int
+    fingerprint: str  # of the tokenizer's vocabulary
+
+    def misfit(
+        self, prompt: list[int], completion: list[int], images: Iterable[bytes]
+    ) -> tuple[str, str] | None:
+        """(column, what is wrong) of one step; None if it fits."""
+        for column, ids in (("prompt_token_ids", prompt), ("token_ids", completion)):
+            if max(ids) >= self.vocabulary:
+                return column, (
+                    f"{max(ids)} is no token of this model, which has {self.vocabulary}; "
+                    "these trajectories were made for another model"
+                )
+        length = len(prompt) + len(completion)
+        if length > self.max_positions:
+            return "prompt_token_ids", f"{length} tokens, the model takes {self.max_positions}"
+        places, wanted = prompt.count(self.image_token), sum(map(self._places, images))
+        if places != wanted:
+            return "prompt_token_ids", (
+                f"{places} image placeholders, its images need {wanted} with this model; "
+                "these trajectories were made for another model"
+            )
+        if self.image_token in completion:
+            return "token_ids", f"{self.image_token} is the image placeholder, which nobody writes"
+        return None
+
+    def _places(self, encoded: bytes) -> int:
+        return _places(self, *_size(encoded))
+
+
+@lru_cache(maxsize=1024)
+def _places(facts: ModelFacts, width: int, height: int) -> int:
+    rows, columns = smart_resize(
+        height,
+        width,
+        factor=facts.factor,
+        min_pixels=facts.min_pixels,
+        max_pixels=facts.max_pixels,
+    )
+    return (rows // facts.factor) * (columns // facts.factor)
+
+
+def _size(encoded: bytes) -> tuple[int, int]:
+    with Image.open(io.BytesIO(encoded)) as image:
+        return image.size
+
+
+def model_facts(config: Config) -> ModelFacts | None:
+    """Facts of the run's model; None where its folder is not on this host, or no model is used.
+
+    Raises ModelError for a folder whose files cannot be read.
+    """
+    name = config.model.path
+    folder = _TINY if name == BUILTIN_TINY else Path(name).expanduser()
+    if config.rollout.engine != "transformers" or not folder.is_dir():
+        return None
+    return _facts(folder)
+
+
+@lru_cache(maxsize=8)
+def _facts(folder: Path) -> ModelFacts:
+    try:
+        model, images = _read(folder, "config.json"), _read(folder, "preprocessor_config.json")
+        text, size = model.get("text_config", model), images.get("size", {})
+        fewest = images.get("min_pixels") or size.get("shortest_edge") or 56 * 56
+        most = images.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280
+        return ModelFacts(
+            vocabulary=int(text["vocab_size"]),
+            max_positions=int(text["max_position_embeddings"]),
+            image_token=int(model["image_token_id"]),
+            factor=int(images["patch_size"]) * int(images["merge_size"]),
+            min_pixels=int(fewest),
+            max_pixels=int(most),
+            fingerprint=_fingerprint(folder),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(
+            f"{folder}: cannot be compared with trajectories ({type(error).__name__}: {error}); "
+            "copy its json files anew from the model's source"
+        ) from None
+
+
+def _read(folder: Path, name: str) -> dict[str, Any]:
+    value = json.loads((folder / name).read_text(encoding="utf-8"))
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} does not hold a JSON object")  # noqa: TRY004 - one kind for all
+    return value
+
+
+def _fingerprint(folder: Path) -> str:
+    """Of what each token id stands for, however the file is written."""
+    tokenizer = _read(folder, "tokenizer.json")
+    added = [[token["id"], token["content"]] for token in tokenizer.get("added_tokens", [])]
+    plain = json.dumps([tokenizer["model"]["vocab"], sorted(added)], sort_keys=True)
+    return blake2b(plain.encode(), digest_size=8).hexdigest()

@@ -1,0 +1,317 @@
+"""What became of one trajectory, in the order it happened: `dart data why`.
+
+    tell_story   a Subject -> its events, each with moment, sentence and numbers
+    print_story  the same on a terminal
+
+Every sentence follows from rows of the database: the lease, the steps, the verdict, the fate of
+its group, the batches it was part of and what each of its steps weighed there. Where it was
+dropped, the rule is told with the numbers that decided.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+
+from bus.errors import StoreError
+from dart_cli.browse import Subject, action_words, moment, versions_words
+from dart_cli.data.groups import group_of
+from dart_cli.data.rows import BatchRow, GroupRow, PoolRow, SampleRow, StepRow, TrajectoryRow
+from dart_cli.data.store import Reader
+
+LEFT_OUT: dict[str, str] = {
+    "low_entropy": "the policy was surest here; data.high_entropy leaves such steps out",
+}
+"""Why a step of a batch is not trained on, in words."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a trajectory."""
+
+    text: str
+    at: float | None = None  # unix seconds; None where it belongs to the event before it
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+
+def tell_story(reader: Reader, subject: Subject) -> list[Event]:
+    """The life of one trajectory, oldest event first."""
+    events: list[Event] = []
+    steps = reader.steps(subject.id)
+    trajectory, group = subject.trajectory, subject.group
+    if trajectory is not None and group is not None:
+        events += _played(trajectory, group, steps)
+        events += _judged(reader, trajectory, group)
+    elif subject.pool is not None:
+        events += _came_in(subject.pool, steps)
+    if subject.pool is not None and trajectory is not None:
+        events.append(_joined_pool(subject.pool))
+    events += _trained(reader, subject, steps)
+    if subject.pool is not None and subject.pool.evicted_at is not None:
+        events.append(
+            Event("left the pool: newer successes took its place", subject.pool.evicted_at)
+        )
+    return events
+
+
+def print_story(console: Console, events: Sequence[Event]) -> None:
+    """One line an event; what belongs to the one before is indented."""
+    for event in events:
+        when = f"{moment(event.at)}  " if event.at is not None else " " * 23
+        console.print(f"{when}{event.text}", soft_wrap=True)
+
+
+def as_json(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """The events as plain values."""
+    return [asdict(event) for event in events]
+
+
+# --- its life -------------------------------------------------------------------------------
+
+
+def _played(
+    trajectory: TrajectoryRow, group: GroupRow, steps: Sequence[StepRow]
+) -> Iterator[Event]:
+    limit = "" if trajectory.max_steps is None else f", at most {trajectory.max_steps} steps"
+    yield Event(
+        f"leased to {trajectory.worker}, slot {trajectory.slot}: {group.task_id}, seed "
+        f"{group.task_seed}, attempt {trajectory.attempt} of group {group.id} of {group.size}{limit}",
+        trajectory.leased_at,
+        {"worker": trajectory.worker, "slot": trajectory.slot, "max_steps": trajectory.max_steps},
+    )
+    for step in steps:
+        did = action_words(step.action) if step.action else f"no action: {step.error}"
+        by = f", {step.worker}" if step.worker else ""
+        sampled = sorted({span.version for span in step.version_spans})
+        weights = f"v{sampled[0]}" + (f" to v{sampled[-1]}" if len(sampled) > 1 else "")
+        yield Event(
+            f"step {step.step}: {' '.join(step.text.split())} -> {did} "
+            f"({weights}{by}; {step.model_s:.2f} s model, {step.env_s:.2f} s env)",
+            step.at,
+            {"step": step.step, "versions": sampled, "model_s": step.model_s, "env_s": step.env_s},
+        )
+
+
+def _judged(reader: Reader, trajectory: TrajectoryRow, group: GroupRow) -> Iterator[Event]:
+    """Its verdict, its group's fate, and why it was dropped if it was."""
+    if trajectory.outcome is not None:
+        yield Event(
+            f"{trajectory.outcome} after {trajectory.steps} steps: {trajectory.verdict_reason} "
+            f"(stopped: {trajectory.stop_reason})",
+            trajectory.ended_at,
+            {"outcome": trajectory.outcome, "steps": trajectory.steps},
+        )
+    elif trajectory.state in ("leased", "playing"):
+        yield Event(f"it is {trajectory.state} now")
+        return
+    members = reader.trajectories(group_ids=[group.id])
+    judged = {
+        outcome: sum(member.outcome == outcome for member in members)
+        for outcome in ("pass", "fail", "invalid")
+    }
+    if trajectory.state == "dropped" and group.reason != trajectory.reason:
+        yield Event(
+            _why_alone(reader, trajectory), trajectory.ended_at, {"rule": trajectory.reason}
+        )
+        return
+    if group.closed_at is not None:
+        counts = ", ".join(f"{number} {outcome}" for outcome, number in judged.items() if number)
+        fate = f"dropped ({group.reason})" if group.state == "dropped" else "ready for a batch"
+        yield Event(
+            f"its group {group.id} is over: {counts or 'no verdict'}; {fate}",
+            group.closed_at,
+            {"group": group.id, **judged},
+        )
+    if group.pool_member is not None:
+        yield Event(f"{group.pool_member} of the pool joined the group: all its members had failed")
+    if group.state == "dropped":
+        text, numbers = _why_dropped(reader, group, members)
+        yield Event(text, None, {"rule": group.reason, **numbers})
+    elif group.state == "open":
+        live = sum(member.state in ("leased", "playing") for member in members)
+        yield Event(f"it waits for its group {group.id}: {live} more are played")
+    elif group.state == "ready":
+        yield Event("it waits for a batch: enough groups must be ready first")
+
+
+def _came_in(row: PoolRow, steps: Sequence[StepRow]) -> Iterator[Event]:
+    known = "known" if row.known else "unknown, so it weighs as demonstrations do"
+    origin = f", first {row.origin}" if row.origin else ""
+    yield Event(
+        f"came into the pool from outside the run: {row.task_id}, seed {row.task_seed}, source "
+        f"{row.source}{origin}, {row.steps} steps, log-probabilities {known}",
+        row.added_at,
+        asdict(row),
+    )
+    for step in steps:
+        did = action_words(step.action) if step.action else f"no action: {step.error}"
+        yield Event(f"step {step.step}: {' '.join(step.text.split())} -> {did}")
+
+
+def _joined_pool(row: PoolRow) -> Event:
+    return Event(
+        f"joined the experience pool of {row.task_id}; used in {row.used} batches since",
+        row.added_at,
+        {"used": row.used},
+    )
+
+
+# --- why it was dropped ---------------------------------------------------------------------
+
+
+def _why_alone(reader: Reader, trajectory: TrajectoryRow) -> str:
+    """Of a trajectory that was dropped by itself, whatever became of its group."""
+    why = {
+        "invalid": "its environment or evaluator broke, which says nothing about the policy",
+        "cancelled": "its environment process gave it up",
+        "lease_expired": f"no step and no heartbeat for data.lease_s = {_data(reader, 'lease_s')} s",
+        "worker_lost": f"{trajectory.worker} died, or its slot {trajectory.slot} began anew",
+        "incomplete": f"steps or images of {trajectory.steps} steps were never handed in",
+    }
+    said = f" ({trajectory.verdict_reason})" if trajectory.verdict_reason else ""
+    return f"dropped ({trajectory.reason}): {why.get(trajectory.reason, 'never trained on')}{said}"
+
+
+def _why_dropped(
+    reader: Reader, group: GroupRow, members: Sequence[TrajectoryRow]
+) -> tuple[str, dict[str, Any]]:
+    """The rule by which a group was dropped, and the numbers that decided."""
+    valid = sum(member.outcome in ("pass", "fail") for member in members)
+    if group.reason == "stale":
+        return _why_stale(reader, group, members)
+    texts: dict[str, Callable[[], str]] = {
+        "all_success": lambda: f"all {valid} valid members passed: equal rewards teach nothing",
+        "all_fail": lambda: (
+            f"all {valid} valid members failed: equal rewards teach nothing{_no_help(reader)}"
+        ),
+        "single_member": lambda: "one valid member has nothing to be compared with",
+        "no_valid_member": lambda: f"none of {len(members)} attempts had a verdict",
+        "task_removed": lambda: f"the run was started again without {group.task_id}",
+        "surplus": lambda: "it was in play when the batch was full, and data.recycle is off",
+    }
+    told = texts.get(group.reason, lambda: f"rule {group.reason}")()
+    return told, {"valid": valid, "attempts": len(members)}
+
+
+def _no_help(reader: Reader) -> str:
+    """Why no success of the pool joined an all-fail group."""
+    ratio = _data(reader, "pool_ratio")
+    if not ratio:
+        return "; data.pool_ratio = 0, so no success of the pool joins such a group"
+    return f"; no success of the pool could join it (data.pool_ratio = {ratio})"
+
+
+def _why_stale(
+    reader: Reader, group: GroupRow, members: Sequence[TrajectoryRow]
+) -> tuple[str, dict[str, Any]]:
+    seen = [member.oldest_version for member in members if member.oldest_version is not None]
+    seen += [  # those that were in play have no version of their own yet
+        span.version
+        for member in members
+        if member.oldest_version is None
+        for step in reader.steps(member.id)
+        for span in step.version_spans
+    ]
+    trained = [
+        batch.trained_version
+        for batch in reader.batches()
+        if batch.trained_version is not None
+        and batch.trained_at is not None
+        and group.closed_at is not None
+        and batch.trained_at <= group.closed_at
+    ]
+    oldest, trainer = min(seen, default=0), max(trained, default=0)
+    limit = _data(reader, "max_staleness")
+    text = (
+        f"its group's oldest token was sampled by v{oldest}, the trainer was at v{trainer}: "
+        f"{trainer - oldest} versions behind, data.max_staleness = {limit}"
+    )
+    return text, {"oldest_version": oldest, "trainer_version": trainer, "max_staleness": limit}
+
+
+def _data(reader: Reader, key: str) -> Any:
+    """A key of [data] as the run was last started."""
+    try:
+        return json.loads(reader.run().config)["data"].get(key)
+    except StoreError:  # never started: nothing but a pool
+        return None
+
+
+# --- what it was trained with ---------------------------------------------------------------
+
+
+def _trained(reader: Reader, subject: Subject, steps: Sequence[StepRow]) -> Iterator[Event]:
+    """Each batch it was part of, and what each of its steps weighed there."""
+    by_step = {step.step: step for step in steps}
+    samples: dict[int, list[SampleRow]] = {}
+    for row in reader.sample_rows(subject.id):
+        samples.setdefault(row.batch_id, []).append(row)
+    for batch_id, rows in samples.items():
+        batch = reader.batch(batch_id)
+        yield Event(
+            f"part of batch {batch.id}{_joined(reader, subject, batch)}: formed when the trainer "
+            f"was at v{batch.formed_version}, mean reward {batch.reward:.2f}; "
+            f"{sum(row.weight != 0 for row in rows)} of its {len(rows)} steps are trained on",
+            batch.formed_at,
+            {"batch": batch.id, "formed_version": batch.formed_version},
+        )
+        everyone = reader.batch_rows(batch_id)
+        for row in rows:
+            yield _weighed(row, by_step.get(row.step), batch, everyone)
+        if batch.state == "trained" and batch.trained_at is not None:
+            version = "" if batch.trained_version is None else f": weights v{batch.trained_version}"
+            yield Event(f"batch {batch.id} is trained{version}", batch.trained_at)
+        else:
+            yield Event(f"batch {batch.id} is served, the trainer has not acknowledged it yet")
+
+
+def _joined(reader: Reader, subject: Subject, batch: BatchRow) -> str:
+    """With which group a member of the pool went into the batch."""
+    groups = reader.groups_by_id(reader.batch_groups(batch.id)).values()
+    helped = [group.id for group in groups if group.pool_member == subject.id]
+    return f" with the all-fail group {', '.join(helped)}" if helped else ""
+
+
+def _weighed(
+    row: SampleRow, step: StepRow | None, batch: BatchRow, everyone: Sequence[SampleRow]
+) -> Event:
+    entropy = row.entropy
+    if entropy is None and step is not None and step.entropies:
+        entropy = fmean(step.entropies)
+    nats = "" if entropy is None else f", entropy {entropy:.4f} nats"
+    numbers = asdict(row) | {"entropy": entropy}
+    if row.weight == 0:
+        why = LEFT_OUT.get(row.reason, "")
+        kept = [
+            each.entropy
+            for each in everyone
+            if each.weight != 0
+            and each.entropy is not None
+            and group_of(each.trajectory_id) == group_of(row.trajectory_id)
+        ]
+        if row.reason == "low_entropy" and kept:
+            why += f"; the least of those kept in its group has {min(kept):.4f} nats"
+        return Event(
+            f"step {row.step} is left out ({row.reason}{nats}){': ' + why if why else ''}",
+            numbers=numbers,
+        )
+    behind = _behind(step, batch)
+    return Event(
+        f"step {row.step} is trained on ({row.reason or 'mixed'}): advantage {row.advantage:+.3f}, "
+        f"weight {row.weight:.3g}{nats}{behind}",
+        numbers=numbers,
+    )
+
+
+def _behind(step: StepRow | None, batch: BatchRow) -> str:
+    if step is None or not step.version_spans:
+        return ", no version of this run's weights"
+    sampled = [span.version for span in step.version_spans]
+    most = batch.formed_version - min(sampled)
+    words = versions_words(min(sampled), max(sampled))
+    return f", {words}, {most} version{'' if most == 1 else 's'} behind"
