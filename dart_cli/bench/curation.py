@@ -58,6 +58,9 @@ OTHERS: dict[str, tuple[str, ...]] = {
 }
 """Arms played only where named -> their `--set`."""
 
+PER_TASK = 32
+"""Oracle trajectories of each task: as many as the pool keeps."""
+
 POINTS = 10
 """Versions of a run, beside its first, that are played on held-out episodes."""
 FINAL = 4
@@ -110,7 +113,8 @@ def collect_pool(study: Study, tell: Callable[[str], None]) -> None:
     partial = study.pool.with_suffix(".partial")
     if partial.exists():
         shutil.rmtree(partial)
-    options = [str(study.config), *overrides(study.sets), "--out", str(partial)]
+    options = [str(study.config), *overrides(study.sets), "--out", str(partial), "--json"]
+    options += ["--per-task", str(PER_TASK)]
     call([*dart("data", "collect"), *options], study.work / "logs" / "pool.log", study.root)
     partial.rename(study.pool)
 
