@@ -106,7 +106,7 @@ class Sample(Message):
     prompt_token_ids: list[int]  # [P], image placeholders expanded
     token_ids: list[int]  # [A]
     behaviour_logprobs: list[float]  # [A], nats, of the distribution sampled from; [] if unknown
-    version_spans: list[VersionSpan]  # [] where no policy of this run sampled it
+    version_spans: list[VersionSpan]  # [] of a member of the experience pool
     image_hashes: list[str]  # [I], keys of Batch.images
     advantage: float
     weight: float  # multiplies the sample's loss; 1.0 for a fresh sample
@@ -240,11 +240,11 @@ class SyncRequest(Request):
 
     reply_type: ClassVar[type[Reply]] = SyncReply
     worker: str
-    policy_version: int  # that serves now; -1 if none, which needs no permit
+    policy_version: int  # that serves now; -1 if none: it holds nobody up and is never held up
 
 
 class SyncDone(Request):
-    """rollout -> data: the permit is free again; how it went. Times are apart and add up."""
+    """rollout -> data: the permit is free again; how it went. The times do not overlap."""
 
     reply_type: ClassVar[type[Reply]] = Ack
     worker: str
@@ -253,7 +253,7 @@ class SyncDone(Request):
     waited_s: float  # for the permit
     transfer_s: float  # reading and checking the set; requests are served meanwhile
     pause_s: float  # from the halt of the engine until the new tensors are in place
-    finish_s: float  # post-processing in the pause: caches cleared, weights re-packed
+    finish_s: float  # post-processing, the engine still halted: caches cleared, weights re-packed
     resume_s: float  # from there until the engine serves again
     in_flight: int  # requests in work when it began, all of which go on
 
@@ -307,7 +307,7 @@ class WeightsPublished(Request):
 
 
 class StatusReply(Reply):
-    """data -> status: the run at one moment (see dart_cli/data/service.py for the fields)."""
+    """data -> status: the run at one moment, a bus.snapshot.Snapshot dumped."""
 
     snapshot: dict[str, Any]
 

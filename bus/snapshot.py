@@ -109,7 +109,7 @@ class GroupsView(Part):
     ready: int  # informative and complete, waiting for a batch
     batched: int  # served to the trainer, not yet acknowledged
     trained: int
-    limit: int  # open + ready groups that admission allows now; data.max_open_groups bounds it
+    limit: int  # open + ready groups that admission allows now
     dropped: dict[str, int] = {}  # reason -> groups
     pool: int = 0  # successes of the experience pool that may be drawn
 
@@ -121,7 +121,7 @@ class Snapshot(Part):
     run_dir: str
     now: float  # unix seconds, when this was taken
     uptime_s: float  # of this data process
-    run_s: float  # since the run was first started
+    run_s: float  # that data processes have served the run, over all starts
     stopping: bool
     reason: str  # why it stops; empty while it runs
     policy_version: int  # newest published; -1 before the first

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from bus.errors import ConfigError, TaskError
 from bus.messages import Role
-from dart_cli.config import KEY_FILE, Config, Source, TrainConfig, shown
+from dart_cli.config import KEY_FILE, Config, DataConfig, Source, TrainConfig, shown
 from envs.registry import check_options, find_task, load_suite
 
 BUILTIN_TINY = "builtin:tiny"
@@ -108,6 +108,7 @@ def _numbers(config: Config) -> Iterator[Mistake]:
             '= "april" stops when a batch is full and needs data.coupled = true; '
             'without a stop "rollout" wastes nothing',
         )
+    yield from _curation(data)
     if train.warmup > train.updates > 0:
         yield Mistake(
             "train.warmup",
@@ -123,6 +124,26 @@ def _numbers(config: Config) -> Iterator[Mistake]:
     if evaluation.around and evaluation.episodes == 0:
         yield Mistake(
             "eval.episodes", "must be >= 1 with eval.around = true, got 0; or set it to false"
+        )
+
+
+def _curation(data: DataConfig) -> Iterator[Mistake]:
+    """Settings of a part of the curation under which it can never do anything."""
+    least = 1 / (data.group_size + 1)
+    if 0 < data.pool_ratio < least:
+        yield Mistake(
+            "data.pool_ratio",
+            f"must be 0 or >= {least:.4g}, one success beside data.group_size = "
+            f"{data.group_size} failures, got {data.pool_ratio:g}",
+        )
+    if data.pool and not data.pool_ratio:
+        yield Mistake(
+            "data.pool_ratio", "must be > 0, e.g. 0.125, or data.pool is never drawn from"
+        )
+    if data.dynamic_number and data.min_group_size > data.group_size:
+        yield Mistake(
+            "data.min_group_size",
+            f"must be <= data.group_size ({data.group_size}), got {data.min_group_size}",
         )
 
 

@@ -229,7 +229,8 @@ def why(trajectory: Trajectory, run: RunOption = None, as_json: AsJson = False) 
         if as_json:
             _say_json({"id": subject.id, "task": subject.task_id, "story": story.as_json(events)})
             return
-        typer.echo(f"{subject.id}  {subject.task_id}, seed {subject.task_seed}")
+        place = reader.path.parent
+        typer.echo(f"{subject.id}  {subject.task_id}, seed {subject.task_seed}  ({place})")
         story.print_story(_console(), events)
 
 
@@ -307,10 +308,12 @@ def export(
     from dart_cli.data.store import open_reader
 
     run_dir = browse.find_run(target)
+    was_started = not target.is_dir() or (target / "config.json").exists()
+    config = config_of(target) if was_started else None  # else it holds a pool alone
     with open_reader(run_dir) as reader:
         ids = chosen(reader, Choice(outcome, tuple(tasks or ()), pool))
         with progress("exporting", len(ids), "trajectories") as told:
-            done = export_run(reader, ids, folder, config=config_of(target), told=told)
+            done = export_run(reader, ids, folder, config=config, told=told)
     if as_json:
         _say_json(vars(done) | {"folder": str(folder)})
         return

@@ -218,9 +218,8 @@ class _Seat:
         return Ack()
 
     async def end(self, end: TrajectoryEnd) -> Ack:
-        """Nobody needs to be told."""
-        if end.outcome == "invalid":
-            logger.warning("%s is invalid: %s", end.trajectory_id, end.reason)
+        """Nobody needs to be told: `play_episode` returns it."""
+        logger.debug("%s: %s, %s", end.trajectory_id, end.outcome, end.reason)
         return Ack()
 
 
@@ -524,5 +523,10 @@ def _tell(config: Config, quotas: Sequence[Quota], out: Path | None, as_json: bo
         table.add_row(quota.task.id, *map(str, (new, quota.there, quota.played, quota.missing)))
     console = Console(markup=False, highlight=False)
     console.print(table)
-    for reason, number in sum((quota.reasons for quota in quotas), Counter[str]()).most_common(3):
-        console.print(f"{number} episodes were invalid: {reason}")
+    for quota in quotas:
+        if quota.missing:
+            why = "; ".join(reason for reason, _ in quota.reasons.most_common(1))
+            console.print(
+                f"{quota.task.id}: {quota.missing} missing, {why or 'its other episodes failed'}",
+                soft_wrap=True,
+            )

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from math import ceil
+from math import ceil, prod
 from pathlib import Path
+from typing import Any
 
 from bus.endpoints import DATA
+from bus.errors import ModelError
 from bus.messages import Role
 from dart_cli.checks import BUILTIN_TINY
-from dart_cli.config import Config, run_endpoints
+from dart_cli.config import Config, DataConfig, run_endpoints
 from envs.base import Task
 from envs.registry import find_task, tasks_of
 
@@ -100,19 +102,31 @@ def _model(config: Config) -> str:
 
 
 def parameter_count(folder: Path) -> int:
-    """Numbers in a folder's safetensors files, read from their headers alone."""
-    total = 0
-    for path in folder.glob("*.safetensors"):
+    """Numbers in a folder's safetensors files, read from their headers alone.
+
+    Raises ModelError for a file that is none.
+    """
+    return sum(
+        prod(tensor["shape"])
+        for path in sorted(folder.glob("*.safetensors"))
+        for name, tensor in _header(path).items()
+        if name != "__metadata__"
+    )
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """Name -> dtype and shape of the tensors in one file."""
+    try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             header = json.loads(file.read(min(length, _MAX_HEADER_BYTES)))
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                count = 1
-                for side in tensor["shape"]:
-                    count *= side
-                total += count
-    return total
+    except (OSError, ValueError):
+        header = None
+    if not isinstance(header, dict):
+        raise ModelError(
+            f"{path} is no safetensors file; fetch it again (a git clone without LFS leaves pointers)"
+        )
+    return header
 
 
 def _rollout(config: Config) -> str:
@@ -129,7 +143,8 @@ def _data(config: Config) -> str:
         f"groups of {data.group_size}, {data.groups_per_batch} groups "
         f"({data.groups_per_batch * data.group_size} trajectories) a batch, "
         f"at most {_groups_in_flight(config)} groups in flight, "
-        f"staleness up to {data.max_staleness}; {_scheduling(config)}; {_sync(config)}"
+        f"staleness up to {data.max_staleness}; {_scheduling(config)}; {_sync(config)}; "
+        f"{_curation(data)}"
     )
 
 
@@ -156,6 +171,20 @@ def _scheduling(config: Config) -> str:
     }
     turns = ", trainer and rollouts take turns" if data.coupled else ""
     return f"scheduling {data.scheduling}: {how[data.scheduling]}{turns}"
+
+
+def _curation(data: DataConfig) -> str:
+    """What decides which tasks, groups and steps are trained on."""
+    parts = [f"tasks drawn {'by frontier' if data.task_sampling == 'frontier' else 'alike'}"]
+    if data.dynamic_number:
+        parts.append(f"groups of {data.min_group_size} up where success is above 0.6")
+    if data.dynamic_length:
+        parts.append(f"at most {data.length_slack} steps above a task's longest success")
+    if data.high_entropy < 1:
+        parts.append(f"the {data.high_entropy:.0%} of steps of highest entropy")
+    if data.pool_ratio:
+        parts.append("a success of the pool for all-fail groups")
+    return ", ".join(parts)
 
 
 def _sync(config: Config) -> str:

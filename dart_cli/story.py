@@ -209,10 +209,11 @@ def _no_help(reader: Reader) -> str:
 def _why_stale(
     reader: Reader, group: GroupRow, members: Sequence[TrajectoryRow]
 ) -> tuple[str, dict[str, Any]]:
-    seen = [member.oldest_version for member in members if member.oldest_version is not None]
+    counted = [member for member in members if member.reason == group.reason]
+    seen = [member.oldest_version for member in counted if member.oldest_version is not None]
     seen += [  # those that were in play have no version of their own yet
         span.version
-        for member in members
+        for member in counted
         if member.oldest_version is None
         for step in reader.steps(member.id)
         for span in step.version_spans

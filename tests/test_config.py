@@ -66,7 +66,7 @@ def _wrong_values(field: FieldInfo) -> Iterator[tuple[str, str, str]]:
         yield "not a path", "3", "must be a path in quotes"
     elif isinstance(default, list):
         yield "not a list", '"mini/popup"', "must be a list"
-        yield "of wrong members", "[3]", "must be text in quotes"
+        yield "of wrong members", "[3]", "in quotes"
     elif isinstance(default, dict):
         yield "not a table", "3", "must be a table"
     elif isinstance(default, tuple):
@@ -124,6 +124,24 @@ BY_HAND = [
         "[data]\ngroups_per_batch = 32\nmax_open_groups = 8\n",
         "data.max_open_groups",
         "must be >= data.groups_per_batch (32)",
+    ),
+    Case(
+        "a pool that never joins a group",
+        "[data]\ngroup_size = 4\npool_ratio = 0.125\n",
+        "data.pool_ratio",
+        "must be 0 or >= 0.2, one success beside data.group_size = 4 failures",
+    ),
+    Case(
+        "a pool that is off",
+        '[data]\npool = ["demos"]\n',
+        "data.pool_ratio",
+        "must be > 0",
+    ),
+    Case(
+        "a least group above the greatest",
+        "[data]\ngroup_size = 4\ndynamic_number = true\nmin_group_size = 5\n",
+        "data.min_group_size",
+        "must be <= data.group_size (4)",
     ),
     Case(
         "warm-up past the end",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bus.errors import ModelError
 from dart_cli.config import Config
 from dart_cli.data.groups import Board
 from dart_cli.data.scheduler import Situation, make_scheduler, training_tasks
-from dart_cli.plan import describe
+from dart_cli.plan import describe, parameter_count
 
 ARMS: list[dict[str, Any]] = [
     {},
@@ -47,7 +49,36 @@ def test_the_plan_tells_the_schedulers_limit(data: dict[str, Any], publish_every
             {"data": {"scheduling": "april", "coupled": True, "recycle": False}},
             "2 x the groups of a batch play, the rest is discarded, trainer and rollouts take turns",
         ),
+        ({}, "tasks drawn by frontier"),
+        (
+            {"data": {"task_sampling": "uniform", "high_entropy": 0.8, "pool_ratio": 0.125}},
+            "tasks drawn alike, the 80% of steps of highest entropy, a success of the pool for",
+        ),
+        (
+            {"data": {"dynamic_number": True, "dynamic_length": True}},
+            "groups of 2 up where success is above 0.6, at most 2 steps above a task's longest",
+        ),
     ],
 )
-def test_the_plan_tells_scheduling_coupling_and_sync(settings: dict[str, Any], words: str) -> None:
+def test_the_plan_tells_scheduling_coupling_sync_and_curation(
+    settings: dict[str, Any], words: str
+) -> None:
     assert words in told(Config.model_validate(settings))
+
+
+def test_parameters_are_counted_from_the_headers_of_all_files(tmp_path: Path) -> None:
+    for name, shape in (("a", "[2,3]"), ("b", "[]")):
+        header = f'{{"__metadata__": {{}}, "w": {{"dtype": "F32", "shape": {shape}}}}}'.encode()
+        (tmp_path / f"{name}.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert parameter_count(tmp_path) == 7
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"version https://git-lfs.github.com/spec/v1", b"\x02" + bytes(7) + b"[]"]
+)
+def test_a_file_that_is_no_safetensors_is_named_with_the_cure(
+    tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelError, match=r"model\.safetensors is no safetensors.*fetch it again"):
+        parameter_count(tmp_path)

@@ -1,6 +1,7 @@
 """What a token weighs that other weights sampled: importance weights, no gradient.
 
     importance      weights of tokens from their log-ratio of proximal to behaviour
+    demonstrated    weights of tokens that nobody knows how likely they were to be written
     sequence_sums   sums over samples, at each of their tokens
     limited         a log-ratio that every precision can exponentiate, square and sum
 
@@ -53,6 +54,21 @@ def importance(drift: torch.Tensor, lengths: Sequence[int], objective: Objective
         masked = (raw < objective.mask_low) | (raw > objective.mask_high)
         used = torch.where(masked, 0.0, raw)
     return Importance(raw, used, truncated, masked)
+
+
+def demonstrated(proximal: torch.Tensor, gamma: float) -> torch.Tensor:
+    """Weights [N] of tokens whose behaviour policy is unknown, from their log-probabilities [N].
+
+        w = gamma p / (p + gamma)^2,  p = exp(proximal)
+
+    A demonstrator that is certain of its tokens (behaviour probability 1) has the importance weight
+    p: exact, and nothing where the policy has most to learn. This is the weight whose gradient is
+    that of LUFFY's shaped ratio p / (p + gamma) (arXiv 2504.14945 section 3.2): it is greatest,
+    1/4, at p = gamma, falls as p / gamma below, and lets go of what has been learned, as gamma / p.
+    Never more than a fresh token's weight, 1.
+    """
+    probability = proximal.exp()
+    return gamma * probability / (probability + gamma).square()
 
 
 def sequence_sums(values: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:

@@ -9,7 +9,8 @@ For a token with policy, proximal and behaviour log-probabilities p, q, b and ad
 
 with the weight w of correction.py, without gradient, and the surrogate of surrogate.py. By default
 they are DART's (arXiv 2509.23866 section 3): w = min(exp(q - b), C) and, with r = exp(p - q),
-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
+min(r A, clip(r, 1 - clip_low, 1 + clip_high) A). A demonstration's token, whose b nobody knows, has
+the weight of `demonstrated` instead, and no part in what is said about w.
 
 Axes: `[N]` tokens, the completion tokens of `[S]` samples one after another.
 """
@@ -21,7 +22,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from dart_cli.algo.correction import importance, limited
+from dart_cli.algo.correction import demonstrated, importance, limited
 from dart_cli.algo.objective import Objective
 from dart_cli.algo.surrogate import surrogate
 
@@ -31,12 +32,14 @@ class TokenStats:
     """Detached scalars that describe some tokens; `+` joins two sets of tokens."""
 
     tokens: torch.Tensor  # count of tokens
+    sampled: torch.Tensor  # count of those whose behaviour policy is known
     loss: torch.Tensor  # this part of the batch's loss
     ratio: torch.Tensor  # sum of r
     clipped: torch.Tensor  # count of tokens whose gradient the clip stopped
     weight: torch.Tensor  # sum of w before any bound
     weight_squared: torch.Tensor
-    used: torch.Tensor  # sum of w
+    used: torch.Tensor  # sum of w as the loss has it
+    demonstrated: torch.Tensor  # sum of the other tokens' weights
     truncated: torch.Tensor  # count of tokens with w held at C
     masked: torch.Tensor  # count of tokens with w = 0 for being out of range
     mismatch_kl: torch.Tensor  # sum of k3(behaviour, proximal), nats
@@ -52,22 +55,29 @@ class TokenStats:
         return TokenStats(**joined)
 
     def metrics(self) -> dict[str, float]:
-        """Means over the tokens, by metric name; `ess` is a fraction of the token count."""
+        """Means over the tokens, by metric name; `ess` is a fraction of the token count.
+
+        What is said of importance weights is said of the tokens that have one.
+        """
         count = max(1.0, self.tokens.item())
+        sampled = max(1.0, self.sampled.item())
+        others = self.tokens.item() - self.sampled.item()
         squared = self.weight_squared.item()
         return {
             "loss": self.loss.item(),
             "ratio_mean": self.ratio.item() / count,
             "clip_fraction": self.clipped.item() / count,
-            "is_weight_mean": self.weight.item() / count,
-            "is_used_mean": self.used.item() / count,
-            "is_truncated_fraction": self.truncated.item() / count,
-            "is_masked_fraction": self.masked.item() / count,
-            "ess": self.weight.item() ** 2 / (count * squared) if squared > 0 else 0.0,
-            "mismatch_kl": self.mismatch_kl.item() / count,
+            "is_weight_mean": self.weight.item() / sampled,
+            "is_used_mean": self.used.item() / sampled,
+            "is_truncated_fraction": self.truncated.item() / sampled,
+            "is_masked_fraction": self.masked.item() / sampled,
+            "ess": self.weight.item() ** 2 / (sampled * squared) if squared > 0 else 0.0,
+            "mismatch_kl": self.mismatch_kl.item() / sampled,
             "mismatch_max": self.mismatch_max.item(),
             "entropy": self.entropy.item() / count,
             "reference_kl": self.reference_kl.item() / count,
+            "demonstrated_fraction": others / count,
+            "demonstrated_weight_mean": self.demonstrated.item() / max(1.0, others),
         }
 
 
@@ -89,6 +99,7 @@ def policy_loss(
     *,
     lengths: Sequence[int],
     divisor: float,
+    unknown: torch.Tensor | None = None,
     reference_logprobs: torch.Tensor | None = None,
     entropies: torch.Tensor | None = None,
 ) -> LossOutput:
@@ -96,7 +107,7 @@ def policy_loss(
 
     All tensors are [N], of samples with `lengths` [S] that sum to N; log-probabilities and
     entropies in nats, of the distribution sampled from (forbidden tokens and temperature
-    included). `weights` multiply each token's loss, 0 masks it out of loss and statistics; the sum
+    included). Where `unknown` (bool) is set the behaviour policy's are not read. `weights` multiply each token's loss, 0 masks it out of loss and statistics; the sum
     is divided by `divisor`, the whole batch's (normalise.py). Differentiated are `policy_logprobs`
     and, where `entropy_coef` > 0, `entropies`.
 
@@ -113,11 +124,14 @@ def policy_loss(
         torch.where(counts, logprobs, 0.0)
         for logprobs in (policy_logprobs, proximal_logprobs.detach(), behaviour_logprobs)
     )
+    shown = torch.zeros_like(counts) if unknown is None else unknown
+    behaviour = torch.where(shown, proximal, behaviour)  # a ratio of 1, which says nothing
     drift = proximal - behaviour
     weight = importance(drift, lengths, objective)
+    demonstration = demonstrated(proximal, objective.demonstration_gamma)
     old = behaviour if objective.correction == "ratio" else proximal
     follow = surrogate(policy, old, advantages, counts, lengths, objective)
-    token_loss = -weight.used * follow.value
+    token_loss = -torch.where(shown, demonstration, weight.used) * follow.value
     reference_kl = torch.zeros_like(token_loss)
     if reference_logprobs is not None:
         reference = torch.where(counts, reference_logprobs.detach(), 0.0)
@@ -130,21 +144,25 @@ def policy_loss(
         token_loss = token_loss - objective.entropy_coef * entropy
     loss = (token_loss * weights).sum() / divisor
 
-    def total(values: torch.Tensor) -> torch.Tensor:
-        return torch.where(counts, values.detach().to(loss.dtype), 0).sum()
+    sampled = counts & ~shown
+
+    def total(values: torch.Tensor, over: torch.Tensor = counts) -> torch.Tensor:
+        return torch.where(over, values.detach().to(loss.dtype), 0).sum()
 
     gap = drift.abs()
     stats = TokenStats(
         tokens=counts.sum(),
+        sampled=sampled.sum(),
         loss=loss.detach(),
         ratio=total(follow.ratio),
         clipped=total(follow.clipped),
-        weight=total(weight.raw),
-        weight_squared=total(weight.raw.square()),
-        used=total(weight.used),
-        truncated=total(weight.truncated),
-        masked=total(weight.masked),
-        mismatch_kl=total(_k3(limited(drift))),
+        weight=total(weight.raw, sampled),
+        weight_squared=total(weight.raw.square(), sampled),
+        used=total(weight.used, sampled),
+        demonstrated=total(demonstration, counts & shown),
+        truncated=total(weight.truncated, sampled),
+        masked=total(weight.masked, sampled),
+        mismatch_kl=total(_k3(limited(drift)), sampled),
         entropy=total(entropy),
         reference_kl=total(reference_kl),
         mismatch_max=gap.max() if gap.numel() else gap.sum(),

@@ -26,6 +26,7 @@ class Objective:
     is_cap: float = 1.0
     mask_low: float = 0.5
     mask_high: float = 5.0
+    demonstration_gamma: float = 0.1
     kl_beta: float = 0.0
     entropy_coef: float = 0.0
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bus.errors import ConfigError
 from dart_cli.config import Config
 from dart_cli.engines.replica import limits
 from envs.timed import expected
@@ -42,8 +43,17 @@ class Bound:
 
 
 def bound_of(config: Config, *, slots: int, workers: int) -> Bound:
-    """The bound of a run with `slots` environments in all and `workers` rollout workers."""
+    """The bound of a run with `slots` environments in all and `workers` rollout workers.
+
+    Raises ConfigError where the environments' time passes at another speed than the rest's.
+    """
     timing, data = config.timing, config.data
+    env_speedup = config.env.options.get("speedup", 1.0)
+    if env_speedup != timing.speedup:
+        raise ConfigError(
+            f"timing.speedup = {timing.speedup:g}, but env.options.speedup = {env_speedup}; "
+            "set both to the same"
+        )
     profile = expected(str(config.env.options.get("profile", "osworld")))
     replica = limits(timing, config.rollout.max_batch, config.rollout.max_tokens)
     completion_s = replica.alone_s * timing.speedup

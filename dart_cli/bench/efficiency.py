@@ -24,6 +24,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bus.errors import ConfigError
 from dart_cli.bench.arms import ARMS, BASELINE, OURS, Arm
 from dart_cli.bench.bound import bound_of
 from dart_cli.bench.measure import Measured, measure
@@ -120,8 +121,8 @@ async def play_arm(arm: Arm, options: Options, *, with_faults: bool, pictured: b
     )
     slots = config.env.slots * config.up.envs
     arguments = [str(options.config_path), *(p for o in overrides for p in ("--set", o))]
-    recording = await record(config, commands_of(config, arguments), plan)
     bound = bound_of(config, slots=slots, workers=config.up.rollouts)
+    recording = await record(config, commands_of(config, arguments), plan)
     with open_reader(run_dir) as reader:
         measured = measure(recording, reader, bound, slots=slots, speedup=speedup)
         if pictured and options.pictures is not None:
@@ -162,10 +163,14 @@ def summary(
     if ours and baseline:
         mine, theirs = runs[OURS, False], runs[BASELINE, False]
 
-        def ratio(field: str) -> float:
-            pairs = zip(mine, theirs, strict=True)
-            ratios: list[float] = [getattr(a, field) / getattr(b, field) for a, b in pairs]
-            return round(median(ratios), 3)
+        def ratio(field: str) -> float | None:
+            """Median over the repeats; None where a window was too short for the baseline."""
+            pairs = [
+                (getattr(a, field), getattr(b, field)) for a, b in zip(mine, theirs, strict=True)
+            ]
+            if not all(b for _, b in pairs):
+                return None
+            return round(median(a / b for a, b in pairs), 3)
 
         result |= {
             "env_utilisation_ratio": ratio("env_utilisation"),
@@ -180,7 +185,7 @@ def summary(
             "achieved_over_bound": round(ours.achieved_over_bound, 4),
             "finished_lost": sum(run.finished_lost for each in runs.values() for run in each),
         }
-    if ours and (faulty := medians.get((OURS, True))):
+    if ours and ours.actions_per_minute and (faulty := medians.get((OURS, True))):
         result["with_faults_over_without"] = round(
             faulty.actions_per_minute / ours.actions_per_minute, 4
         )
@@ -195,9 +200,13 @@ def _overrides(options: Options, with_faults: bool) -> list[str]:
     """The options as `--set` arguments; slots are spread evenly over the environment processes."""
     config = load_config(options.config_path, list(options.overrides))
     processes = max(1, config.up.envs)
+    if options.envs % processes:
+        raise ConfigError(
+            f"--envs {options.envs} cannot be spread evenly over up.envs = {processes} processes"
+        )
     rate = FAULT_RATE if with_faults else 0.0
     return [
-        f"env.slots={max(1, options.envs // processes)}",
+        f"env.slots={options.envs // processes}",
         f"up.rollouts={options.workers}",
         f"env.options.profile={options.profile}",
         f"env.options.fault_rate={rate}",

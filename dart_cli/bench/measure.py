@@ -20,6 +20,7 @@ from typing import Any
 from bus.messages import Heartbeat
 from dart_cli.bench.bound import Bound
 from dart_cli.bench.recording import Cost, Recording
+from dart_cli.data.rows import EpisodeTimes
 from dart_cli.data.store import Reader
 from dart_cli.timesplit import PREFIX
 
@@ -84,9 +85,10 @@ def measure(
     rollout = _shares(_spent(by_role["rollout"], began, ended), workers * recording.seconds)
     trainer = _shares(_spent(by_role["train"], began, ended), recording.seconds)
     load_s = _increments(by_role["rollout"], "load_s", began, ended)
+    episodes = reader.episode_times()
     ended_then = [
         episode
-        for episode in reader.episode_times()
+        for episode in episodes
         if episode.ended_at is not None and began <= episode.ended_at < ended
     ]
     dropped: dict[str, int] = defaultdict(int)
@@ -117,7 +119,7 @@ def measure(
         staleness_max=max(histogram, default=0),
         dropped=dict(dropped),
         wasted_steps=dropped_steps / max(1, sum(episode.steps or 0 for episode in ended_then)),
-        finished_lost=_finished_lost(reader, by_role["env"]),
+        finished_lost=_finished_lost(episodes, by_role["env"]),
         aborted=sum(dropped[reason] for reason in (*LOST, "cancelled")),
         updates=sum(
             batch.trained_at is not None and began <= batch.trained_at < ended
@@ -204,24 +206,28 @@ def _shares(spent: Mapping[str, float], whole_s: float) -> dict[str, float]:
     return shares
 
 
-def _finished_lost(reader: Reader, env_beats: Sequence[Heartbeat]) -> int:
+def _finished_lost(episodes: Sequence[EpisodeTimes], env_beats: Sequence[Heartbeat]) -> int:
     """Ends that environments handed in and that are neither kept nor dropped by curation.
 
     A trajectory with a verdict whose drop reason is a fault's was lost; so was one that an
-    environment process counts as handed in and that the database does not have.
+    environment process counts as accepted and that the database does not have. An end that came
+    after its lease was taken back was never accepted: `dropped` and `aborted` count it.
     """
-    episodes = reader.episode_times()
-    wrongly = sum(
-        episode.outcome in ("pass", "fail") and episode.reason in LOST for episode in episodes
-    )
-    told: dict[tuple[str, float], float] = {}
+    judged = [episode for episode in episodes if episode.outcome in ("pass", "fail")]
+    told: dict[tuple[str, float], float] = {}  # by process
+    told_at: dict[str, float] = {}
     for beat in env_beats:
-        judged = beat.gauges.get("episodes", 0.0) - beat.gauges.get("invalid", 0.0)
-        told[beat.worker, beat.started_at] = max(
-            judged, told.get((beat.worker, beat.started_at), 0)
-        )
-    kept = sum(episode.outcome in ("pass", "fail") for episode in episodes)
-    return wrongly + max(0, int(sum(told.values())) - kept)
+        accepted = beat.gauges.get("episodes", 0.0) - beat.gauges.get("invalid", 0.0)
+        process = beat.worker, beat.started_at
+        told[process] = max(accepted, told.get(process, 0.0))
+        told_at[beat.worker] = max(beat.sent_at, told_at.get(beat.worker, 0.0))
+    missing = 0
+    for worker, last in told_at.items():
+        # What was filed after the last heartbeat was not told, and must not make up for a loss.
+        kept = sum(each.worker == worker and (each.ended_at or 0.0) <= last for each in judged)
+        counted = sum(number for (name, _), number in told.items() if name == worker)
+        missing += max(0, int(counted) - kept)
+    return missing + sum(each.reason in LOST for each in judged)
 
 
 def _cores(costs: Sequence[Cost], began: float, ended: float) -> dict[str, float]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bus.endpoints import TELEMETRY_OUT
-from bus.errors import DeadlineError
+from bus.errors import DartError, DeadlineError
 from bus.messages import Heartbeat
 from bus.sockets import Subscriber
 from dart_cli.config import Config, run_curve, run_endpoints
@@ -75,7 +75,8 @@ class Plan:
 async def record(config: Config, commands: Mapping[str, Sequence[str]], plan: Plan) -> Recording:
     """Run `commands` (name -> arguments of `dart`) and watch them as `plan` says.
 
-    Raises DeadlineError if a process is not heard in time, ChildError if one cannot be kept alive.
+    Raises DeadlineError if a process is not heard in time, ChildError if one cannot be kept alive,
+    DartError if the run is over before its window is.
     """
     recording = Recording()
     stop = asyncio.Event()
@@ -106,6 +107,11 @@ async def record(config: Config, commands: Mapping[str, Sequence[str]], plan: Pl
                 task.cancel()
             await asyncio.gather(conducting, *watching, return_exceptions=True)
             await running
+    if not recording.ended:
+        raise DartError(
+            f"{config.run.dir}: the run was over before {plan.seconds:g} s of it were watched; "
+            "raise train.updates or train.max_minutes"
+        )
     return recording
 
 
@@ -141,9 +147,9 @@ def _newest(recording: Recording, worker: str) -> Heartbeat | None:
 def _kill(recording: Recording, worker: str) -> None:
     beat = _newest(recording, worker)
     if beat is not None:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):  # it has not come back from the last time
             os.kill(beat.pid, signal.SIGKILL)
-        recording.kills.append((time.time(), worker))
+            recording.kills.append((time.time(), worker))
 
 
 async def _listen(heartbeats: Subscriber, recording: Recording) -> None:

@@ -9,9 +9,10 @@ and the environment took, so the picture is exact to a cell's width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,9 @@ from dart_cli.bench.recording import Recording
 from dart_cli.data.rows import EpisodeTimes, StepTimes
 from dart_cli.data.store import Reader
 from dart_cli.timesplit import PREFIX
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 CELLS = 900
 """Columns of a picture."""
@@ -75,9 +79,7 @@ def draw(
     recording: Recording, reader: Reader, path: Path, *, title: str, speedup: float, coupled: bool
 ) -> None:
     """Write the picture of one run as a PNG; time in simulated minutes."""
-    from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
 
     began, ended = recording.began, recording.ended
     grid = phases_of_slots(reader.episode_times(), reader.step_times(), began, ended)
@@ -92,7 +94,28 @@ def draw(
     slots, workers, trainer = figure.subplots(
         3, 1, sharex=True, gridspec_kw={"height_ratios": [6, 2.2, 0.7]}
     )
-    slots.imshow(
+    _draw_slots(slots, grid, minutes)
+    slots.set_title(title, loc="left", fontsize=11)
+    _draw_workers(workers, recording, reader, at)
+    for batch in reader.batches():
+        end = ended if batch.trained_at is None else batch.trained_at
+        trainer.barh(0, at(end) - at(batch.formed_at), 0.8, at(batch.formed_at), color=_TRAIN)
+    trainer.set_yticks([0], ["train"], fontsize=7)
+    trainer.set_xlabel("minutes (simulated)")
+    for axes in (slots, workers, trainer):
+        axes.set_xlim(0, minutes)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def _draw_slots(axes: Axes, grid: NDArray[np.uint8], minutes: float) -> None:
+    """Every slot a row, every phase a colour."""
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    axes.imshow(
         grid,
         aspect="auto",
         interpolation="nearest",
@@ -101,11 +124,10 @@ def draw(
         vmax=len(PHASES) - 1,
         extent=(0, minutes, len(grid), 0),
     )
-    slots.set_ylabel(f"{len(grid)} environments")
-    slots.set_yticks([])
-    slots.set_title(title, loc="left", fontsize=11)
+    axes.set_ylabel(f"{len(grid)} environments")
+    axes.set_yticks([])
     shown = [name for name in PHASES if (grid == _NUMBER[name]).any()]
-    slots.legend(
+    axes.legend(
         handles=[Patch(facecolor=PHASES[name][0], label=PHASES[name][1]) for name in shown],
         loc="upper center",
         bbox_to_anchor=(0.5, -0.01),
@@ -113,32 +135,25 @@ def draw(
         fontsize=8,
         frameon=False,
     )
+
+
+def _draw_workers(
+    axes: Axes, recording: Recording, reader: Reader, at: Callable[[float], float]
+) -> None:
+    """Every rollout worker a row: how busy it was, when it took weights, when it was killed."""
     names = sorted({beat.worker for beat in recording.beats if beat.role == "rollout"})
     for row, name in enumerate(names):
         for begin, end, share in _busy(recording, name):
-            workers.barh(
-                row, at(end) - at(begin), 0.8, at(begin), color=_BUSY, alpha=min(1.0, share)
-            )
+            axes.barh(row, at(end) - at(begin), 0.8, at(begin), color=_BUSY, alpha=min(1.0, share))
     for sync in reader.syncs():
         if sync.worker in names and not sync.error:
             span = at(sync.done_at) - at(sync.granted_at)
-            workers.barh(names.index(sync.worker), span, 0.8, at(sync.granted_at), color=_SYNC)
-    workers.set_yticks(range(len(names)), names, fontsize=7)
-    workers.invert_yaxis()
-    workers.set_ylabel("busy, sync", fontsize=8)
-    for batch in reader.batches():
-        end = ended if batch.trained_at is None else batch.trained_at
-        trainer.barh(0, at(end) - at(batch.formed_at), 0.8, at(batch.formed_at), color=_TRAIN)
-    trainer.set_yticks([0], ["train"], fontsize=7)
+            axes.barh(names.index(sync.worker), span, 0.8, at(sync.granted_at), color=_SYNC)
     for killed, name in recording.kills:
-        workers.plot(at(killed), names.index(name), marker="x", color="black")
-    for axes in (slots, workers, trainer):
-        axes.set_xlim(0, minutes)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-    trainer.set_xlabel("minutes (simulated)")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+        axes.plot(at(killed), names.index(name), marker="x", color="black")
+    axes.set_yticks(range(len(names)), names, fontsize=7)
+    axes.invert_yaxis()
+    axes.set_ylabel("busy, sync", fontsize=8)
 
 
 def _turns(reader: Reader, ended: float) -> list[tuple[float, float]]:

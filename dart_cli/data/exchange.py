@@ -217,11 +217,12 @@ def import_pool(config: Config, store: Store) -> None:
 def add_folder(store: Store, config: Config, folder: Path, told: Told = _quietly) -> Imported:
     """Put a folder's successes into the pool that `store` writes; all of it or nothing."""
     check = _check(config, folder)
-    for _ in read_folder(folder, check, told):
+    whole: set[str] = set()
+    for _ in read_folder(folder, check, told, whole):
         pass
     counts = {"joined": 0, "there": 0, "not_passed": 0}
     now = time.time()
-    for number, trajectory in enumerate(read_folder(folder, check, told), start=1):
+    for number, trajectory in enumerate(read_folder(folder, check, told, whole), start=1):
         if trajectory.outcome != "pass":
             counts["not_passed"] += 1
         elif join(store, replace(trajectory, suite=config.env.suite), at=now):

@@ -51,7 +51,6 @@ from dart_cli.data.curate import (
     Decision,
     FinishedGroup,
     Member,
-    PlannedSample,
     curate,
     drop_decisions,
     is_stale,
@@ -172,17 +171,25 @@ class Ledger:
         A slot that asks again before its first step gets the same lease again: the answer was
         lost. One that has begun to play has given up what it played.
         """
-        for group, attempt in list(self.board.played_by(request.worker, request.slot)):
+        self.give_up(request.worker, request.slot)
+        for group, attempt in self.board.played_by(request.worker, request.slot):
             if attempt.state == "leased":
                 attempt.renewed_at = self._monotonic()
                 return self._as_lease(group, attempt)
-            if attempt.state == "playing":
-                self._drop_attempt(group, attempt, "worker_lost")
         choice = self._scheduler.next(self._situation(), request)
         if isinstance(choice, Wait):
             return choice
         group = self._open_group(choice) if isinstance(choice, NewGroup) else choice
         return self._as_lease(group, self._add_attempt(group, request))
+
+    def give_up(self, worker: str, slot: int) -> bool:
+        """The slot is free: what it had begun to play is lost; whether it had."""
+        lost = [
+            found for found in self.board.played_by(worker, slot) if found[1].state == "playing"
+        ]
+        for group, attempt in lost:
+            self._drop_attempt(group, attempt, "worker_lost")
+        return bool(lost)
 
     def step(self, record: StepRecord) -> Ack:
         """File one step. Raises ProtocolError if its parts do not fit together."""
@@ -643,8 +650,7 @@ class Ledger:
         self._untrained.add(row.id)
         self._dropped.clear()
         batch = self._read_batch(row.id)
-        tokens = _staleness(batch, curation.samples, row.formed_version)
-        self.store.add_staleness(row.id, tokens)
+        self.store.add_staleness(row.id, _staleness(batch, row.formed_version))
         return batch
 
     def _curation_metrics(self, batch_id: int) -> dict[str, float]:
@@ -702,18 +708,13 @@ def _finished(group: Group) -> FinishedGroup:
     return FinishedGroup(group.id, members, pool)
 
 
-def _staleness(
-    batch: Batch, planned: Sequence[PlannedSample], trainer_version: int
-) -> dict[int, int]:
+def _staleness(batch: Batch, trainer_version: int) -> dict[int, int]:
     """Tokens of the batch by how many versions behind the trainer they were sampled.
 
-    Those of the pool do not count: they are as old as they are, whatever max_staleness admits.
+    Those of the pool have no spans and do not count.
     """
     tokens: dict[int, int] = {}
-    served = [each for each in planned if each.weight]
-    for sample, plan in zip(batch.samples, served, strict=True):
-        if plan.reason == "pool":
-            continue
+    for sample in batch.samples:
         for span in sample.version_spans:
             behind = max(trainer_version - span.version, 0)
             tokens[behind] = tokens.get(behind, 0) + span.end - span.start

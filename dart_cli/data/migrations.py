@@ -212,7 +212,7 @@ def syncs(db: Database) -> None:
         waited_s REAL NOT NULL,              -- for the permit
         transfer_s REAL NOT NULL,            -- reading the set; requests are served meanwhile
         pause_s REAL NOT NULL,               -- until the new tensors are in place
-        finish_s REAL NOT NULL,              -- post-processing, a part of the pause
+        finish_s REAL NOT NULL,              -- post-processing, the engine still halted
         resume_s REAL NOT NULL,              -- from there until the engine serves again
         in_flight INTEGER NOT NULL           -- requests in work when it began
     )""")

@@ -295,27 +295,14 @@ def write_folder(
     try:
         yield shards
         shards.close()
-        (temporary / "README.md").write_text(_card(folder.name, shards.written), encoding="utf-8")
+        if not shards.written:  # a folder without a file would be none of Parquet
+            raise ExchangeError(f"nothing to write into {folder}")
         temporary.chmod(0o755)
         temporary.replace(folder)
     except OSError as error:
         raise ExchangeError(f"{folder}: cannot be written: {error.strerror}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _card(name: str, number: int) -> str:
-    """How the folder is opened; a Hugging Face dataset card."""
-    return (
-        "---\nconfigs:\n- config_name: default\n  data_files: trajectories-*.parquet\n---\n\n"
-        f"# {name}\n\n{number} trajectories of a GUI agent, written by `dart`; one row a step, the "
-        "rows of a trajectory together.\n\n"
-        "```python\nfrom datasets import load_dataset\n\n"
-        f'steps = load_dataset("parquet", data_files="{name}/*.parquet", split="train")\n'
-        'steps[0]["screenshot"]   # a PIL image\n```\n\n'
-        f"Back into a run's experience pool: `dart data import CONFIG {name}`, or "
-        f'`data.pool = ["{name}"]` in its configuration.\n'
-    )
 
 
 # --- reading --------------------------------------------------------------------------------
@@ -419,13 +406,18 @@ def count_rows(folder: Path) -> int:
 
 
 def read_folder(
-    folder: Path, check: Check | None = None, told: Callable[[int], None] = lambda _: None
+    folder: Path,
+    check: Check | None = None,
+    told: Callable[[int], None] = lambda _: None,
+    whole: set[str] | None = None,
 ) -> Iterator[Trajectory]:
     """The trajectories of a folder, one at a time; `told` hears how many rows each had.
 
-    Raises ExchangeError for the first thing that is wrong.
+    `whole` are the hashes of images that are known to decode; those that do join it, so that a
+    second reading need not decode them again. Raises ExchangeError for the first thing that is wrong.
     """
     seen: set[str] = set()
+    whole = set() if whole is None else whole
     for name, group in groupby(_rows(folder), key=lambda found: found[1].trajectory_id):
         rows = []
         for found in group:  # bounded: a file cannot make us hold more than one trajectory
@@ -441,7 +433,7 @@ def read_folder(
                 f"the rows of {name} do not stand together; sort the data by trajectory_id and step",
             )
         seen.add(name)
-        trajectory = _trajectory(rows)
+        trajectory = _trajectory(rows, whole)
         if check is not None and (wrong := check(trajectory)) is not None:
             step, column, text = wrong
             raise rows[step][0].wrong(column, text)
@@ -449,7 +441,7 @@ def read_folder(
         told(first.steps)
 
 
-def _trajectory(rows: Sequence[tuple[_Place, _Row]]) -> Trajectory:
+def _trajectory(rows: Sequence[tuple[_Place, _Row]], whole: set[str]) -> Trajectory:
     first = rows[0][1]
     images: dict[str, bytes] = {}
     steps = []
@@ -464,7 +456,7 @@ def _trajectory(rows: Sequence[tuple[_Place, _Row]]) -> Trajectory:
                 raise at.wrong(name, f"differs from that of step 0 of {first.trajectory_id}")
         if bool(row.behaviour_logprobs) != bool(first.behaviour_logprobs):
             raise at.wrong("behaviour_logprobs", "known for some steps only; empty them all")
-        steps.append(_step(at, row, images))
+        steps.append(_step(at, row, images, whole))
     if len(rows) != first.steps:
         raise rows[-1][0].wrong(
             "steps", f"{first.trajectory_id} has {len(rows)} rows of {first.steps} steps"
@@ -485,14 +477,15 @@ def _trajectory(rows: Sequence[tuple[_Place, _Row]]) -> Trajectory:
     )
 
 
-def _step(place: _Place, row: _Row, images: dict[str, bytes]) -> StepRow:
+def _step(place: _Place, row: _Row, images: dict[str, bytes], whole: set[str]) -> StepRow:
     """The step of one row; its screenshot joins `images`."""
     key = content_hash(row.screenshot.bytes)
     if row.image_hashes[-1] != key:
         raise place.wrong("image_hashes", f"the last must be the screenshot's own, {key}")
-    if key not in images:
+    if key not in whole:
         _check_image(place, row.screenshot.bytes)
-        images[key] = row.screenshot.bytes
+        whole.add(key)
+    images[key] = row.screenshot.bytes
     for each in row.image_hashes:
         if each not in images:
             raise place.wrong("image_hashes", f"{each} is no earlier screenshot of its trajectory")

@@ -22,7 +22,7 @@ class _Permit:
 
 
 class Permits:
-    """Who may take weights now. Nothing waits in here: who asks is told by `grant`, then or later.
+    """Who may take weights now. Nothing waits in here: who asks is named by `grant`, now or later.
 
     A permit is given back by `free`, by asking again, and after `deadline_s`.
     """
@@ -35,7 +35,7 @@ class Permits:
         self._deadline_s = deadline_s
         self._clock = clock
         self._out: dict[str, _Permit] = {}
-        self._asking: dict[str, int] = {}  # worker -> version it serves, longest waiting first
+        self._asking: dict[str, int] = {}  # worker -> version it serves, first asked first
 
     @property
     def holders(self) -> list[str]:
@@ -68,7 +68,7 @@ class Permits:
     def grant(self, newest: int) -> list[str]:
         """Workers that asked and now hold a permit to take version `newest`.
 
-        Those furthest behind come first, of equals who has waited longest. A worker that serves
+        Those furthest behind come first, of equals who asked first. A worker that serves
         nothing (-1) holds nobody up, nor does anybody hold it up.
         """
         granted = []
@@ -122,12 +122,14 @@ class Versions:
         return self._serving.pop(worker, None) is not None
 
     def lag(self, newest: int, max_staleness: int) -> int:
-        """Versions that the oldest worker is behind `newest`.
+        """Versions that the oldest worker which the router asks is behind `newest`.
 
-        Of those within `max_staleness`: the router asks no worker that is further behind.
+        It asks those within `max_staleness`; where all are further behind, the least of them.
         """
-        behind = (newest - version for version in self._serving.values())
-        return max((each for each in behind if 0 <= each <= max_staleness), default=0)
+        behind = [max(newest - version, 0) for version in self._serving.values()]
+        return max(
+            (each for each in behind if each <= max_staleness), default=min(behind, default=0)
+        )
 
     def awaited(self, newest: int) -> list[str] | None:
         """Workers that are to take `newest` still; None if nobody is known to serve anything.

@@ -61,7 +61,7 @@ class TrajectoryRow:
     outcome: Outcome | None
     verdict_reason: str | None
     stop_reason: str | None
-    steps: int | None
+    steps: int | None  # handed in; None while it is played
     oldest_version: int | None  # of the weights that sampled its tokens
     newest_version: int | None
     final_screenshot: str | None  # key of screenshots
@@ -162,7 +162,7 @@ class EpisodeTimes:
     state: TrajectoryState
     reason: str  # why dropped; else empty
     outcome: Outcome | None
-    steps: int | None
+    steps: int | None  # handed in; None while it is played
     leased_at: float
     ended_at: float | None  # None while it is played
     reset_s: float | None

@@ -49,7 +49,7 @@ class Situation:
     success: Success
     untrained: int = 0  # batches served and not trained yet
     unpublished: int = 0  # updates since the newest published weights
-    lag: int = 0  # versions that the oldest usable rollout worker is behind the newest weights
+    lag: int = 0  # versions that the oldest worker which is asked is behind the newest weights
     turn: str = ""  # coupled: what the rollouts wait for; empty while it is their turn
 
 
@@ -174,7 +174,8 @@ class RolloutWise:
         )
         why = f"one more would be trained too late for data.max_staleness = {data.max_staleness}"
         if seen.lag:
-            why += f", a rollout worker is {seen.lag} versions behind"
+            versions = "version" if seen.lag == 1 else "versions"
+            why += f", a rollout worker is {seen.lag} {versions} behind"
         bounds = [(in_time, why)]
         if data.max_open_groups:
             bounds.append((data.max_open_groups, f"data.max_open_groups = {data.max_open_groups}"))

@@ -6,6 +6,7 @@
     _tend       each second: expiry, dead workers, RunState, limits of the run
     Commits     many requests share one transaction; each is answered after it is durable
     Permits     which rollout workers take new weights now
+    Overview    what status sees
 
 A request that cannot be answered yet (no lease free, no batch ready, no permit) is held for
 `HOLD_S` and answered the moment that changes, so nobody polls. All handlers run in one event loop;
@@ -48,19 +49,11 @@ from bus.messages import (
     TrajectoryEnd,
     WeightsPublished,
 )
-from bus.snapshot import (
-    GroupsView,
-    ProcessView,
-    QueuesView,
-    Snapshot,
-    StalenessView,
-    SyncView,
-    TaskView,
-)
 from bus.sockets import Forwarder, Publisher, Replier, Subscriber
 from dart_cli.config import Config, run_curve, run_endpoints
 from dart_cli.data.exchange import import_pool
 from dart_cli.data.ledger import Ledger
+from dart_cli.data.overview import Moment, Overview
 from dart_cli.data.permits import Permits
 from dart_cli.data.scheduler import Scheduler, Wait, make_scheduler, training_tasks
 from dart_cli.data.store import RunRow, Store, open_store
@@ -88,21 +81,19 @@ ROOM_STEP = 100
 STOP_S = 10.0
 """Longest time the service stays up for the others after the run is over."""
 STOP_LEAST_S = 2.0
-RECENT_BATCHES = 20
-"""Batches over which the status page shows staleness."""
-WARN_AFTER_S = 30.0
 MAX_HANDLERS = 4096
 """Requests in work or held at once: one for each slot and each step on its way."""
 
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _FreeSlot:
-    """An environment slot whose request for a lease is held."""
+    """An environment slot whose request for a lease may be held."""
 
     request: LeaseRequest
     answer: asyncio.Future[Lease | Wait]
+    reason: str = ""  # why it waits
 
 
 async def run(config: Config, stop: asyncio.Event) -> None:
@@ -175,18 +166,17 @@ class DataService:
     ) -> None:
         self._config = config
         self._store = store
-        self._scheduler = scheduler
         self._run: RunRow = store.begin_run(config.run.seed, config.model_dump_json(), tasks)
         self.ledger = Ledger(config, store, tasks, scheduler)
-        self._tasks = tasks
         self._commits = Commits(store)
         self._liveness = Liveness(DEAD_AFTER_S)
         self._usage = Usage(store.usage())
+        self._overview = Overview(
+            config, store, self.ledger, scheduler, tasks, self._liveness, self._usage
+        )
         self._started = time.monotonic()
         self._changed = asyncio.Event()
         self._slots: dict[tuple[str, int], _FreeSlot] = {}  # that wait for a lease, longest first
-        self._lease_wait = ""  # why they wait, but for those in _own_wait
-        self._own_wait: dict[tuple[str, int], str] = {}  # why a slot waits, whatever others do
         sync = config.sync
         # Coupled, all workers update together: nothing is served meanwhile that permits protect.
         self._permits = Permits(0 if config.data.coupled else sync.concurrent, sync.deadline_s)
@@ -294,47 +284,61 @@ class DataService:
         if refusal := self._refusal():
             return LeaseReply(retry_after_s=1.0, reason=refusal)
         key = (request.worker, request.slot)
-        slot = _FreeSlot(request, asyncio.get_running_loop().create_future())
         if before := self._slots.pop(key, None):
             before.answer.set_result(Wait("the slot has asked again since"))
-        self._slots[key] = slot
-        self._lease_to_slots()
+        slot = _FreeSlot(request, asyncio.get_running_loop().create_future())
+        gave_up = self.ledger.give_up(*key)
+        self._lease_to(slot)  # before those that wait: what it has been leased is its own
+        if not slot.answer.done():
+            self._slots[key] = slot
+        if gave_up:
+            self._wake()
         await asyncio.wait([slot.answer], timeout=HOLD_S)
         if not slot.answer.done():
             del self._slots[key]
-            return LeaseReply(reason=self._own_wait.pop(key, self._lease_wait))
+            return LeaseReply(reason=slot.reason)
         found = slot.answer.result()
         if isinstance(found, Wait):
             return LeaseReply(reason=found.reason)
         await self._commits.durable()
         return LeaseReply(lease=found)
 
+    def _lease_to(self, slot: _FreeSlot) -> Wait | None:
+        """Answer the slot, or return what it must wait for."""
+        try:
+            found = self.ledger.lease(slot.request)
+        except DartError as error:
+            slot.answer.set_exception(error)
+            return None
+        if isinstance(found, Wait):
+            slot.reason = found.reason
+            return found
+        slot.answer.set_result(found)
+        return None
+
     def _lease_to_slots(self) -> None:
         """Give trajectories to the slots that wait, longest first, until there is none to give."""
-        self._own_wait.clear()
-        for key, slot in list(self._slots.items()):
-            try:
-                found = self.ledger.lease(slot.request)
-            except DartError as error:
-                slot.answer.set_exception(error)
-            else:
-                if isinstance(found, Wait):
-                    if found.one_slot:
-                        self._own_wait[key] = found.reason
-                        continue
-                    self._lease_wait = found.reason
-                    return
-                slot.answer.set_result(found)
-            del self._slots[key]
+        waiting = list(self._slots.items())
+        for index, (key, slot) in enumerate(waiting):
+            wait = self._lease_to(slot)
+            if wait is None:
+                del self._slots[key]
+            elif not wait.one_slot:
+                for _, later in waiting[index:]:
+                    later.reason = wait.reason
+                return
 
     async def _on_batch(self, request: BatchRequest) -> BatchReply:
         deadline = time.monotonic() + HOLD_S
         while True:
+            groups = len(self.ledger.board.groups)
             found = self.ledger.next_batch(request.policy_version)
             if not isinstance(found, Wait):
                 self._wake()
                 await self._commits.durable()
                 return BatchReply.model_construct(batch=found, retry_after_s=0.0, reason="")
+            if len(self.ledger.board.groups) < groups:  # some were too old for the trainer
+                self._lease_to_slots()
             if refusal := self._refusal():
                 return BatchReply(retry_after_s=1.0, reason=refusal)
             if not await self._change_before(deadline):
@@ -357,13 +361,13 @@ class DataService:
         worker, weights = request.worker, self.ledger.weights
         if before := self._askers.pop(worker, None):
             before.set_result(SyncReply(reason="the worker has asked again since"))
-        self._permits.free(worker)
+        self._permits.ask(worker, request.policy_version)
         if weights is not None and request.policy_version >= weights.policy_version:
+            self._permits.withdraw(worker)
             self._grant()
             return SyncReply(
                 reason=f"{worker} serves the newest weights, v{weights.policy_version}"
             )
-        self._permits.ask(worker, request.policy_version)
         answer: asyncio.Future[SyncReply] = asyncio.get_running_loop().create_future()
         self._askers[worker] = answer
         self._grant()
@@ -448,17 +452,21 @@ class DataService:
     async def _listen(self, heartbeats: Subscriber) -> None:
         async for message in heartbeats:
             if isinstance(message, Heartbeat):
+                before = self._liveness.get(message.worker)
                 is_new = self._liveness.observe(message)
                 if is_new:
                     log.info("%s is here: pid %d on %s", message.worker, message.pid, message.host)
                 self._usage.observe(message, time.monotonic())
                 self.ledger.renew(message.trajectories)
                 if message.role == "rollout":
-                    self._hear_rollout(message, is_new)
+                    self._hear_rollout(message, before, is_new)
 
-    def _hear_rollout(self, heartbeat: Heartbeat, is_new: bool) -> None:
+    def _hear_rollout(self, heartbeat: Heartbeat, before: Heartbeat | None, is_new: bool) -> None:
         is_changed = self.ledger.versions.hear(heartbeat, is_new)
-        if is_new or heartbeat.state == "stopping":
+        # A worker may hold a permit before the first heartbeat that is heard of it, above all when
+        # this data process has just begun: only a successor's gives back what it held.
+        is_successor = before is not None and before.started_at != heartbeat.started_at
+        if is_successor or heartbeat.state == "stopping":
             is_changed |= self._permits.free(heartbeat.worker) is not None
         if is_changed:
             self._wake()
@@ -521,7 +529,8 @@ class DataService:
         self._is_full = is_over and not removed
 
     def _save(self) -> None:
-        beats = {beat.worker: beat for beat in self._heard()}
+        heard = [*self._liveness.alive(), *self._liveness.dead()]
+        beats = {beat.worker: beat for beat in heard}
         now = time.time()
         self._store.save_processes(
             beats, {worker: now - self._liveness.silent_s(worker) for worker in beats}
@@ -597,163 +606,23 @@ class DataService:
         """Seconds this run has been served, over all starts."""
         return self._run.active_s + time.monotonic() - self._started
 
-    def _heard(self) -> list[Heartbeat]:
-        return [*self._liveness.alive(), *self._liveness.dead()]
+    def _moment(self, now: float) -> Moment:
+        return Moment(
+            now=now,
+            run_id=self._run.id,
+            uptime_s=now - self._started,
+            run_s=self._served_s(),
+            stopping=self._over.is_set(),
+            reason=self._reason,
+            free_slots=len(self._slots),
+            is_full=self._is_full,
+        )
 
     def snapshot(self) -> dict[str, Any]:
         """The run at this moment as a bus.snapshot.Snapshot, dumped."""
         now = time.monotonic()
         if now >= self._snapshot_until:
-            self._snapshot = self._take_snapshot(now).model_dump(mode="json")
+            self._snapshot = self._overview.snapshot(self._moment(now)).model_dump(mode="json")
             took_s = time.monotonic() - now
             self._snapshot_until = now + max(SNAPSHOT_S, took_s / SNAPSHOT_SHARE)
         return self._snapshot
-
-    def _take_snapshot(self, now: float) -> Snapshot:
-        ledger, progress = self.ledger, self.ledger.progress
-        newest = ledger.weights.policy_version if ledger.weights else -1
-        groups = self._store.count("groups")
-        trajectories = self._store.count("trajectories")
-        histogram = self._store.staleness(after=ledger.updates - RECENT_BATCHES)
-        tokens = sum(histogram.values())
-        return Snapshot(
-            run_id=self._run.id,
-            run_dir=str(self._config.run.dir),
-            now=time.time(),
-            uptime_s=now - self._started,
-            run_s=self._served_s(),
-            stopping=self._over.is_set(),
-            reason=self._reason,
-            policy_version=newest,
-            updates=ledger.updates,
-            updates_total=self._config.train.updates,
-            processes=[self._process(beat) for beat in self._heard()],
-            trajectories=_by_state(trajectories),
-            verdicts={
-                "pass": progress.all.passed,
-                "fail": progress.all.failed,
-                "invalid": progress.all.invalid,
-            },
-            dropped=_by_reason(trajectories),
-            groups=GroupsView(
-                open=len(ledger.board.open),
-                ready=len(ledger.board.ready),
-                batched=_by_state(groups).get("batched", 0),
-                trained=_by_state(groups).get("trained", 0),
-                limit=ledger.group_limit,
-                dropped=_by_reason(groups),
-                pool=len(ledger.pool),
-            ),
-            tasks=self._task_views(newest),
-            success=progress.mean_success(),
-            success_curve=progress.mean_curve(newest),
-            rates=progress.rates(now),
-            staleness=StalenessView(
-                mean=sum(k * v for k, v in histogram.items()) / tokens if tokens else 0.0,
-                max=max(histogram, default=0),
-                histogram=histogram,
-            ),
-            metrics=progress.metrics(),
-            metric_curves=progress.metric_curves(),
-            usage=self._usage.by_role(now),
-            queues=self._queues(),
-            syncs=self._sync_views(),
-            store_bytes=self._store.bytes_on_disk(),
-            warnings=self._warnings(),
-        )
-
-    def _process(self, beat: Heartbeat) -> ProcessView:
-        silent_s = self._liveness.silent_s(beat.worker)
-        return ProcessView(
-            role=beat.role,
-            worker=beat.worker,
-            host=beat.host,
-            pid=beat.pid,
-            alive=silent_s <= self._liveness.dead_after_s,
-            heartbeat_age_s=silent_s,
-            started_at=beat.started_at,
-            policy_version=beat.policy_version,
-            state=beat.state,
-            waiting_for=beat.waiting_for,
-            waiting_s=beat.waiting_s,
-            gauges=beat.gauges,
-        )
-
-    def _queues(self) -> QueuesView:
-        rollouts = [beat.gauges for beat in self._liveness.alive("rollout")]
-        return QueuesView(
-            in_flight=int(sum(gauges.get("in_flight", 0.0) for gauges in rollouts)),
-            waiting=int(sum(gauges.get("waiting", 0.0) for gauges in rollouts)),
-            leases=sum(1 for _ in self.ledger.board.live()),
-            free_slots=len(self._slots),
-        )
-
-    def _sync_views(self) -> list[SyncView]:
-        return [
-            SyncView(
-                worker=row.worker,
-                policy_version=row.policy_version,
-                error=row.error,
-                done_at=row.done_at,
-                waited_s=row.waited_s,
-                transfer_s=row.transfer_s,
-                pause_s=row.pause_s,
-                finish_s=row.finish_s,
-                resume_s=row.resume_s,
-                in_flight=row.in_flight,
-                syncs=syncs,
-                refused=refused,
-            )
-            for row, syncs, refused in self._store.newest_syncs()
-        ]
-
-    def _task_views(self, newest: int) -> list[TaskView]:
-        progress = self.ledger.progress
-        weights = self._scheduler.probabilities(progress.success())
-        views = []
-        for task in self._tasks:
-            fares = progress.tasks[task.id]
-            views.append(
-                TaskView(
-                    suite=task.suite,
-                    task_id=task.id,
-                    trajectories=fares.passed + fares.failed,
-                    passed=fares.passed,
-                    invalid=fares.invalid,
-                    success=fares.average.value,
-                    weight=weights[task.id],
-                    curve=fares.tally.curve(newest),
-                )
-            )
-        return views
-
-    def _warnings(self) -> list[str]:
-        """Which role nobody has, and who waits too long for what; `processes` tells the dead."""
-        found = [
-            f"{beat.worker} has waited {beat.waiting_s:.0f} s: {beat.waiting_for}"
-            for beat in self._liveness.alive()
-            if beat.waiting_s >= WARN_AFTER_S
-        ]
-        if self._is_full:
-            found.append(
-                f"the database takes more than data.max_gb = {self._config.data.max_gb:g}, and all "
-                "of it is needed; see that its disk has room"
-            )
-        roles = {beat.role for beat in self._liveness.alive()}
-        found += [
-            f"no {role} process is alive; start `dart {role}`"
-            for role in ("env", "rollout", "train")
-            if role not in roles and not self._over.is_set()
-        ]
-        return found
-
-
-def _by_state(counts: dict[tuple[str, str], int]) -> dict[str, int]:
-    totals: dict[str, int] = {}
-    for (state, _), number in counts.items():
-        totals[state] = totals.get(state, 0) + number
-    return totals
-
-
-def _by_reason(counts: dict[tuple[str, str], int]) -> dict[str, int]:
-    return {reason: number for (state, reason), number in counts.items() if state == "dropped"}

@@ -343,7 +343,7 @@ class Reader:
     def batch_samples(self, batch_id: int) -> list[Sample]:
         """The samples of one batch that are trained on, exactly as they were first served."""
         rows = self._rows(
-            "SELECT b.trajectory_id, b.step, b.advantage, b.weight, s.image_hashes, "
+            "SELECT b.trajectory_id, b.step, b.advantage, b.weight, b.reason, s.image_hashes, "
             "s.prompt_token_ids, s.token_ids, s.behaviour_logprobs, s.version_spans "
             "FROM batch_samples b JOIN steps s "
             "ON s.trajectory_id = b.trajectory_id AND s.step = b.step "
@@ -358,7 +358,9 @@ class Reader:
                 prompt_token_ids=unpack_prompt(row["prompt_token_ids"]),
                 token_ids=unpack_ids(row["token_ids"]),
                 behaviour_logprobs=unpack_floats(row["behaviour_logprobs"]),
-                version_spans=unpack_spans(row["version_spans"]),
+                version_spans=[]  # as old as it is: no version of now to be behind
+                if row["reason"] == "pool"
+                else unpack_spans(row["version_spans"]),
                 image_hashes=json.loads(row["image_hashes"]),
                 advantage=row["advantage"],
                 weight=row["weight"],
@@ -870,10 +872,11 @@ class Store(Reader):
         )
 
     def drop_trajectory(self, trajectory_id: str, reason: str, at: float) -> None:
-        """The trajectory will not be trained on."""
+        """The trajectory will not be trained on; one still in play ends with the steps it has."""
         self._write(
             "UPDATE trajectories SET state = 'dropped', reason = ?, "
-            "ended_at = COALESCE(ended_at, ?) WHERE id = ?",
+            "ended_at = COALESCE(ended_at, ?), steps = COALESCE(steps, "
+            "(SELECT COUNT(*) FROM steps WHERE trajectory_id = trajectories.id)) WHERE id = ?",
             (reason, at, trajectory_id),
         )
 

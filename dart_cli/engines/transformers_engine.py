@@ -183,7 +183,8 @@ class TransformersEngine:
         """Take a published weight set between two decode iterations; no request is lost.
 
         Raises WeightsError, with the old weights still serving, if the set is incomplete or does
-        not fit this model.
+        not fit this model. What breaks the swap itself rises as it is, and the engine is closed:
+        its tensors are of two versions.
         """
         started = time.monotonic()
         if self._load_weights is None:
@@ -228,6 +229,11 @@ class TransformersEngine:
 
     async def close(self) -> None:
         """Refuse what waits, give up the present batch at its next token, stop the worker thread."""
+        self._refuse_all()
+        await asyncio.to_thread(self._thread.join, UPDATE_DEADLINE_S)
+
+    def _refuse_all(self) -> None:
+        """Take nothing more, and tell those who wait."""
         with self._changed:
             self._closing = True
             refused = list(self._waiting)
@@ -236,7 +242,6 @@ class TransformersEngine:
         for job in refused:
             if job.future.set_running_or_notify_cancel():
                 job.future.set_exception(EngineError(CLOSED))
-        await asyncio.to_thread(self._thread.join, UPDATE_DEADLINE_S)
 
     # --- asking -----------------------------------------------------------------------------
 
@@ -313,6 +318,14 @@ class TransformersEngine:
             if not swap.future.set_running_or_notify_cancel():
                 return
             self._meter.halt()
+        try:
+            self._place(swap)
+        except Exception as error:  # noqa: BLE001 - it rises where the weights came from
+            self._refuse_all()
+            swap.future.set_exception(error)
+
+    def _place(self, swap: _Swap) -> None:
+        """Copy the tensors; the engine stands still meanwhile."""
         halted = time.monotonic()
         with torch.no_grad():
             for name, tensor in weight_tensors(self.policy.model).items():
@@ -377,10 +390,10 @@ class TransformersEngine:
         attention_mask = inputs.attention_mask
         position = inputs.next_position
         while draw.step(values, self._version) and not self._is_interrupted:
-            if self._closing:
-                raise EngineError(CLOSED)
             if self._swap is not None:
                 self._apply(self._swap)
+            if self._closing:
+                raise EngineError(CLOSED)
             attention_mask = torch.cat([attention_mask, attention_mask.new_ones(len(batch), 1)], 1)
             step = ModelInputs(
                 input_ids=draw.last[:, None],

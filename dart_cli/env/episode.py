@@ -155,7 +155,7 @@ class Episode:
         self.lease = lease
         self.phase: Phase = "reset"
         self.steps = 0  # handed in
-        self.lease_lost = False  # data took it back
+        self.lease_lost = False  # data took it back; the end counts for nothing
         self.reset_s = 0.0
         self._split = split or slot_split()
         self._env = env
@@ -189,7 +189,8 @@ class Episode:
             if self._ack is not None:
                 self._ack.cancel()
         end = self._end(stop_reason, verdict)
-        await self._journal.end(end)
+        ack = await self._journal.end(end)
+        self.lease_lost |= not ack.accepted
         self._enter("over")
         return end
 

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from bus.errors import DartError, DeadlineError
+from bus.errors import DartError, DeadlineError, StoreError
 from bus.heartbeat import HeartbeatSender
 from bus.messages import (
     Ack,
@@ -34,6 +34,9 @@ _T = TypeVar("_T")
 
 GIVE_BACK_S = 2.0
 """Seconds a stopping process takes to tell data which leases it drops; else they expire."""
+
+STORE_PAUSE_S = 1.0
+"""From a failure of data's database to the next question."""
 
 LEAST_PAUSE_S = 0.02
 """Between two questions for a lease, whatever data says."""
@@ -66,7 +69,7 @@ class LeaseWaits:
 
 
 class DataLink:
-    """Leases and hand-ins. Data may be away for any time: its absence is told and waited out."""
+    """Leases and hand-ins. Data may be away, or its disk full, for any time: it is waited out."""
 
     def __init__(self, requester: Requester, deadline_s: float, heart: HeartbeatSender) -> None:
         self._requester = requester
@@ -109,7 +112,10 @@ class DataLink:
         return reply
 
     async def _insist(self, request: Request, what: str, since: float) -> Reply:
-        """Ask until there is an answer, always with the same id."""
+        """Ask until there is an answer, under the same id unless data's database fails.
+
+        That ends its process: the next one takes what this one could not.
+        """
         request_id = uuid.uuid4().bytes
         while True:
             asking = self._requester.request(request, self._deadline_s, request_id=request_id)
@@ -117,6 +123,10 @@ class DataLink:
                 return await self._told(asking, what, since)
             except DeadlineError as error:
                 logger.warning("%s; asking again", error)
+            except StoreError as error:
+                logger.warning("data: %s; asking again", error)
+                request_id = uuid.uuid4().bytes  # under the old one it would only repeat itself
+                await self._told(asyncio.sleep(STORE_PAUSE_S), what, since)
 
     async def _told(self, wait: Awaitable[_T], what: str, since: float) -> _T:
         with self._heart.waiting(what, since=since):

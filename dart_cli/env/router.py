@@ -3,7 +3,8 @@
 A worker is asked if it lives, is connected, and says `ready` (or, where none does, `syncing`), and
 unless others have weights that are newer by more than `max_staleness` versions. Of those
 `choice.choose` takes one. When its connection is lost, or it falls silent or stops, the same request,
-with the same id, goes to another.
+with the same id, goes to another. Silence is told from what others say meanwhile: where nobody at
+all is heard it is data that is away, and the workers go on.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from random import Random
 from typing import Protocol
 
 from bus.endpoints import Curve
-from bus.errors import BusError, ConfigError, DeadlineError
+from bus.errors import BusError, DartError, DeadlineError
 from bus.heartbeat import Liveness
 from bus.messages import ActRequest, Completion, Heartbeat
 from bus.sockets import Requester
@@ -30,6 +31,9 @@ logger = logging.getLogger(__name__)
 DEAD_AFTER_S = 5.0
 LOOK_S = 0.25
 """How often one who waits looks whether its worker still lives, or any does."""
+REPEAT_S = 15.0
+"""From a request to its repeat at the same worker. A lost connection is told at once; before that a
+repeat of some megabytes of screenshots only costs, and a completion may take long."""
 
 _MAX_TRAJECTORIES = 16_384
 _NOBODY = "no rollout worker is ready: start `dart rollout`"
@@ -89,7 +93,8 @@ class RolloutRouter:
         self._curve = curve
         self._max_staleness = max_staleness
         self._waits = waits
-        self._liveness = Liveness(dead_after_s)
+        self._heard_at = time.monotonic()  # anybody
+        self._liveness = Liveness(dead_after_s, clock=lambda: self._heard_at)
         self._workers: dict[str, _Worker] = {}
         self._served_by: OrderedDict[str, _Worker] = OrderedDict()  # by trajectory, newest last
         self._chance = Random()  # noqa: S311 - of the many processes no two should draw alike
@@ -107,7 +112,8 @@ class RolloutRouter:
         return [candidate.name for candidate in self._candidates()]
 
     def observe(self, heartbeat: Heartbeat) -> None:
-        """Learn from a rollout worker's heartbeat; those of other roles are passed over."""
+        """Learn from a rollout worker's heartbeat; from others, that whoever is silent is so."""
+        self._heard_at = time.monotonic()
         if heartbeat.role != "rollout" or not heartbeat.endpoint:
             return
         self._liveness.observe(heartbeat)
@@ -161,16 +167,9 @@ class RolloutRouter:
 
     async def _pick(self, trajectory_id: str, deadline: float) -> _Worker | None:
         """The worker to ask; None when the deadline passes without one. Raises BusError if closed."""
-        candidates = self._candidates()
-        while not candidates:
-            if self._closed:
-                raise BusError(f"{self._name}: the router is closed")
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                return None
-            with self._telling("a rollout worker to be ready"):
-                await self._look(remaining)
-            candidates = self._candidates()
+        candidates = self._candidates() or await self._candidates_before(deadline)
+        if not candidates:
+            return None
         former = self._served_by.get(trajectory_id)
         name = choose(candidates, former.name if former else "", self._chance)
         worker = self._workers[name]
@@ -178,6 +177,18 @@ class RolloutRouter:
         self.routed.affine += former is worker
         self._settle(trajectory_id, worker)
         return worker
+
+    async def _candidates_before(self, deadline: float) -> list[Candidate]:
+        """The first that can be asked; none where the deadline passes without. Raises BusError."""
+        with self._telling("a rollout worker to be ready"):
+            while not (found := self._candidates()):
+                if self._closed:
+                    raise BusError(f"{self._name}: the router is closed")
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    break
+                await self._look(remaining)
+        return found
 
     def _candidates(self) -> list[Candidate]:
         """The workers that can be asked, as `choose` sees them."""
@@ -213,7 +224,7 @@ class RolloutRouter:
         remaining = max(0.001, deadline - time.monotonic())
         worker.in_flight += 1
         asking = asyncio.create_task(
-            worker.requester.request(request, remaining, request_id=request_id)
+            worker.requester.request(request, remaining, REPEAT_S, request_id=request_id)
         )
         losing = asyncio.create_task(worker.requester.lost.wait())
         try:
@@ -254,7 +265,7 @@ class RolloutRouter:
             requester = Requester(
                 heartbeat.endpoint, name=self._name, peer="dart rollout", curve=self._curve
             )
-        except ConfigError as error:
+        except DartError as error:  # its address is none, or not for us
             logger.error("%s cannot be asked: %s", heartbeat.worker, error)
             return
         self._disconnect(heartbeat.worker)

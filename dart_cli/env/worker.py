@@ -205,7 +205,8 @@ class Slot:
         outcome = "invalid"
         try:
             end = await episode.play()
-            outcome = end.outcome
+            if not episode.lease_lost:
+                outcome = end.outcome
         except asyncio.CancelledError:
             await place.data.give_back(episode.cancelled("the env process was stopped"))
             raise

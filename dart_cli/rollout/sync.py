@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from bus.errors import DeadlineError, EngineError, RefusedError, WeightsError
+from bus.errors import DeadlineError, EngineError, RefusedError, StoreError, WeightsError
 from bus.messages import Reply, Request, RunState, SyncDone, SyncReply, SyncRequest
 from dart_cli.engines.base import Engine, UpdateTiming
 from dart_cli.weights.manifest import check
@@ -36,6 +36,7 @@ RETRY_S = 10.0
 """From a refused set, or a refused question, to the next try."""
 ASK_AGAIN_S = 0.1
 """Between two questions at least, should data not hold them."""
+_REFUSALS = (RefusedError, StoreError)  # of data; the latter before it ends, its disk full
 TELL_S = 5.0
 """How long SyncDone is tried; data frees a permit that never comes back after sync.deadline_s."""
 
@@ -44,15 +45,15 @@ class Asks(Protocol):
     """The part of bus.sockets.Requester that is needed here."""
 
     async def request(self, message: Request, deadline_s: float) -> Reply:
-        """Data's answer. Raises DeadlineError, RefusedError."""
+        """Data's answer. Raises DeadlineError, and what data refuses with."""
         ...
 
 
 class Tells(Protocol):
     """The part of bus.heartbeat.HeartbeatSender that is needed here."""
 
-    def waiting(self, what: str) -> AbstractContextManager[None]:
-        """Say what is waited for while inside."""
+    def waiting(self, what: str, *, since: float | None = None) -> AbstractContextManager[None]:
+        """Say what is waited for while inside, and since when (time.monotonic)."""
         ...
 
     def beat(self) -> object:
@@ -95,6 +96,7 @@ class WeightSync:
         self.syncing = False  # from the permit until the set serves or is refused
         self.refusal = ""  # why the newest set does not serve; empty if it does
         self._refused = ExitStack()  # tells the refusal
+        self._refused_at: float | None = None  # monotonic seconds, the first in a row
         self.totals = SyncTotals()
 
     def hear(self, state: RunState) -> None:
@@ -162,9 +164,10 @@ class WeightSync:
 
     async def _permit(self) -> SyncReply:
         """Data's leave to take the set it names, however long that takes; the old weights serve."""
-        reason = "data to answer"
+        reason, began = "data to answer", time.monotonic()
         while True:
-            with self._heartbeat.waiting(f"its turn to take weights v{self._announced}: {reason}"):
+            what = f"its turn to take weights v{self._announced}: {reason}"
+            with self._heartbeat.waiting(what, since=began):
                 asked = time.monotonic()
                 try:
                     reply = await self._data.request(
@@ -174,7 +177,7 @@ class WeightSync:
                 except DeadlineError as error:
                     log.warning("%s; goes on serving v%d", error, self._version)
                     continue
-                except RefusedError as error:
+                except _REFUSALS as error:
                     log.warning("%s; asks again in %.0f s", error, RETRY_S)
                     await asyncio.sleep(RETRY_S)
                     continue
@@ -201,10 +204,12 @@ class WeightSync:
         self.refusal = error and f"weights v{version} refused: {error}"
         if error:
             log.warning("%s; v%d goes on serving", self.refusal, self._engine.policy_version)
-            self._refused.enter_context(
-                self._heartbeat.waiting(f"weights that fit; {self.refusal}")
-            )
+            if self._refused_at is None:
+                self._refused_at = time.monotonic()
+            what = f"weights that fit; {self.refusal}"
+            self._refused.enter_context(self._heartbeat.waiting(what, since=self._refused_at))
         else:
+            self._refused_at = None
             self.ready.set()
 
     def _count(self, waited_s: float, timing: UpdateTiming, error: str) -> None:
@@ -222,5 +227,5 @@ class WeightSync:
     async def _tell(self, done: SyncDone) -> None:
         try:
             await self._data.request(done, TELL_S)
-        except (DeadlineError, RefusedError) as error:
+        except (DeadlineError, *_REFUSALS) as error:
             log.warning("%s; data takes the permit back in time", error)

@@ -25,7 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
-from bus.errors import ConfigError, ProtocolError
+from bus.errors import ConfigError, EngineError, ProtocolError
 from bus.heartbeat import HeartbeatSender, Load
 from bus.messages import ActRequest, Completion, Partial, Reply, Request, RunState
 from bus.sockets import Publisher, Replier, Requester, Subscriber
@@ -44,6 +44,9 @@ _T = TypeVar("_T")
 
 WAITING_PER_PLACE = 8
 """Requests taken in for each place in a batch; more wait in the socket, and then at their sender."""
+FAULTS_PER_PLACE = 3
+"""Requests failed in a row, for each place in a batch, after which the worker ends with an error:
+its GPU is broken, and as the least loaded worker it would draw, and fail, everybody's requests."""
 DRAIN_S = 2.0
 """How long requests in work may still be answered after the end."""
 STARTING = f"{PREFIX}starting"
@@ -74,7 +77,8 @@ class Model:
 async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
     """Serve completions until `stop` is set or data says that the run is over.
 
-    Raises ModelError if the model cannot be loaded, BusError if the address is taken.
+    Raises ModelError if the model cannot be loaded, BusError if the address is taken, EngineError
+    if the engine answers nothing any more.
     """
     endpoints, curve = run_endpoints(config), run_curve(config)
     name = worker if worker.startswith("rollout-") else f"rollout-{worker}"
@@ -95,7 +99,7 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
         data = await stack.enter_async_context(
             Requester(endpoints.address(DATA), name=worker, peer="data", curve=curve)
         )
-        service = _Service(worker)
+        service = _Service(worker, FAULTS_PER_PLACE * config.rollout.max_batch)
         heartbeat = HeartbeatSender(
             publisher, "rollout", worker, service.load, endpoint=replier.endpoint
         )
@@ -108,7 +112,9 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
         service.start(
             model, WeightSync(model.engine, worker, data, heartbeat, config.bus.deadline_s)
         )
-        async with background(service.serve(replier, heartbeat), service.listen(states, stop)):
+        async with background(
+            service.serve(replier, heartbeat), service.listen(states, stop), service.watch()
+        ):
             await stop.wait()
             service.stopping = True
             heartbeat.beat()
@@ -205,9 +211,13 @@ def load_model(config: Config) -> Model:
 class _Service:
     """The parts of a worker that share its state."""
 
-    def __init__(self, worker: str) -> None:
+    def __init__(self, worker: str, most_faults: int) -> None:
         self.stopping = False
         self._worker = worker
+        self._most_faults = most_faults
+        self._faults = 0  # requests failed in a row
+        self._last_fault = ""
+        self._is_broken = asyncio.Event()
         self._began = time.monotonic()
         self._loading_s = 0.0
         self._model: Model | None = None
@@ -239,6 +249,13 @@ class _Service:
             if state.stopping:
                 log.info("the run is over: %s", state.reason)
                 stop.set()
+
+    async def watch(self) -> None:
+        """Raises EngineError once too many requests have failed in a row."""
+        await self._is_broken.wait()
+        raise EngineError(
+            f"{self._faults} requests in a row have failed; the last: {self._last_fault}"
+        )
 
     def load(self) -> Load:
         """The heartbeat's changing part."""
@@ -272,7 +289,14 @@ class _Service:
         assert self._model is not None
         if self._suspended:
             return _as_it_came(request, self._worker)
-        completion = await self._model.responder.answer(request)
+        try:
+            completion = await self._model.responder.answer(request)
+        except EngineError as error:
+            self._faults, self._last_fault = self._faults + 1, str(error)
+            if self._faults >= self._most_faults:
+                self._is_broken.set()
+            raise
+        self._faults = 0
         return completion.model_copy(update={"worker": self._worker})
 
 

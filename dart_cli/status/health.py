@@ -18,9 +18,10 @@ def problems(snapshot: Snapshot) -> list[str]:
         for process in snapshot.processes
         if not process.alive
     ]
+    alive = {process.worker for process in snapshot.processes if process.alive}
     refused = [
         f"{sync.worker} refused version {sync.policy_version}, its old weights serve: {sync.error}"
         for sync in snapshot.syncs
-        if sync.error
+        if sync.error and sync.worker in alive
     ]
     return [*dead, *refused, *snapshot.warnings]

@@ -159,11 +159,12 @@ def _syncs(snapshot: Snapshot) -> Table:
 
 def _sync(sync: SyncView, now: float) -> list[str]:
     refused = f", {sync.refused} bad" if sync.refused else ""
+    pause_s = sync.pause_s + sync.finish_s + sync.resume_s
     return [
         sync.worker,
         str(sync.policy_version),
         _short(max(now - sync.done_at, 0.0)),
-        *map(_short, (sync.waited_s, sync.transfer_s, sync.pause_s + sync.resume_s)),
+        *map(_short, (sync.waited_s, sync.transfer_s, pause_s)),
         str(sync.in_flight),
         f"{sync.syncs}{refused}",
     ]

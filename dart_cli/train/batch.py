@@ -41,7 +41,8 @@ class MicroBatch:
     rows: torch.Tensor  # [N], int64, index into the batch axis of the logits [B, last, V]
     columns: torch.Tensor  # [N], int64, index into their position axis
     token_ids: torch.Tensor  # [N], int64
-    behaviour_logprobs: torch.Tensor  # [N], nats
+    behaviour_logprobs: torch.Tensor  # [N], nats; 0 where unknown
+    unknown: torch.Tensor  # [N], bool: of a demonstration, whose behaviour policy nobody knows
     advantages: torch.Tensor  # [N]
     weights: torch.Tensor  # [N], each sample's weight
     versions: (
@@ -70,7 +71,7 @@ def _fault(
     missing = [key for key in sample.image_hashes if key not in batch.images]
     if not sample.token_ids or not sample.prompt_token_ids:
         return "its prompt or completion is empty"
-    if len(sample.behaviour_logprobs) != len(sample.token_ids):
+    if len(sample.behaviour_logprobs) not in (0, len(sample.token_ids)):
         return f"{len(sample.token_ids)} tokens, {len(sample.behaviour_logprobs)} log-probabilities"
     if length > longest:
         return f"{length} tokens, the model has {longest} positions"
@@ -191,9 +192,16 @@ def _collate(part: Sequence[Row], batch: Batch, policy: LoadedPolicy) -> MicroBa
         columns=torch.tensor(columns),
         token_ids=torch.tensor([token for sample in samples for token in sample.token_ids]),
         behaviour_logprobs=torch.tensor(
-            [value for sample in samples for value in sample.behaviour_logprobs],
+            [
+                value
+                for sample in samples
+                for value in sample.behaviour_logprobs or [0.0] * len(sample.token_ids)
+            ],
             dtype=torch.float32,
         ),
+        unknown=torch.tensor(
+            [not sample.behaviour_logprobs for sample in samples]
+        ).repeat_interleave(lengths),
         advantages=spread([sample.advantage for sample in samples]),
         weights=spread([sample.weight for sample in samples]),
         versions=torch.tensor([version for each in samples for version in _versions(each)]),

@@ -164,6 +164,7 @@ class Learner:
             self._objective,
             lengths=lengths,
             divisor=shares.divisor,
+            unknown=part.unknown.to(device),
             reference_logprobs=self.model.reference_logprobs(part, temperature),
             entropies=scores.entropies,
         )

@@ -34,7 +34,7 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
-from bus.errors import CheckpointError, DartError, DeadlineError
+from bus.errors import CheckpointError, DartError, DeadlineError, StoreError
 from bus.heartbeat import HeartbeatSender, Load
 from bus.messages import (
     Ack,
@@ -62,6 +62,8 @@ log = logging.getLogger(__name__)
 WORKER = "train"
 MOST_SKIPPED = 20
 """Updates skipped in a row after which the run ends with an error."""
+RETRY_S = 1.0
+"""From a database that failed to the next question."""
 FAREWELL_S = 3.0
 """How long a trainer that was told to stop still tries to tell data what it did."""
 PHASES = {
@@ -233,9 +235,9 @@ class _Trainer:
 
     async def _next_batch(self) -> Batch:
         """The next batch, however long it takes to fill. Raises _Stopped."""
-        reason = "data to answer"
+        reason, began = "data to answer", time.monotonic()
         while True:
-            with self.heartbeat.waiting(f"a batch: {reason}"):
+            with self.heartbeat.waiting(f"a batch: {reason}", since=began):
                 reply = await self._ask(BatchRequest(policy_version=self._version))
                 assert isinstance(reply, BatchReply)
                 if reply.batch is not None:
@@ -353,7 +355,7 @@ class _Trainer:
             except _Stopped:
                 try:
                     reply = await self._data.request(message, FAREWELL_S)
-                except DeadlineError as error:
+                except (DeadlineError, StoreError) as error:
                     log.warning("%s; data will learn it from the next hello", error)
                     return
         assert isinstance(reply, Ack)
@@ -361,7 +363,10 @@ class _Trainer:
             log.warning("data: %s", reply.note)
 
     async def _ask(self, message: Request) -> Reply:
-        """Data's answer, through its absence. Raises _Stopped, and what data refuses with."""
+        """Data's answer, through its absence and its full disk, which ends it.
+
+        Raises _Stopped, and what else data refuses with.
+        """
         while True:
             try:
                 return await self._unless_stopped(
@@ -369,6 +374,9 @@ class _Trainer:
                 )
             except DeadlineError as error:
                 log.warning("%s; goes on asking", error)
+            except StoreError as error:
+                log.warning("data: %s; goes on asking", error)
+                await self._unless_stopped(asyncio.sleep(RETRY_S))
 
     async def _unless_stopped(self, waiting: Coroutine[Any, Any, _T]) -> _T:
         """What `waiting` returns. Raises _Stopped, and gives it up, when told to stop."""

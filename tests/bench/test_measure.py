@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from bus.messages import Heartbeat
-from dart_cli.bench.measure import _increments, _shares, increase, most_at_once
+from dart_cli.bench.measure import (
+    _finished_lost,
+    _increments,
+    _shares,
+    increase,
+    most_at_once,
+)
 from dart_cli.bench.recording import Plan
 from dart_cli.bench.timeline import PHASES, phases_of_slots
 from dart_cli.data.rows import EpisodeTimes, StepTimes
@@ -58,6 +64,25 @@ def test_a_worker_that_was_killed_counts_with_both_of_its_lives() -> None:
     beats = [beat("r", 0.0, t, t) for t in (1.0, 2.0, 3.0)]  # busy all its life, killed at 3
     beats += [beat("r", 6.0, t, t - 6.0) for t in (7.0, 8.0, 9.0, 10.0)]  # and again from 6 on
     assert _increments(beats, "seconds.busy", 2.0, 10.0) == pytest.approx(1.0 + 4.0)
+
+
+def test_what_is_filed_after_the_last_heartbeat_makes_up_for_no_loss() -> None:
+    def kept(name: str, ended_at: float, reason: str = "") -> EpisodeTimes:
+        state = "dropped" if reason else "trained"
+        return EpisodeTimes(name, "env-0", 0, state, reason, "pass", 1, 0.0, ended_at, 1.0, 1.0)
+
+    def told(started_at: float, sent_at: float, episodes: int, invalid: int) -> Heartbeat:
+        gauges = {"episodes": float(episodes), "invalid": float(invalid)}
+        changes = {"role": "env", "gauges": gauges}
+        return beat("env-0", started_at, sent_at, 0.0).model_copy(update=changes)
+
+    beats = [told(0.0, 10.0, 3, 1), told(20.0, 30.0, 1, 0)]  # three accepted, in two lives
+    whole = [kept("a", 5.0), kept("b", 9.0), kept("c", 25.0)]
+    assert _finished_lost(whole, beats) == 0
+    assert _finished_lost(whole[1:], beats) == 1
+    assert _finished_lost([*whole[1:], kept("d", 31.0)], beats) == 1
+    assert _finished_lost([*whole, kept("e", 26.0, "stale")], beats) == 0
+    assert _finished_lost([*whole, kept("e", 26.0, "worker_lost")], beats) == 1
 
 
 def test_what_nobody_accounts_for_was_dead() -> None:

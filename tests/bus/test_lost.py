@@ -15,6 +15,7 @@ from bus.endpoints import Endpoints
 from bus.errors import DeadlineError
 from bus.messages import Ack, Reply, Request, StopRequest
 from bus.sockets import Replier, Requester
+from tests.waiting import until
 
 ASK = StopRequest(reason="enough")
 DEADLINE_S = 60.0
@@ -70,12 +71,6 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "tcp":
         return "tcp://127.0.0.1:*"
     return Endpoints(tmp_path / "run").address("rollout-0")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - a property, not an event
-            await asyncio.sleep(0.01)
 
 
 async def given_up(task: asyncio.Task[Reply]) -> None:

@@ -40,6 +40,7 @@ from bus.messages import (
 )
 from bus.sockets import Forwarder, Publisher, Replier, Requester, Subscriber
 from bus.transport import HIGH_WATER_MARK
+from tests.waiting import until
 
 ASK = StopRequest(reason="enough")
 DEADLINE_S = 20.0
@@ -262,8 +263,7 @@ async def test_a_repeat_joins_the_request_still_in_work(address: str) -> None:
 
     async with serving(address, slow) as replier, Requester(address) as requester:
         waiting = asyncio.create_task(requester.request(ASK, DEADLINE_S, retry_s=0.02))
-        while replier.served.repeats < 3:  # noqa: ASYNC110 - a counter, not an event
-            await asyncio.sleep(0.01)
+        await until(lambda: replier.served.repeats >= 3)
         release.set()
         assert await waiting == Ack(note="slow")
         assert executed == 1
@@ -453,15 +453,13 @@ def forwarder(tmp_path: Path) -> Iterator[Forwarder]:
         yield forwarder
 
 
-async def published(
-    publisher: Publisher, message: Message | list[bytes], subscriber: Subscriber
-) -> Message:
+async def published(publisher: Publisher, message: Message, subscriber: Subscriber) -> Message:
     """Publish until the subscriber gets something: connections take a moment to stand."""
     waiting = asyncio.ensure_future(subscriber.next())
-    while not waiting.done():
-        if isinstance(message, Message):
+    async with asyncio.timeout(DEADLINE_S):
+        while not waiting.done():
             publisher.publish(message)
-        await asyncio.wait([waiting], timeout=0.02)
+            await asyncio.wait([waiting], timeout=0.02)
     return await waiting
 
 
@@ -496,10 +494,10 @@ async def test_a_malformed_publication_is_counted_and_passed_over(forwarder: For
         await published(publisher, run_state(0), subscriber)
         raw = zmq.Context.instance().socket(zmq.PUB)
         raw.connect(forwarder.publish_at)
-        while not subscriber.malformed:
-            raw.send_multipart([b"RunState", b"\xc1garbage"])
-            publisher.publish(run_state(1))
-            async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(DEADLINE_S):
+            while not subscriber.malformed:
+                raw.send_multipart([b"RunState", b"\xc1garbage"])
+                publisher.publish(run_state(1))
                 await subscriber.next()
         raw.close(linger=0)
 

@@ -204,15 +204,22 @@ def test_the_page_tells_queues_and_what_taking_weights_cost() -> None:
     for text in ("53 requests decoded, 4 wait", "64 trajectories in play, 2 slots wait"):
         assert text in page
     [line] = [each for each in page.splitlines() if each.startswith("rollout-1  ") and "14" in each]
-    assert line.split() == "rollout-1 7 12 s 0.8 s 2.1 s 0.42 s 14 31".split()
+    assert line.split() == "rollout-1 7 12 s 0.8 s 2.1 s 0.52 s 14 31".split()
 
 
 def test_a_refused_weight_set_needs_attention() -> None:
     bad = sync("rollout-1", error="manifest.json: digest differs", refused=1)
-    run = snapshot(syncs=[sync("rollout-0"), bad])
+    run = snapshot(
+        processes=[process("rollout-0"), process("rollout-1")], syncs=[sync("rollout-0"), bad]
+    )
     [problem] = problems(run)
     assert problem.startswith("rollout-1 refused version 7")
     assert "digest differs" in problem
+
+
+def test_what_a_worker_refused_that_has_left_needs_no_attention() -> None:
+    bad = sync("rollout-9", error="manifest.json: digest differs", refused=1)
+    assert problems(snapshot(syncs=[sync("rollout-0"), bad])) == []
 
 
 def test_a_run_of_an_older_dart_has_a_page_without_utilisation() -> None:

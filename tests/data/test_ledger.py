@@ -485,6 +485,19 @@ def test_a_group_that_became_stale_in_play_takes_no_more_work(
     assert {t.state for t in store.trajectories()} == {"dropped"}
 
 
+def test_what_is_dropped_in_play_tells_how_many_steps_were_played(
+    ledger: Ledger, store: Store, config: Config
+) -> None:
+    for worker, steps in (("env-0", 2), ("env-1", 3), ("env-2", 0)):
+        lease = ask_lease(ledger, 0, worker)
+        for step in range(steps):
+            ledger.step(step_record(lease.trajectory_id, step))
+    ledger.take_back_from("env-0")
+    ledger.next_batch(config.data.max_staleness + 1)
+    ended = {(row.worker, row.reason): row.steps for row in store.episode_times()}
+    assert ended == {("env-0", "worker_lost"): 2, ("env-1", "stale"): 3, ("env-2", "stale"): 0}
+
+
 def test_staleness_of_trained_tokens_is_counted(ledger: Ledger, store: Store) -> None:
     play_group(ledger, MIXED, version=1)
     play_group(ledger, MIXED, version=3)

@@ -20,7 +20,7 @@ def asked(concurrent: int = 1, clock: Clock | None = None, **versions: int) -> P
     return permits
 
 
-def test_the_furthest_behind_comes_first_and_of_equals_who_has_waited_longest() -> None:
+def test_the_furthest_behind_comes_first_and_of_equals_who_asked_first() -> None:
     permits = asked(a=4, b=2, c=2)
     order = []
     while granted := permits.grant(5):
@@ -138,6 +138,16 @@ def test_the_lag_is_that_of_the_oldest_worker_the_router_still_asks() -> None:
     assert versions.lag(9, 4) == 2
     assert versions.lag(9, 7) == 7
     assert versions.lag(9, 0) == 0
+
+
+def test_where_all_workers_are_too_far_behind_the_lag_is_that_of_the_least() -> None:
+    versions = Versions()
+    heard(versions, "a", 7)
+    heard(versions, "b", 3)
+    assert versions.lag(9, 1) == 2
+    assert versions.lag(8, 1) == 1
+    heard(versions, "a", 9)
+    assert versions.lag(9, 1) == 0
 
 
 def test_those_are_awaited_that_serve_older_weights() -> None:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus.messages import Batch, Lease, LeaseRequest, Outcome, WeightsPublished
+from bus.messages import Batch, Lease, LeaseRequest, Outcome, SyncDone, WeightsPublished
 from dart_cli.config import Config
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import Wait, training_tasks
@@ -32,11 +32,14 @@ from tests.data.parts import (
     pool_member,
     small_config,
     step_record,
+    sync_done,
     trained,
     trajectory_end,
 )
 
 SCHEDULINGS = ["rollout", "task", "batch", "april"]
+OUTCOMES: list[Outcome] = ["pass", "fail"]
+WORKERS = ["rollout-0", "rollout-1", "rollout-2"]
 
 
 class World:
@@ -57,7 +60,8 @@ class World:
         self.clock = Clock()
         self.draws = random.Random(seed)
         self.playing: dict[int, tuple[Lease, int] | None] = dict.fromkeys(range(slots))
-        self.workers = {"rollout-0": 0, "rollout-1": 0, "rollout-2": 0}
+        self.workers = dict.fromkeys(WORKERS, 0)  # that live, and the version each serves
+        self.refused: dict[str, SyncDone] = {}
         self.version = 0
         self.batch: Batch | None = None  # that the trainer has
         self.invalid = invalid
@@ -73,6 +77,8 @@ class World:
         self.ledger = make_ledger(self.config, self.store, self.clock)
         for worker, version in self.workers.items():
             self.ledger.versions.hear(heartbeat(worker, version), is_new=True)
+            if worker in self.refused:  # it tries again every few seconds
+                self.ledger.versions.done(self.refused[worker])
 
     # --- events -------------------------------------------------------------------------
 
@@ -93,21 +99,41 @@ class World:
         self.leased.add(found.trajectory_id)
         self.playing[slot] = (found, 0)
 
+    def join(self, worker: str) -> None:
+        """A rollout worker starts and takes the newest weights."""
+        self.workers[worker] = self.version
+        self.refused.pop(worker, None)
+        self.ledger.versions.hear(heartbeat(worker, -1), is_new=True)
+        self.ledger.versions.hear(heartbeat(worker, self.version), is_new=False)
+
+    def leave(self, worker: str) -> None:
+        """A rollout worker dies."""
+        self.workers.pop(worker, None)
+        self.refused.pop(worker, None)
+        self.ledger.versions.forget(worker)
+
+    def refuse(self, worker: str) -> None:
+        """A rollout worker cannot take the newest weights and serves on with its own."""
+        if worker in self.workers:
+            self.refused[worker] = sync_done(worker, self.version, "half of it is missing")
+            self.ledger.versions.done(self.refused[worker])
+
     def play(self, slot: int) -> None:
-        """A slot takes a step, if the rollouts may work and a worker is fresh enough, or ends."""
+        """A slot takes a step, if the rollouts may work, or ends."""
         playing = self.playing[slot]
         assert playing is not None
         lease, steps = playing
         if steps == lease.max_steps or (steps and self.draws.random() < 0.4):
             self.end(slot)
             return
+        if self.ledger.suspended or not self.workers:
+            return
+        newest = max(self.workers.values())  # the router knows what workers serve, nothing else
         fresh = [
             version
             for version in self.workers.values()
-            if self.version - version <= self.config.data.max_staleness
+            if newest - version <= self.config.data.max_staleness
         ]
-        if self.ledger.suspended or not fresh:
-            return
         record = step_record(lease.trajectory_id, steps, version=self.draws.choice(fresh))
         is_accepted = self.ledger.step(record).accepted
         self.playing[slot] = (lease, steps + 1) if is_accepted else None
@@ -157,7 +183,9 @@ class World:
         self.batch = None
 
     def synchronise(self, worker: str) -> None:
-        """A rollout worker takes the newest weights."""
+        """A rollout worker takes the newest weights, if it lives."""
+        if worker not in self.workers:
+            return
         self.workers[worker] = self.version
         self.ledger.versions.hear(heartbeat(worker, self.version), is_new=False)
 
@@ -192,7 +220,7 @@ class World:
             elif event < 0.84:
                 self.train()
             elif event < 0.94:
-                self.synchronise(self.draws.choice(list(self.workers)))
+                self.synchronise(self.draws.choice(WORKERS))
             elif event < 0.95:
                 self.playing[slot] = None  # the slot broke and says nothing
             elif event < 0.96:
@@ -202,12 +230,18 @@ class World:
             elif event < 0.98:
                 if restarts:
                     self.restart()
-            else:
+            elif event < 0.985:
                 self.ledger.make_room(4)
+            elif event < 0.995:
+                self.draws.choice([self.join, self.leave])(self.draws.choice(WORKERS))
+            else:
+                self.refuse(self.draws.choice(WORKERS))
             self.look()
 
     def go_on(self, updates: int, rounds: int = 4000) -> None:
-        """Everybody works: so many updates must come about."""
+        """Everybody who is there works, one rollout worker at least: so many updates must come."""
+        if not self.workers:
+            self.join(WORKERS[0])
         wanted = self.ledger.updates + updates
         for _ in range(rounds):
             for slot, playing in self.playing.items():
@@ -472,3 +506,19 @@ def test_a_laggard_makes_room_for_fewer_groups_unless_it_is_too_far_behind(tmp_p
             world.synchronise("rollout-1")
             limits.append(world.ledger.group_limit)
         assert limits == [6, 4, 2, 6]  # rollout-2 is 0, 1, 2, 3 versions behind
+
+
+def test_nothing_is_begun_while_every_worker_is_too_far_behind(tmp_path: Path) -> None:
+    config = a_config(tmp_path / "run", max_staleness=0)
+    with open_store(config.run.dir) as store:
+        world = World(config, store, 0, slots=1)
+        world.version = 1
+        world.ledger.weights_published(world._weights())
+        world.lease(0)
+        assert world.playing[0] is None
+        [reason] = world.told
+        assert "max_staleness = 0" in reason
+        assert "1 version behind" in reason
+        world.synchronise("rollout-1")
+        world.lease(0)
+        assert world.playing[0] is not None

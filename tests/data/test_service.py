@@ -31,6 +31,7 @@ from tests.data.parts import (
     MIXED,
     Client,
     connect,
+    heartbeat,
     pool_member,
     serving,
     small_config,
@@ -150,6 +151,44 @@ async def test_a_held_batch_request_is_answered_the_moment_a_batch_is_ready(
             await client.play_group(MIXED)
         reply = await held
         assert reply.batch is not None
+
+
+async def test_what_a_slot_has_leased_already_waits_for_nobody(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
+    async with serving(config) as client:
+        full = config.data.max_open_groups * config.data.group_size
+        leases = [await client.must_lease(slot) for slot in range(full)]
+        held = asyncio.create_task(client.lease(0, "env-1"))
+        await client.eventually(lambda seen: seen.queues.free_slots == 1)
+        assert await client.must_lease(3) == leases[3]  # the answer was lost
+        await client.tell(step_record(leases[5].trajectory_id, 0))
+        again = await client.must_lease(5)  # its process began anew
+        assert again.group_id == leases[5].group_id
+        assert again.trajectory_id != leases[5].trajectory_id
+        for lease in leases[8:12]:
+            await client.hand_in(lease, "fail")
+        assert (await held).lease is not None
+
+
+async def test_what_a_slot_gives_up_goes_to_those_that_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
+    config = small_config(tmp_path / "run", scheduling="task", max_open_groups=2, group_size=2)
+    async with serving(config) as client:
+        leases = [await client.must_lease(slot) for slot in range(4)]
+        for _ in range(2):  # what slot 0 plays then is the group's last attempt
+            await client.tell(trajectory_end(leases[0].trajectory_id, 0, "invalid"))
+            leases[0] = await client.must_lease(0)
+        await client.tell(step_record(leases[0].trajectory_id, 0))
+        await client.tell(trajectory_end(leases[1].trajectory_id, 0, "fail"))
+        held = asyncio.create_task(client.lease(7))
+        await client.eventually(lambda seen: seen.queues.free_slots == 1)
+        asked = asyncio.create_task(client.lease(0))  # gives up what it played: the group is over
+        assert (await held).lease is not None
+        assert (await asked).lease is not None
 
 
 @pytest.mark.usefixtures("short_holds")
@@ -333,6 +372,26 @@ async def test_in_the_trainers_turn_a_slot_is_told_whom_it_waits_for(tmp_path: P
 
 
 @pytest.mark.usefixtures("short_holds")
+async def test_a_turn_waits_for_no_dead_worker_and_ends_when_another_has_the_weights(
+    tmp_path: Path,
+) -> None:
+    config = small_config(tmp_path / "run", coupled=True)
+    nobody = "no rollout worker serves weights v1 yet"
+    async with serving(config) as client, asyncio.timeout(DEADLINE_S):
+        await client.publish(0)
+        await client.be_heard("rollout-0", version=0)  # and never again
+        await client.publish(1)
+        while (told := (await client.lease(0)).reason) != nobody:
+            assert told == "rollout-0 must take weights v1 first"
+        assert (await client.state()).suspended
+        held = asyncio.create_task(client.must_lease(0))
+        while not held.done():
+            client.publisher.publish(heartbeat("rollout-1", 1))
+            await asyncio.sleep(0.05)
+        await client.until(lambda state: not state.suspended)
+
+
+@pytest.mark.usefixtures("short_holds")
 async def test_a_slot_that_waits_for_its_group_holds_no_other_back(tmp_path: Path) -> None:
     config = small_config(tmp_path / "run", scheduling="task")
     async with serving(config) as client:
@@ -390,6 +449,33 @@ async def test_a_worker_without_a_permit_is_told_who_has_it_and_a_restart_frees_
         assert told.reason == "rollout-0 must have taken weights first; sync.concurrent = 1"
     async with serving(config) as client:
         assert (await client.sync("rollout-1", 0)).granted
+
+
+@pytest.mark.usefixtures("short_holds")
+async def test_a_worker_first_heard_of_after_it_was_given_a_permit_keeps_it(
+    config: Config,
+) -> None:
+    async with serving(config) as client:
+        await client.publish(1)
+        assert (await client.sync("rollout-0", 0)).granted
+        await client.be_heard("rollout-0", version=0)
+        told = await client.sync("rollout-1", 0)
+        assert told.reason.startswith("rollout-0 must have taken weights first")
+
+
+async def test_a_worker_that_asks_again_with_the_newest_weights_waits_no_longer(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
+    async with serving(config) as client:
+        await client.publish(1)
+        assert (await client.sync("rollout-0", 0)).granted
+        held = asyncio.create_task(client.sync("rollout-1", 0))
+        assert (await client.sync("rollout-2", -1)).granted  # the one before has arrived, too
+        assert not (await client.sync("rollout-1", 1)).granted
+        assert (await held).reason == "the worker has asked again since"
+        assert (await client.tell(sync_done("rollout-0", 1))).accepted
+        assert (await client.sync("rollout-3", 0)).granted  # nobody else holds a permit
 
 
 @pytest.mark.usefixtures("short_holds")

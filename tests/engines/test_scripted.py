@@ -15,6 +15,7 @@ from dart_cli.engines.draft import version_spans
 from dart_cli.engines.scripted import ScriptedEngine, random_clicks, say
 from dart_cli.policy.codec import make_codec
 from dart_cli.policy.frames import make_frame
+from tests.waiting import until
 
 
 def ask(request_id: str = "t-1/0", *, seed: int = 0, max_tokens: int = 64) -> GenerateRequest:
@@ -59,8 +60,7 @@ async def test_an_update_in_mid_completion_shows_in_the_version_spans(tmp_path: 
     (tmp_path / "manifest.json").write_text("{}", encoding="ascii")
     engine = ScriptedEngine(lambda request: say("x" * 50), policy_version=3, token_s=0.002)
     asking = asyncio.create_task(engine.generate(ask()))
-    while engine.gauges()["tokens"] < 5:  # noqa: ASYNC110 - a gauge, no event
-        await asyncio.sleep(0.001)
+    await until(lambda: engine.gauges()["tokens"] >= 5)
     assert engine.gauges()["in_flight"] == 1
     await engine.update_weights(tmp_path, 4)
     spans = (await asking).version_spans
@@ -79,11 +79,9 @@ async def test_a_weight_set_without_a_manifest_is_refused(tmp_path: Path) -> Non
 async def test_requests_beyond_the_batch_wait_and_closing_tells_them() -> None:
     engine = ScriptedEngine(lambda request: say("x"), token_s=60, max_batch=2)
     asks = [asyncio.create_task(engine.generate(ask(f"t-{i}/0"))) for i in range(3)]
-    while engine.gauges()["waiting"] != 1:  # noqa: ASYNC110 - a gauge, no event
-        await asyncio.sleep(0.001)
+    await until(lambda: engine.gauges()["waiting"] == 1)
     asks[0].cancel()
-    while engine.gauges()["waiting"] != 0:  # noqa: ASYNC110 - a gauge, no event
-        await asyncio.sleep(0.001)
+    await until(lambda: engine.gauges()["waiting"] == 0)
     await engine.close()
     results = await asyncio.gather(*asks, return_exceptions=True)
     assert isinstance(results[0], asyncio.CancelledError)
@@ -97,8 +95,7 @@ async def test_interrupted_in_work_or_waiting_a_request_goes_on_where_it_was() -
         lambda request: say("x" * 40, logprob=-0.5), policy_version=3, token_s=0.002, max_batch=1
     )
     asks = [asyncio.create_task(engine.generate(ask(f"t-{i}/0"))) for i in range(2)]
-    while engine.gauges()["tokens"] < 5:  # noqa: ASYNC110 - a gauge, no event
-        await asyncio.sleep(0.001)
+    await until(lambda: engine.gauges()["tokens"] >= 5)
     engine.interrupt()
     begun, waited = await asyncio.gather(*asks)
     assert (begun.stop, waited.stop, waited.token_ids) == ("suspended", "suspended", [])
@@ -128,8 +125,9 @@ async def test_interrupted_in_work_or_waiting_a_request_goes_on_where_it_was() -
 async def test_what_has_ended_is_not_suspended() -> None:
     engine = ScriptedEngine(lambda request: say("ab"))
     asking = asyncio.create_task(engine.generate(ask()))
-    while engine.gauges()["tokens"] < 2:  # noqa: ASYNC110 - a gauge, no event
-        await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        while engine.gauges()["tokens"] < 2:  # noqa: ASYNC110 - a gauge, no event
+            await asyncio.sleep(0)
     await asyncio.sleep(0)
     engine.interrupt()
     assert (await asking).stop == "end"

@@ -21,6 +21,7 @@ from dart_cli.policy.codec import make_codec
 from dart_cli.policy.frames import make_frame
 from dart_cli.weights.file import WEIGHTS, publish
 from dart_cli.weights.manifest import check_whole
+from tests.waiting import until
 
 FAST = TimingConfig(speedup=200.0)
 SLOW = TimingConfig(prefill_s=0.01, prefill_cached_s=0.01, decode_s=0.002, decode_each_s=0.0)
@@ -58,8 +59,7 @@ def partial_of(generation: Generation) -> Partial:
 
 async def decoded(engine: TimedEngine, requests: int) -> None:
     """Wait until so many requests are in work."""
-    while engine.gauges()["in_flight"] < requests:  # noqa: ASYNC110 - a gauge, no event
-        await asyncio.sleep(0.001)
+    await until(lambda: engine.gauges()["in_flight"] >= requests)
 
 
 @pytest.mark.parametrize("codec", ["compact", "uitars"])
@@ -171,8 +171,7 @@ async def test_giving_up_frees_the_place_and_closing_tells_those_who_wait() -> N
         asks = [asyncio.create_task(engine.generate(ask(seed))) for seed in range(3)]
         await decoded(engine, 1)
         asks[1].cancel()
-        while engine.gauges()["waiting"] != 1:  # noqa: ASYNC110 - a gauge, no event
-            await asyncio.sleep(0.001)
+        await until(lambda: engine.gauges()["waiting"] == 1)
     outcomes = await asyncio.gather(*asks, return_exceptions=True)
     assert isinstance(outcomes[1], asyncio.CancelledError)
     assert all(isinstance(outcomes[i], EngineError) for i in (0, 2))

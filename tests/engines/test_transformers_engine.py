@@ -20,9 +20,10 @@ from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.forward import ModelInputs, logits, masked_logprobs
 from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.weights.file import MANIFEST, WEIGHTS, load, publish
+from tests.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     Asker = Callable[..., GenerateRequest]
 
@@ -240,16 +241,17 @@ async def test_new_weights_arrive_in_mid_batch_and_every_token_has_the_numbers_o
     policy: LoadedPolicy, ask: Asker, tmp_path: Path
 ) -> None:
     versions = random_versions(policy, 6)
+    # Beforehand: the engine would not wait for a slow disk.
+    published = [publish(tensors, tmp_path, version) for version, tensors in enumerate(versions)]
     requests = [ask(i, past_images=i % 2, max_tokens=12) for i in range(96)]
     async with serving(policy, max_batch=8) as engine:
-        waiting = [asyncio.create_task(engine.generate(request)) for request in requests]
+        waiting = [asyncio.create_task(engine.generate(request)) for request in requests[:-4]]
         for version in range(1, len(versions)):
             await asyncio.wait(waiting[: 15 * version], return_when=asyncio.ALL_COMPLETED)
-            published = publish(versions[version], tmp_path, version)
-            timing = await engine.update_weights(published.path, version)
+            timing = await engine.update_weights(published[version].path, version)
             assert min(timing.transfer_s, timing.pause_s, timing.finish_s, timing.resume_s) >= 0
             assert engine.policy_version == version
-        generations = await asyncio.gather(*waiting)
+        generations = [*await asyncio.gather(*waiting), *await gather(engine, requests[-4:])]
     used, mixed = set(), 0
     for request, generation in zip(requests, generations, strict=True):
         spans = generation.version_spans
@@ -285,8 +287,14 @@ async def test_a_swap_waits_for_one_iteration_at_most_and_loses_no_request(
 
 async def begun(engine: TransformersEngine, requests: int = 1) -> None:
     """Wait until so many requests are in work."""
-    while engine.gauges()["in_flight"] < requests:  # noqa: ASYNC110 - a gauge, no event
-        await asyncio.sleep(0.001)
+    await until(lambda: engine.gauges()["in_flight"] >= requests)
+
+
+async def drawn_or_done(
+    engine: TransformersEngine, tokens: int, asks: list[asyncio.Task[Generation]]
+) -> None:
+    """Wait until it has drawn so many tokens, or nobody asks for more."""
+    await until(lambda: engine.gauges()["tokens"] >= tokens or all(ask.done() for ask in asks))
 
 
 def partial_of(generation: Generation) -> Partial:
@@ -347,10 +355,9 @@ async def test_interrupted_again_and_again_a_completion_is_the_same(
         while len(found) < len(requests):
             engine = (one, two)[rounds % 2]
             left = [i for i in range(len(requests)) if i not in found]
-            drawn = engine.gauges()["tokens"]
+            drawn = int(engine.gauges()["tokens"])
             asks = [asyncio.create_task(engine.generate(requests[i])) for i in left]
-            while engine.gauges()["tokens"] < drawn + 150 and not all(a.done() for a in asks):  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            await drawn_or_done(engine, drawn + 150, asks)
             engine.interrupt()
             for i, generation in zip(left, await asyncio.gather(*asks), strict=True):
                 if generation.stop == "suspended":
@@ -408,8 +415,7 @@ async def test_an_interruption_ends_those_who_wait_and_returns_what_had_ended(
     third = replace(ask(3, max_tokens=50), partial=begun_before)
     async with serving(policy, max_batch=2, linger_s=0.05) as engine:
         asks = [asyncio.create_task(engine.generate(each)) for each in (short, long, third)]
-        while engine.gauges()["tokens"] < 3:  # noqa: ASYNC110 - a gauge, no event
-            await asyncio.sleep(0.001)
+        await until(lambda: engine.gauges()["tokens"] >= 3)
         engine.interrupt()
         ended, suspended, waited = await asyncio.gather(*asks)
         assert engine.gauges()["finished"] == 1
@@ -580,8 +586,7 @@ async def test_closing_tells_those_who_wait_and_gives_up_the_batch(
     policy.end_token_ids = (policy.forbidden_token_ids[0],)  # no completion ends by itself
     engine = TransformersEngine(policy, max_batch=1)
     asking = [asyncio.create_task(engine.generate(ask(i, max_tokens=3000))) for i in range(3)]
-    while not engine.gauges()["in_flight"]:  # noqa: ASYNC110 - a gauge, no event
-        await asyncio.sleep(0.01)
+    await until(lambda: engine.gauges()["in_flight"])
     await engine.close()
     outcomes = await asyncio.gather(*asking, return_exceptions=True)
     assert all(isinstance(outcome, EngineError) for outcome in outcomes)
@@ -612,11 +617,9 @@ async def test_weights_whose_bringer_is_gone_are_not_taken_and_harm_nothing(
     hook = policy.model.get_input_embeddings().register_forward_pre_hook(hold)
     async with serving(policy, max_batch=1) as engine, asyncio.timeout(30):
         asking = asyncio.create_task(engine.generate(ask(1)))
-        while not engine.gauges()["in_flight"]:  # noqa: ASYNC110 - a gauge, no event
-            await asyncio.sleep(0.001)
+        await until(lambda: engine.gauges()["in_flight"])
         updating = asyncio.create_task(engine.update_weights(published.path, 1))
-        while engine._swap is None:  # noqa: ASYNC110 - it is read in a thread
-            await asyncio.sleep(0.001)
+        await until(lambda: engine._swap is not None)
         for task in (updating, asking):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -625,6 +628,22 @@ async def test_weights_whose_bringer_is_gone_are_not_taken_and_harm_nothing(
         assert (await engine.generate(ask(2))).version_spans[0].version == 0
         await engine.update_weights(published.path, 2)
         assert engine.policy_version == 2
+
+
+async def test_a_swap_that_breaks_is_told_and_nothing_is_served_from_two_versions(
+    policy: LoadedPolicy, ask: Asker, tmp_path: Path
+) -> None:
+    def lacking(_path: Path, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return dict(list(expected.items())[:-1])
+
+    engine = TransformersEngine(policy, load_weights=lacking)
+    assert (await engine.generate(ask(1))).token_ids
+    async with asyncio.timeout(30):
+        with pytest.raises(KeyError):
+            await engine.update_weights(tmp_path, 1)
+    with pytest.raises(EngineError, match="closed"):
+        await engine.generate(ask(2))
+    await engine.close()
 
 
 async def test_a_closed_engine_refuses_requests(policy: LoadedPolicy, ask: Asker) -> None:

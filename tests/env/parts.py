@@ -124,13 +124,6 @@ def mini() -> EmbeddedEnv:
     return env
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Return when the condition holds; fail where it does not in time."""
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - conditions on plain values have no event
-            await asyncio.sleep(0.002)
-
-
 def heartbeat(
     worker: str, endpoint: str, *, state: str = "ready", in_flight: float = 0.0, version: int = 0
 ) -> Heartbeat:

@@ -15,7 +15,8 @@ from dart_cli.env.episode import Episode, play_episode
 from envs.actions import Action
 from envs.base import GuiEnv, Observation, Verdict, content_hash
 from envs.registry import find_task
-from tests.env.parts import Memory, Oracle, Says, conventions, lease, mini, threaded, until
+from tests.env.parts import Memory, Oracle, Says, conventions, lease, mini, threaded
+from tests.waiting import until
 
 MENU = find_task("mini", "mini/menu")
 

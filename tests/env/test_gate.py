@@ -14,11 +14,13 @@ from bus.endpoints import Endpoints
 from bus.errors import EngineError
 from bus.messages import ActRequest, Completion, Reply, Request, RunState, Sampling, VersionSpan
 from bus.sockets import Replier
+from dart_cli.env import gate as gate_module
 from dart_cli.env.episode import play_episode, slot_split
 from dart_cli.env.gate import Gate, Resuming
 from dart_cli.env.router import RolloutRouter
 from envs.registry import find_task
-from tests.env.parts import Memory, completion, conventions, heartbeat, lease, mini, threaded, until
+from tests.env.parts import Memory, completion, conventions, heartbeat, lease, mini, threaded
+from tests.waiting import until
 
 WHOLE = "click(500,500)"
 
@@ -141,13 +143,17 @@ async def test_what_had_not_begun_is_asked_again_as_it_was() -> None:
     assert policy.asked[0] == policy.asked[1]
 
 
-async def test_a_worker_that_hears_of_the_suspension_first_is_not_asked_in_a_hurry() -> None:
-    gate = Gate()
+async def test_a_worker_that_hears_of_the_suspension_first_is_not_asked_in_a_hurry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gate_module, "NOTICE_S", 1000.0)  # however slow this machine is
+    gate, split = Gate(), slot_split()
     policy = Interrupted(WHOLE, 10)
-    asking = asyncio.create_task(Resuming(policy, gate, slot_split()).act(act()))
+    asking = asyncio.create_task(Resuming(policy, gate, split).act(act()))
     await until(lambda: policy.asked)
+    assert split.phase != "suspended"
     gate.observe(run_state(suspended=True))
-    await asyncio.sleep(0.1)  # longer than NOTICE_S
+    await until(lambda: split.phase == "suspended")
     assert len(policy.asked) == 1
     gate.observe(run_state(suspended=False))
     assert (await asking).text == WHOLE

@@ -16,7 +16,8 @@ from bus.messages import ActRequest, Completion, Reply, Request, Sampling
 from bus.sockets import Replier
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, say
 from dart_cli.env.router import RolloutRouter
-from tests.env.parts import completion, heartbeat, until
+from tests.env.parts import completion, heartbeat
+from tests.waiting import until
 
 
 def act(trajectory_id: str = "t-1", step: int = 0) -> ActRequest:
@@ -186,6 +187,19 @@ async def test_when_a_worker_dies_its_requests_are_answered_by_another(tmp_path:
         assert router.ready() == ["rollout-1"]
 
 
+async def test_where_nobody_is_heard_nobody_is_dead(tmp_path: Path) -> None:
+    """All telemetry goes through data: while it is away the workers answer as ever."""
+    async with rollouts(tmp_path / "run", "rollout-0", dead_after_s=0.01) as (router, each):
+        await asyncio.sleep(0.1)  # ten times what would be death
+        assert router.ready() == ["rollout-0"]
+        assert (await router.act(act())).text == "rollout-0"
+        await asyncio.sleep(0.1)
+        router.observe(heartbeat("data", "").model_copy(update={"role": "data"}))
+        assert router.ready() == [], "others speak, so it is silent"
+        router.observe(heartbeat("rollout-0", each["rollout-0"].replier.endpoint))
+        assert router.ready() == ["rollout-0"]
+
+
 async def test_a_worker_that_says_goodbye_is_left_at_once(tmp_path: Path) -> None:
     async with rollouts(tmp_path / "run", "rollout-0", "rollout-1", held=True) as (router, each):
         ask = asyncio.create_task(router.act(act()))
@@ -250,6 +264,7 @@ async def test_heartbeats_of_others_and_bad_addresses_are_passed_over(tmp_path: 
     async with rollouts(tmp_path / "run") as (router, _):
         router.observe(heartbeat("env-0", "").model_copy(update={"role": "env"}))
         router.observe(heartbeat("rollout-0", "tcp://0.0.0.0:1"))
+        router.observe(heartbeat("rollout-1", f"ipc:///{'long/' * 50}"))
         assert router.ready() == []
 
 

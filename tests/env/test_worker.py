@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
-from bus.errors import StoreError, TaskError
+from bus.errors import RefusedError, StoreError, TaskError
 from bus.messages import (
     Ack,
     ActRequest,
@@ -28,8 +28,9 @@ from bus.messages import (
 from bus.sockets import Forwarder, Publisher, Replier, Subscriber
 from dart_cli.config import Config, run_endpoints
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, random_clicks
-from dart_cli.env import worker
-from tests.env.parts import heartbeat, lease, until
+from dart_cli.env import link, worker
+from tests.env.parts import heartbeat, lease
+from tests.waiting import until
 
 
 def run_state(*, suspended: bool = False, stopping: bool = False) -> RunState:
@@ -59,9 +60,10 @@ class Data:
         self.leased = 0
         self.leases_left = 1000
         self.take_back = False  # the next lease that has come to its second step
+        self.too_late: set[str] = set()  # trajectories whose end is not accepted
         self.steps: list[StepRecord] = []
         self.ends: list[TrajectoryEnd] = []
-        self.refuse: Exception | None = None
+        self.refuse: tuple[type[Request], Exception] | None = None  # the next of that kind
         self.task_id = "mini/click"
 
     async def listen(self) -> None:
@@ -71,8 +73,8 @@ class Data:
                 self.heartbeats.append(message)
 
     async def handle(self, client: str, request: Request) -> Reply:
-        if self.refuse is not None:
-            error, self.refuse = self.refuse, None
+        if self.refuse is not None and isinstance(request, self.refuse[0]):
+            (_, error), self.refuse = self.refuse, None
             raise error
         if isinstance(request, LeaseRequest):
             if self.leased >= self.leases_left:
@@ -87,11 +89,19 @@ class Data:
         else:
             assert isinstance(request, TrajectoryEnd)
             self.ends.append(request)
+            if request.trajectory_id in self.too_late:
+                return Ack(accepted=False, note="it was dropped: surplus")
         return Ack()
 
     def gauge(self, name: str) -> float:
         """As the newest heartbeat has it."""
         return self.heartbeats[-1].gauges[name] if self.heartbeats else math.nan
+
+    def stands_still(self) -> bool:
+        """Whether all three slots wait for the model, and have since the heartbeat before."""
+        newest = [beat.gauges for beat in self.heartbeats[-2:]]
+        last = [(gauges["waiting_model"], gauges["steps"]) for gauges in newest]
+        return len(last) == 2 and last[0] == last[1] and last[0][0] == 3
 
     async def tell(self, *, suspended: bool) -> None:
         """Publish the run's state until all env processes must have heard it."""
@@ -276,10 +286,31 @@ async def test_a_refusal_by_data_costs_one_episode_and_no_slot(config: Config) -
     data, rollout = Data(config), Rollout(config)
     async with env_process(config, slots=1):
         await until(lambda: data.ends)
-        data.refuse = StoreError("disk full")
+        data.refuse = (StepRecord, RefusedError("a bug of data"))
         await until(lambda: data.refuse is None)
         before = len(data.ends)
         await until(lambda: len(data.ends) >= before + 2)
+    await rollout.close()
+    await data.close()
+
+
+async def test_a_full_disk_of_data_costs_no_step_and_no_verdict(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "STORE_PAUSE_S", 0.02)
+    data, rollout = Data(config), Rollout(config)
+    async with env_process(config, slots=1):
+        for kind in (LeaseRequest, StepRecord, TrajectoryEnd):
+            data.refuse = (kind, StoreError("disk full"))
+            await until(lambda: data.refuse is None)
+        whole = data.leased - 1  # the next one is leased only when all before are handed in
+        await until(lambda: data.gauge("episodes") > whole)
+        assert data.gauge("invalid") == 0
+    ended = {end.trajectory_id: end.steps for end in data.ends if end.stop_reason != "cancelled"}
+    assert {f"t-{number}" for number in range(1, whole + 1)} <= ended.keys()
+    for name, steps in ended.items():
+        filed = [record.step for record in data.steps if record.trajectory_id == name]
+        assert filed == list(range(steps))
     await rollout.close()
     await data.close()
 
@@ -326,8 +357,8 @@ async def test_a_suspended_run_keeps_its_leases_and_asks_for_nothing(config: Con
     async with env_process(config):
         await until(lambda: len(data.ends) >= 3)
         await data.tell(suspended=True)
-        await until(lambda: data.gauge("waiting_model") == 3)
-        await until(lambda: "trainer's turn" in data.heartbeats[-1].waiting_for)
+        await until(data.stands_still)
+        assert "trainer's turn" in data.heartbeats[-1].waiting_for
         asked, ended, told = rollout.asked, len(data.ends), data.heartbeats[-1]
         assert len(told.trajectories) == 3, "their leases are renewed"
         await until(lambda: data.heartbeats[-1].sent_at > told.sent_at)
@@ -368,6 +399,18 @@ async def test_waits_for_leases_and_routes_are_told(config: Config) -> None:
     assert 0 < gauges["lease_p99_s"] <= gauges["lease_wait_s"]
     assert (gauges["rerouted"], gauges["affine"]) == (0, 1)
     assert gauges["resumed"] == 0
+    await rollout.close()
+    await data.close()
+
+
+async def test_a_verdict_that_comes_too_late_counts_as_a_lease_lost(config: Config) -> None:
+    data, rollout = Data(config), Rollout(config)
+    data.too_late, data.leases_left = {"t-1", "t-3"}, 4
+    async with env_process(config, slots=1):
+        await until(lambda: data.gauge("episodes") == 4)
+    last = data.heartbeats[-1].gauges
+    assert {end.outcome for end in data.ends[:4]} <= {"pass", "fail"}
+    assert (last["invalid"], last["leases_lost"]) == (2, 2)
     await rollout.close()
     await data.close()
 

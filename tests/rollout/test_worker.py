@@ -17,7 +17,14 @@ import torch
 from PIL import Image, ImageDraw
 
 from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT, Endpoints
-from bus.errors import ConfigError, DeadlineError, ModelError
+from bus.errors import (
+    ConfigError,
+    DeadlineError,
+    EngineError,
+    ModelError,
+    RefusedError,
+    StoreError,
+)
 from bus.messages import (
     Ack,
     ActRequest,
@@ -41,15 +48,18 @@ from dart_cli.config import (
     RunConfig,
     TimingConfig,
 )
+from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, say
 from dart_cli.policy.codec import make_codec
 from dart_cli.policy.frames import make_frame
 from dart_cli.policy.model import load_policy, weight_tensors
 from dart_cli.policy.tiny import build_tiny, save
 from dart_cli.rollout import sync
-from dart_cli.rollout.worker import run
+from dart_cli.rollout import worker as rollout_worker
+from dart_cli.rollout.worker import Model, run
 from dart_cli.tasks import background
 from dart_cli.weights.base import Published
 from dart_cli.weights.file import WEIGHTS, FileChannel, publish
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,8 +86,8 @@ def config(tmp_path: Path, tiny_folder: Path) -> Config:
 class Data:
     """What data is to a worker: says 20 times a second which weights are the newest, and permits.
 
-    A permit names what `permits` says, or else what was announced last; while `holds` is set it is
-    not granted. Heartbeats and SyncDones are kept.
+    A permit names what was announced last; while `holds` is set it is not granted. Each of
+    `refusals` answers one request of its kind. Heartbeats and SyncDones are kept.
     """
 
     def __init__(self) -> None:
@@ -86,6 +96,7 @@ class Data:
         )
         self.digest = ""
         self.holds = False
+        self.refusals: list[tuple[type[Request], Exception]] = []
         self.asked: list[SyncRequest] = []
         self.done: list[SyncDone] = []
         self.newest: Heartbeat | None = None
@@ -128,6 +139,8 @@ class Data:
     async def answer(self, _client: str, request: Request) -> Reply:
         async with self._heard:
             self._heard.notify_all()
+            if self.refusals and isinstance(request, self.refusals[0][0]):
+                raise self.refusals.pop(0)[1]
             if isinstance(request, SyncDone):
                 self.done.append(request)
                 return Ack()
@@ -286,6 +299,7 @@ async def test_the_worker_takes_what_the_permit_names_and_skips_what_is_in_betwe
         data.holds = True
         data.announce(tiny_set(weights, 2))
         await data.heard(lambda hb: "rollout-9 takes weights" in hb.waiting_for)
+        await data.heard(lambda hb: hb.waiting_s > 1.0)  # longer than a single question
         for version in (3, 4, 5):
             data.announce(tiny_set(weights, version))
         data.holds = False
@@ -323,6 +337,26 @@ async def test_while_data_is_away_the_old_weights_serve_and_then_the_newest_are_
             await data.heard(lambda hb: hb.policy_version == 2)
 
 
+async def test_whatever_data_refuses_with_the_worker_serves_on_and_asks_again(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "RETRY_S", 0.1)
+    weights = config.run.dir / "weights"
+    async with telemetry(config.run.dir) as data, worker(scripted(config)), asks(config) as client:
+        data.refusals = [
+            (SyncRequest, StoreError("disk full")),
+            (SyncRequest, RefusedError("not now")),
+            (SyncDone, StoreError("disk full")),
+        ]
+        data.announce(tiny_set(weights, 1))
+        await data.until(lambda: not data.refusals)
+        data.announce(tiny_set(weights, 2))
+        await data.until(lambda: [done.policy_version for done in data.done] == [2])
+        reply = await client.request(act_request("t", 1), deadline_s=20)
+        assert isinstance(reply, Completion)
+        assert [span.version for span in reply.version_spans] == [2]
+
+
 async def test_a_set_that_is_not_the_one_announced_is_refused(config: Config) -> None:
     weights = config.run.dir / "weights"
     async with telemetry(config.run.dir) as data, worker(scripted(config)):
@@ -347,13 +381,17 @@ async def test_a_refused_set_is_tried_again(
     monkeypatch.setattr(sync, "RETRY_S", 0.1)
     weights = config.run.dir / "weights"
     async with telemetry(config.run.dir) as data, worker(scripted(config)):
-        published = tiny_set(weights, 1)
+        data.announce(tiny_set(weights, 1))
+        await data.heard(lambda hb: hb.policy_version == 1)
+        published = tiny_set(weights, 2)
         away = published.path.rename(weights / "elsewhere")
         data.announce(published)
-        await data.until(lambda: len(data.done) >= 3)
-        assert all("never complete" in done.error for done in data.done)
+        # After many tries, which together are one wait.
+        await data.heard(lambda hb: "v2 refused" in hb.waiting_for and hb.waiting_s > 1.0)
+        await data.until(lambda: len(data.done) >= 4)
+        assert all("never complete" in done.error for done in data.done[1:])
         away.rename(published.path)
-        await data.heard(lambda hb: hb.policy_version == 1)
+        await data.heard(lambda hb: hb.policy_version == 2)
 
 
 async def test_a_suspended_run_begins_nothing_and_loses_nothing(config: Config) -> None:
@@ -388,6 +426,39 @@ async def test_a_suspended_run_begins_nothing_and_loses_nothing(config: Config) 
         assert third.version_spans[-1].version == 2
         make_codec("uitars").parse(third.text, make_frame("thousandths", 168, 168))
         await data.heard(lambda hb: {"seconds.busy", "seconds.syncing", "load_s"} <= {*hb.gauges})
+
+
+async def test_a_worker_whose_engine_fails_ever_again_ends_and_one_that_recovers_does_not(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = ScriptedEngine(lambda _: say("click(1,2)"), policy_version=-1)
+
+    class Flaky(ScriptedResponder):
+        async def answer(self, request: ActRequest) -> Completion:
+            if request.trajectory_id == "bad":
+                raise EngineError("CUDA error: an illegal memory access")
+            return await super().answer(request)
+
+    monkeypatch.setattr(rollout_worker, "load_model", lambda _: Model(engine, Flaky(engine)))
+    most = rollout_worker.FAULTS_PER_PLACE * config.rollout.max_batch
+    stop = asyncio.Event()
+    async with telemetry(config.run.dir) as data, asks(config) as client:
+        running = asyncio.create_task(run(config, "rollout-0", stop))
+        data.announce(tiny_set(config.run.dir / "weights", 1))
+        for trajectories in (["bad"] * (most - 1) + ["good"], ["bad"] * (most - 1)):
+            for step, trajectory in enumerate(trajectories):
+                asking = client.request(act_request(trajectory, step), deadline_s=20)
+                if trajectory == "good":
+                    assert isinstance(await asking, Completion)
+                else:
+                    with pytest.raises(EngineError, match="CUDA"):
+                        await asking
+        assert not running.done()
+        with contextlib.suppress(EngineError, DeadlineError):
+            await client.request(act_request("bad", 0), deadline_s=1.0)
+        async with asyncio.timeout(20):
+            with pytest.raises(EngineError, match=f"{most} requests in a row .*illegal memory"):
+                await running
 
 
 def partial_of(completion: Completion) -> Partial:
@@ -432,7 +503,7 @@ async def test_publication_under_load_loses_no_request(config: Config) -> None:
 
     try:
         async with (
-            asyncio.timeout(50),
+            asyncio.timeout(100),  # a bound, no expectation: the process imports torch
             telemetry(config.run.dir) as data,
             asks(config) as client,
         ):
@@ -492,8 +563,7 @@ async def test_a_worker_that_is_told_to_stop_while_it_loads_ends_cleanly(
             assert process.stdout is not None
             await asyncio.to_thread(process.stdout.readline)
         else:  # somewhere in the imports
-            while not (config.run.dir / "workers").exists():  # noqa: ASYNC110 - another process
-                await asyncio.sleep(0.01)
+            await until((config.run.dir / "workers").exists)
             await asyncio.sleep(after_s)
         process.send_signal(signal.SIGTERM)
         _, errors = await asyncio.to_thread(process.communicate, timeout=30)

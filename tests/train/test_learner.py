@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.errors import ProtocolError
-from bus.messages import Batch, VersionSpan
+from bus.messages import Batch, Sample, VersionSpan
 from dart_cli.config import Config, TrainConfig
 from dart_cli.policy.forward import logits
 from dart_cli.train.batch import (
@@ -476,6 +476,32 @@ def test_a_batch_that_does_not_fit_is_refused_with_the_cause(
     with pytest.raises(ProtocolError, match=f"batch 1.*{cause}"):
         made.update(spoilt(batches[0], **changes), 0)
     assert made.optimizer_tensors() == {}
+
+
+def test_a_demonstration_joins_a_batch_without_log_probabilities(
+    config: Config, batches: list[Batch]
+) -> None:
+    """It is trained on, is part of no parity, and the other samples' statistics stay."""
+    fresh = [sample for sample in batches[0].samples if sample.weight][:4]
+    shown = fresh[-1].model_copy(
+        update={"behaviour_logprobs": [], "version_spans": [], "advantage": 1.5}
+    )
+
+    def updated(samples: list[Sample]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+        made = learner(config)
+        batch = batches[0].model_copy(update={"samples": samples})
+        return made.update(batch, 0, policy_version=3).metrics, gradients(made)
+
+    without, gradient = updated(fresh[:-1])
+    with_it, other_gradient = updated([*fresh[:-1], shown])
+    tokens = len(shown.token_ids)
+    assert with_it["demonstrated_fraction"] == pytest.approx(
+        tokens / sum(len(sample.token_ids) for sample in fresh)
+    )
+    assert 0 < with_it["demonstrated_weight_mean"] <= 0.25
+    for name in ("ess", "is_weight_mean", "parity_max"):
+        assert with_it.get(name) == pytest.approx(without.get(name), abs=1e-4)
+    assert any(not torch.equal(gradient[name], other_gradient[name]) for name in gradient)
 
 
 def test_parity_is_asked_of_tokens_that_one_version_alone_made(

@@ -12,9 +12,22 @@ import pytest
 import torch
 
 from bus.endpoints import TELEMETRY_IN, TELEMETRY_OUT, Endpoints
-from bus.messages import Batch, BatchTrained, Heartbeat, Sample, TrainerHello, VersionSpan
+from bus.errors import StoreError
+from bus.messages import (
+    Batch,
+    BatchRequest,
+    BatchTrained,
+    Heartbeat,
+    Reply,
+    Request,
+    Sample,
+    TrainerHello,
+    VersionSpan,
+    WeightsPublished,
+)
 from bus.sockets import Forwarder, Subscriber
 from dart_cli.config import Config, TimingConfig
+from dart_cli.train import loop
 from dart_cli.train.base import describe
 from dart_cli.train.loop import run
 from dart_cli.train.timed import TimedLearner
@@ -102,6 +115,27 @@ async def test_a_run_publishes_real_sets_and_resumes_from_real_checkpoints(timed
     assert trained.metrics["samples"] == 3
     assert trained.metrics["step_s"] >= 0.05
     assert {"waiting_s", "publish_s", "checkpoint_s", "staleness_mean"} <= trained.metrics.keys()
+
+
+async def test_the_trainer_outlives_a_data_process_whose_disk_is_full(
+    timed: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "RETRY_S", 0.05)
+    refused: set[type[Request]] = set()
+
+    class Full(Data):
+        async def handle(self, client: str, message: Request) -> Reply:
+            if type(message) not in refused:
+                refused.add(type(message))
+                raise StoreError("disk full")
+            return await super().handle(client, message)
+
+    data = Full([batch(number) for number in (1, 2, 3)])
+    async with serving(timed.run.dir, data), asyncio.timeout(60):
+        await run(timed, asyncio.Event())
+    assert refused == {TrainerHello, WeightsPublished, BatchRequest, BatchTrained}
+    assert [message.batch_id for message in data.of(BatchTrained)] == [1, 2, 3]  # type: ignore[attr-defined]
+    assert versions(data) == [0, 1, 2, 3]
 
 
 async def test_every_second_of_the_trainer_is_in_one_phase(timed: Config) -> None:

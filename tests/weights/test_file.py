@@ -215,11 +215,11 @@ def test_manifest_reads_do_not_race_with_removal(tmp_path: Path) -> None:
 
     def churn() -> None:
         channel = FileChannel(tmp_path, keep=2)
-        version = 0
-        while not stop.is_set() and version < 200:
-            channel.publish({"w": torch.zeros(2)}, version)
-            version += 1
-        stop.set()
+        try:
+            for version in range(200):
+                channel.publish({"w": torch.zeros(2)}, version)
+        finally:
+            stop.set()
 
     thread = threading.Thread(target=churn)
     thread.start()
