@@ -15,9 +15,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,10 +114,17 @@ def play_missing(
     if found:
         tell(f"{len(found)} of {len(wanted)} runs are in {cells.folder} already")
     began = time.monotonic()
+    ending = threading.Event()
 
     def play_one(cell: Cell) -> Result:
+        if ending.is_set():
+            raise CancelledError
         tell(f"{cell.name} begins")
-        result = play(cell)
+        try:
+            result = play(cell)
+        except BaseException:
+            ending.set()  # at once: a free thread would take the next cell
+            raise
         cells.put(cell, result)
         return result
 
@@ -124,16 +132,18 @@ def play_missing(
         playing = {pool.submit(play_one, cell): cell for cell in missing}
         try:
             for done, future in enumerate(as_completed(playing), start=1):
-                found[playing[future]] = future.result()
+                try:
+                    found[playing[future]] = future.result()
+                except CancelledError:  # of a failure that is among the others
+                    continue
                 minutes = (time.monotonic() - began) / 60
                 left = minutes / done * (len(missing) - done)
                 tell(
                     f"{playing[future].name} is done; {len(found)} of {len(wanted)} runs, "
                     f"{minutes:.1f} min so far, about {left:.0f} more"
                 )
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        finally:
+            ending.set()
     return {cell: found[cell] for cell in wanted}
 
 

@@ -43,6 +43,18 @@ def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path) -> None:
     assert all(result == {"seed": c.seed, "arm": c.arm} for c, result in results.items())
 
 
+def test_nothing_more_is_begun_after_a_failure(tmp_path: Path) -> None:
+    begun: list[str] = []
+
+    def play(cell: Cell) -> dict[str, object]:
+        begun.append(cell.name)
+        raise ChildError("no model", 2)
+
+    with pytest.raises(ChildError, match="no model"):
+        play_missing(WANTED, cells(tmp_path), play, tell=silent)
+    assert begun == ["uniform-0"]
+
+
 def test_more_arms_play_only_what_is_new(tmp_path: Path) -> None:
     played: list[Cell] = []
 
