@@ -6,8 +6,9 @@
     summarize      all runs -> trajectories to equal success, final success of every arm
 
 The cost of a version is what had been played when it was published: every trajectory that had ended,
-trained on or not, and their actions. The level that arms are compared at is the held-out success of
-plain GRPO at its end.
+trained on or not, and their actions. What the oracle played for the pool is told apart:
+`demonstrations_per_task`. The level that arms are compared at is the held-out success of plain GRPO
+at its end.
 """
 
 from __future__ import annotations
@@ -125,9 +126,8 @@ def collect_pool(study: Study, tell: Callable[[str], None]) -> None:
 def play_run(study: Study, cell: Cell, episodes: int) -> Result:
     """Train, evaluate on `episodes` for each point, measure.
 
-    Raises ChildError where a part of it fails.
-
-    What an earlier try at the cell left is removed, and so is the run once it is measured.
+    What an earlier try at the cell left is removed, and so is the run once it is measured. Raises
+    ChildError where a part of it fails.
     """
     run_dir, log = study.work / "runs" / cell.name, study.work / "logs" / f"{cell.name}.log"
     if run_dir.exists():
@@ -256,8 +256,8 @@ def summarize(results: Mapping[Cell, Result]) -> dict[str, Any]:
         ours, theirs = (found.get(arm, {}).get("to_level", {}).get(cost) for arm in (ALL, UNIFORM))
         summary[f"{cost}_ratio"] = round(ours / theirs, 4) if ours and theirs else None
     seeds = sorted({cell.seed for cell in results})
-    summary |= {"level": level and round(level, 4), "seeds": len(seeds), "arms": found}
-    return summary
+    summary |= {"level": level and round(level, 4), "seeds": len(seeds)}
+    return {**summary, "demonstrations_per_task": PER_TASK, "arms": found}
 
 
 def cost_to(
