@@ -36,6 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bus.errors import DartError  # noqa: E402 - after the path
+from dart_cli.bench.study import dart, overrides  # noqa: E402
 from dart_cli.config import load_config  # noqa: E402
 from dart_cli.data.store import CurvePoint, open_reader  # noqa: E402 - after the path
 
@@ -170,16 +171,6 @@ def wait_for(run_dir: Path, goal: int, children: dict[str, subprocess.Popen[str]
         if dead or time.monotonic() > deadline:
             raise SystemExit(f"{dead or 'nobody'} ended at update {updates(run_dir)}, want {goal}")
         time.sleep(0.5)
-
-
-def dart(*words: str) -> list[str]:
-    """The command line of `dart`."""
-    return [sys.executable, "-m", "dart_cli", *words]
-
-
-def overrides(sets: Sequence[str]) -> list[str]:
-    """`--set` for each."""
-    return [part for each in sets for part in ("--set", each)]
 
 
 def call(command: Sequence[str]) -> tuple[dict[str, Any], float]:

@@ -31,6 +31,7 @@ from bus.errors import TaskError
 from envs.base import GuiEnv, Split, Task
 
 SHIPPED: dict[str, str] = {
+    "composed": "envs.embedded.suites:ComposedSuite",
     "desk": "envs.embedded.suites:DeskSuite",
     "mini": "envs.embedded.suites:MiniSuite",
     "timed": "envs.timed.env:TimedSuite",

@@ -1,6 +1,6 @@
 """An engine over plain transformers: batched, exact, and able to change weights while it serves.
 
-    generate         a request joins the waiting line and gets its own future
+    generate         a request joins the waiting line and gets its own future; or several together
     worker thread    takes what waits (up to `max_batch`), prefills and decodes it as one batch
     sampling         inverse of the cumulative distribution, one uniform number per token from a
                      Philox stream keyed by the request's seed: the batch it rides in is no matter
@@ -141,27 +141,42 @@ class TransformersEngine:
         Raises EngineError if the prompt does not fit the model, holds images without places, or
         the waiting line is full. Cancelling the awaiting task frees the request's place.
         """
-        job = _Job(request, Draft(request.partial), self._prepare(request), time.monotonic())
-        stop = _end_of(job, self.policy.end_token_ids)
-        if stop is not None:  # a partial that is whole
-            return job.draft.generation(stop, 0.0, 0.0)
-        self._enqueue(job)
+        [generation] = await self.generate_together([request])
+        return generation
+
+    async def generate_together(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
+        """Draw several completions, in one batch where they fit into one.
+
+        Which requests share a batch changes the last bits of their logits: asked like this, and
+        nothing else asked meanwhile, the same requests give the same numbers. Raises as `generate`.
+        """
+        jobs = [
+            _Job(request, Draft(request.partial), self._prepare(request), time.monotonic())
+            for request in requests
+        ]
+        for job in jobs:
+            stop = _end_of(job, self.policy.end_token_ids)
+            if stop is not None:  # a partial that is whole
+                job.future.set_result(job.draft.generation(stop, 0.0, 0.0))
+        self._enqueue([job for job in jobs if not job.future.done()])
         try:
-            return await asyncio.wrap_future(job.future)
+            return await asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs))
         except asyncio.CancelledError:
-            job.given_up = True
+            for job in jobs:
+                job.given_up = True
             raise
 
-    def _enqueue(self, job: _Job) -> None:
+    def _enqueue(self, jobs: Sequence[_Job]) -> None:
+        """Add jobs to the waiting line: all of them or, with an EngineError, none."""
         with self._changed:
             if self._closing:
                 raise EngineError(CLOSED)
-            if len(self._waiting) >= self._max_waiting:
+            if jobs and len(self._waiting) + len(jobs) > self._max_waiting:
                 raise EngineError(
                     f"{len(self._waiting)} requests wait already (max_waiting); "
                     "use fewer environment slots or more rollout workers"
                 )
-            self._waiting.append(job)
+            self._waiting.extend(jobs)
             self._changed.notify()
 
     async def update_weights(self, directory: Path, policy_version: int) -> UpdateTiming:

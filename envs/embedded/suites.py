@@ -69,24 +69,31 @@ class MiniSuite:
 
     name = "mini"
     size = (168, 168)
+    kinds: Mapping[str, Split] = {
+        **dict.fromkeys(MINI_TRAIN, "train"),
+        **dict.fromkeys(MINI_HELDOUT, "heldout"),
+    }
 
     def __init__(self) -> None:
         self.tasks: Mapping[str, Task] = {}
         self.scenes: Mapping[str, SceneFactory] = {}
         tasks: dict[str, Task] = {}
         scenes: dict[str, SceneFactory] = {}
-        kinds: list[tuple[str, Split]] = [(kind, "train") for kind in MINI_TRAIN]
-        kinds += [(kind, "heldout") for kind in MINI_HELDOUT]
-        for kind, split in kinds:
+        for kind, split in self.kinds.items():
             parts = kind.split("+")
             where = next((part for part in parts if part in _MINI_KINDS), "click")
             scene, steps = _MINI_KINDS[where]
             popup, confirm = "popup" in parts, "confirm" in parts
             steps += popup + confirm
-            task_id = f"mini/{kind}"
+            task_id = f"{self.name}/{kind}"
             scenes[task_id] = partial(scene, popup=popup, confirm=confirm)
             tasks[task_id] = Task(
-                task_id, self.name, scene.phrase, max_steps=steps + SLACK, tier=steps, split=split
+                task_id,
+                self.name,
+                scene.phrase,
+                max_steps=steps + SLACK,
+                tier=steps,
+                split=split,
             )
         self.tasks, self.scenes = tasks, scenes
 
@@ -108,6 +115,21 @@ class MiniSuite:
             encoding=encoding,
             slack=slack,
         )
+
+
+class ComposedSuite(MiniSuite):
+    """Every kind of `mini` as it is, behind a pop-up, with a confirmation, and with both.
+
+    All may be trained on: for measuring what is worth training on.
+    """
+
+    name = "composed"
+    kinds: Mapping[str, Split] = {
+        "+".join((*before, kind, *after)): "train"
+        for kind in _MINI_KINDS
+        for before in ((), ("popup",))
+        for after in ((), ("confirm",))
+    }
 
 
 _DESK: dict[str, tuple[SceneFactory, int, Split]] = {

@@ -104,6 +104,31 @@ async def test_the_same_seed_gives_the_same_tokens_whatever_rides_along(
         assert one.behaviour_logprobs == pytest.approx(other.behaviour_logprobs, abs=1e-5)
 
 
+async def test_requests_drawn_together_are_one_batch_and_the_same_to_the_last_bit(
+    policy: LoadedPolicy, ask: Asker
+) -> None:
+    requests = [ask(i, past_images=i % 2) for i in range(12)]
+    drawn = []
+    for _ in range(2):  # an engine remembers screens, so each begins with none
+        async with serving(policy, max_batch=12) as engine:
+            drawn.append(await engine.generate_together(requests))
+            assert engine.gauges()["batches"] == 1
+    for one, other in zip(*drawn, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.behaviour_logprobs == other.behaviour_logprobs
+        assert one.entropies == other.entropies
+
+
+async def test_of_requests_that_do_not_all_fit_the_waiting_line_none_is_drawn(
+    policy: LoadedPolicy, ask: Asker
+) -> None:
+    async with serving(policy, max_waiting=2) as engine:
+        with pytest.raises(EngineError, match="max_waiting"):
+            await engine.generate_together([ask(i) for i in range(3)])
+        assert engine.gauges()["tokens"] == 0
+        assert len(await engine.generate_together([ask(i) for i in range(2)])) == 2
+
+
 async def test_different_seeds_give_different_tokens(policy: LoadedPolicy, ask: Asker) -> None:
     requests = [ask(5, sampling_seed=seed) for seed in range(8)]
     async with serving(policy) as engine:

@@ -62,6 +62,28 @@ def test_a_confirmation_can_be_taken_back_and_only_ok_commits() -> None:
     assert press(env, "confirm.ok") == (1.0, True)
 
 
+def test_a_form_with_too_much_ticked_asks_for_confirmation_too_and_fails() -> None:
+    env = make_env("composed")
+    assert isinstance(env, EmbeddedEnv)
+    env.reset(seed=1, options={"task": "composed/form+confirm"})
+    boxes = sorted(name for name in names(env) if name.endswith(".box"))
+    for name in (*boxes[:2], "submit"):
+        assert press(env, name) == (0.0, False)
+    assert press(env, "confirm.ok") == (0.0, True)
+
+
+@pytest.mark.parametrize("task", load_suite("composed").tasks)
+def test_every_composition_has_a_solution_and_steps_to_spare(task: str) -> None:
+    env = make_env("composed")
+    assert isinstance(env, EmbeddedEnv)
+    for seed in range(5):
+        _, info = env.reset(seed=seed, options={"task": task})
+        for _ in range(info["need"]):
+            _, reward, terminated, _, _ = env.step(env.oracle_action())
+        assert terminated and reward == 1.0
+        assert info["max_steps"] > info["need"]
+
+
 def test_ok_to_the_wrong_button_fails() -> None:
     env, colour = start("mini/confirm")
     press(env, other(env, "button", colour))

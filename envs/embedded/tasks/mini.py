@@ -29,7 +29,7 @@ from envs.embedded.marks import (
 )
 from envs.embedded.scene import NOT_YET, REACHED, Scene, click
 from envs.embedded.theme import COLOURS
-from envs.embedded.widgets import Fill, Free, Handler, Panel, Picture, Ui, Widget, Window
+from envs.embedded.widgets import Fill, Free, Handler, Panel, Picture, Ui, Widget, Window, row
 
 SHAPES = ("circle", "square", "triangle", "diamond", "star")
 Placed = list[tuple[Widget, Rect]]
@@ -207,11 +207,11 @@ class MiniScene(Scene):
         def dismiss() -> None:
             self.pending = None
 
-        chip = Fill(COLOURS[what], radius=3)
+        chips = [Fill(COLOURS[colour], radius=3) for colour in what.split("+")]
         return self._dialog(
             "confirm",
             self.confirm_box,
-            chip,
+            chips[0] if len(chips) == 1 else row(*chips, gap=0, align="fill", grow=chips),
             on_ok=lambda: self.commit(what),
             on_close=dismiss,
         )

@@ -1,0 +1,124 @@
+"""What is each part of curation worth? Plain GRPO, each part alone, all, each left out; some seeds.
+
+    python benchmarks/curation.py                        # 12 arms, 3 seeds, one run after another
+    python benchmarks/curation.py --quick                # plain GRPO and all parts, one seed, < 10 min
+    python benchmarks/curation.py --arms uniform,pool,online --seeds 5
+
+Each run is `dart up configs/curation.toml` with parts of curation turned on (dart_cli/bench/curation.py),
+on tasks of which two fifths begin at about 0 % success. Its weights are then played on held-out
+episodes. Baseline and ours in the same code; the limit of a success rate is 1, that of the ratio the
+share of trajectories that plain GRPO spends on groups with a gradient.
+
+Results stand in WORK, a JSON file for each run, and are not measured again: start it again after a
+stop, with more arms or more seeds. The last line is JSON; WORK/curation.png shows the curves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bus.errors import DartError
+from dart_cli.bench.bands import PALETTE, Line, Panel, draw
+from dart_cli.bench.curation import (
+    ALL,
+    OTHERS,
+    PARTS,
+    UNIFORM,
+    Cost,
+    Study,
+    collect_pool,
+    curve,
+    needs_pool,
+    pick_arms,
+    play_run,
+    summarize,
+)
+from dart_cli.bench.study import Cell, Cells, Result, play_missing, settings_of
+from dart_cli.config import load_config
+
+ROOT = Path(__file__).resolve().parents[1]
+QUICK_UPDATES = 60
+
+
+def main() -> None:
+    """Play what is missing, draw, and print one JSON line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of each arm: 0, 1, ...")
+    parser.add_argument("--arms", default="all-arms", help="comma-separated; all-arms for all")
+    parser.add_argument("--quick", action="store_true", help="two arms, one seed, fewer updates")
+    parser.add_argument("--work", type=Path, default=Path("runs/bench-curation"))
+    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "curation.toml")
+    parser.add_argument("--set", action="append", default=[], help="passed to every run")
+    arguments = parser.parse_args()
+    work, sets, arms, seeds = (
+        arguments.work,
+        arguments.set,
+        arguments.arms,
+        arguments.seeds,
+    )
+    if arguments.quick:
+        work, arms, seeds = work / "quick", f"{UNIFORM},{ALL}", 1
+        sets = [f"train.updates={QUICK_UPDATES}", *sets]
+    study = Study(ROOT, arguments.config.absolute(), work.absolute(), tuple(sets))
+    try:
+        print(json.dumps(measure(study, pick_arms(arms), seeds)))
+    except DartError as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+def measure(study: Study, arms: list[str], seeds: int) -> dict[str, object]:
+    """All runs, and what they say."""
+    config = load_config(study.config, list(study.sets))
+    if any(map(needs_pool, arms)):
+        collect_pool(study, tell)
+    cells = Cells(
+        study.work / "results",
+        lambda cell: settings_of(load_config(study.config, study.sets_of(cell.arm))),
+    )
+    wanted = [Cell(arm, seed) for seed in range(seeds) for arm in arms]
+    play = partial(play_run, study, episodes=config.eval.episodes)
+    results = play_missing(wanted, cells, play, tell=tell)
+    summary = summarize(results)
+    picture = study.work / "curation.png"
+    draw_curves(picture, results, summary["level"])
+    return {**summary, "picture": str(picture)}
+
+
+def draw_curves(path: Path, results: Mapping[Cell, Result], level: float | None) -> None:
+    """Parts alone on the left, parts left out on the right; by trajectories above, minutes below."""
+    arms = list(dict.fromkeys(cell.arm for cell in results))
+    colours = dict(zip([*PARTS, *OTHERS], PALETTE, strict=True))
+
+    def line(arm: str, cost: Cost) -> Line:
+        curves = [curve(result, cost) for cell, result in results.items() if cell.arm == arm]
+        if arm in (UNIFORM, ALL):
+            return Line(arm, curves, "#6b7280" if arm == UNIFORM else "#111827", is_bold=True)
+        return Line(arm, curves, colours[arm.removeprefix("no-")])
+
+    whole = [arm for arm in arms if arm in (UNIFORM, ALL)]
+    alone = [arm for arm in arms if arm in (*PARTS, *OTHERS)]
+    left_out = [arm for arm in arms if arm.startswith("no-")]
+    labels: dict[Cost, str] = {"trajectories": "trajectories played", "minutes": "minutes"}
+    panels = [
+        Panel(title, label, [line(arm, cost) for arm in (*whole, *group)], level)
+        for cost, label in labels.items()
+        for title, group in (("each part alone", alone), ("each part left out", left_out))
+    ]
+    draw(path, panels, columns=2)
+
+
+def tell(text: str) -> None:
+    """One line of progress."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,354 @@
+"""Rollouts and updates in one process, in turns: staleness exactly as asked, and repeatable.
+
+    Rounds    a policy for many episodes: asks the engine once all of them wait, as one batch
+    Player    episodes of dart_cli.env.episode in environments of this process
+    Loop      plays a batch, puts it in a queue, trains on the one that left it; K batches wait
+
+The engine, the learner, the episodes and the advantages are those of a run. What is not here is
+time: a batch is trained on exactly `delay` versions after the weights that sampled it (fewer in the
+first `delay` updates, when there were no older weights).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from statistics import mean
+from typing import Any
+
+import torch
+
+from bus.messages import (
+    Ack,
+    ActRequest,
+    Batch,
+    Completion,
+    Lease,
+    Sample,
+    Sampling,
+    StepRecord,
+    TrajectoryEnd,
+)
+from dart_cli.algo.advantage import group_advantages
+from dart_cli.config import Config
+from dart_cli.data.scheduler import task_seed
+from dart_cli.engines.draft import completion, generate_request
+from dart_cli.engines.transformers_engine import TransformersEngine
+from dart_cli.env.episode import conventions_of, play_episode
+from dart_cli.env.threaded import Stepped
+from dart_cli.plan import trained_tasks
+from dart_cli.policy.device import pick_device
+from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.prompt import PromptRenderer
+from dart_cli.train.learner import Learner
+from dart_cli.train.model import TrainModel
+from envs.actions import Action
+from envs.base import GuiEnv, Observation, Task, Verdict
+from envs.registry import make_env
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One episode to play."""
+
+    group: str
+    member: int
+    task: Task
+    task_seed: int
+    sampling_seed: int
+
+
+@dataclass(frozen=True)
+class Played:
+    """One episode that is over."""
+
+    planned: Planned
+    end: TrajectoryEnd
+    records: list[StepRecord]
+
+
+class Rounds:
+    """Answers episodes in rounds: once all that play wait, their screens are one batch."""
+
+    def __init__(self, policy: LoadedPolicy, engine: TransformersEngine, config: Config) -> None:
+        self._policy = policy
+        self._engine = engine
+        self._renderer = PromptRenderer(policy, config.policy.system_prompt, config.policy.template)
+        self._waiting: list[tuple[ActRequest, asyncio.Future[Completion]]] = []
+        self._playing = 0
+        self._round: asyncio.Task[None] | None = None
+
+    def join(self) -> None:
+        """One more episode at a time is played."""
+        self._playing += 1
+
+    def leave(self) -> None:
+        """One fewer."""
+        self._playing -= 1
+        self._begin_if_full()
+
+    async def act(self, request: ActRequest) -> Completion:
+        """What the policy says to one screen, once all others have asked, too."""
+        answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, answer))
+        self._begin_if_full()
+        return await answer
+
+    def _begin_if_full(self) -> None:
+        if self._waiting and len(self._waiting) == self._playing:
+            waiting, self._waiting = self._waiting, []
+            self._round = asyncio.create_task(self._answer(waiting))
+
+    async def _answer(self, waiting: list[tuple[ActRequest, asyncio.Future[Completion]]]) -> None:
+        try:
+            prompts = [
+                self._renderer.render(request.instruction, request.turns, request.screenshot)
+                for request, _ in waiting
+            ]
+            generations = await self._engine.generate_together(
+                [
+                    generate_request(request, prompt.token_ids, prompt.images)
+                    for (request, _), prompt in zip(waiting, prompts, strict=True)
+                ]
+            )
+        except Exception as error:  # noqa: BLE001 - it rises in each episode
+            for _, answer in waiting:
+                answer.set_exception(error)
+            return
+        for (_, answer), prompt, drawn in zip(waiting, prompts, generations, strict=True):
+            text = self._policy.decode(drawn.token_ids)
+            answer.set_result(completion(prompt.token_ids, drawn, text))
+
+
+class _Direct:
+    """An environment called in place: the embedded one never blocks."""
+
+    def __init__(self, env: GuiEnv) -> None:
+        self._env = env
+
+    async def reset(self, task: Task, seed: int) -> tuple[Observation, str]:
+        """See PlaysTasks."""
+        observation, info = self._env.reset(seed=seed, options={"task": task})
+        return observation, str(info["instruction"])
+
+    async def step(self, action: Action) -> Stepped:
+        """See PlaysTasks."""
+        observation, _, terminated, truncated, _ = self._env.step(action)
+        return Stepped(observation, terminated, truncated)
+
+    async def evaluate(self) -> Verdict:
+        """See PlaysTasks."""
+        return self._env.evaluate()
+
+
+class _Records:
+    """Keeps the steps of one episode."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepRecord] = []
+
+    async def step(self, record: StepRecord) -> Ack:
+        """Keep one."""
+        self.steps.append(record)
+        return Ack()
+
+    async def end(self, _end: TrajectoryEnd) -> Ack:
+        """The end is what `play_episode` returns."""
+        return Ack()
+
+
+class Player:
+    """Plays episodes, a full engine batch of them at once."""
+
+    def __init__(self, config: Config, policy: LoadedPolicy, engine: TransformersEngine) -> None:
+        self._config = config
+        self._rounds = Rounds(policy, engine, config)
+        self._conventions = conventions_of(config)
+        make = [make_env(config.env.suite, **config.env.options) for _ in range(self._seats)]
+        self._envs = [_Direct(env) for env in make]
+
+    @property
+    def _seats(self) -> int:
+        return self._config.rollout.max_batch
+
+    async def play(self, planned: Sequence[Planned]) -> list[Played]:
+        """Play all; results in the order of `planned`."""
+        waiting = deque(enumerate(planned))
+        played: dict[int, Played] = {}
+
+        async def seat(env: _Direct) -> None:
+            try:
+                while waiting:
+                    index, each = waiting.popleft()
+                    records = _Records()
+                    lease = self._lease(each)
+                    end = await play_episode(
+                        env, lease, each.task, self._rounds, records, self._conventions
+                    )
+                    played[index] = Played(each, end, records.steps)
+            finally:
+                self._rounds.leave()
+
+        async with asyncio.TaskGroup() as group:
+            for env in self._envs[: len(planned)]:
+                self._rounds.join()
+                group.create_task(seat(env))
+        return [played[index] for index in range(len(planned))]
+
+    def _lease(self, planned: Planned) -> Lease:
+        rollout = self._config.rollout
+        return Lease(
+            trajectory_id=f"{planned.group}-{planned.member:02d}",
+            group_id=planned.group,
+            suite=self._config.env.suite,
+            task_id=planned.task.id,
+            task_seed=planned.task_seed,
+            max_steps=planned.task.max_steps,
+            sampling=Sampling(
+                temperature=rollout.temperature,
+                max_tokens=rollout.max_tokens,
+                seed=planned.sampling_seed,
+            ),
+            expires_s=self._config.data.lease_s,
+        )
+
+
+@dataclass
+class Loop:
+    """Training with batches that wait for `delay` updates. Axis of `history`: the updates."""
+
+    config: Config
+    delay: int
+    groups: int  # of a batch, spread evenly over the tasks
+    trajectories: int = 0  # played for training
+    history: list[dict[str, float]] = field(default_factory=list)  # the learner's metrics
+
+    def __post_init__(self) -> None:
+        config = self.config
+        device = pick_device(config.train.device)
+        self.learner = Learner(TrainModel.load(config), config.train)
+        policy = load_policy(config.model.path, config.model.dtype, device)
+        self._tasks = trained_tasks(config)
+        self._engine = TransformersEngine(
+            policy,
+            max_batch=config.rollout.max_batch,
+            load_weights=lambda _directory, _mine: {
+                name: tensor.detach().clone()
+                for name, tensor in self.learner.model.weights().items()
+            },
+        )
+        self._player = Player(config, policy, self._engine)
+        self._queue: deque[Batch] = deque()
+        self._batches = 0
+
+    @property
+    def version(self) -> int:
+        """Of the weights that sample now: updates done."""
+        return len(self.history)
+
+    async def close(self) -> None:
+        """Stop the engine."""
+        await self._engine.close()
+
+    async def update(self) -> dict[str, float]:
+        """Play until `delay` batches wait behind one, train on that one, take the new weights."""
+        while len(self._queue) <= self.delay:
+            self._queue.append(await self._batch())
+        done = await asyncio.to_thread(
+            self.learner.update, self._queue.popleft(), self.version, self.version
+        )
+        self.history.append(done.metrics)
+        await self._engine.update_weights(self.config.run.dir, self.version)
+        return done.metrics
+
+    async def success(self, episodes: int) -> float:
+        """On held-out episodes, each task counting alike; the same episodes at every call."""
+        planned = [
+            Planned(f"e{index}", 0, task, self.config.eval.seed + index, index)
+            for index, task in zip(range(episodes), _over(self._tasks), strict=False)
+        ]
+        played = await self._player.play(planned)
+        return mean(
+            mean(each.end.outcome == "pass" for each in played if each.planned.task is task)
+            for task in self._tasks
+        )
+
+    async def _batch(self) -> Batch:
+        """The groups with a gradient among `groups` that the present weights play."""
+        self._batches += 1
+        seed, size = self.config.run.seed, self.config.data.group_size
+        first = (self._batches - 1) * self.groups
+        planned = [
+            Planned(
+                f"g{number:06d}",
+                member,
+                task,
+                task_seed(seed, number),
+                Random(f"{seed}:{number}:{member}").getrandbits(31),
+            )
+            for number, task in zip(
+                range(first, first + self.groups), _over(self._tasks, first), strict=False
+            )
+            for member in range(size)
+        ]
+        played = await self._player.play(planned)
+        self.trajectories += len(played)
+        groups = [played[index : index + size] for index in range(0, len(played), size)]
+        return batch_of(groups, self._batches, self.config)
+
+
+def batch_of(groups: Sequence[Sequence[Played]], number: int, config: Config) -> Batch:
+    """One update's work; groups whose members all did alike have no advantage and are left out."""
+    samples: list[Sample] = []
+    images: dict[str, bytes] = {}
+    used: list[str] = []
+    for group in groups:
+        rewards = [float(each.end.outcome == "pass") for each in group]
+        if len(set(rewards)) == 1:
+            continue
+        used.append(group[0].planned.group)
+        advantages = group_advantages(rewards, config.data.advantage)
+        for each, advantage in zip(group, advantages, strict=True):
+            for record in each.records:
+                images[record.image_hashes[-1]] = record.screenshot
+                samples.append(_sample(record, advantage))
+    return Batch(
+        batch_id=number,
+        group_ids=used,
+        temperature=config.rollout.temperature,
+        samples=samples,
+        images=images,
+    )
+
+
+def _sample(record: StepRecord, advantage: float) -> Sample:
+    shared: dict[str, Any] = {
+        name: getattr(record, name)
+        for name in (
+            "trajectory_id",
+            "step",
+            "prompt_token_ids",
+            "token_ids",
+            "behaviour_logprobs",
+            "version_spans",
+            "image_hashes",
+        )
+    }
+    return Sample(**shared, advantage=advantage, weight=1.0)
+
+
+def _over(tasks: Sequence[Task], start: int = 0) -> Iterator[Task]:
+    """The tasks in turn, for ever."""
+    index = start
+    while True:
+        yield tasks[index % len(tasks)]
+        index += 1
+
+
+def limit_torch() -> None:
+    """One thread, and the same sums in the same order each time."""
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(mode=True)

@@ -1,0 +1,236 @@
+"""How old may a batch be? Forced delays of 0 to 16 versions, with each correction for it.
+
+    python benchmarks/offpolicy.py                  # 6 delays, 3 corrections, 3 seeds, two runs at once
+    python benchmarks/offpolicy.py --quick          # delays 0 and 8, none and truncated, one seed
+
+The quickstart's tasks and recipe in one process (benchmarks/lockstep.py): every batch is trained on
+exactly so many versions after the weights that sampled it. `none` takes stale tokens as if they were
+fresh, `truncated` weighs them by min(proximal / behaviour, C), `masked` leaves out those whose ratio
+is out of range (docs/objective.md). Delay 0 is the limit: all corrections are the same there, so it is
+played once. A run is repeatable: the same seed gives the same numbers on the same machine.
+
+Results stand in WORK, a JSON file for each run, and are not measured again. The last line is JSON:
+final held-out success by delay and correction; WORK/offpolicy.png shows the curves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bus.errors import ConfigError, DartError
+from dart_cli.bench.bands import Line, Panel, draw
+from dart_cli.bench.study import (
+    Cell,
+    Cells,
+    Result,
+    call,
+    overrides,
+    play_missing,
+    settings_of,
+)
+from dart_cli.config import Config, load_config
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIG = ROOT / "configs" / "quickstart.toml"
+DELAYS = (0, 1, 2, 4, 8, 16)
+CORRECTIONS = ("none", "truncated", "masked")
+COLOURS = ("#111827", "#1d4ed8", "#0891b2", "#059669", "#d97706", "#dc2626")
+
+UPDATES = 60
+GROUPS = 14  # of a batch: each task twice, so 112 trajectories
+EVERY = 6  # updates between points of a curve
+EPISODES = 210  # held out, of a point; the last has twice as many
+TOLD = (
+    "ess",
+    "is_weight_mean",
+    "is_truncated_fraction",
+    "is_masked_fraction",
+    "mismatch_kl",
+    "entropy",
+    "grad_norm",
+)
+"""Metrics of the learner whose means are reported."""
+
+
+def main() -> None:
+    """Play what is missing, draw, and print one JSON line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of each arm: 0, 1, ...")
+    parser.add_argument("--delays", type=int, nargs="+", default=list(DELAYS))
+    parser.add_argument("--corrections", nargs="+", default=list(CORRECTIONS))
+    parser.add_argument("--updates", type=int, default=UPDATES)
+    parser.add_argument("--quick", action="store_true", help="three arms, one seed, fewer updates")
+    parser.add_argument("--work", type=Path, default=Path("runs/bench-offpolicy"))
+    parser.add_argument("--at-once", type=int, default=2, help="runs at once, a core each")
+    parser.add_argument("--set", action="append", default=[], help="passed to every run")
+    parser.add_argument("--one", help="a run alone, in this process: e.g. 4-truncated-0")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.work /= "quick"
+        arguments.seeds, arguments.updates = 1, 30
+        arguments.delays, arguments.corrections = [0, 8], ["none", "truncated"]
+    arguments.set.append(f"train.updates={arguments.updates}")
+    try:
+        result = play_one(arguments) if arguments.one else measure(arguments)
+    except DartError as error:
+        raise SystemExit(f"error: {error}") from None
+    print(json.dumps(result))
+
+
+# --- one run --------------------------------------------------------------------------------
+
+
+def play_one(arguments: argparse.Namespace) -> Result:
+    """The run that `--one` names."""
+    from benchmarks.lockstep import limit_torch
+
+    arm, _, seed = arguments.one.rpartition("-")
+    limit_torch()
+    config = config_of(arm, [*arguments.set, f"run.seed={seed}"])
+    return asyncio.run(learn(config, delay_of(arm)))
+
+
+async def learn(config: Config, delay: int) -> Result:
+    """Train to the end; the curve of held-out success, and means of the learner's metrics."""
+    from benchmarks.lockstep import Loop
+
+    loop = Loop(config, delay, GROUPS)
+    points: list[dict[str, float]] = []
+
+    async def judge(episodes: int) -> None:
+        success = await loop.success(episodes)
+        points.append(
+            {"updates": loop.version, "trajectories": loop.trajectories, "success": success}
+        )
+        print(f"update {loop.version}: {success:.3f}", file=sys.stderr, flush=True)
+
+    try:
+        await judge(EPISODES)
+        while loop.version < config.train.updates:
+            await loop.update()
+            is_last = loop.version == config.train.updates
+            if is_last or loop.version % EVERY == 0:
+                await judge(EPISODES * (2 if is_last else 1))
+    finally:
+        await loop.close()
+    metrics = {
+        name: round(mean(update.get(name, 0.0) for update in loop.history), 5) for name in TOLD
+    }
+    return {"points": points, "metrics": metrics}
+
+
+# --- all runs -------------------------------------------------------------------------------
+
+
+def arms_of(delays: Sequence[int], corrections: Sequence[str]) -> list[str]:
+    """`DELAY-CORRECTION`; delay 0 once, whatever the correction. Raises ConfigError."""
+    for correction in corrections:
+        if correction not in CORRECTIONS:
+            raise ConfigError(
+                f"--corrections: no {correction!r}; there are {', '.join(CORRECTIONS)}"
+            )
+    if min(delays) < 0:
+        raise ConfigError(f"--delays: must be >= 0, got {min(delays)}")
+    return [
+        f"{delay}-{correction}"
+        for delay in delays
+        for correction in (corrections if delay else ["truncated"])
+    ]
+
+
+def delay_of(arm: str) -> int:
+    """Versions, from an arm's name."""
+    return int(arm.partition("-")[0])
+
+
+def config_of(arm: str, sets: Sequence[str]) -> Config:
+    """The quickstart with an arm's correction."""
+    return load_config(CONFIG, [f"train.correction={arm.partition('-')[2]}", *sets])
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """All runs, and what they say."""
+    work = arguments.work.absolute()
+    arms = arms_of(arguments.delays, arguments.corrections)
+
+    def play(cell: Cell) -> Result:
+        script = [sys.executable, str(Path(__file__).resolve()), "--one", cell.name]
+        script += ["--updates", str(arguments.updates), *overrides(arguments.set[:-1])]
+        return call(script, work / "logs" / f"{cell.name}.log", ROOT)
+
+    cells = Cells(work / "results", lambda cell: settings_of(config_of(cell.arm, arguments.set)))
+    wanted = [Cell(arm, seed) for seed in range(arguments.seeds) for arm in arms]
+    results = play_missing(wanted, cells, play, at_once=arguments.at_once, tell=tell)
+    picture = work / "offpolicy.png"
+    draw_curves(picture, results)
+    return {**summarize(results), "picture": str(picture)}
+
+
+def summarize(results: Mapping[Cell, Result]) -> dict[str, Any]:
+    """Final success, area under the curve and mean metrics, by delay and correction."""
+    arms: dict[str, list[Result]] = {}
+    for cell, result in results.items():
+        arms.setdefault(cell.arm, []).append(result)
+    return {
+        "benchmark": "offpolicy",
+        "seeds": len({cell.seed for cell in results}),
+        "arms": {
+            arm: {
+                "delay": delay_of(arm),
+                "correction": arm.partition("-")[2] if delay_of(arm) else "any",
+                "final_success": round(mean(run["points"][-1]["success"] for run in runs), 4),
+                "by_seed": [round(run["points"][-1]["success"], 4) for run in runs],
+                "mean_success": round(
+                    mean(point["success"] for run in runs for point in run["points"]), 4
+                ),
+                **{name: round(mean(run["metrics"][name] for run in runs), 5) for name in TOLD},
+            }
+            for arm, runs in arms.items()
+        },
+    }
+
+
+def draw_curves(path: Path, results: Mapping[Cell, Result]) -> None:
+    """A panel for each correction, a line for each delay."""
+    arms = list(dict.fromkeys(cell.arm for cell in results))
+    delays = sorted({delay_of(arm) for arm in arms})
+    colours = dict(zip(delays, (COLOURS * len(delays)), strict=False))
+
+    def line(arm: str) -> Line:
+        curves = [
+            [(point["updates"], point["success"]) for point in result["points"]]
+            for cell, result in results.items()
+            if cell.arm == arm
+        ]
+        delay = delay_of(arm)
+        return Line(f"{delay} versions late", curves, colours[delay], is_bold=delay == 0)
+
+    panels = [
+        Panel(correction, "updates", [line(arm) for arm in arms if _is_of(arm, correction)])
+        for correction in CORRECTIONS
+        if any(arm.endswith(f"-{correction}") for arm in arms)
+    ]
+    draw(path, panels, columns=len(panels))
+
+
+def _is_of(arm: str, correction: str) -> bool:
+    return delay_of(arm) == 0 or arm.endswith(f"-{correction}")
+
+
+def tell(text: str) -> None:
+    """One line of progress."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

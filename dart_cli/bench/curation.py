@@ -1,0 +1,277 @@
+"""What each part of curation is worth: the arms of the study, one run of one, what all runs say.
+
+    ARMS           plain GRPO, each part alone, all parts, each part left out, and a few others
+    collect_pool   the oracle's trajectories, for the arms with a pool
+    play_run       one run: `dart up`, its costs from the ledger, its weights on held-out episodes
+    summarize      all runs -> trajectories to equal success, final success of every arm
+
+The cost of a version is what had been played when it was published: every trajectory that had ended,
+trained on or not, and their actions. What the oracle played for the pool is told apart:
+`demonstrations_per_task`. The level that arms are compared at is the held-out success of plain GRPO
+at its end.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from statistics import mean
+from typing import Any, Literal
+
+from bus.errors import ConfigError
+from dart_cli.bench.curves import isotonic, reach
+from dart_cli.bench.study import Cell, Result, call, dart, overrides
+from dart_cli.data.store import Reader, open_reader
+
+Cost = Literal["trajectories", "actions", "minutes"]
+COSTS: tuple[Cost, ...] = ("trajectories", "actions", "minutes")
+
+PARTS: dict[str, tuple[str, ...]] = {
+    "frontier": ("data.task_sampling=frontier",),
+    "number": ("data.dynamic_number=true",),
+    "length": ("data.dynamic_length=true",),
+    "entropy": ("data.high_entropy=0.8",),
+    "pool": ("data.pool_ratio=0.125", "data.pool=[{pool}]"),
+}
+"""Part -> the `--set` that turn it on; `{pool}` is the folder of oracle trajectories."""
+
+UNIFORM, ALL = "uniform", "all"
+
+
+def _arms() -> dict[str, tuple[str, ...]]:
+    every = tuple(PARTS)
+    left_out = {f"no-{part}": tuple(p for p in every if p != part) for part in every}
+    return {UNIFORM: (), ALL: every, **{part: (part,) for part in every}, **left_out}
+
+
+ARMS: dict[str, tuple[str, ...]] = _arms()
+"""Arm -> its parts, in their order of presentation."""
+
+OTHERS: dict[str, tuple[str, ...]] = {
+    "online": ("data.pool_ratio=0.125",),  # a pool of the run's own successes alone
+    "early-stop": ("data.early_stop=true",),  # half a group first, more unless all passed
+}
+"""Arms played only where named -> their `--set`."""
+
+PER_TASK = 32
+"""Oracle trajectories of each task: as many as the pool keeps."""
+
+POINTS = 10
+"""Versions of a run, beside its first, that are played on held-out episodes."""
+FINAL = 4
+"""Episodes of the last one, times those of the others."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """Where a study's files are."""
+
+    root: Path  # of the repository
+    config: Path
+    work: Path
+    sets: tuple[str, ...] = ()  # passed to every run
+
+    @property
+    def pool(self) -> Path:
+        """The oracle's trajectories."""
+        return self.work.absolute() / "pool"
+
+    def sets_of(self, arm: str) -> list[str]:
+        """The `--set` of an arm, those of every run included."""
+        if arm in OTHERS:
+            return [*self.sets, *OTHERS[arm]]
+        parts = [each for part in ARMS[arm] for each in PARTS[part]]
+        return [*self.sets, *(each.replace("{pool}", json.dumps(str(self.pool))) for each in parts)]
+
+
+def pick_arms(names: str) -> list[str]:
+    """The arms of a comma-separated list; `all-arms` for all but OTHERS. Raises ConfigError."""
+    if names == "all-arms":
+        return list(ARMS)
+    wanted = [name.strip() for name in names.split(",")]
+    for name in wanted:
+        if name not in ARMS and name not in OTHERS:
+            raise ConfigError(f"--arms: no arm {name!r}; there are {', '.join([*ARMS, *OTHERS])}")
+    return wanted
+
+
+def needs_pool(arm: str) -> bool:
+    """Whether an arm draws from the oracle's trajectories."""
+    return "pool" in ARMS.get(arm, ())
+
+
+def collect_pool(study: Study, tell: Callable[[str], None]) -> None:
+    """Let the oracle play the tasks, unless it has: `dart data collect`."""
+    if study.pool.exists():
+        return
+    tell("the oracle fills the pool")
+    partial = study.pool.with_suffix(".partial")
+    if partial.exists():
+        shutil.rmtree(partial)
+    options = [str(study.config), *overrides(study.sets), "--out", str(partial), "--json"]
+    options += ["--per-task", str(PER_TASK)]
+    call([*dart("data", "collect"), *options], study.work / "logs" / "pool.log", study.root)
+    partial.rename(study.pool)
+
+
+# --- one run --------------------------------------------------------------------------------
+
+
+def play_run(study: Study, cell: Cell, episodes: int) -> Result:
+    """Train, evaluate on `episodes` for each point, measure.
+
+    What an earlier try at the cell left is removed, and so is the run once it is measured. Raises
+    ChildError where a part of it fails.
+    """
+    run_dir, log = study.work / "runs" / cell.name, study.work / "logs" / f"{cell.name}.log"
+    if run_dir.exists():
+        shutil.rmtree(run_dir)
+    options = overrides([*study.sets_of(cell.arm), f"run.dir={run_dir}", f"run.seed={cell.seed}"])
+    call([*dart("up", str(study.config)), *options], log, study.root)
+    with open_reader(run_dir) as reader:
+        paid, groups = costs(reader), _groups(reader)
+    versions = spread(sorted(paid))
+    success = _held_out(study, options, log, versions, episodes)
+    shutil.rmtree(run_dir)
+    return {
+        "points": [
+            {"version": version, **paid[version], "success": _mean(success[version])}
+            for version in versions
+        ],
+        "per_task": {
+            str(version): {task: passed / count for task, (passed, count) in tasks.items()}
+            for version, tasks in sorted(success.items())
+        },
+        "groups": groups,
+    }
+
+
+def spread(versions: Sequence[int], points: int = POINTS) -> list[int]:
+    """The first version, the last, and what lies evenly between them, `points` after the first."""
+    last = len(versions) - 1
+    return [
+        versions[i] for i in sorted({round(last * part / points) for part in range(points + 1)})
+    ]
+
+
+Scores = dict[int, dict[str, tuple[int, int]]]
+"""Version -> task -> (passed, judged)."""
+
+
+def _held_out(
+    study: Study, options: Sequence[str], log: Path, versions: Sequence[int], episodes: int
+) -> Scores:
+    """The versions on held-out episodes, in two processes: training is over, both cores are free."""
+    plans = [
+        (version, episodes * (FINAL if version == versions[-1] else 1)) for version in versions
+    ]
+    script = str(study.root / "benchmarks" / "heldout.py")
+
+    def play(half: Sequence[tuple[int, int]]) -> Result:
+        wanted = [f"{version}:{count}" for version, count in half]
+        python = dart()[0]
+        return call([python, script, str(study.config), *options, *wanted], log, study.root)
+
+    first, rest = plans[-1:] + plans[: len(plans) // 4], plans[len(plans) // 4 : -1]
+    with ThreadPoolExecutor(2) as pool:
+        found = {
+            key: value for part in pool.map(play, (first, rest)) for key, value in part.items()
+        }
+    return {int(key): {t: (p, n) for t, (p, n) in found[key].items()} for key in found}
+
+
+def costs(reader: Reader) -> dict[int, dict[Cost, float]]:
+    """By version: what had been played when it was published, from the first lease on."""
+    episodes = reader.episode_times()
+    began = min(episode.leased_at for episode in episodes)
+    ended = sorted((e.ended_at, e.steps or 0) for e in episodes if e.ended_at is not None)
+    times = [at for at, _ in ended]
+    actions = [0, *accumulate(steps for _, steps in ended)]
+    found: dict[int, dict[Cost, float]] = {0: dict.fromkeys(COSTS, 0)}
+    for batch in reader.batches():
+        if batch.trained_at is None or batch.trained_version is None:
+            continue
+        count = bisect.bisect_right(times, batch.trained_at)
+        found.setdefault(  # a batch that was skipped has the version before it
+            batch.trained_version,
+            {
+                "trajectories": count,
+                "actions": actions[count],
+                "minutes": round((batch.trained_at - began) / 60, 4),
+            },
+        )
+    return found
+
+
+def _mean(tasks: Mapping[str, tuple[int, int]]) -> float:
+    """Each task counts alike."""
+    return mean(passed / count for passed, count in tasks.values() if count)
+
+
+def _groups(reader: Reader) -> dict[str, int]:
+    """Groups by what became of them, e.g. trained, all_fail."""
+    counts: dict[str, int] = {}
+    for (state, reason), number in reader.count("groups").items():
+        counts[reason or state] = counts.get(reason or state, 0) + number
+    return counts
+
+
+# --- all runs -------------------------------------------------------------------------------
+
+
+def curve(result: Result, cost: Cost) -> list[tuple[float, float]]:
+    """One run's held-out success against a cost."""
+    return [(point[cost], point["success"]) for point in result["points"]]
+
+
+def summarize(results: Mapping[Cell, Result]) -> dict[str, Any]:
+    """Final success and costs by arm, and how many of uniform's trajectories all parts need.
+
+    An arm's curve is the rising one through the points of all its seeds. A cost to the level is None
+    where an arm never comes to it; ratios are None without both arms or where one is.
+    """
+    arms: dict[str, list[Result]] = {}
+    for cell, result in results.items():
+        arms.setdefault(cell.arm, []).append(result)
+    finals = {arm: [run["points"][-1]["success"] for run in runs] for arm, runs in arms.items()}
+    level = mean(finals[UNIFORM]) if UNIFORM in finals else None
+    summary: dict[str, Any] = {"benchmark": "curation"}
+    found: dict[str, dict[str, Any]] = {}
+    for arm, runs in arms.items():
+        found[arm] = {
+            "final_success": round(mean(finals[arm]), 4),
+            "by_seed": [round(value, 4) for value in finals[arm]],
+            "at_the_end": {
+                cost: round(mean(run["points"][-1][cost] for run in runs), 2) for cost in COSTS
+            },
+            "to_level": {cost: cost_to(runs, cost, level, arm == UNIFORM) for cost in COSTS},
+        }
+    for cost in COSTS:
+        ours, theirs = (found.get(arm, {}).get("to_level", {}).get(cost) for arm in (ALL, UNIFORM))
+        summary[f"{cost}_ratio"] = round(ours / theirs, 4) if ours and theirs else None
+    seeds = sorted({cell.seed for cell in results})
+    summary |= {"level": level and round(level, 4), "seeds": len(seeds)}
+    return {**summary, "demonstrations_per_task": PER_TASK, "arms": found}
+
+
+def cost_to(
+    runs: Sequence[Result], cost: Cost, level: float | None, defines_level: bool
+) -> float | None:
+    """What these runs, one arm's, took to come to `level`.
+
+    The arm that defines the level is there at its end at the latest: its fitted end may lie a
+    little below the mean of its last points.
+    """
+    if level is None:
+        return None
+    rising = isotonic([point for run in runs for point in curve(run, cost)])
+    if defines_level:
+        level = min(level, rising[-1][1])
+    at = reach(rising, level)
+    return None if at is None else round(at, 3)

@@ -1,0 +1,184 @@
+"""Studies of many runs, an arm times a seed each: what was played is kept and not played again.
+
+    Cell           one run of a study
+    Cells          their results on disk, one JSON file each
+    play_missing   plays what is not there, telling how far it is
+    settings_of    what a kept result must agree in with the study that would use it
+    dart, call     command lines, and a child process whose last line of output is JSON
+
+A study that was stopped goes on where it was: start it again with the same `--work`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bus.errors import ConfigError
+from dart_cli.config import Config
+from dart_cli.crew import ChildError
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a study."""
+
+    arm: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of its files, e.g. `uniform-0`."""
+        return f"{self.arm}-{self.seed}"
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Results by cell in a folder. `settings` says what a cell's result depends on."""
+
+    folder: Path
+    settings: Callable[[Cell], object]
+
+    def get(self, cell: Cell) -> Result | None:
+        """The cell's result; None if it was not played.
+
+        Raises ConfigError if it was played with other settings: figures of both must not meet.
+        """
+        path = self._path(cell)
+        if not path.exists():
+            return None
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if kept["settings"] != _as_json(self.settings(cell)):
+            raise ConfigError(
+                f"{path} was measured with other settings; choose another --work or remove it"
+            )
+        result: Result = kept["result"]
+        return result
+
+    def put(self, cell: Cell, result: Result) -> None:
+        """Keep a result; it stands whole or not at all."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self._path(cell)
+        partial = path.with_suffix(".tmp")
+        kept = {"settings": _as_json(self.settings(cell)), "result": result}
+        partial.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)
+
+    def _path(self, cell: Cell) -> Path:
+        return self.folder / f"{cell.name}.json"
+
+
+def _as_json(value: object) -> Any:
+    """`value` as it comes back from a file, to compare with one that did."""
+    return json.loads(json.dumps(value))
+
+
+def settings_of(config: Config) -> object:
+    """What of a configuration decides about results: all but where its files are, and the seed.
+
+    Only what differs from the defaults, so that a field added later leaves results valid.
+    """
+    fields = config.model_dump(mode="json", exclude_defaults=True)
+    fields.pop("run", None)
+    if pool := fields.get("data", {}).get("pool"):
+        fields["data"]["pool"] = len(pool)
+    return fields
+
+
+def play_missing(
+    wanted: Sequence[Cell],
+    cells: Cells,
+    play: Callable[[Cell], Result],
+    *,
+    at_once: int = 1,
+    tell: Callable[[str], None],
+) -> dict[Cell, Result]:
+    """The results of all wanted cells, in their order; plays those that are not on disk.
+
+    `at_once` cells are played together, in threads. What `play` raises ends the study once the
+    others in play have ended; what was played is kept.
+    """
+    found = {cell: result for cell in wanted if (result := cells.get(cell)) is not None}
+    missing = [cell for cell in wanted if cell not in found]
+    if found:
+        tell(f"{len(found)} of {len(wanted)} runs are in {cells.folder} already")
+    began = time.monotonic()
+    ending = threading.Event()
+
+    def play_one(cell: Cell) -> Result:
+        if ending.is_set():
+            raise CancelledError
+        tell(f"{cell.name} begins")
+        try:
+            result = play(cell)
+        except BaseException:
+            ending.set()  # at once: a free thread would take the next cell
+            raise
+        cells.put(cell, result)
+        return result
+
+    with ThreadPoolExecutor(at_once, "cell") as pool:
+        playing = {pool.submit(play_one, cell): cell for cell in missing}
+        try:
+            for done, future in enumerate(as_completed(playing), start=1):
+                try:
+                    found[playing[future]] = future.result()
+                except CancelledError:  # of a failure that is among the others
+                    continue
+                minutes = (time.monotonic() - began) / 60
+                left = minutes / done * (len(missing) - done)
+                tell(
+                    f"{playing[future].name} is done; {len(found)} of {len(wanted)} runs, "
+                    f"{minutes:.1f} min so far, about {left:.0f} more"
+                )
+        finally:
+            ending.set()
+    return {cell: found[cell] for cell in wanted}
+
+
+def dart(*words: str) -> list[str]:
+    """The command line of `dart`."""
+    return [sys.executable, "-m", "dart_cli", *words]
+
+
+def overrides(sets: Sequence[str]) -> list[str]:
+    """`--set` for each."""
+    return [part for each in sets for part in ("--set", each)]
+
+
+def call(command: Sequence[str], log: Path, root: Path) -> Result:
+    """Run a command in `root`, all it prints added to `log`; returns the JSON of its last line.
+
+    Raises ChildError if it fails.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"+ {' '.join(command)}\n")
+        file.flush()
+        child = subprocess.run(
+            command,
+            cwd=root,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
+            check=False,
+        )
+        file.write(child.stdout)
+    if child.returncode:
+        what = f"{' '.join(command[1:4])} ended with {child.returncode}; see {log}"
+        raise ChildError(what, child.returncode)
+    line: Result = json.loads(child.stdout.strip().rpartition("\n")[2])
+    return line
