@@ -6,7 +6,7 @@
 
 Each run is `dart up configs/curation.toml` with parts of curation turned on (dart_cli/bench/curation.py),
 on tasks of which two fifths begin at about 0 % success. Its weights are then played on held-out
-episodes. Baseline and ours in the same code; the limit of a success rate is 1, that of the ratio the
+episodes. Every run plays as many trajectories. Baseline and ours in the same code; the limit of a success rate is 1, that of the ratio the
 share of trajectories that plain GRPO spends on groups with a gradient.
 
 Results stand in WORK, a JSON file for each run, and are not measured again: start it again after a
@@ -29,6 +29,7 @@ from bus.errors import DartError
 from dart_cli.bench.bands import PALETTE, Line, Panel, draw
 from dart_cli.bench.curation import (
     ALL,
+    BUDGET,
     OTHERS,
     PARTS,
     UNIFORM,
@@ -45,7 +46,7 @@ from dart_cli.bench.study import Cell, Cells, Result, play_missing, settings_of
 from dart_cli.config import load_config
 
 ROOT = Path(__file__).resolve().parents[1]
-QUICK_UPDATES = 60
+QUICK_BUDGET = 6_000
 
 
 def main() -> None:
@@ -53,38 +54,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--seeds", type=int, default=3, help="seeds of each arm: 0, 1, ...")
     parser.add_argument("--arms", default="all-arms", help="comma-separated; all-arms for all")
-    parser.add_argument("--quick", action="store_true", help="two arms, one seed, fewer updates")
+    parser.add_argument("--quick", action="store_true", help="two arms, one seed, half as long")
+    parser.add_argument("--budget", type=int, default=BUDGET, help="trajectories of a run")
     parser.add_argument("--work", type=Path, default=Path("runs/bench-curation"))
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "curation.toml")
     parser.add_argument("--set", action="append", default=[], help="passed to every run")
     arguments = parser.parse_args()
-    work, sets, arms, seeds = (
+    work, arms, seeds, budget = (
         arguments.work,
-        arguments.set,
         arguments.arms,
         arguments.seeds,
+        arguments.budget,
     )
     if arguments.quick:
         work, arms, seeds = work / "quick", f"{UNIFORM},{ALL}", 1
-        sets = [f"train.updates={QUICK_UPDATES}", *sets]
-    study = Study(ROOT, arguments.config.absolute(), work.absolute(), tuple(sets))
+        budget = min(budget, QUICK_BUDGET)
+    study = Study(ROOT, arguments.config.absolute(), work.absolute(), tuple(arguments.set))
     try:
-        print(json.dumps(measure(study, pick_arms(arms), seeds)))
+        print(json.dumps(measure(study, pick_arms(arms), seeds, budget)))
     except DartError as error:
         raise SystemExit(f"error: {error}") from None
 
 
-def measure(study: Study, arms: list[str], seeds: int) -> dict[str, object]:
+def measure(study: Study, arms: list[str], seeds: int, budget: int) -> dict[str, object]:
     """All runs, and what they say."""
     config = load_config(study.config, list(study.sets))
     if any(map(needs_pool, arms)):
         collect_pool(study, tell)
     cells = Cells(
         study.work / "results",
-        lambda cell: settings_of(load_config(study.config, study.sets_of(cell.arm))),
+        lambda cell: [settings_of(load_config(study.config, study.sets_of(cell.arm))), budget],
     )
     wanted = [Cell(arm, seed) for seed in range(seeds) for arm in arms]
-    play = partial(play_run, study, episodes=config.eval.episodes)
+    play = partial(play_run, study, budget=budget, episodes=config.eval.episodes)
     results = play_missing(wanted, cells, play, tell=tell)
     summary = summarize(results)
     picture = study.work / "curation.png"

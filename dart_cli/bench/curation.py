@@ -24,9 +24,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Literal
 
-from bus.errors import ConfigError
+from bus.errors import ConfigError, DartError
 from dart_cli.bench.curves import isotonic, reach
-from dart_cli.bench.study import Cell, Result, call, dart, overrides
+from dart_cli.bench.study import Cell, Result, call, call_until, dart, overrides
 from dart_cli.data.store import Reader, open_reader
 
 Cost = Literal["trajectories", "actions", "minutes"]
@@ -61,6 +61,11 @@ OTHERS: dict[str, tuple[str, ...]] = {
 
 PER_TASK = 32
 """Oracle trajectories of each task: as many as the pool keeps."""
+
+BUDGET = 12_000
+"""Trajectories of a run, whatever its arm."""
+DEADLINE_S = 1800.0
+"""Longest training of one run."""
 
 POINTS = 10
 """Versions of a run, beside its first, that are played on held-out episodes."""
@@ -123,8 +128,8 @@ def collect_pool(study: Study, tell: Callable[[str], None]) -> None:
 # --- one run --------------------------------------------------------------------------------
 
 
-def play_run(study: Study, cell: Cell, episodes: int) -> Result:
-    """Train, evaluate on `episodes` for each point, measure.
+def play_run(study: Study, cell: Cell, *, budget: int, episodes: int) -> Result:
+    """Train until `budget` trajectories are played, evaluate on `episodes` for each point, measure.
 
     What an earlier try at the cell left is removed, and so is the run once it is measured. Raises
     ChildError where a part of it fails.
@@ -133,7 +138,8 @@ def play_run(study: Study, cell: Cell, episodes: int) -> Result:
     if run_dir.exists():
         shutil.rmtree(run_dir)
     options = overrides([*study.sets_of(cell.arm), f"run.dir={run_dir}", f"run.seed={cell.seed}"])
-    call([*dart("up", str(study.config)), *options], log, study.root)
+    command = [*dart("up", str(study.config)), *options]
+    call_until(lambda: _played(run_dir) >= budget, command, log, study.root, DEADLINE_S)
     with open_reader(run_dir) as reader:
         paid, groups = costs(reader), _groups(reader)
     versions = spread(sorted(paid))
@@ -150,6 +156,16 @@ def play_run(study: Study, cell: Cell, episodes: int) -> Result:
         },
         "groups": groups,
     }
+
+
+def _played(run_dir: Path) -> int:
+    """Trajectories of a run that have ended."""
+    try:
+        with open_reader(run_dir) as reader:
+            counts = reader.count("trajectories")
+    except DartError:  # not there yet
+        return 0
+    return sum(n for (state, _), n in counts.items() if state not in ("leased", "playing"))
 
 
 def spread(versions: Sequence[int], points: int = POINTS) -> list[int]:

@@ -5,6 +5,7 @@
     play_missing   plays what is not there, telling how far it is
     settings_of    what a kept result must agree in with the study that would use it
     dart, call     command lines, and a child process whose last line of output is JSON
+    call_until     a child process that is stopped, as by Ctrl-C, when it has done enough
 
 A study that was stopped goes on where it was: start it again with the same `--work`.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -21,13 +23,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from bus.errors import ConfigError
 from dart_cli.config import Config
 from dart_cli.crew import ChildError
 
 Result = dict[str, Any]
+
+_POLL_S = 1.0
+_END_S = 60.0
+"""How long a child that was told to stop may take."""
 
 
 @dataclass(frozen=True)
@@ -162,15 +168,11 @@ def call(command: Sequence[str], log: Path, root: Path) -> Result:
 
     Raises ChildError if it fails.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
-    with log.open("a", encoding="utf-8") as file:
-        file.write(f"+ {' '.join(command)}\n")
-        file.flush()
+    with _logged(command, log) as file:
         child = subprocess.run(
             command,
             cwd=root,
-            env=environment,
+            env=_environment(root),
             stdout=subprocess.PIPE,
             stderr=file,
             text=True,
@@ -178,7 +180,51 @@ def call(command: Sequence[str], log: Path, root: Path) -> Result:
         )
         file.write(child.stdout)
     if child.returncode:
-        what = f"{' '.join(command[1:4])} ended with {child.returncode}; see {log}"
-        raise ChildError(what, child.returncode)
+        raise _failed(command, log, child.returncode)
     line: Result = json.loads(child.stdout.strip().rpartition("\n")[2])
     return line
+
+
+def call_until(
+    enough: Callable[[], bool], command: Sequence[str], log: Path, root: Path, deadline_s: float
+) -> None:
+    """Run a command in `root`, all it prints added to `log`, until it ends or `enough` says so.
+
+    Raises ChildError if it fails, or has not done enough by the deadline.
+    """
+    deadline = time.monotonic() + deadline_s
+    with _logged(command, log) as file:
+        child = subprocess.Popen(
+            command, cwd=root, env=_environment(root), stdout=file, stderr=file, text=True
+        )
+        is_enough = False
+        try:
+            while child.poll() is None and not is_enough and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+                is_enough = enough()
+        finally:
+            if child.poll() is None:
+                child.send_signal(signal.SIGINT)
+            try:
+                child.wait(_END_S)
+            finally:
+                child.kill()
+    if not is_enough and (child.returncode or time.monotonic() >= deadline):
+        raise _failed(command, log, child.returncode)
+
+
+def _logged(command: Sequence[str], log: Path) -> TextIO:
+    """The log, with the command as its next line."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    file = log.open("a", encoding="utf-8")
+    file.write(f"+ {' '.join(command)}\n")
+    file.flush()
+    return file
+
+
+def _environment(root: Path) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+
+
+def _failed(command: Sequence[str], log: Path, code: int) -> ChildError:
+    return ChildError(f"{' '.join(command[1:4])} ended with {code}; see {log}", code)

@@ -83,7 +83,7 @@ class MiniSuite:
             parts = kind.split("+")
             where = next((part for part in parts if part in _MINI_KINDS), "click")
             scene, steps = _MINI_KINDS[where]
-            popup, confirm = "popup" in parts, "confirm" in parts
+            popup, confirm = parts.count("popup"), "confirm" in parts
             steps += popup + confirm
             task_id = f"{self.name}/{kind}"
             scenes[task_id] = partial(scene, popup=popup, confirm=confirm)
@@ -118,7 +118,7 @@ class MiniSuite:
 
 
 class ComposedSuite(MiniSuite):
-    """Every kind of `mini` as it is, behind a pop-up, with a confirmation, and with both.
+    """Every kind of `mini` behind no, one or two pop-ups, without and with a confirmation.
 
     All may be trained on: for measuring what is worth training on.
     """
@@ -127,7 +127,7 @@ class ComposedSuite(MiniSuite):
     kinds: Mapping[str, Split] = {
         "+".join((*before, kind, *after)): "train"
         for kind in _MINI_KINDS
-        for before in ((), ("popup",))
+        for before in ((), ("popup",), ("popup", "popup"))
         for after in ((), ("confirm",))
     }
 

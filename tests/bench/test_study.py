@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bus.errors import ConfigError
-from dart_cli.bench.study import Cell, Cells, call, play_missing, settings_of
+from dart_cli.bench.study import Cell, Cells, call, call_until, play_missing, settings_of
 from dart_cli.config import load_config
 from dart_cli.crew import ChildError
 
@@ -108,3 +108,31 @@ def test_a_command_that_fails_names_its_log(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     with pytest.raises(ChildError, match=r"ended with 3; see .*a\.log"):
         call([sys.executable, "-c", "raise SystemExit(3)"], log, tmp_path)
+
+
+def test_a_command_that_has_done_enough_is_stopped_and_may_clean_up(tmp_path: Path) -> None:
+    log, sign = tmp_path / "a.log", tmp_path / "sign"
+    program = (
+        "import sys, time, pathlib\n"
+        "try:\n"
+        "    pathlib.Path(sys.argv[1]).touch()\n"
+        "    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('cleaned up')\n"
+        "    raise SystemExit(130)\n"
+    )
+    command = [sys.executable, "-c", program, str(sign)]
+    call_until(sign.exists, command, log, tmp_path, deadline_s=60)
+    assert log.read_text().endswith("cleaned up\n")
+
+
+def test_a_command_that_fails_before_it_has_done_enough_is_an_error(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "raise SystemExit(3)"]
+    with pytest.raises(ChildError, match="ended with 3"):
+        call_until(lambda: False, command, tmp_path / "a.log", tmp_path, deadline_s=60)
+
+
+def test_a_command_that_never_does_enough_is_stopped_at_the_deadline(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with pytest.raises(ChildError):
+        call_until(lambda: False, command, tmp_path / "a.log", tmp_path, deadline_s=0.5)

@@ -1,7 +1,7 @@
 """Scenes of suite `mini`: real GUI mechanics told in colours, shapes and icons, without letters.
 
 A scene says where the target is (`ClickScene`: in sight; `MenuScene`: behind a menu icon; ...).
-Two things can be laid over any of them: a pop-up dialog that must be closed first (`popup`), and a
+Two things can be laid over any of them: pop-up dialogs that must be closed first (`popup`), and a
 dialog that asks for confirmation of what was done (`confirm`).
 """
 # ruff: noqa: ARG002, D102 - overrides keep the contract that the base class documents
@@ -58,7 +58,7 @@ class MiniScene(Scene):
     ends_at_goal = True
     phrase: ClassVar[str] = "click the {colour} button"
 
-    def __init__(self, rng: Random, ui: Ui, *, popup: bool = False, confirm: bool = False) -> None:
+    def __init__(self, rng: Random, ui: Ui, *, popup: int = 0, confirm: bool = False) -> None:
         super().__init__(rng, ui)
         self.confirms = confirm
         self.palette = rng.sample(list(COLOURS), len(COLOURS))
@@ -70,9 +70,8 @@ class MiniScene(Scene):
         self.body = self._inside(self.window)
         self.radius = rng.choice((2, 6, 14))
         self.button_size = rng.randint(36, 48), rng.randint(27, 34)
-        self.popup_open = popup
-        self.popup_box = self._random_dialog()
-        self.popup_has = rng.choice(("ok", "close", "both"))
+        self.popups = int(popup)  # that are still to be closed, one behind the other
+        self._draw_popup()
         self.confirm_box = self._random_dialog()
         self.set_up()
 
@@ -95,6 +94,11 @@ class MiniScene(Scene):
     def overlay(self) -> Layer | None:
         """What is open above the window, below the dialogs."""
         return None
+
+    @property
+    def popup_open(self) -> bool:
+        """Whether a pop-up hides what is below."""
+        return self.popups > 0
 
     # --- the goal ---------------------------------------------------------------------------
 
@@ -190,9 +194,15 @@ class MiniScene(Scene):
         y = rng.randint(ui.px(2), ui.height - height - ui.px(2))
         return Rect(x, y, x + width, y + height)
 
+    def _draw_popup(self) -> None:
+        self.popup_box = self._random_dialog()
+        self.popup_has = self.rng.choice(("ok", "close", "both"))
+
     def _popup_dialog(self) -> Layer:
         def close() -> None:
-            self.popup_open = False
+            self.popups -= 1
+            if self.popups:
+                self._draw_popup()
 
         icon = Picture("info", ink=self.ui.theme.muted)
         return self._dialog(
