@@ -457,7 +457,8 @@ def fill_old_run(database: sqlite3.Connection, tasks: Sequence[str], trajectorie
     rng = Random(1)
     groups = trajectories // GROUP
     database.executemany(
-        "INSERT INTO groups VALUES (?, ?, 'mini', ?, ?, ?, 'trained', '', ?, ?, ?)",
+        "INSERT INTO groups (id, number, suite, task_id, task_seed, size, state, opened_at, "
+        "closed_at, batch_id) VALUES (?, ?, 'mini', ?, ?, ?, 'trained', ?, ?, ?)",
         (
             (f"g{n:06d}", n, tasks[n % len(tasks)], n, GROUP, float(n), n + 60.0, 1 + n // 8)
             for n in range(1, groups + 1)
