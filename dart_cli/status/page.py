@@ -163,14 +163,16 @@ def _pipeline(snapshot: Snapshot) -> Table:
     groups = snapshot.groups
     rows = [
         ("groups open", f"{groups.open} of {groups.limit}"),
-        ("ready for a batch", str(groups.ready)),
-        ("in a batch", str(groups.batched)),
-        ("trained", str(groups.trained)),
-        *((f"dropped: {why}", str(count)) for why, count in sorted(groups.dropped.items())),
+        ("groups ready", str(groups.ready)),
+        ("groups in a batch", str(groups.batched)),
+        ("groups trained", str(groups.trained)),
+        *((f"groups dropped: {why}", str(n)) for why, n in sorted(groups.dropped.items())),
         *([("successes in the pool", str(groups.pool))] if groups.pool else []),
-        *((f"trajectories {state}", str(n)) for state, n in sorted(snapshot.trajectories.items())),
-        *((f"dropped: {why}", str(count)) for why, count in sorted(snapshot.dropped.items())),
     ]
+    for state, number in sorted(snapshot.trajectories.items()):
+        rows.append((f"trajectories {state}", str(number)))
+        if state == "dropped":
+            rows += [(f"  {why}", str(n)) for why, n in sorted(snapshot.dropped.items())]
     return _pairs("pipeline", rows)
 
 
@@ -204,6 +206,7 @@ def _tasks(snapshot: Snapshot) -> Table:
     table = page_table(
         "tasks", *columns, right=("success", "trajectories", "invalid", "played next")
     )
+    table.columns[2].no_wrap = True  # a curve has gaps, which are no places to break it
     for task in snapshot.tasks:
         invalid = Text(str(task.invalid), "yellow" if task.invalid else "")
         table.add_row(
