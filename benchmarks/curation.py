@@ -46,7 +46,7 @@ from dart_cli.bench.study import Cell, Cells, Result, play_missing, settings_of
 from dart_cli.config import load_config
 
 ROOT = Path(__file__).resolve().parents[1]
-QUICK_BUDGET = 6_000
+QUICK_BUDGET = 3_000
 
 
 def main() -> None:

@@ -291,9 +291,12 @@ class TrainConfig(Section):
     mask_high: float = Field(default=5.0, ge=1)
     """`masked`: a token whose proximal / behaviour is higher has weight 0."""
 
+    demonstrations: Literal["cloned", "shaped"] = "cloned"
+    """Weight of tokens that an unknown policy wrote: 1, so behaviour cloning times the advantage, or
+    gamma p / (p + gamma)^2, where p is the policy's probability of the token (LUFFY's shaping)."""
+
     demonstration_gamma: float = Field(default=0.1, gt=0, le=1)
-    """Tokens that an unknown policy wrote (demonstrations) weigh gamma p / (p + gamma)^2, where p is
-    the policy's probability of the token (LUFFY's shaping)."""
+    """`shaped`: the probability at which a demonstration's token weighs most, 1 / 4."""
 
     min_ess: float = Field(default=0.0, ge=0, lt=1)
     """Effective sample size, over tokens, below which `low_ess` acts on a batch; 0 for never."""

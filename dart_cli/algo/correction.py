@@ -56,18 +56,27 @@ def importance(drift: torch.Tensor, lengths: Sequence[int], objective: Objective
     return Importance(raw, used, truncated, masked)
 
 
-def demonstrated(proximal: torch.Tensor, gamma: float) -> torch.Tensor:
+def demonstrated(proximal: torch.Tensor, objective: Objective) -> torch.Tensor:
     """Weights [N] of tokens whose behaviour policy is unknown, from their log-probabilities [N].
 
-        w = gamma p / (p + gamma)^2,  p = exp(proximal)
+        cloned    w = 1
+        shaped    w = gamma p / (p + gamma)^2,  p = exp(proximal)
 
     A demonstrator that is certain of its tokens (behaviour probability 1) has the importance weight
-    p: exact, and nothing where the policy has most to learn. This is the weight whose gradient is
-    that of LUFFY's shaped ratio p / (p + gamma) (arXiv 2504.14945 section 3.2): it is greatest,
-    1/4, at p = gamma, falls as p / gamma below, and lets go of what has been learned, as gamma / p.
+    p: exact, and nothing where the policy has most to learn. Neither of the two is that.
+
+    - `cloned`: no correction, so a demonstration's gradient is its advantage times that of
+      behaviour cloning, A grad log p, as the demonstrations' term in DAPG's augmented loss (arXiv
+      1709.10087). It asks for the demonstrator's actions however improbable they are.
+    - `shaped`: the weight whose gradient is that of LUFFY's ratio p / (p + gamma) (arXiv 2504.14945
+      section 3.2): it is greatest, 1/4, at p = gamma, falls as p / gamma below, and lets go of what
+      has been learned, as gamma / p.
+
     Never more than a fresh token's weight, 1.
     """
-    probability = proximal.exp()
+    if objective.demonstrations == "cloned":
+        return torch.ones_like(proximal)
+    gamma, probability = objective.demonstration_gamma, proximal.exp()
     return gamma * probability / (probability + gamma).square()
 
 

@@ -128,7 +128,7 @@ def policy_loss(
     behaviour = torch.where(shown, proximal, behaviour)  # a ratio of 1, which says nothing
     drift = proximal - behaviour
     weight = importance(drift, lengths, objective)
-    demonstration = demonstrated(proximal, objective.demonstration_gamma)
+    demonstration = demonstrated(proximal, objective)
     old = behaviour if objective.correction == "ratio" else proximal
     follow = surrogate(policy, old, advantages, counts, lengths, objective)
     token_loss = -torch.where(shown, demonstration, weight.used) * follow.value

@@ -11,6 +11,7 @@ from typing import Literal
 
 SurrogateName = Literal["grpo", "gspo", "cispo"]
 CorrectionName = Literal["truncated", "sequence", "masked", "none", "ratio"]
+DemonstrationWeight = Literal["cloned", "shaped"]
 LowEss = Literal["skip", "shrink"]
 
 
@@ -26,6 +27,7 @@ class Objective:
     is_cap: float = 1.0
     mask_low: float = 0.5
     mask_high: float = 5.0
+    demonstrations: DemonstrationWeight = "cloned"
     demonstration_gamma: float = 0.1
     kl_beta: float = 0.0
     entropy_coef: float = 0.0

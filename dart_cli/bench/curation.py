@@ -62,7 +62,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
 PER_TASK = 32
 """Oracle trajectories of each task: as many as the pool keeps."""
 
-BUDGET = 12_000
+BUDGET = 6_000
 """Trajectories of a run, whatever its arm."""
 DEADLINE_S = 1800.0
 """Longest training of one run."""

@@ -1,4 +1,4 @@
-"""Tokens of an unknown behaviour policy: the shaped weight, its gradient, and what is said of it."""
+"""Tokens of an unknown behaviour policy: their weight, its gradient, and what is said of it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ GAMMAS = st.floats(0.01, 1)
 
 def double(values: list[float]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
+
+
+def shaped_by(gamma: float) -> Objective:
+    return Objective(demonstrations="shaped", demonstration_gamma=gamma)
 
 
 def loss_of(
@@ -42,7 +46,7 @@ def test_its_gradient_is_that_of_the_shaped_probability(
         policy,
         torch.full_like(policy, math.nan),  # never read
         [True] * len(logprobs),
-        Objective(demonstration_gamma=gamma),
+        shaped_by(gamma),
     )
     output.loss.backward()
     assert policy.grad is not None
@@ -50,11 +54,28 @@ def test_its_gradient_is_that_of_the_shaped_probability(
     assert torch.allclose(-policy.grad, shaped.grad, rtol=1e-9, atol=1e-12)
 
 
+@given(LOGPROBS, st.sampled_from(["truncated", "sequence", "masked", "none", "ratio"]))
+def test_a_cloned_one_has_the_gradient_of_the_likelihood(logprobs: list[float], kind: str) -> None:
+    """d/d theta of the sum of log softmax, by autograd from the logits of a choice of two."""
+
+    def chosen(logits: torch.Tensor) -> torch.Tensor:
+        return torch.stack([logits, torch.zeros_like(logits)]).log_softmax(0)[0]
+
+    ours, theirs = double(logprobs).requires_grad_(), double(logprobs).requires_grad_()
+    chosen(theirs).sum().backward()
+    policy = chosen(ours)
+    unknown = torch.full_like(policy, math.nan)
+    loss_of(policy, unknown, [True] * len(logprobs), Objective(correction=kind)).loss.backward()
+    assert ours.grad is not None
+    assert theirs.grad is not None
+    assert torch.allclose(-ours.grad, theirs.grad, rtol=1e-9, atol=1e-12)
+
+
 @given(st.floats(-20, 0), GAMMAS)
 def test_it_never_weighs_more_than_a_quarter_of_a_fresh_token(value: float, gamma: float) -> None:
-    weight = demonstrated(double([value]), gamma).item()
+    weight = demonstrated(double([value]), shaped_by(gamma)).item()
     assert 0 < weight <= 0.25 + 1e-12
-    assert demonstrated(double([math.log(gamma)]), gamma).item() == pytest.approx(0.25)
+    assert demonstrated(double([math.log(gamma)]), shaped_by(gamma)).item() == pytest.approx(0.25)
 
 
 @given(LOGPROBS, st.data())
@@ -65,7 +86,8 @@ def test_other_tokens_and_what_is_said_of_them_are_as_without_it(
         st.lists(st.floats(-2, 2), min_size=len(logprobs), max_size=len(logprobs)), label="drifts"
     )
     kind = data.draw(st.sampled_from(["truncated", "sequence", "masked", "none", "ratio"]))
-    objective = Objective(correction=kind)
+    weight = data.draw(st.sampled_from(["cloned", "shaped"]))
+    objective = Objective(correction=kind, demonstrations=weight)
     policy, behaviour = double(logprobs), double(logprobs) - double(drifts)
     alone = loss_of(policy, behaviour, [False] * len(logprobs), objective)
     mixed = loss_of(
@@ -74,7 +96,7 @@ def test_other_tokens_and_what_is_said_of_them_are_as_without_it(
         [False] * len(logprobs) + [True],
         objective,
     )
-    extra = -demonstrated(double([-1.0]), 0.1).item()
+    extra = -demonstrated(double([-1.0]), objective).item()
     assert mixed.loss.item() == pytest.approx(alone.loss.item() + extra)
     before, after = alone.stats.metrics(), mixed.stats.metrics()
     for name in ("ess", "is_weight_mean", "is_used_mean", "is_truncated_fraction", "mismatch_kl"):
