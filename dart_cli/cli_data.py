@@ -1,7 +1,8 @@
 """`dart data`: the process by its configuration, and the tools that look into a run or fill its pool.
 
 serve                   the process; its name may be left out
-ls, show, stats, why    what a run holds, beside a live one
+ls, show, stats, why,   what a run holds, beside a live one
+draw
 collect, export, import trajectories come and go
 """
 
@@ -236,6 +237,28 @@ def why(trajectory: Trajectory, run: RunOption = None, as_json: AsJson = False) 
 
 
 @data.command()
+def draw(
+    target: RunTarget = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where the pictures go; default RUN/pictures."),
+    ] = None,
+) -> None:
+    """Draw what curation decided: fates of groups, their sizes, step limits, entropies.
+
+    Four PNG files; also of a live run.
+
+    Example: dart data draw runs/quickstart --out pictures
+    """
+    from dart_cli import browse, pictures
+    from dart_cli.data.store import open_reader
+
+    with open_reader(browse.find_run(target)) as reader:
+        for path in pictures.draw_all(reader, out or reader.path.parent / "pictures"):
+            typer.echo(path)
+
+
+@data.command()
 def collect(
     config_path: ConfigPath,
     overrides: Overrides = None,
@@ -273,7 +296,7 @@ def collect(
 
     if player == "oracle" and (weights is not None or hints):
         raise ConfigError("--weights and --hints are for a policy: add --from policy")
-    config = load_checked(config_path, overrides, "data" if player == "oracle" else "eval")
+    config = load_checked(config_path, overrides, "env" if player == "oracle" else "eval")
     from dart_cli.collect import Wanted, run_collect
 
     wanted = Wanted(per_task, tuple(tasks or ()), player, weights, hints)

@@ -67,6 +67,9 @@ BUDGET = 6_000
 DEADLINE_S = 1800.0
 """Longest training of one run."""
 
+LEVELS = (0.6, 0.7, 0.8)
+"""Held-out success at which arms are compared, beside that of plain GRPO at its end."""
+
 POINTS = 10
 """Versions of a run, beside its first, that are played on held-out episodes."""
 FINAL = 4
@@ -267,13 +270,24 @@ def summarize(results: Mapping[Cell, Result]) -> dict[str, Any]:
                 cost: round(mean(run["points"][-1][cost] for run in runs), 2) for cost in COSTS
             },
             "to_level": {cost: cost_to(runs, cost, level, arm == UNIFORM) for cost in COSTS},
+            "trajectories_to": {
+                each: cost_to(runs, "trajectories", each, False) for each in LEVELS
+            },
         }
     for cost in COSTS:
-        ours, theirs = (found.get(arm, {}).get("to_level", {}).get(cost) for arm in (ALL, UNIFORM))
-        summary[f"{cost}_ratio"] = round(ours / theirs, 4) if ours and theirs else None
+        summary[f"{cost}_ratio"] = _ratio(found, "to_level", cost)
+    summary["trajectories_ratio_at"] = {
+        each: _ratio(found, "trajectories_to", each) for each in LEVELS
+    }
     seeds = sorted({cell.seed for cell in results})
     summary |= {"level": level and round(level, 4), "seeds": len(seeds)}
     return {**summary, "demonstrations_per_task": PER_TASK, "arms": found}
+
+
+def _ratio(arms: Mapping[str, Any], table: str, key: object) -> float | None:
+    """What all parts took of what plain GRPO did."""
+    ours, theirs = (arms.get(arm, {}).get(table, {}).get(key) for arm in (ALL, UNIFORM))
+    return round(ours / theirs, 4) if ours and theirs else None
 
 
 def cost_to(

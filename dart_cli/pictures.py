@@ -1,0 +1,285 @@
+"""What curation decided in a run, to look at: `dart data draw`.
+
+draw_all       the pictures below as PNG files in a folder
+fates.png      each group in the order of opening: what became of it, by task
+sizes.png      how many trajectories groups got, and what success their task had
+lengths.png    steps of trajectories under the cap of their task
+entropies.png  which steps were trained on, by their mean token entropy
+
+fate           what became of one group
+outlooks       the moving average of its task's success when each group was opened
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import TYPE_CHECKING, Literal
+
+from bus.errors import UserError
+from dart_cli.algo.schedule import MovingAverage, group_size
+from dart_cli.config import Config
+from dart_cli.data.rows import GroupRow, SampleRow, TrajectoryRow
+from dart_cli.data.store import Reader
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Fate = Literal["mixed", "pool", "all_success", "all_fail", "other"]
+
+_TOLD: dict[Fate, tuple[str, str]] = {
+    "mixed": ("trained on: successes and failures", "#2563eb"),
+    "pool": ("trained on: all failed, a success of the pool joined", "#db2777"),
+    "all_success": ("dropped: all passed", "#a7d7b5"),
+    "all_fail": ("dropped: all failed", "#4b5563"),
+    "other": ("dropped: stale, too few valid, ...", "#d97706"),
+}
+_PASS, _FAIL, _LINE = "#1a7f37", "#cf222e", "#111827"
+
+MOST_TASKS = 24
+"""Rows of a picture by task; of more tasks those with the most groups are drawn."""
+MOST_PANELS = 6
+
+
+def draw_all(reader: Reader, folder: Path) -> list[Path]:
+    """Write the pictures of a run into `folder`, made if need be; returns their paths.
+
+    Raises UserError for a run no group of which is over yet.
+    """
+    from matplotlib.figure import Figure
+
+    config = Config.model_validate_json(reader.run().config)
+    groups, trajectories = reader.groups(), reader.trajectories()
+    if all(fate(group) is None for group in groups):
+        raise UserError(f"{reader.path}: no group is over yet, there is nothing to draw")
+    samples = [row for batch in reader.batches() for row in reader.batch_rows(batch.id)]
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures: dict[str, Callable[[Figure], None]] = {
+        "fates": lambda figure: _fates(figure, groups),
+        "sizes": lambda figure: _sizes(figure, groups, trajectories, config),
+        "lengths": lambda figure: _lengths(figure, groups, trajectories),
+        "entropies": lambda figure: _entropies(figure, samples),
+    }
+    paths = []
+    for name, draw in pictures.items():
+        figure = Figure(layout="constrained", dpi=110)
+        draw(figure)
+        paths.append(folder / f"{name}.png")
+        figure.savefig(paths[-1])
+    return paths
+
+
+def fate(group: GroupRow) -> Fate | None:
+    """What became of a group; None while it plays or waits."""
+    if group.state in ("batched", "trained"):
+        return "mixed" if group.pool_member is None else "pool"
+    if group.state != "dropped":
+        return None
+    if group.reason == "all_success":
+        return "all_success"
+    return "all_fail" if group.reason == "all_fail" else "other"
+
+
+def outlooks(
+    groups: Sequence[GroupRow], trajectories: Sequence[TrajectoryRow]
+) -> dict[str, float | None]:
+    """Group id -> moving average of its task's success when it was opened; None before a verdict.
+
+    Computed anew from the run's groups and trajectories, which must be whole.
+    """
+    task_of = {group.id: group.task_id for group in groups}
+    verdicts = sorted(
+        (row.ended_at, row.id, row.group_id, float(row.outcome == "pass"))
+        for row in trajectories
+        if row.ended_at is not None and row.outcome in ("pass", "fail")
+    )
+    averages: dict[str, MovingAverage] = defaultdict(MovingAverage)
+    found: dict[str, float | None] = {}
+    seen = 0
+    for group in sorted(groups, key=lambda each: each.number):
+        while seen < len(verdicts) and verdicts[seen][0] <= group.opened_at:
+            _, _, group_id, passed = verdicts[seen]
+            task_id = task_of[group_id]
+            averages[task_id] = averages[task_id].add(passed)
+            seen += 1
+        found[group.id] = averages[group.task_id].value
+    return found
+
+
+# --- pictures -------------------------------------------------------------------------------
+
+
+def _fates(figure: Figure, groups: Sequence[GroupRow]) -> None:
+    tasks = _most_played(groups, MOST_TASKS)
+    figure.set_size_inches(11, 1.6 + 0.32 * len(tasks))
+    axes = _axes(figure)
+    counts = Counter(map(fate, groups))
+    for kind, (label, colour) in _TOLD.items():
+        marked = [g for g in groups if fate(g) == kind and g.task_id in tasks]
+        if marked:
+            axes.scatter(
+                [group.number for group in marked],
+                [tasks[group.task_id] for group in marked],
+                marker="|",
+                s=130,
+                linewidths=1.1,
+                color=colour,
+                label=f"{label} ({counts[kind]})",
+            )
+    axes.set_yticks(list(tasks.values()), list(tasks), fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("groups, in the order they were opened")
+    legend = figure.legend(loc="outside upper left", ncols=2, fontsize=8, frameon=False)
+    for handle in legend.legend_handles:
+        if handle is not None:
+            handle.set_linewidth(3)  # type: ignore[attr-defined]
+
+
+def _sizes(
+    figure: Figure,
+    groups: Sequence[GroupRow],
+    trajectories: Sequence[TrajectoryRow],
+    config: Config,
+) -> None:
+    figure.set_size_inches(11, 3.8)
+    left, right = figure.subplots(1, 2)
+    known = outlooks(groups, trajectories)
+    counts = Counter(
+        (round(value, 2), group.size) for group in groups if (value := known[group.id]) is not None
+    )
+    if counts:
+        left.scatter(
+            [rate for rate, _ in counts],
+            [size for _, size in counts],
+            s=[6 + 5 * number for number in counts.values()],
+            alpha=0.45,
+            linewidths=0,
+            color="#2563eb",
+        )
+    rates = [each / 200 for each in range(201)]
+    data = config.data
+    sizes = [
+        group_size(rate, data.group_size, data.min_group_size)
+        if data.dynamic_number
+        else data.group_size
+        for rate in rates
+    ]
+    left.step(rates, sizes, where="post", color=_LINE, linewidth=1.2, label="the rule")
+    left.set_xlabel("success of the task when the group was opened")
+    left.set_ylabel("trajectories of the group")
+    left.set_ylim(0, data.group_size + 1)
+    left.legend(fontsize=8, frameon=False, loc="lower left")
+    width = max(1, len(groups) // 40)
+    parts = [groups[start : start + width] for start in range(0, len(groups), width)]
+    trained = [[group for group in part if fate(group) in ("mixed", "pool")] for part in parts]
+    for label, colour, chosen in (
+        ("all groups", "#6b7280", parts),
+        ("those trained on", "#2563eb", trained),
+    ):
+        points = [(part[0].number, mean(group.size for group in part)) for part in chosen if part]
+        right.plot([x for x, _ in points], [y for _, y in points], color=colour, label=label)
+    right.set_ylim(0, data.group_size + 1)
+    right.set_xlabel("groups, in the order they were opened")
+    right.set_ylabel("mean size")
+    right.legend(fontsize=8, frameon=False, loc="lower left")
+    _plain(left, right)
+
+
+def _lengths(
+    figure: Figure, groups: Sequence[GroupRow], trajectories: Sequence[TrajectoryRow]
+) -> None:
+    by_id = {group.id: group for group in groups}
+    tasks: dict[str, list[TrajectoryRow]] = defaultdict(list)
+    for row in trajectories:
+        if row.steps is not None and row.outcome in ("pass", "fail"):
+            tasks[by_id[row.group_id].task_id].append(row)
+    longest = sorted(tasks, key=lambda task: -max(row.max_steps or 0 for row in tasks[task]))
+    shown = longest[:MOST_PANELS]
+    columns = min(3, len(shown)) or 1
+    rows_of = -(-len(shown) // columns) or 1
+    figure.set_size_inches(3.9 * columns, 2.6 * rows_of)
+    panels = figure.subplots(rows_of, columns, squeeze=False).flatten()
+    for panel, task in zip(panels, shown, strict=False):
+        played = sorted(tasks[task], key=lambda row: by_id[row.group_id].number)
+        for outcome, colour in (("fail", _FAIL), ("pass", _PASS)):
+            counts = Counter(
+                (by_id[row.group_id].number, row.steps) for row in played if row.outcome == outcome
+            )
+            if counts:
+                panel.scatter(
+                    [number for number, _ in counts],
+                    [steps for _, steps in counts],
+                    s=[4 + 3 * count for count in counts.values()],
+                    alpha=0.4,
+                    linewidths=0,
+                    color=colour,
+                    label=outcome,
+                )
+        caps = {by_id[row.group_id].number: row.max_steps for row in played if row.max_steps}
+        panel.step(
+            list(caps), list(caps.values()), where="post", color=_LINE, linewidth=1.3, label="cap"
+        )
+        panel.set_title(task, loc="left", fontsize=8)
+        panel.set_ylim(0, max([*caps.values(), *(row.steps or 0 for row in played)]) + 1)
+    for panel in panels[len(shown) :]:
+        panel.set_visible(False)
+    for panel in panels[::columns]:
+        panel.set_ylabel("steps")
+    for panel in panels[max(0, len(shown) - columns) :]:
+        panel.set_xlabel("groups")
+    panels[0].legend(fontsize=7, frameon=False, loc="lower left")
+    _plain(*panels)
+
+
+def _entropies(figure: Figure, samples: Sequence[SampleRow]) -> None:
+    figure.set_size_inches(11, 3.6)
+    left, right = figure.subplots(1, 2)
+    known = [row for row in samples if row.entropy is not None]
+    parts = {
+        "trained on": [row for row in known if row.weight],
+        "left out": [row for row in known if not row.weight],
+    }
+    colours = {"trained on": "#2563eb", "left out": "#d1d5db"}
+    left.hist(
+        [[row.entropy for row in rows] for rows in parts.values()],
+        bins=40,
+        stacked=True,
+        color=list(colours.values()),
+        label=[f"{name} ({len(rows)})" for name, rows in parts.items()],
+    )
+    left.set_xlabel("mean token entropy of the step, nats")
+    left.set_ylabel("steps")
+    left.legend(fontsize=8, frameon=False)
+    steps = sorted({row.step for row in known})
+    bottom = [0.0] * len(steps)
+    for name, rows in parts.items():
+        counts = Counter(row.step for row in rows)
+        heights = [counts[step] for step in steps]
+        right.bar(steps, heights, bottom=bottom, color=colours[name], label=name)
+        bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+    right.set_xlabel("step of its trajectory")
+    right.legend(fontsize=8, frameon=False)
+    _plain(left, right)
+
+
+def _most_played(groups: Sequence[GroupRow], most: int) -> Mapping[str, int]:
+    """Task id -> row of the picture, in the order they were first played."""
+    kept = {task for task, _ in Counter(group.task_id for group in groups).most_common(most)}
+    order = dict.fromkeys(group.task_id for group in groups if group.task_id in kept)
+    return {task: row for row, task in enumerate(sorted(order))}
+
+
+def _axes(figure: Figure) -> Axes:
+    axes = figure.subplots()
+    _plain(axes)
+    return axes
+
+
+def _plain(*axes: Axes) -> None:
+    for each in axes:
+        each.grid(alpha=0.25)
+        for side in ("top", "right"):
+            each.spines[side].set_visible(False)
