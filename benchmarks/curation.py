@@ -6,11 +6,12 @@
 
 Each run is `dart up configs/curation.toml` with parts of curation turned on (dart_cli/bench/curation.py),
 on tasks of which two fifths begin at about 0 % success. Its weights are then played on held-out
-episodes. Every run plays as many trajectories. Baseline and ours in the same code; the limit of a success rate is 1, that of the ratio the
-share of trajectories that plain GRPO spends on groups with a gradient.
+episodes. Every run plays as many trajectories. Baseline and ours in the same code; the limit of a
+success rate is 1, that of the ratio the share of trajectories that plain GRPO spends on groups with a
+gradient.
 
 Results stand in WORK, a JSON file for each run, and are not measured again: start it again after a
-stop, with more arms or more seeds. The last line is JSON; WORK/curation.png shows the curves.
+stop, with more arms or more seeds. The last line is JSON; WORK/*.png show the curves.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from dart_cli.bench.bands import PALETTE, Line, Panel, draw
 from dart_cli.bench.curation import (
     ALL,
     BUDGET,
+    HOPELESS,
     OTHERS,
     PARTS,
     UNIFORM,
@@ -38,6 +40,7 @@ from dart_cli.bench.curation import (
     collect_pool,
     curve,
     needs_pool,
+    out_of_reach,
     pick_arms,
     play_run,
     summarize,
@@ -89,21 +92,18 @@ def measure(study: Study, arms: list[str], seeds: int, budget: int) -> dict[str,
     play = partial(play_run, study, budget=budget, episodes=config.eval.episodes)
     results = play_missing(wanted, cells, play, tell=tell)
     summary = summarize(results)
-    picture = study.work / "curation.png"
-    draw_curves(picture, results, summary["level"])
-    return {**summary, "picture": str(picture)}
+    pictures = [study.work / "curation.png", study.work / "out-of-reach.png"]
+    draw_curves(pictures[0], results, summary["level"])
+    draw_out_of_reach(pictures[1], results)
+    return {**summary, "pictures": [str(path) for path in pictures]}
 
 
 def draw_curves(path: Path, results: Mapping[Cell, Result], level: float | None) -> None:
     """Parts alone on the left, parts left out on the right; by trajectories above, minutes below."""
     arms = list(dict.fromkeys(cell.arm for cell in results))
-    colours = dict(zip([*PARTS, *OTHERS], PALETTE, strict=True))
 
     def line(arm: str, cost: Cost) -> Line:
-        curves = [curve(result, cost) for cell, result in results.items() if cell.arm == arm]
-        if arm in (UNIFORM, ALL):
-            return Line(arm, curves, "#6b7280" if arm == UNIFORM else "#111827", is_bold=True)
-        return Line(arm, curves, colours[arm.removeprefix("no-")])
+        return line_of(arm, [curve(run, cost) for cell, run in results.items() if cell.arm == arm])
 
     whole = [arm for arm in arms if arm in (UNIFORM, ALL)]
     alone = [arm for arm in arms if arm in (*PARTS, *OTHERS)]
@@ -115,6 +115,26 @@ def draw_curves(path: Path, results: Mapping[Cell, Result], level: float | None)
         for title, group in (("each part alone", alone), ("each part left out", left_out))
     ]
     draw(path, panels, columns=2)
+
+
+def draw_out_of_reach(path: Path, results: Mapping[Cell, Result]) -> None:
+    """What a pool does for the tasks that the model hardly ever solves at first."""
+    tasks = out_of_reach(results)
+    lines = []
+    for arm in (UNIFORM, "pool", "no-pool", ALL):
+        runs = [result for cell, result in results.items() if cell.arm == arm]
+        if runs:
+            lines.append(line_of(arm, [curve(run, "trajectories", tasks) for run in runs]))
+    title = f"the {len(tasks)} tasks that begin at {HOPELESS:.0%} or less"
+    draw(path, [Panel(title, "trajectories played", lines)], columns=1)
+
+
+def line_of(arm: str, curves: list[list[tuple[float, float]]]) -> Line:
+    """An arm's line: a part alone and the same part left out have one colour."""
+    if arm in (UNIFORM, ALL):
+        return Line(arm, curves, "#6b7280" if arm == UNIFORM else "#111827", is_bold=True)
+    colours = dict(zip([*PARTS, *OTHERS], PALETTE, strict=True))
+    return Line(arm, curves, colours[arm.removeprefix("no-")], is_dashed=arm.startswith("no-"))
 
 
 def tell(text: str) -> None:

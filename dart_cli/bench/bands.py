@@ -24,6 +24,7 @@ class Line:
     curves: Sequence[Curve]
     colour: str
     is_bold: bool = False
+    is_dashed: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,10 @@ def draw(path: Path, panels: Sequence[Panel], *, columns: int) -> None:
         for line in panel.lines:
             found = band(line.curves)
             width = 2.6 if line.is_bold else 1.4
-            axis.plot(found.x, found.mean, color=line.colour, linewidth=width, label=line.label)
+            style = "--" if line.is_dashed else "-"
+            axis.plot(
+                found.x, found.mean, style, color=line.colour, linewidth=width, label=line.label
+            )
             if len(line.curves) > 1:
                 axis.fill_between(found.x, found.low, found.high, color=line.colour, alpha=0.13)
         if panel.level is not None:

@@ -70,6 +70,8 @@ DEADLINE_S = 1800.0
 LEVELS = (0.6, 0.7, 0.8)
 """Held-out success at which arms are compared, beside that of plain GRPO at its end."""
 
+HOPELESS = 0.1
+
 POINTS = 10
 """Versions of a run, beside its first, that are played on held-out episodes."""
 FINAL = 4
@@ -244,9 +246,24 @@ def _groups(reader: Reader) -> dict[str, int]:
 # --- all runs -------------------------------------------------------------------------------
 
 
-def curve(result: Result, cost: Cost) -> list[tuple[float, float]]:
-    """One run's held-out success against a cost."""
-    return [(point[cost], point["success"]) for point in result["points"]]
+def curve(
+    result: Result, cost: Cost, tasks: Sequence[str] | None = None
+) -> list[tuple[float, float]]:
+    """One run's held-out success against a cost: the mean over all tasks, or over these."""
+
+    def success(point: Mapping[str, Any]) -> float:
+        if tasks is None:
+            return float(point["success"])
+        return mean(result["per_task"][str(point["version"])][task] for task in tasks)
+
+    return [(point[cost], success(point)) for point in result["points"]]
+
+
+def out_of_reach(results: Mapping[Cell, Result]) -> list[str]:
+    """The tasks that the model solves in at most one of ten episodes before it is trained."""
+    first = next(iter(results.values()))["per_task"]["0"]
+    begins = {task: mean(run["per_task"]["0"][task] for run in results.values()) for task in first}
+    return [task for task, success in begins.items() if success <= HOPELESS]
 
 
 def summarize(results: Mapping[Cell, Result]) -> dict[str, Any]:

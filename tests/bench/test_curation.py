@@ -14,6 +14,8 @@ from dart_cli.bench.curation import (
     PARTS,
     UNIFORM,
     Study,
+    curve,
+    out_of_reach,
     pick_arms,
     spread,
     summarize,
@@ -120,3 +122,15 @@ def test_points_are_the_first_version_the_last_and_evenly_between() -> None:
     assert spread([0, 1, 2], 10) == [0, 1, 2]
     assert spread([0, 1, 3, 4, 8], 2) == [0, 3, 8]
     assert spread([0], 10) == [0]
+
+
+def test_tasks_out_of_reach_have_a_curve_of_their_own() -> None:
+    result = run((0, 0.5), (1000, 0.8))
+    result["per_task"] = {
+        "0": {"easy": 0.9, "hard": 0.1, "never": 0.0},
+        "1": {"easy": 1.0, "hard": 0.8, "never": 0.2},
+    }
+    tasks = out_of_reach({Cell(UNIFORM, 0): result})
+    assert tasks == ["hard", "never"]
+    assert curve(result, "trajectories", tasks) == [(0, 0.05), (1000, 0.5)]
+    assert curve(result, "actions") == [(0, 0.5), (3000, 0.8)]
