@@ -20,7 +20,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -55,7 +55,8 @@ QUICK_BUDGET = 3_000
 def main() -> None:
     """Play what is missing, draw, and print one JSON line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--seeds", type=int, default=3, help="seeds of each arm: 0, 1, ...")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of each arm")
+    parser.add_argument("--first-seed", type=int, default=2, help="0 and 1 chose the set-up")
     parser.add_argument("--arms", default="all-arms", help="comma-separated; all-arms for all")
     parser.add_argument("--quick", action="store_true", help="two arms, one seed, half as long")
     parser.add_argument("--budget", type=int, default=BUDGET, help="trajectories of a run")
@@ -74,12 +75,13 @@ def main() -> None:
         budget = min(budget, QUICK_BUDGET)
     study = Study(ROOT, arguments.config.absolute(), work.absolute(), tuple(arguments.set))
     try:
-        print(json.dumps(measure(study, pick_arms(arms), seeds, budget)))
+        chosen = range(arguments.first_seed, arguments.first_seed + seeds)
+        print(json.dumps(measure(study, pick_arms(arms), chosen, budget)))
     except DartError as error:
         raise SystemExit(f"error: {error}") from None
 
 
-def measure(study: Study, arms: list[str], seeds: int, budget: int) -> dict[str, object]:
+def measure(study: Study, arms: list[str], seeds: Sequence[int], budget: int) -> dict[str, object]:
     """All runs, and what they say."""
     config = load_config(study.config, list(study.sets))
     if any(map(needs_pool, arms)):
@@ -88,7 +90,7 @@ def measure(study: Study, arms: list[str], seeds: int, budget: int) -> dict[str,
         study.work / "results",
         lambda cell: [settings_of(load_config(study.config, study.sets_of(cell.arm))), budget],
     )
-    wanted = [Cell(arm, seed) for seed in range(seeds) for arm in arms]
+    wanted = [Cell(arm, seed) for seed in seeds for arm in arms]
     play = partial(play_run, study, budget=budget, episodes=config.eval.episodes)
     results = play_missing(wanted, cells, play, tell=tell)
     summary = summarize(results)

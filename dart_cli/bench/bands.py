@@ -13,7 +13,10 @@ from pathlib import Path
 
 from dart_cli.bench.curves import Curve, band
 
-PALETTE = ("#2563eb", "#059669", "#d97706", "#db2777", "#7c3aed", "#0891b2", "#65a30d")
+PALETTE = (
+    *("#2563eb", "#059669", "#d97706", "#db2777"),
+    *("#7c3aed", "#0891b2", "#65a30d", "#b91c1c"),
+)
 
 
 @dataclass(frozen=True)

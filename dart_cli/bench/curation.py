@@ -54,6 +54,7 @@ ARMS: dict[str, tuple[str, ...]] = _arms()
 """Arm -> its parts, in their order of presentation."""
 
 OTHERS: dict[str, tuple[str, ...]] = {
+    "uniform-fast": ("train.lr=2.5e-4",),  # plain GRPO at the rate it likes better
     "online": ("data.pool_ratio=0.125",),  # a pool of the run's own successes alone
     "early-stop": ("data.early_stop=true",),  # half a group first, more unless all passed
 }
@@ -270,7 +271,8 @@ def summarize(results: Mapping[Cell, Result]) -> dict[str, Any]:
     """Final success and costs by arm, and how many of uniform's trajectories all parts need.
 
     An arm's curve is the rising one through the points of all its seeds. A cost to the level is None
-    where an arm never comes to it; ratios are None without both arms or where one is.
+    where an arm never comes to it; ratios are None without both arms or where one is. `limit` is the
+    ratio of a curation that plays no group in vain and leaves those with a gradient as they are.
     """
     arms: dict[str, list[Result]] = {}
     for cell, result in results.items():
@@ -296,9 +298,17 @@ def summarize(results: Mapping[Cell, Result]) -> dict[str, Any]:
     summary["trajectories_ratio_at"] = {
         each: _ratio(found, "trajectories_to", each) for each in LEVELS
     }
+    if UNIFORM in arms:
+        summary["limit"] = round(mean(_share_trained(run["groups"]) for run in arms[UNIFORM]), 4)
     seeds = sorted({cell.seed for cell in results})
     summary |= {"level": level and round(level, 4), "seeds": len(seeds)}
     return {**summary, "demonstrations_per_task": PER_TASK, "arms": found}
+
+
+def _share_trained(groups: Mapping[str, int]) -> float:
+    """Of the groups that are over, those with a gradient: of full groups no others can be saved."""
+    over = {name: number for name, number in groups.items() if name not in ("open", "ready")}
+    return over.get("trained", 0) / sum(over.values())
 
 
 def _ratio(arms: Mapping[str, Any], table: str, key: object) -> float | None:

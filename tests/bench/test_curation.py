@@ -34,7 +34,8 @@ def run(*points: tuple[int, float]) -> Result:
         "points": [
             {"version": i, "trajectories": x, "actions": 3 * x, "minutes": x / 1000, "success": y}
             for i, (x, y) in enumerate(points)
-        ]
+        ],
+        "groups": {"trained": 30, "all_fail": 10, "all_success": 60, "open": 7, "ready": 5},
     }
 
 
@@ -102,6 +103,7 @@ def test_seeds_are_pooled_and_their_number_told() -> None:
     }
     summary = summarize(results)
     assert summary["seeds"] == 2
+    assert summary["limit"] == 0.3
     assert summary["arms"][UNIFORM]["by_seed"] == [0.6, 0.8]
     assert summary["trajectories_ratio"] == pytest.approx(0.5)
 
