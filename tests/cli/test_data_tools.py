@@ -182,6 +182,16 @@ def test_a_wrong_id_is_one_line_with_the_nearest_cure(
         assert cure in err
 
 
+@pytest.mark.parametrize(
+    "words", [("show", "\udcff", "--run"), ("ls", "--reason", "\udcff"), ("ls", "--limit", 2**64)]
+)
+def test_a_value_that_no_database_can_hold_is_one_line(
+    words: tuple[object, ...], played: Played, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*words, played.config.run.dir) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 # --- ls, show, stats ------------------------------------------------------------------------
 
 
