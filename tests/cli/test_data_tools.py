@@ -464,6 +464,16 @@ def test_a_run_is_drawn_beside_it_or_where_it_is_asked_for(
                 assert len(image.convert("RGB").getcolors(maxcolors=1_000_000) or []) > 10
 
 
+def test_a_folder_for_pictures_that_cannot_be_written_is_one_line(
+    played: Played, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert run("draw", played.config.run.dir, "--out", tmp_path / "file") == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "cannot be written: File exists" in err
+
+
 def test_each_group_that_is_over_has_one_fate(played: Played, reader: Reader) -> None:
     fates = {group.id: fate(group) for group in reader.groups()}
     assert fates[played.mixed] == "mixed"
