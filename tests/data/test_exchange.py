@@ -313,6 +313,8 @@ def test_what_was_exported_is_what_the_run_holds(tmp_path: Path, config: Config)
         assert len(ids) == 2
         assert len(chosen(reader, Choice())) == 4
         assert chosen(reader, Choice(tasks=("mini/none",))) == []
+        twice = tuple(row.task_id for row in reader.groups()) * 2
+        assert chosen(reader, Choice(tasks=twice)) == chosen(reader, Choice())
         done = export_run(reader, ids, tmp_path / "out")
         assert (done.trajectories, done.steps, done.skipped) == (2, 4, 0)
         rows = pq.read_table(tmp_path / "out").to_pylist()
