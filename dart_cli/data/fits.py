@@ -20,7 +20,7 @@ from typing import Any
 from PIL import Image
 
 import dart_cli
-from bus.errors import ModelError
+from bus.errors import ActionError, ModelError
 from dart_cli.checks import BUILTIN_TINY
 from dart_cli.config import Config
 from dart_cli.policy.frames import smart_resize
@@ -53,7 +53,11 @@ class ModelFacts:
         length = len(prompt) + len(completion)
         if length > self.max_positions:
             return "prompt_token_ids", f"{length} tokens, the model takes {self.max_positions}"
-        places, wanted = prompt.count(self.image_token), sum(map(self._places, images))
+        try:
+            sizes = [self._places(image) for image in images]
+        except ActionError as error:
+            return "screenshot", str(error)
+        places, wanted = prompt.count(self.image_token), sum(sizes)
         if places != wanted:
             return "prompt_token_ids", (
                 f"{places} image placeholders, its images need {wanted} with this model; "
