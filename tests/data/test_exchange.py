@@ -39,6 +39,7 @@ from dart_cli.data.parquet import (
 )
 from dart_cli.data.rows import StepRow
 from dart_cli.data.store import open_reader, open_store
+from dart_cli.policy.model import load_policy
 from envs.base import content_hash
 from tests.data.parts import make_ledger, play_group, small_config
 
@@ -534,6 +535,12 @@ def test_a_newer_format_is_refused(tmp_path: Path, config: Config) -> None:
 # --- tokens of another model ----------------------------------------------------------------
 
 
+def test_the_tokens_that_nobody_writes_are_those_that_the_trainer_refuses() -> None:
+    facts = model_facts(Config())
+    assert facts is not None
+    assert facts.forbidden == set(load_policy("builtin:tiny").forbidden_token_ids)
+
+
 def one_screen(size: tuple[int, int]) -> Trajectory:
     """A success of one step on a screen of that size."""
     file = io.BytesIO()
@@ -558,6 +565,15 @@ def test_tokens_that_the_model_cannot_take_are_refused(tmp_path: Path, config: C
         wrong = replace(one, steps=[replace(one.steps[0], prompt_token_ids=[*fitting, *ids])])
         with pytest.raises(ExchangeError, match="column prompt_token_ids"):
             import_folder(config, written(tmp_path / name, wrong))
+    for name, ids in (("g", [9, 1]), ("h", [9, 4]), ("i", [9, facts.image_token])):
+        wrong = replace(fits, steps=[replace(fits.steps[0], token_ids=ids)])
+        with pytest.raises(ExchangeError, match=r"column token_ids: .* nobody writes"):
+            import_folder(config, written(tmp_path / name, wrong))
+    apart = one_screen((56, 28))
+    prompt = [facts.image_token, 9, facts.image_token]
+    apart = replace(apart, steps=[replace(apart.steps[0], prompt_token_ids=prompt)])
+    with pytest.raises(ExchangeError, match=r"column prompt_token_ids: .* stand apart"):
+        import_folder(config, written(tmp_path / "j", apart))
     with pytest.raises(ExchangeError, match=r"row 0, column screenshot: .* too long a strip"):
         import_folder(config, written(tmp_path / "f", one_screen((2100, 7))))
     with write_folder(tmp_path / "e", {"vocabulary": "of another"}) as shards:
