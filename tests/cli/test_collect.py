@@ -230,6 +230,14 @@ def test_what_is_kept_depends_on_outcomes_and_not_on_who_ends_first(
     assert quota.missing == wanted - len(kept)
 
 
+def test_a_seed_that_comes_again_is_not_played_again() -> None:
+    """Else the same success would stand in the folder twice, which no import takes."""
+    quota = Quota(find_task("mini", "mini/click"), Wanted(16), 4970)
+    seeds = [task_seed(4970, "mini/click", number) for number in range(17)]
+    assert len(set(seeds)) == 16
+    assert [quota.next_seed() for _ in range(16)] == list(dict.fromkeys(seeds))
+
+
 def _end(outcome: str) -> TrajectoryEnd:
     return TrajectoryEnd.model_validate(
         {
