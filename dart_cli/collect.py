@@ -383,9 +383,12 @@ async def play_quotas(
         return end
 
     slots = max(config.env.slots, config.rollout.max_batch)
-    async with asyncio.TaskGroup() as group:
-        for slot in range(min(slots, sum(quota.missing for quota in quotas))):
-            group.create_task(play_some(slot))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for slot in range(min(slots, sum(quota.missing for quota in quotas))):
+                group.create_task(play_some(slot))
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None
 
 
 def _lease(config: Config, task: Task, seed: int) -> Lease:
