@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Literal
 
+from pydantic import ValidationError
+
 from bus.errors import UserError
 from dart_cli.algo.schedule import MovingAverage, group_size
 from dart_cli.config import Config
@@ -51,10 +53,15 @@ def draw_all(reader: Reader, folder: Path) -> list[Path]:
     """
     from matplotlib.figure import Figure
 
-    config = Config.model_validate_json(reader.run().config)
     groups, trajectories = reader.groups(), reader.trajectories()
     if all(fate(group) is None for group in groups):
         raise UserError(f"{reader.path}: no group is over yet, there is nothing to draw")
+    try:
+        config = Config.model_validate_json(reader.run().config)
+    except ValidationError:
+        raise UserError(
+            f"{reader.path}: its configuration is of another version of dart; draw with that one"
+        ) from None
     samples = [row for batch in reader.batches() for row in reader.batch_rows(batch.id)]
     pictures: dict[str, Callable[[Figure], None]] = {
         "fates": lambda figure: _fates(figure, groups),

@@ -485,15 +485,20 @@ def test_each_group_that_is_over_has_one_fate(played: Played, reader: Reader) ->
     assert fates[played.playing.rpartition("-")[0]] is None
 
 
-def test_a_run_without_a_group_that_is_over_is_not_drawn(
+def test_a_run_without_a_group_that_is_over_or_of_another_dart_is_not_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = small_config(tmp_path / "run")
     with open_store(config.run.dir) as store:
-        ask_lease(make_ledger(config, store, Clock()), 0)
+        ledger = make_ledger(config, store, Clock())
+        ask_lease(ledger, 0)
         store.commit()
+        assert run("draw", config.run.dir) == 2
+        assert "no group is over yet" in capsys.readouterr().err
+        play_group(ledger, ["pass"] * 4)
+        store.begin_run(3, '{"data": {"of_another_dart": 1}}', [])
     assert run("draw", config.run.dir) == 2
-    assert "no group is over yet" in capsys.readouterr().err
+    assert "its configuration is of another version" in capsys.readouterr().err
 
 
 def test_the_sizes_that_are_drawn_are_those_the_rule_gives_for_what_is_drawn(
