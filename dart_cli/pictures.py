@@ -53,7 +53,8 @@ def draw_all(reader: Reader, folder: Path) -> list[Path]:
     """
     from matplotlib.figure import Figure
 
-    groups, trajectories = reader.groups(), reader.trajectories()
+    trajectories = reader.trajectories()
+    groups = reader.groups()  # after them: a live run opens more, and each has its group then
     if all(fate(group) is None for group in groups):
         raise UserError(f"{reader.path}: no group is over yet, there is nothing to draw")
     try:

@@ -19,7 +19,7 @@ from dart_cli.cli import main
 from dart_cli.config import Config
 from dart_cli.data.rows import PoolRow
 from dart_cli.data.store import Reader, Store, open_reader, open_store
-from dart_cli.pictures import fate, outlooks
+from dart_cli.pictures import draw_all, fate, outlooks
 from dart_cli.story import tell_story
 from envs.base import content_hash
 from tests.data.parts import (
@@ -474,6 +474,32 @@ def test_a_folder_for_pictures_that_cannot_be_written_is_one_line(
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert "cannot be written: File exists" in err
+
+
+def test_a_live_run_is_drawn_while_groups_begin_and_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(tmp_path / "run")
+    with open_store(config.run.dir) as store:
+        ledger = make_ledger(config, store, Clock())
+
+        def play_on() -> None:
+            play_group(ledger, ["pass"] * 4)
+            store.commit()
+
+        def live(read: Any) -> Any:
+            def then_more(reader: Reader, *words: Any, **options: Any) -> Any:
+                rows = read(reader, *words, **options)
+                play_on()
+                return rows
+
+            return then_more
+
+        play_on()
+        with open_reader(config.run.dir) as reader, monkeypatch.context() as patch:
+            for name in ("groups", "trajectories"):
+                patch.setattr(Reader, name, live(getattr(Reader, name)))
+            assert len(draw_all(reader, tmp_path / "pictures")) == 4
 
 
 def test_each_group_that_is_over_has_one_fate(played: Played, reader: Reader) -> None:
