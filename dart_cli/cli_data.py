@@ -331,6 +331,8 @@ def export(
     from dart_cli.data.exchange import Choice, chosen, export_run
     from dart_cli.data.store import open_reader
 
+    if pool and outcome:
+        raise typer.BadParameter("--pool exports successes alone: --outcome chooses none of them")
     run_dir = browse.find_run(target)
     was_started = not target.is_dir() or (target / "config.json").exists()
     config = config_of(target) if was_started else None  # else it holds a pool alone

@@ -154,7 +154,7 @@ class Quota:
     in_play: int = 0
     tried: int = 0  # seeds
     reasons: Counter[str] = field(default_factory=Counter)  # of episodes that were invalid
-    _there: set[int] = field(default_factory=set)
+    _there: set[int] = field(default_factory=set)  # seeds that are not to be played any more
 
     @property
     def missing(self) -> int:
@@ -185,6 +185,7 @@ class Quota:
             seed = task_seed(self.run_seed, self.task.id, self.tried)
             self.tried += 1
             if seed not in self._there:
+                self._there.add(seed)  # of many seeds two are the same
                 self.in_play += 1
                 self.played += 1
                 return seed
@@ -382,9 +383,12 @@ async def play_quotas(
         return end
 
     slots = max(config.env.slots, config.rollout.max_batch)
-    async with asyncio.TaskGroup() as group:
-        for slot in range(min(slots, sum(quota.missing for quota in quotas))):
-            group.create_task(play_some(slot))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for slot in range(min(slots, sum(quota.missing for quota in quotas))):
+                group.create_task(play_some(slot))
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None
 
 
 def _lease(config: Config, task: Task, seed: int) -> Lease:

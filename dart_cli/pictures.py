@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Literal
 
+from pydantic import ValidationError
+
 from bus.errors import UserError
 from dart_cli.algo.schedule import MovingAverage, group_size
 from dart_cli.config import Config
@@ -47,16 +49,21 @@ MOST_PANELS = 6
 def draw_all(reader: Reader, folder: Path) -> list[Path]:
     """Write the pictures of a run into `folder`, made if need be; returns their paths.
 
-    Raises UserError for a run no group of which is over yet.
+    Raises UserError for a run no group of which is over yet, or a folder that cannot be written.
     """
     from matplotlib.figure import Figure
 
-    config = Config.model_validate_json(reader.run().config)
-    groups, trajectories = reader.groups(), reader.trajectories()
+    trajectories = reader.trajectories()
+    groups = reader.groups()  # after them: a live run opens more, and each has its group then
     if all(fate(group) is None for group in groups):
         raise UserError(f"{reader.path}: no group is over yet, there is nothing to draw")
+    try:
+        config = Config.model_validate_json(reader.run().config)
+    except ValidationError:
+        raise UserError(
+            f"{reader.path}: its configuration is of another version of dart; draw with that one"
+        ) from None
     samples = [row for batch in reader.batches() for row in reader.batch_rows(batch.id)]
-    folder.mkdir(parents=True, exist_ok=True)
     pictures: dict[str, Callable[[Figure], None]] = {
         "fates": lambda figure: _fates(figure, groups),
         "sizes": lambda figure: _sizes(figure, groups, trajectories, config),
@@ -64,11 +71,15 @@ def draw_all(reader: Reader, folder: Path) -> list[Path]:
         "entropies": lambda figure: _entropies(figure, samples),
     }
     paths = []
-    for name, draw in pictures.items():
-        figure = Figure(layout="constrained", dpi=110)
-        draw(figure)
-        paths.append(folder / f"{name}.png")
-        figure.savefig(paths[-1])
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, draw in pictures.items():
+            figure = Figure(layout="constrained", dpi=110)
+            draw(figure)
+            paths.append(folder / f"{name}.png")
+            figure.savefig(paths[-1])
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error.strerror}") from None
     return paths
 
 

@@ -72,13 +72,14 @@ class Exported:
 
 
 def chosen(reader: Reader, choice: Choice) -> list[str]:
-    """Ids of the trajectories that an export writes."""
+    """Ids of the trajectories that an export writes, each once."""
+    tasks = dict.fromkeys(choice.tasks) or [None]
     if choice.pool:
-        members = (row for task in choice.tasks or [None] for row in reader.pool(task_id=task))
+        members = (row for task in tasks for row in reader.pool(task_id=task))
         return [row.trajectory_id for row in members]
     return [
         row.id
-        for task in choice.tasks or [None]
+        for task in tasks
         for row in reader.trajectories(task_id=task, outcome=choice.outcome)
         if row.outcome is not None
     ]

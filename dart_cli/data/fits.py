@@ -2,8 +2,9 @@
 
 A sample that the trainer cannot put through its model would end it, be served again, and end it
 again. So what comes from outside is compared with the model's folder first, without torch: token
-ids with the vocabulary, lengths with its positions, image placeholders with the sizes of the
-images, and the vocabulary's fingerprint with that of the model the tokens were made for.
+ids with the vocabulary and with those that are never sampled, lengths with its positions, image
+placeholders with the sizes of the images, and the vocabulary's fingerprint with that of the model
+the tokens were made for.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from typing import Any
 from PIL import Image
 
 import dart_cli
-from bus.errors import ModelError
+from bus.errors import ActionError, ModelError
 from dart_cli.checks import BUILTIN_TINY
 from dart_cli.config import Config
 from dart_cli.policy.frames import smart_resize
+from dart_cli.policy.vocabulary import forbidden_ids
 
 _TINY = Path(dart_cli.__file__).parent / "policy" / "tiny"
 
@@ -39,6 +41,7 @@ class ModelFacts:
     min_pixels: int
     max_pixels: int
     fingerprint: str  # of the tokenizer's vocabulary
+    forbidden: frozenset[int]  # token ids that no completion holds
 
     def misfit(
         self, prompt: list[int], completion: list[int], images: Iterable[bytes]
@@ -53,14 +56,24 @@ class ModelFacts:
         length = len(prompt) + len(completion)
         if length > self.max_positions:
             return "prompt_token_ids", f"{length} tokens, the model takes {self.max_positions}"
-        places, wanted = prompt.count(self.image_token), sum(map(self._places, images))
+        try:
+            sizes = [self._places(image) for image in images]
+        except ActionError as error:
+            return "screenshot", str(error)
+        places, wanted = prompt.count(self.image_token), sum(sizes)
         if places != wanted:
             return "prompt_token_ids", (
                 f"{places} image placeholders, its images need {wanted} with this model; "
                 "these trajectories were made for another model"
             )
-        if self.image_token in completion:
-            return "token_ids", f"{self.image_token} is the image placeholder, which nobody writes"
+        at = 0
+        for size in sizes:
+            at = prompt.index(self.image_token, at)
+            if prompt[at : at + size].count(self.image_token) < size:
+                return "prompt_token_ids", f"the {size} placeholders of an image stand apart"
+            at += size
+        if never := self.forbidden.intersection(completion):
+            return "token_ids", f"{min(never)} is a token of prompts or none, which nobody writes"
         return None
 
     def _places(self, encoded: bytes) -> int:
@@ -111,6 +124,7 @@ def _facts(folder: Path) -> ModelFacts:
             min_pixels=int(fewest),
             max_pixels=int(most),
             fingerprint=_fingerprint(folder),
+            forbidden=frozenset(_forbidden(folder, model, int(text["vocab_size"]))),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(
@@ -132,3 +146,30 @@ def _fingerprint(folder: Path) -> str:
     added = [[token["id"], token["content"]] for token in tokenizer.get("added_tokens", [])]
     plain = json.dumps([tokenizer["model"]["vocab"], sorted(added)], sort_keys=True)
     return blake2b(plain.encode(), digest_size=8).hexdigest()
+
+
+def _forbidden(folder: Path, model: dict[str, Any], vocabulary: int) -> set[int]:
+    """Token ids that are never sampled, read from the folder's files."""
+
+    def optional(name: str) -> dict[str, Any]:
+        return _read(folder, name) if (folder / name).is_file() else {}
+
+    tokenizer, said = _read(folder, "tokenizer.json"), optional("tokenizer_config.json")
+    vocab = tokenizer["model"]["vocab"]  # Unigram: [token, score] in the order of ids
+    known: dict[str, int] = (
+        dict(vocab) if isinstance(vocab, dict) else {token: i for i, (token, _) in enumerate(vocab)}
+    )
+    known |= {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}
+    decoder = said.get("added_tokens_decoder", {})
+    known |= {token["content"]: int(key) for key, token in decoder.items()}
+
+    def special(name: str) -> set[int]:
+        token = said.get(name)
+        token = token["content"] if isinstance(token, dict) else token
+        return {known[token]} if token in known else set()
+
+    stops = (optional("generation_config.json") or model).get("eos_token_id", [])
+    ends = set(stops) if isinstance(stops, list) else {stops}
+    others = special("pad_token") | special("unk_token")
+    others |= {model[name] for name in ("image_token_id", "video_token_id") if name in model}
+    return forbidden_ids(known, vocabulary, ends=ends | special("eos_token"), others=others)

@@ -386,7 +386,7 @@ def about_folder(folder: Path) -> dict[str, Any]:
         said = (file.schema_arrow.metadata or {}).get(b"dart", b"{}")
     try:
         about = json.loads(said)
-    except ValueError:
+    except (ValueError, RecursionError):
         about = None
     if not isinstance(about, dict) or not isinstance(about.get("format", FORMAT), int):
         raise ExchangeError(f"{path}: its metadata `dart` is damaged; export it again")
@@ -521,6 +521,9 @@ def _action(place: _Place, row: _Row) -> dict[str, Any] | None:
         if not isinstance(value, dict):
             raise place.wrong("action", "must be a JSON object, or null where the text is none")
         action_from_dict(value)
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise place.wrong("action", "holds half a character (a lone surrogate)") from None
     except (ValueError, RecursionError):
         raise place.wrong("action", f"is not JSON: {row.action[:60]!r}") from None
     except ActionError as error:
@@ -580,7 +583,7 @@ def _batches(pa: Any, path: Path, file: Any, names: list[str]) -> Iterator[list[
             columns = {}
             for name in names:
                 column = batch.column(batch.schema.get_field_index(name))
-                columns[name] = _cast(pa, path, name, column).to_pylist()
+                columns[name] = _values(pa, path, name, column)
             yield [
                 dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
             ]
@@ -588,13 +591,15 @@ def _batches(pa: Any, path: Path, file: Any, names: list[str]) -> Iterator[list[
         raise ExchangeError(f"{path}: is damaged: {error}; copy it anew") from None
 
 
-def _cast(pa: Any, path: Path, name: str, column: Any) -> Any:
-    if COLUMNS[name].kind == "image":
-        return column
+def _values(pa: Any, path: Path, name: str, column: Any) -> list[Any]:
+    """A column's values, in its type of COLUMNS."""
     try:
-        return column.cast(_type(pa, COLUMNS[name]))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        if COLUMNS[name].kind != "image":
+            column = column.cast(_type(pa, COLUMNS[name]))
+        values: list[Any] = column.to_pylist()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError) as error:
         raise ExchangeError(f"{path} column {name}: {error}") from None
+    return values
 
 
 def _columns_of(pa: Any, path: Path, found: Any) -> list[str]:

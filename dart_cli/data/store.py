@@ -30,7 +30,7 @@ from pydantic_core import from_json, to_json
 from sqlite_utils import Database
 
 from bus.endpoints import make_private_dir
-from bus.errors import DartError, ProtocolError, RunDirectoryError, StoreError
+from bus.errors import DartError, ProtocolError, RunDirectoryError, StoreError, UserError
 from bus.messages import (
     BatchTrained,
     Heartbeat,
@@ -615,6 +615,8 @@ class Reader:
             return self._connection.execute(sql, values).fetchall()
         except sqlite3.Error as error:
             raise _explain(self.path, error) from error
+        except (OverflowError, UnicodeEncodeError) as error:  # of a word on the command line
+            raise UserError(f"{self.path} holds no such value: {error}") from None
 
     def _each(self, sql: str, values: Sequence[object] = ()) -> Iterator[tuple[Any, ...]]:
         """Rows without their columns' names, one at a time: for tables of very many rows."""

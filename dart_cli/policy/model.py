@@ -32,19 +32,10 @@ from dart_cli.checks import BUILTIN_TINY, MODEL_TYPES
 from dart_cli.policy.forward import ModelInputs, collate, use_batched_vision
 from dart_cli.policy.images import ImagePreparer, PreparedImage
 from dart_cli.policy.tiny import FOLDER as TINY_FOLDER
+from dart_cli.policy.vocabulary import END, forbidden_ids
 
 BUILTIN = {BUILTIN_TINY: TINY_FOLDER}
 """Models that ship with the package."""
-
-_STRUCTURAL = (
-    "<|im_start|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-)
-"""Tokens that build a prompt; sampled, they would break the next forward pass or the next prompt."""
 
 
 @dataclass
@@ -187,18 +178,15 @@ def _assemble(
     known = tokenizer.get_vocab()
     ends = _as_ids(getattr(model.generation_config, "eos_token_id", None))
     ends |= _as_ids(tokenizer.eos_token_id)
-    ends |= {known[token] for token in ("<|im_end|>",) if token in known}
+    ends |= {known[END]} if END in known else set()
     if not ends:
         raise ModelError(f"{folder / 'tokenizer_config.json'}: no end token; set eos_token")
     pad = tokenizer.pad_token_id
     pad = int(pad) if pad is not None else min(ends)
     rows = int(model.get_input_embeddings().weight.shape[0])
-    named = set(known.values())
-    forbidden = {known[token] for token in _STRUCTURAL if token in known}
-    forbidden |= {pad, int(config.image_token_id), int(config.video_token_id)}
+    others = {pad, int(config.image_token_id), int(config.video_token_id)}
     if tokenizer.unk_token_id is not None:
-        forbidden.add(int(tokenizer.unk_token_id))
-    forbidden |= {row for row in range(rows) if row not in named}  # rows no token stands for
+        others.add(int(tokenizer.unk_token_id))
     return LoadedPolicy(
         folder=folder,
         model=model,
@@ -207,7 +195,7 @@ def _assemble(
         image_token_id=int(config.image_token_id),
         pad_token_id=pad,
         end_token_ids=tuple(sorted(ends)),
-        forbidden_token_ids=tuple(sorted(forbidden - ends)),
+        forbidden_token_ids=tuple(sorted(forbidden_ids(known, rows, ends=ends, others=others))),
         max_positions=int(config.get_text_config().max_position_embeddings),
     )
 

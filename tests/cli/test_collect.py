@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from random import Random
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.errors import RunDirectoryError, TaskError, UserError
+from bus.errors import ExchangeError, RunDirectoryError, TaskError, UserError
 from bus.messages import ActRequest, Completion, TrajectoryEnd, Turn
 from dart_cli.cli import main
 from dart_cli.collect import (
@@ -26,7 +27,7 @@ from dart_cli.collect import (
 )
 from dart_cli.config import Config, load_config
 from dart_cli.data.exchange import import_folder
-from dart_cli.data.parquet import Trajectory, read_folder
+from dart_cli.data.parquet import Shards, Trajectory, read_folder
 from dart_cli.data.store import open_reader, open_store
 from dart_cli.env.episode import conventions_of
 from dart_cli.policy.codec import make_codec
@@ -230,6 +231,14 @@ def test_what_is_kept_depends_on_outcomes_and_not_on_who_ends_first(
     assert quota.missing == wanted - len(kept)
 
 
+def test_a_seed_that_comes_again_is_not_played_again() -> None:
+    """Else the same success would stand in the folder twice, which no import takes."""
+    quota = Quota(find_task("mini", "mini/click"), Wanted(16), 4970)
+    seeds = [task_seed(4970, "mini/click", number) for number in range(17)]
+    assert len(set(seeds)) == 16
+    assert [quota.next_seed() for _ in range(16)] == list(dict.fromkeys(seeds))
+
+
 def _end(outcome: str) -> TrajectoryEnd:
     return TrajectoryEnd.model_validate(
         {
@@ -273,6 +282,17 @@ def test_a_solution_that_is_too_long_to_say_is_told(config: Config) -> None:
     )
     with pytest.raises(UserError, match=r"takes \d tokens, rollout.max_tokens = 3"):
         run_collect(changed, Wanted(per_task=1))
+
+
+def test_a_success_that_cannot_be_kept_is_told_in_one_line(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_shards: Shards, _trajectory: Trajectory) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Shards, "add", full)
+    with pytest.raises(ExchangeError, match="cannot be written: No space left"):
+        run_collect(config, Wanted(1), out=tmp_path / "out")
 
 
 def test_the_verb_collects_and_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from dart_cli.cli import main
 from dart_cli.config import Config
 from dart_cli.data.rows import PoolRow
 from dart_cli.data.store import Reader, Store, open_reader, open_store
-from dart_cli.pictures import fate, outlooks
+from dart_cli.pictures import draw_all, fate, outlooks
 from dart_cli.story import tell_story
 from envs.base import content_hash
 from tests.data.parts import (
@@ -180,6 +180,16 @@ def test_a_wrong_id_is_one_line_with_the_nearest_cure(
         err = capsys.readouterr().err
         assert err.count("\n") == 1
         assert cure in err
+
+
+@pytest.mark.parametrize(
+    "words", [("show", "\udcff", "--run"), ("ls", "--reason", "\udcff"), ("ls", "--limit", 2**64)]
+)
+def test_a_value_that_no_database_can_hold_is_one_line(
+    words: tuple[object, ...], played: Played, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*words, played.config.run.dir) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 # --- ls, show, stats ------------------------------------------------------------------------
@@ -429,6 +439,8 @@ def test_export_and_import_by_the_command_line(
         assert content_hash(file.getvalue()) in store.screenshots([content_hash(file.getvalue())])
         assert run("export", config.run.dir, tmp_path / "out") == 0  # beside a live writer
     assert "2 trajectories, 2 steps" in capsys.readouterr().out
+    assert run("export", config.run.dir, tmp_path / "none", "--pool", "--outcome", "fail") == 2
+    assert "--pool exports successes alone" in capsys.readouterr().err
     assert run("import", path, tmp_path / "out", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["joined"], told["not_passed"]) == (1, 1)
@@ -454,6 +466,42 @@ def test_a_run_is_drawn_beside_it_or_where_it_is_asked_for(
                 assert len(image.convert("RGB").getcolors(maxcolors=1_000_000) or []) > 10
 
 
+def test_a_folder_for_pictures_that_cannot_be_written_is_one_line(
+    played: Played, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert run("draw", played.config.run.dir, "--out", tmp_path / "file") == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "cannot be written: File exists" in err
+
+
+def test_a_live_run_is_drawn_while_groups_begin_and_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(tmp_path / "run")
+    with open_store(config.run.dir) as store:
+        ledger = make_ledger(config, store, Clock())
+
+        def play_on() -> None:
+            play_group(ledger, ["pass"] * 4)
+            store.commit()
+
+        def live(read: Any) -> Any:
+            def then_more(reader: Reader, *words: Any, **options: Any) -> Any:
+                rows = read(reader, *words, **options)
+                play_on()
+                return rows
+
+            return then_more
+
+        play_on()
+        with open_reader(config.run.dir) as reader, monkeypatch.context() as patch:
+            for name in ("groups", "trajectories"):
+                patch.setattr(Reader, name, live(getattr(Reader, name)))
+            assert len(draw_all(reader, tmp_path / "pictures")) == 4
+
+
 def test_each_group_that_is_over_has_one_fate(played: Played, reader: Reader) -> None:
     fates = {group.id: fate(group) for group in reader.groups()}
     assert fates[played.mixed] == "mixed"
@@ -463,15 +511,20 @@ def test_each_group_that_is_over_has_one_fate(played: Played, reader: Reader) ->
     assert fates[played.playing.rpartition("-")[0]] is None
 
 
-def test_a_run_without_a_group_that_is_over_is_not_drawn(
+def test_a_run_without_a_group_that_is_over_or_of_another_dart_is_not_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = small_config(tmp_path / "run")
     with open_store(config.run.dir) as store:
-        ask_lease(make_ledger(config, store, Clock()), 0)
+        ledger = make_ledger(config, store, Clock())
+        ask_lease(ledger, 0)
         store.commit()
+        assert run("draw", config.run.dir) == 2
+        assert "no group is over yet" in capsys.readouterr().err
+        play_group(ledger, ["pass"] * 4)
+        store.begin_run(3, '{"data": {"of_another_dart": 1}}', [])
     assert run("draw", config.run.dir) == 2
-    assert "no group is over yet" in capsys.readouterr().err
+    assert "its configuration is of another version" in capsys.readouterr().err
 
 
 def test_the_sizes_that_are_drawn_are_those_the_rule_gives_for_what_is_drawn(

@@ -39,6 +39,7 @@ from dart_cli.data.parquet import (
 )
 from dart_cli.data.rows import StepRow
 from dart_cli.data.store import open_reader, open_store
+from dart_cli.policy.model import load_policy
 from envs.base import content_hash
 from tests.data.parts import make_ledger, play_group, small_config
 
@@ -313,6 +314,8 @@ def test_what_was_exported_is_what_the_run_holds(tmp_path: Path, config: Config)
         assert len(ids) == 2
         assert len(chosen(reader, Choice())) == 4
         assert chosen(reader, Choice(tasks=("mini/none",))) == []
+        twice = tuple(row.task_id for row in reader.groups()) * 2
+        assert chosen(reader, Choice(tasks=twice)) == chosen(reader, Choice())
         done = export_run(reader, ids, tmp_path / "out")
         assert (done.trajectories, done.steps, done.skipped) == (2, 4, 0)
         rows = pq.read_table(tmp_path / "out").to_pylist()
@@ -410,6 +413,12 @@ MISTAKES: dict[str, tuple[Change, int, str, str]] = {
     "no JSON": (put(1, "action", "__import__('os')"), 1, "action", "is not JSON"),
     "no action": (put(1, "action", '{"kind": "explode"}'), 1, "action", "no action of"),
     "a list": (put(1, "action", "[1]"), 1, "action", "JSON object"),
+    "half a character": (
+        put(1, "action", json.dumps({"kind": "type", "text": "\ud800"})),
+        1,
+        "action",
+        "lone surrogate",
+    ),
     "another outcome": (everywhere("outcome", "won"), 0, "outcome", "pass"),
     "another source": (everywhere("source", "magic"), 0, "source", "oracle"),
     "a changed task": (
@@ -482,6 +491,14 @@ def test_a_file_without_a_column_or_of_another_type_is_refused(
     )
     with pytest.raises(ExchangeError, match="with its bytes in it"):
         import_folder(config, file)
+    bytes_of = pa.array([b"\xff", b"\xff"], pa.binary()).buffers()
+    no_text = pa.StringArray.from_buffers(2, bytes_of[1], bytes_of[2])
+    pq.write_table(table.set_column(table.column_names.index("text"), "text", no_text), file)
+    with pytest.raises(ExchangeError, match=r"column text: .*utf-8"):
+        import_folder(config, file)
+    pq.write_table(table.replace_schema_metadata({b"dart": b"[" * 100_000}), file)
+    with pytest.raises(ExchangeError, match="metadata `dart` is damaged"):
+        import_folder(config, file)
     file.write_bytes(b"PAR1 and then nothing")
     with pytest.raises(ExchangeError, match="no Parquet file"):
         import_folder(config, file)
@@ -518,6 +535,20 @@ def test_a_newer_format_is_refused(tmp_path: Path, config: Config) -> None:
 # --- tokens of another model ----------------------------------------------------------------
 
 
+def test_the_tokens_that_nobody_writes_are_those_that_the_trainer_refuses() -> None:
+    facts = model_facts(Config())
+    assert facts is not None
+    assert facts.forbidden == set(load_policy("builtin:tiny").forbidden_token_ids)
+
+
+def one_screen(size: tuple[int, int]) -> Trajectory:
+    """A success of one step on a screen of that size."""
+    file = io.BytesIO()
+    Image.new("RGB", size).save(file, "PNG")
+    shot = file.getvalue()
+    return replace(trajectory(), steps=[step(0, shot, [])], images={content_hash(shot): shot})
+
+
 def test_tokens_that_the_model_cannot_take_are_refused(tmp_path: Path, config: Config) -> None:
     config = config.model_copy(
         update={"rollout": config.rollout.model_copy(update={"engine": "transformers"})}
@@ -534,6 +565,17 @@ def test_tokens_that_the_model_cannot_take_are_refused(tmp_path: Path, config: C
         wrong = replace(one, steps=[replace(one.steps[0], prompt_token_ids=[*fitting, *ids])])
         with pytest.raises(ExchangeError, match="column prompt_token_ids"):
             import_folder(config, written(tmp_path / name, wrong))
+    for name, ids in (("g", [9, 1]), ("h", [9, 4]), ("i", [9, facts.image_token])):
+        wrong = replace(fits, steps=[replace(fits.steps[0], token_ids=ids)])
+        with pytest.raises(ExchangeError, match=r"column token_ids: .* nobody writes"):
+            import_folder(config, written(tmp_path / name, wrong))
+    apart = one_screen((56, 28))
+    prompt = [facts.image_token, 9, facts.image_token]
+    apart = replace(apart, steps=[replace(apart.steps[0], prompt_token_ids=prompt)])
+    with pytest.raises(ExchangeError, match=r"column prompt_token_ids: .* stand apart"):
+        import_folder(config, written(tmp_path / "j", apart))
+    with pytest.raises(ExchangeError, match=r"row 0, column screenshot: .* too long a strip"):
+        import_folder(config, written(tmp_path / "f", one_screen((2100, 7))))
     with write_folder(tmp_path / "e", {"vocabulary": "of another"}) as shards:
         shards.add(fits)
     with pytest.raises(ExchangeError, match="another model"):
