@@ -141,11 +141,12 @@ def arms_of(delays: Sequence[int], corrections: Sequence[str]) -> list[str]:
             )
     if min(delays) < 0:
         raise ConfigError(f"--delays: must be >= 0, got {min(delays)}")
-    return [
+    arms = (
         f"{delay}-{correction}"
         for delay in delays
         for correction in (corrections if delay else ["truncated"])
-    ]
+    )
+    return list(dict.fromkeys(arms))
 
 
 def delay_of(arm: str) -> int:

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bus.endpoints import make_private_dir
-from bus.errors import TaskError, WeightsError
+from bus.errors import TaskError, UserError
 from bus.messages import (
     Ack,
     ActRequest,
@@ -97,7 +97,7 @@ def run_eval(
     """Evaluate `weights`, else the run's newest, else (or `as_it_comes`) the model's own.
 
     `tasks` plays these alone, compositions among them or not. The result is kept as `name`, by
-    default the weights' version. Raises WeightsError, ModelError, TaskError.
+    default the weights' version. Raises UserError, WeightsError, ModelError, TaskError.
     """
     limit_threads(config.rollout.threads)
     end_with_parent()
@@ -287,7 +287,10 @@ async def _evaluate(
 
 
 def chosen_weights(config: Config, weights: Path | None) -> tuple[Path | None, int]:
-    """(directory, version) of the weight set to play; (None, -1) where the run has none yet."""
+    """(directory, version) of the weight set to play; (None, -1) where the run has none yet.
+
+    Raises UserError for a directory that is not there, WeightsError for one without weights.
+    """
     from dart_cli.weights.file import newest, read_manifest
 
     if weights is not None:
@@ -295,9 +298,7 @@ def chosen_weights(config: Config, weights: Path | None) -> tuple[Path | None, i
         if found is not None:
             return found.path, found.policy_version
         if not weights.is_dir():
-            raise WeightsError(
-                f"--weights {weights}: no such directory; a run's are in RUN/weights"
-            )
+            raise UserError(f"--weights {weights}: no such directory; a run's are in RUN/weights")
         return weights, read_manifest(weights).policy_version
     found = newest(weights_dir(config))
     return (None, -1) if found is None else (found.path, found.policy_version)

@@ -105,7 +105,7 @@ def pick_arms(names: str) -> list[str]:
     """The arms of a comma-separated list; `all-arms` for all but OTHERS. Raises ConfigError."""
     if names == "all-arms":
         return list(ARMS)
-    wanted = [name.strip() for name in names.split(",")]
+    wanted = list(dict.fromkeys(name.strip() for name in names.split(",")))
     for name in wanted:
         if name not in ARMS and name not in OTHERS:
             raise ConfigError(f"--arms: no arm {name!r}; there are {', '.join([*ARMS, *OTHERS])}")

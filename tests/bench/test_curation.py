@@ -66,7 +66,7 @@ def test_a_third_of_the_tasks_is_told_apart_as_hopeless() -> None:
 
 
 def test_an_unknown_arm_is_refused_with_those_there_are() -> None:
-    assert pick_arms("uniform, all") == ["uniform", "all"]
+    assert pick_arms("uniform, all,uniform") == ["uniform", "all"]
     assert pick_arms("all-arms") == list(ARMS)
     with pytest.raises(ConfigError, match=r"no arm 'every'; there are uniform, all, frontier"):
         pick_arms("every")

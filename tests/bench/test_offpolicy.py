@@ -67,7 +67,7 @@ def test_fresh_tokens_have_the_trainers_own_log_probabilities(tmp_path: Path) ->
 
 
 def test_delay_nothing_is_played_once_whatever_the_correction() -> None:
-    arms = arms_of([0, 4], ["none", "masked"])
+    arms = arms_of([0, 4, 4], ["none", "masked"])
     assert arms == ["0-truncated", "4-none", "4-masked"]
     assert [delay_of(arm) for arm in arms] == [0, 4, 4]
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bus.errors import RunDirectoryError, TaskError, WeightsError
+from bus.errors import RunDirectoryError, TaskError, UserError
 from dart_cli.cli import main
 from dart_cli.config import Config, load_config
 from dart_cli.evaluate import planned, play_all, run_eval, summary
@@ -155,7 +155,7 @@ def test_the_verb_prints_each_task_with_its_interval(
 
 def test_weights_that_are_not_there_are_named(config_path: Path) -> None:
     config = load_config(config_path)
-    with pytest.raises(WeightsError, match="no such directory"):
+    with pytest.raises(UserError, match="no such directory"):
         run_eval(config, weights=Path("no/weights"))
 
 
