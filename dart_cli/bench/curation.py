@@ -255,7 +255,8 @@ def curve(
     def success(point: Mapping[str, Any]) -> float:
         if tasks is None:
             return float(point["success"])
-        return mean(result["per_task"][str(point["version"])][task] for task in tasks)
+        scores: Mapping[str, float] = result["per_task"][str(point["version"])]
+        return mean(scores[task] for task in tasks)
 
     return [(point[cost], success(point)) for point in result["points"]]
 
