@@ -2,7 +2,7 @@
 
     env, rollout, data, train   one process of a run, started by hand in any order
     data ls, show, stats, why   look into a run; data collect, export, import fill its pool
-    up, status                  all of them at once; what they do and wait for
+    up, status, view            all of them at once; what they do and wait for; web pages
     eval, init, keys            held-out success; a starter configuration; keys for tcp
     bench                       how well a machine's time is used, against baselines
 
@@ -228,6 +228,69 @@ def status(
 
     config = config_of(target, overrides)
     raise typer.Exit(asyncio.run(run_status(config, once=once, as_json=as_json, every_s=watch)))
+
+
+@app.command()
+def view(
+    target: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="CONFIG_OR_RUN",
+            help="TOML file or run directory; default the run below runs/ that was written to last.",
+            show_default=False,
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, show_default=False, help="0 for any; default the first from 8470 on."
+        ),
+    ] = None,
+    host: Annotated[
+        str,
+        typer.Option(help="Address to serve on; beyond loopback with a token, which is printed."),
+    ] = "127.0.0.1",
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.html", help="Write one self-contained page instead of serving any."
+        ),
+    ] = None,
+    trajectory: Annotated[
+        str, typer.Option(metavar="ID", help="--export: the page of this one, not of the run.")
+    ] = "",
+) -> None:
+    """Serve pages to look into a run: curves, tasks, groups, trajectories as filmstrips.
+
+    Also of a live run, which is not disturbed. On loopback alone; to a machine far away make a
+    tunnel: ssh -L 8470:localhost:8470 HOST.
+
+    Example: dart view runs/quickstart
+
+    Example: dart view runs/quickstart --export film.html --trajectory g000001-00
+    """
+    from bus.errors import ConfigError, MissingPartError
+
+    if trajectory and export is None:
+        raise ConfigError("--trajectory chooses what --export writes: add --export FILE.html")
+    from dart_cli.browse import find_run
+
+    try:
+        from dart_cli.view.export import write_file
+        from dart_cli.view.server import run_view
+    except ModuleNotFoundError as error:
+        if error.name not in ("jinja2", "markupsafe", "starlette", "uvicorn"):
+            raise
+        raise MissingPartError(
+            f"`dart view` needs the package {error.name}: pip install 'dart-cli[view]'"
+        ) from None
+    run_dir = find_run(target, overrides or [])
+    if export is None:
+        run_view(run_dir, host=host, port=port)
+        return
+    size = write_file(run_dir, export, trajectory)
+    typer.echo(f"{export}: {size / 2**20:.1f} MiB, open it in a browser")
 
 
 @app.command("eval")
