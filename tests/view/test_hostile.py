@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -185,11 +186,9 @@ def test_a_browser_shows_the_ring_where_the_click_was(tmp_path: Path) -> None:
 
 def _box(image: Image.Image, colour: tuple[int, int, int]) -> tuple[int, int, int, int]:
     """Where pixels of that colour are."""
-    mask = Image.new("1", image.size)
-    mask.putdata([pixel == colour for pixel in image.getdata()])
-    found = mask.getbbox()
-    assert found is not None, colour
-    return found
+    rows, columns = np.nonzero((np.asarray(image) == colour).all(axis=2))
+    assert len(rows), colour
+    return int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1
 
 
 def test_the_hostile_run_is_whole(servers: dict[str, Server], tmp_path: Path) -> None:
