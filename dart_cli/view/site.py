@@ -113,6 +113,7 @@ def _environment() -> Environment:
         moment=lambda at: "-" if at is None else moment(at),
         minutes=minutes,
         number=lambda value: "-" if value is None else f"{value:.4g}",
+        nats=lambda value: "-" if value is None else f"{value:.3f}",
         share=lambda value: "-" if value is None else f"{value:.2f}",
         signed=lambda value: f"{value:+.3f}",
         versions=lambda pair: versions(*pair),

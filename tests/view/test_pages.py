@@ -186,7 +186,7 @@ def test_tokens_are_told_by_the_weights_that_sampled_them(tmp_path: Path) -> Non
         store.commit()
         with serving(config.run.dir) as server:
             text = Bones.of(server.page(f"/trajectories/{name}")).text
-    assert "0–1 v4 0.25 -0.5 -0.5 1–3 v5 1.5 -2 -3 mean 1.083 -1.5" in text
+    assert "0–1 v4 0.250 -0.500 -0.500 1–3 v5 1.500 -2.000 -3.000 mean 1.083 -1.500" in text
 
 
 def test_a_screenshot_is_served_as_the_image_it_is_and_nothing_else_is(tmp_path: Path) -> None:
