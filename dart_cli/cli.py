@@ -4,6 +4,7 @@
     data ls, show, stats, why   look into a run; data collect, export, import fill its pool
     up, status, view            all of them at once; what they do and wait for; web pages
     eval, init, keys            held-out success; a starter configuration; keys for tcp
+    doctor                      whether this host has what a run needs
     bench                       how well a machine's time is used, against baselines
 
 Only the standard library and typer are imported here, so that `dart --help` answers at once.
@@ -414,6 +415,38 @@ def efficiency(
             pictures=pictures,
         )
     )
+
+
+@app.command()
+def doctor(
+    target: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="CONFIG_OR_RUN",
+            help="TOML file or run directory; without one the host alone is examined.",
+            show_default=False,
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    play: Annotated[
+        bool, typer.Option("--play", help="Play one episode end to end, in this process.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the findings as one line of JSON.")
+    ] = False,
+) -> None:
+    """Examine this host for a run: packages, GPUs, programs, limits, disk, configuration, tasks.
+
+    Each line is ok, a warning or an error with its cure. Ends with 0 where a run can work, else 1.
+
+    Example: dart doctor configs/quickstart.toml --play
+    """
+    from bus.errors import ConfigError
+    from dart_cli.doctor.examine import run_doctor
+
+    if play and target is None:
+        raise ConfigError("--play needs to know what: add the TOML file of a run")
+    raise typer.Exit(run_doctor(target, overrides or [], played=play, in_json=as_json))
 
 
 @app.command()
