@@ -48,6 +48,8 @@ REFRESH_S = 5
 """A page of a live run is loaded again after so long."""
 CURVE_BUCKETS = 40
 NEWEST = 12
+LOOKED_AT = 500
+"""Trajectories among which the newest with a verdict are looked for; the others are in play."""
 RECENT = 32
 """Trajectories of a task, at least, that its success "lately" is of."""
 
@@ -135,7 +137,7 @@ def run(reader: Reader, site: Site, query: Query) -> Values:
     """Curves, stages, reasons of drops, processes, what is newest."""
     tallies = reader.tallies()
     curve = _curve(reader)
-    newest = reader.trajectories(limit=NEWEST)
+    newest = [row for row in reader.trajectories(limit=LOOKED_AT) if row.outcome is not None]
     return _common(reader, site, query) | {
         "facts": _facts(reader, tallies),
         "success_chart": _success_chart(curve),
@@ -143,7 +145,7 @@ def run(reader: Reader, site: Site, query: Query) -> Values:
         "stages": _stages(tallies),
         "drops": _drops(tallies),
         "metrics": _metric_cards(reader.metric_curves(MOST_POINTS)),
-        "newest": _with_groups(reader, newest[::-1]),
+        "newest": _with_groups(reader, newest[: -NEWEST - 1 : -1]),
     }
 
 
