@@ -252,6 +252,10 @@ def view(
         str,
         typer.Option(help="Address to serve on; beyond loopback with a token, which is printed."),
     ] = "127.0.0.1",
+    token: Annotated[
+        bool,
+        typer.Option("--token", help="Ask for a token on loopback, too: others share the machine."),
+    ] = False,
     export: Annotated[
         Path | None,
         typer.Option(
@@ -288,7 +292,7 @@ def view(
         ) from None
     run_dir = find_run(target, overrides or [])
     if export is None:
-        run_view(run_dir, host=host, port=port)
+        run_view(run_dir, host=host, port=port, guarded=token)
         return
     size = write_file(run_dir, export, trajectory)
     typer.echo(f"{export}: {size / 2**20:.1f} MiB, open it in a browser")

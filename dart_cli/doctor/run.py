@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bus.errors import DartError
 from dart_cli.checks import BUILTIN_TINY, find_mistakes
-from dart_cli.config import Config
+from dart_cli.config import Config, weights_dir
 from dart_cli.data.store import DATABASE, LOCK, open_reader
 from dart_cli.doctor.findings import Finding, error, ok, warning
 from dart_cli.doctor.machine import GIB
@@ -197,8 +197,20 @@ def model(config: Config) -> Iterator[Finding]:
     except DartError as fault:
         yield error("model", str(fault), "fetch the folder again, whole")
         return
-    size = count * _WIDTH[config.model.dtype] / GIB
-    yield ok("model", f"{path}: {count / 1e9:.2f} billion parameters, {size:.1f} GiB of weights")
+    size = count * _WIDTH[config.model.dtype]
+    told = f"{path}: {count / 1e9:.2f} billion parameters, {size / GIB:.1f} GiB of weights"
+    yield ok("model", told)
+    place = _existing(weights_dir(config))
+    yield judge_weights(size, config.weights.keep, shutil.disk_usage(place).free, place)
+
+
+def judge_weights(size: int, keep: int, free: int, place: Path) -> Finding:
+    """Whether `keep` weight sets of `size` bytes fit beside the one that is being written."""
+    need = size * (keep + 1)
+    told = f"weights.keep = {keep} sets take {need / 1e9:.1f} GB, {free / 1e9:.1f} free at {place}"
+    if free < need:
+        return error("weights", told, "free some, or choose another weights.directory")
+    return ok("weights", told)
 
 
 def tasks(config: Config) -> Iterator[Finding]:

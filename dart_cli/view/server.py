@@ -40,15 +40,17 @@ _STOP_S = 3
 _DAY_S = 24 * 3600
 
 
-def run_view(run_dir: Path, *, host: str = LOOPBACK, port: int | None = None) -> None:
+def run_view(
+    run_dir: Path, *, host: str = LOOPBACK, port: int | None = None, guarded: bool = False
+) -> None:
     """Serve the pages of a run until SIGINT or SIGTERM; the address is printed first.
 
-    Beyond loopback a token is made and printed with it. Raises RunDirectoryError where there is no
+    Beyond loopback, or where it is asked for (`guarded`), a token is printed with it. Raises RunDirectoryError where there is no
     run, UserError where the address cannot be had.
     """
     with open_reader(run_dir):
         pass  # that a run of another schema is told here and not in the browser
-    token = "" if is_loopback(host) else secrets.token_urlsafe(24)
+    token = secrets.token_urlsafe(24) if guarded or not is_loopback(host) else ""
     with closing(listen(host, port)) as listener:
         bound = listener.getsockname()[1]
         sys.stderr.write(f"{run_dir}: {address(host, bound, token)}\nCtrl-C ends it\n")

@@ -270,5 +270,8 @@ def test_a_model_folder_tells_its_size(tmp_path: Path) -> None:
     header = json.dumps({"w": {"dtype": "F32", "shape": [1000, 500], "data_offsets": [0, 0]}})
     content = len(header).to_bytes(8, "little") + header.encode()
     (tmp_path / "model.safetensors").write_bytes(content)
-    [found] = run.model(config_in(tmp_path, model={"path": str(tmp_path)}))
+    found, weights = run.model(config_in(tmp_path, model={"path": str(tmp_path)}))
     assert "0.00 billion parameters" in found.text
+    assert "3 sets take 0.0 GB" in weights.text
+    assert run.judge_weights(15 * GIB, 3, 61 * GIB, tmp_path).level == "ok"
+    assert run.judge_weights(15 * GIB, 3, 59 * GIB, tmp_path).level == "error"

@@ -126,28 +126,29 @@ def test_head_is_answered_without_a_body(loopback: Server) -> None:
 # --- the verb -------------------------------------------------------------------------------
 
 
-def test_the_verb_prints_address_and_token_serves_and_ends_by_a_signal(run_dir: Path) -> None:
+@pytest.mark.parametrize("options", [("--host", "0.0.0.0"), ("--token",)])
+def test_the_verb_prints_address_and_token_serves_and_ends_by_a_signal(
+    options: tuple[str, ...], run_dir: Path
+) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "dart_cli", "view", run_dir, "--port", "0", "--host", "0.0.0.0"],
+        [sys.executable, "-m", "dart_cli", "view", run_dir, "--port", "0", *options],
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
     )
-    try:
-        assert process.stderr is not None
-        told = re.search(r"http://[^/:]+:(\d+)/\?token=([\w-]{20,})", process.stderr.readline())
-        assert told is not None
-        server = Server(int(told[1]))
-        assert server.get("/").status == 403
-        assert server.get(f"/?token={told[2]}").status == 303
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) in (0, 130)
-        assert "Traceback" not in process.stderr.read()
-    finally:
-        process.kill()
-        process.wait()
-        if process.stderr is not None:
-            process.stderr.close()
+    with process:
+        try:
+            assert process.stderr is not None
+            told = re.search(r"http://[^/]+:(\d+)/\?token=([\w-]{20,})", process.stderr.readline())
+            assert told is not None
+            server = Server(int(told[1]))
+            assert server.get("/").status == 403
+            assert server.get(f"/?token={told[2]}").status == 303
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) in (0, 130)
+            assert "Traceback" not in process.stderr.read()
+        finally:
+            process.kill()
 
 
 def test_a_taken_port_is_one_line_and_without_a_port_the_next_one_is_taken(

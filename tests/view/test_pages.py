@@ -261,11 +261,12 @@ def test_a_run_that_was_moved_away_is_told_and_found_again(tmp_path: Path) -> No
 def test_a_run_of_another_version_s_configuration_is_shown(tmp_path: Path) -> None:
     config = small_config(tmp_path / "run")
     with open_store(config.run.dir) as store:
-        play(make_ledger(config, store), 0)
+        ledger = make_ledger(config, store)
+        groups = [play_group(ledger, ["fail"] * 4), play_group(ledger, ["pass"] * 4)]
         store.begin_run(3, json.dumps({"of_another": "dart"}), [])
         store.commit()
         with serving(config.run.dir) as server:
-            for path in LISTS:
+            for path in (*LISTS, *(f"/trajectories/{group}-00" for group in groups)):
                 server.page(path)
 
 
