@@ -237,7 +237,8 @@ def view(
         Path | None,
         typer.Argument(
             metavar="CONFIG_OR_RUN",
-            help="TOML file or run directory; default the run below runs/ that was written to last.",
+            help="TOML file, run directory, or a folder of runs; default the run below runs/ that "
+            "was written to last.",
             show_default=False,
         ),
     ] = None,
@@ -283,17 +284,19 @@ def view(
 
     try:
         from dart_cli.view.export import write_file
-        from dart_cli.view.server import run_view
+        from dart_cli.view.server import run_view, runs_in
     except ModuleNotFoundError as error:
         if error.name not in ("jinja2", "markupsafe", "starlette", "uvicorn"):
             raise
         raise MissingPartError(
             f"`dart view` needs the package {error.name}: pip install 'dart-cli[view]'"
         ) from None
-    run_dir = find_run(target, overrides or [])
     if export is None:
-        run_view(run_dir, host=host, port=port, guarded=token)
+        several = target is not None and target.is_dir() and bool(runs_in(target))
+        place = target if target and several else find_run(target, overrides or [])
+        run_view(place, host=host, port=port, guarded=token)
         return
+    run_dir = find_run(target, overrides or [])
     size = write_file(run_dir, export, trajectory)
     typer.echo(f"{export}: {size / 2**20:.1f} MiB, open it in a browser")
 

@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -145,6 +146,7 @@ def list_gpus() -> tuple[list[str], str]:
     return ([] if fault else answer.splitlines()), fault
 
 
+@cache
 def ask_torch() -> dict[str, object] | str:
     """Version, CUDA and number of GPUs of torch, from a process of its own; or why it gave none."""
     code = (

@@ -1,6 +1,7 @@
 """What each page shows: rows of the database -> values for its template.
 
     run, tasks, task, groups, group, trajectories, trajectory   a page each
+    run_row       a run in the list of several
     Query         the words behind the `?` of an address, checked
     Page          which part of a long list
 
@@ -173,24 +174,31 @@ def _facts(reader: Reader, tallies: Sequence[TallyRow]) -> list[tuple[str, str]]
 
 def _success_chart(curve: Mapping[str, Sequence[CurvePoint]]) -> Any:
     """Success by version: a thin line for each task, a thick one for the mean over tasks."""
-    by_version: dict[int, list[float]] = {}
-    for points in curve.values():
-        for point in points:
-            by_version.setdefault(point.policy_version, []).append(point.success)
-    mean = [
-        (float(version), fmean(values))
-        for version, values in sorted(by_version.items())
-        if 2 * len(values) >= len(curve)  # the mean over a few tasks is another quantity
-    ]
     lines = [Series(task, _points(points), "thin") for task, points in curve.items()]
     return line_chart(
-        [*lines, Series("mean over tasks", mean, "mean")],
+        [*lines, Series("mean over tasks", _mean_curve(curve), "mean")],
         width=900,
         height=260,
         low=0.0,
         high=1.0,
         label="success by policy version",
     )
+
+
+def _mean_curve(curve: Mapping[str, Sequence[CurvePoint]]) -> list[tuple[float, float]]:
+    """Mean over tasks by version, where at least half of them have a point.
+
+    The mean over a few of them is another quantity.
+    """
+    by_version: dict[int, list[float]] = {}
+    for points in curve.values():
+        for point in points:
+            by_version.setdefault(point.policy_version, []).append(point.success)
+    return [
+        (float(version), fmean(values))
+        for version, values in sorted(by_version.items())
+        if 2 * len(values) >= len(curve)
+    ]
 
 
 def _curve(reader: Reader) -> dict[str, list[CurvePoint]]:
@@ -432,6 +440,25 @@ def _with_groups(reader: Reader, rows: Sequence[TrajectoryRow]) -> list[Values]:
     return [{"row": row, "group": found[row.group_id]} for row in rows]
 
 
+# --- several runs ---------------------------------------------------------------------------
+
+
+def run_row(reader: Reader) -> Values:
+    """A run in a few numbers, for the list of several."""
+    curve = _curve(reader)
+    version = reader.newest_version()
+    recent = [value for points in curve.values() if (value := _recent(points)) is not None]
+    return {
+        "curve": sparkline(_mean_curve(curve), low=0.0, high=1.0, label="mean over tasks"),
+        "lately": fmean(recent) if recent else None,
+        "version": None if version is None else version.policy_version,
+        "batches": reader.total("batches"),
+        "trajectories": reader.count_trajectories(),
+        "begun": _begun_at(reader),
+        "live": any(time.time() - each.heard_at < LIVE_S for each in reader.processes()),
+    }
+
+
 # --- what all pages show --------------------------------------------------------------------
 
 
@@ -460,6 +487,13 @@ def _common(
 
 def _process(row: ProcessRow, now: float) -> Values:
     return {"row": row, "silent_s": now - row.heard_at, "alive": now - row.heard_at < LIVE_S}
+
+
+def _begun_at(reader: Reader) -> float | None:
+    try:
+        return reader.run().created_at
+    except StoreError:  # never started: nothing but a pool
+        return None
 
 
 def _run_id(reader: Reader) -> str:

@@ -37,13 +37,15 @@ class Site:
 
     exported = False
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, root: str = "") -> None:
+        """`root` is the path below which the run's pages are, where there are several runs."""
         self.name = run_dir.resolve().name
+        self.root = root
         self._environment = _environment()
 
     def page(self, *parts: str, **query: object) -> str:
         """Address of a page; empty where there is none. Query values that are None are left out."""
-        path = "/" + "/".join(quote(part, safe="/") for part in parts)
+        path = self.root + "/" + "/".join(quote(part, safe="/") for part in parts)
         wanted = {key: str(value) for key, value in query.items() if value not in (None, "")}
         return path + (f"?{urlencode(wanted)}" if wanted else "")
 
