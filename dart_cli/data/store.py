@@ -536,7 +536,7 @@ class Reader:
     def metric_curves(self, most: int) -> list[MetricPoint]:
         """Train metrics over the whole run: of each at most `most` points, means over its batches."""
         rows = self._rows(
-            "WITH buckets AS (SELECT MAX(step) / ? + 1 AS size FROM metrics) "
+            "WITH buckets AS (SELECT (MAX(step) - 1) / ? + 1 AS size FROM metrics) "
             "SELECT name, MAX(step) AS step, MAX(at) AS at, AVG(value) AS value "
             "FROM metrics, buckets GROUP BY name, (step - 1) / size ORDER BY name, 2",
             (most,),
