@@ -186,7 +186,9 @@ def _train(ledger: Ledger, store: Store, version: int, random: Random) -> int:
     ledger.batch_trained(
         BatchTrained(batch_id=batch.batch_id, policy_version=version, metrics=metrics)
     )
-    ledger.weights_published(WeightsPublished(policy_version=version, path=f"w/{version}", digest="d"))
+    ledger.weights_published(
+        WeightsPublished(policy_version=version, path=f"w/{version}", digest="d")
+    )
     store.commit()
     return version
 

@@ -10,6 +10,7 @@ needs the token, once in the address (`?token=...`), from then on as a cookie th
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
 import socket
@@ -25,7 +26,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dart_cli.view.site import POLICY
 
-_COOKIE = "dart-view"
 _METHODS = ("GET", "HEAD")
 _HEADERS = {
     "content-security-policy": "; ".join(f"{key} {value}" for key, value in POLICY.items()),
@@ -46,6 +46,8 @@ class Guard:
         self._names = host_names(host)
         self._any_address = _is_unspecified(host)
         self._token = token
+        # Cookies are shared by all ports of a host: each viewer's has a name of its own.
+        self._cookie = f"dart-view-{hashlib.sha256(token.encode()).hexdigest()[:8]}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -91,14 +93,14 @@ class Guard:
     def _check_token(self, request: Request) -> Response | None:
         offered = request.query_params.get("token")
         if offered is None:
-            if self._is_right(_cookie(request.headers.get("cookie", ""))):
+            if self._is_right(_cookie(request.headers.get("cookie", ""), self._cookie)):
                 return None
         elif self._is_right(offered):
             rest = [pair for pair in parse_qsl(request.url.query) if pair[0] != "token"]
             # A path of "//name" would be another server's address.
             path = "/" + request.url.path.lstrip("/") + (f"?{urlencode(rest)}" if rest else "")
             answer = RedirectResponse(path, HTTPStatus.SEE_OTHER)
-            answer.set_cookie(_COOKIE, self._token, httponly=True, samesite="strict")
+            answer.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
             return answer
         return PlainTextResponse(
             "This page needs the token: open the address that `dart view` printed.",
@@ -145,9 +147,9 @@ def _without_port(name: str) -> str:
     return head if colon and port.isdigit() and (":" not in head or head.endswith("]")) else name
 
 
-def _cookie(header: str) -> str:
+def _cookie(header: str, name: str) -> str:
     try:
-        found = SimpleCookie(header).get(_COOKIE)
+        found = SimpleCookie(header).get(name)
     except CookieError:
         return ""
     return found.value if found else ""

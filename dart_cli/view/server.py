@@ -48,8 +48,8 @@ def run_view(
 ) -> None:
     """Serve the pages of a run, or of a folder of runs, until SIGINT or SIGTERM.
 
-    The address is printed first. Beyond loopback, or where it is asked for (`guarded`), a token is printed with it. Raises RunDirectoryError where there is no
-    run, UserError where the address cannot be had.
+    The address is printed first; beyond loopback, or where it is asked for (`guarded`), with a
+    token. Raises RunDirectoryError where there is no run, UserError where the address cannot be had.
     """
     if is_run(place):
         with open_reader(place):

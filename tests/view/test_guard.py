@@ -94,6 +94,9 @@ def test_the_token_becomes_a_cookie_and_leaves_the_address(beyond: Server) -> No
     assert "HttpOnly" in cookie
     assert "SameSite=strict" in cookie
     assert beyond.get("/", Cookie=cookie.partition(";")[0]).status == 200
+    name = cookie.partition("=")[0]
+    assert beyond.get("/", Cookie=f"{name}=wrong").status == 403
+    assert beyond.get("/", Cookie=f"dart-view-other=x; {name}={TOKEN}").status == 200
     assert beyond.get(f"//evil.example/?token={TOKEN}").headers["location"] == "/evil.example/"
 
 
