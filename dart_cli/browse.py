@@ -356,7 +356,9 @@ def action_words(action: Json) -> str:
     if rest.get("button") == "left":
         del rest["button"]
     place = f" {action['x']},{action['y']}" if "x" in action and "y" in action else ""
-    return f"{action['kind']}{place}" + "".join(f" {key} {value}" for key, value in rest.items())
+    return f"{action.get('kind', '?')}{place}" + "".join(
+        f" {key} {value}" for key, value in rest.items()
+    )
 
 
 def _trained(step: Json) -> str:

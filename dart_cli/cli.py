@@ -2,8 +2,9 @@
 
     env, rollout, data, train   one process of a run, started by hand in any order
     data ls, show, stats, why   look into a run; data collect, export, import fill its pool
-    up, status                  all of them at once; what they do and wait for
+    up, status, view            all of them at once; what they do and wait for; web pages
     eval, init, keys            held-out success; a starter configuration; keys for tcp
+    doctor                      whether this host has what a run needs
     bench                       how well a machine's time is used, against baselines
 
 Only the standard library and typer are imported here, so that `dart --help` answers at once.
@@ -230,6 +231,76 @@ def status(
     raise typer.Exit(asyncio.run(run_status(config, once=once, as_json=as_json, every_s=watch)))
 
 
+@app.command()
+def view(
+    target: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="CONFIG_OR_RUN",
+            help="TOML file, run directory, or a folder of runs; default the run below runs/ that "
+            "was written to last.",
+            show_default=False,
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, show_default=False, help="0 for any; default the first from 8470 on."
+        ),
+    ] = None,
+    host: Annotated[
+        str,
+        typer.Option(help="Address to serve on; beyond loopback with a token, which is printed."),
+    ] = "127.0.0.1",
+    token: Annotated[
+        bool,
+        typer.Option("--token", help="Ask for a token on loopback, too: others share the machine."),
+    ] = False,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.html", help="Write one self-contained page instead of serving any."
+        ),
+    ] = None,
+    trajectory: Annotated[
+        str, typer.Option(metavar="ID", help="--export: the page of this one, not of the run.")
+    ] = "",
+) -> None:
+    """Serve pages to look into a run: curves, tasks, groups, trajectories as filmstrips.
+
+    Also of a live run, which is not disturbed. On loopback alone; to a machine far away make a
+    tunnel: ssh -L 8470:localhost:8470 HOST.
+
+    Example: dart view runs/quickstart
+
+    Example: dart view runs/quickstart --export film.html --trajectory g000001-00
+    """
+    from bus.errors import ConfigError, MissingPartError
+
+    if trajectory and export is None:
+        raise ConfigError("--trajectory chooses what --export writes: add --export FILE.html")
+    from dart_cli.browse import find_run
+
+    try:
+        from dart_cli.view.export import write_file
+        from dart_cli.view.server import run_view, runs_in
+    except ModuleNotFoundError as error:
+        if error.name not in ("jinja2", "markupsafe", "starlette", "uvicorn"):
+            raise
+        raise MissingPartError(
+            f"`dart view` needs the package {error.name}: pip install 'dart-cli[view]'"
+        ) from None
+    if export is None:
+        several = target is not None and target.is_dir() and bool(runs_in(target))
+        place = target if target and several else find_run(target, overrides or [])
+        run_view(place, host=host, port=port, guarded=token)
+        return
+    run_dir = find_run(target, overrides or [])
+    size = write_file(run_dir, export, trajectory)
+    typer.echo(f"{export}: {size / 2**20:.1f} MiB, open it in a browser")
+
+
 @app.command("eval")
 def evaluate(
     config_path: ConfigPath,
@@ -351,6 +422,38 @@ def efficiency(
             pictures=pictures,
         )
     )
+
+
+@app.command()
+def doctor(
+    target: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="CONFIG_OR_RUN",
+            help="TOML file or run directory; without one the host alone is examined.",
+            show_default=False,
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    play: Annotated[
+        bool, typer.Option("--play", help="Play one episode end to end, in this process.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the findings as one line of JSON.")
+    ] = False,
+) -> None:
+    """Examine this host for a run: packages, GPUs, programs, limits, disk, configuration, tasks.
+
+    Each line is ok, a warning or an error with its cure. Ends with 0 where a run can work, else 1.
+
+    Example: dart doctor configs/quickstart.toml --play
+    """
+    from bus.errors import ConfigError
+    from dart_cli.doctor.examine import run_doctor
+
+    if play and target is None:
+        raise ConfigError("--play needs to know what: add the TOML file of a run")
+    raise typer.Exit(run_doctor(target, overrides or [], played=play, in_json=as_json))
 
 
 @app.command()

@@ -241,7 +241,7 @@ def _why_stale(
 def _data(reader: Reader, key: str) -> Any:
     """A key of [data] as the run was last started."""
     try:
-        return json.loads(reader.run().config)["data"].get(key)
+        return json.loads(reader.run().config).get("data", {}).get(key)
     except StoreError:  # never started: nothing but a pool
         return None
 

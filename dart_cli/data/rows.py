@@ -274,6 +274,21 @@ class SyncRow:
 
 
 @dataclass(frozen=True)
+class ProcessRow:
+    """One worker's newest heartbeat; fields as in bus.messages.Heartbeat."""
+
+    worker: str
+    role: str
+    host: str
+    started_at: float
+    heard_at: float  # unix seconds
+    policy_version: int  # -1 if none
+    state: str
+    waiting_for: str
+    waiting_s: float
+
+
+@dataclass(frozen=True)
 class UsageRow:
     """Time of one worker in one phase: the process of that name now, and those before it."""
 

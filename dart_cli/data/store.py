@@ -66,6 +66,7 @@ from dart_cli.data.rows import (
     MetricPoint,
     OutcomeRow,
     PoolRow,
+    ProcessRow,
     RunRow,
     SampleRow,
     SizesRow,
@@ -89,6 +90,7 @@ __all__ = [
     "MetricPoint",
     "OutcomeRow",
     "PoolRow",
+    "ProcessRow",
     "Reader",
     "RunRow",
     "SampleRow",
@@ -236,30 +238,76 @@ class Reader:
         task_id: str | None = None,
         outcome: Outcome | None = None,
         reason: str | None = None,
+        version: int | None = None,
         limit: int = 1_000_000,
+        offset: int = 0,
     ) -> list[TrajectoryRow]:
-        """Trajectories that match, in order of lease; of very many the newest `limit`."""
-        clauses: list[str] = []
-        values: list[object] = []
-        for column, wanted in (
-            ("t.state", state),
-            ("g.task_id", task_id),
-            ("t.outcome", outcome),
-            ("t.reason", reason),
-        ):
-            if wanted is not None:
-                clauses.append(f"{column} = ?")
-                values.append(wanted)
-        if group_ids is not None:
-            clauses.append("t.group_id IN (SELECT value FROM json_each(?))")
-            values.append(json.dumps(list(group_ids)))
-        where = "WHERE " + " AND ".join(clauses) if clauses else ""
+        """Trajectories that match, in order of lease; of very many the newest `limit`.
+
+        `version` is one of the weights that sampled it. `offset` leaves out that many of the newest.
+        """
+        where, values = _where(
+            {"t.state": state, "g.task_id": task_id, "t.outcome": outcome, "t.reason": reason},
+            version=version,
+            group_ids=group_ids,
+        )
         rows = self._rows(
             f"SELECT t.* FROM trajectories t JOIN groups g ON g.id = t.group_id {where} "  # noqa: S608
-            "ORDER BY t.rowid DESC LIMIT ?",
-            [*values, limit],
+            "ORDER BY t.rowid DESC LIMIT ? OFFSET ?",
+            [*values, limit, offset],
         )
         return [TrajectoryRow(**row) for row in reversed(rows)]
+
+    def count_trajectories(
+        self,
+        *,
+        state: TrajectoryState | None = None,
+        task_id: str | None = None,
+        outcome: Outcome | None = None,
+        reason: str | None = None,
+        version: int | None = None,
+    ) -> int:
+        """How many trajectories match; see `trajectories`."""
+        where, values = _where(
+            {"t.state": state, "g.task_id": task_id, "t.outcome": outcome, "t.reason": reason},
+            version=version,
+        )
+        [row] = self._rows(
+            "SELECT COUNT(*) AS number "  # noqa: S608
+            f"FROM trajectories t JOIN groups g ON g.id = t.group_id {where}",
+            values,
+        )
+        return int(row["number"])
+
+    def newest_groups(
+        self,
+        *,
+        state: GroupState | None = None,
+        task_id: str | None = None,
+        limit: int,
+        offset: int = 0,
+    ) -> list[GroupRow]:
+        """Groups that match, the newest first, without the `offset` newest."""
+        where, values = _where({"state": state, "task_id": task_id})
+        rows = self._rows(
+            f"SELECT * FROM groups {where} ORDER BY number DESC LIMIT ? OFFSET ?",  # noqa: S608
+            [*values, limit, offset],
+        )
+        return [GroupRow(**row) for row in rows]
+
+    def count_groups(self, *, state: GroupState | None = None, task_id: str | None = None) -> int:
+        """How many groups match."""
+        where, values = _where({"state": state, "task_id": task_id})
+        [row] = self._rows(f"SELECT COUNT(*) AS number FROM groups {where}", values)  # noqa: S608
+        return int(row["number"])
+
+    def processes(self) -> list[ProcessRow]:
+        """What each worker said last, as `dart data` noted it every few seconds."""
+        rows = self._rows(
+            "SELECT worker, role, host, started_at, heard_at, policy_version, state, waiting_for, "
+            "waiting_s FROM processes ORDER BY role, worker"
+        )
+        return [ProcessRow(**row) for row in rows]
 
     def trajectory(self, trajectory_id: str) -> TrajectoryRow | None:
         """One trajectory, or None."""
@@ -485,6 +533,16 @@ class Reader:
         )
         return [MetricPoint(**row) for row in rows]
 
+    def metric_curves(self, most: int) -> list[MetricPoint]:
+        """Train metrics over the whole run: of each at most `most` points, means over its batches."""
+        rows = self._rows(
+            "WITH buckets AS (SELECT (MAX(step) - 1) / ? + 1 AS size FROM metrics) "
+            "SELECT name, MAX(step) AS step, MAX(at) AS at, AVG(value) AS value "
+            "FROM metrics, buckets GROUP BY name, (step - 1) / size ORDER BY name, 2",
+            (most,),
+        )
+        return [MetricPoint(**row) for row in rows]
+
     def staleness(self, after: int = 0) -> dict[int, int]:
         """Trained tokens by how many versions behind the trainer they were sampled."""
         rows = self._rows(
@@ -630,6 +688,24 @@ class Reader:
 
 def _as_dict(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> dict[str, Any]:
     return {column[0]: value for column, value in zip(cursor.description, row, strict=True)}
+
+
+def _where(
+    equal: Mapping[str, object | None],
+    *,
+    version: int | None = None,
+    group_ids: Sequence[str] | None = None,
+) -> tuple[str, list[object]]:
+    """The WHERE clause for columns that must equal what is not None, and its values."""
+    clauses = [f"{column} = ?" for column, wanted in equal.items() if wanted is not None]
+    values = [wanted for wanted in equal.values() if wanted is not None]
+    if version is not None:
+        clauses.append("? BETWEEN t.oldest_version AND t.newest_version")
+        values.append(version)
+    if group_ids is not None:
+        clauses.append("t.group_id IN (SELECT value FROM json_each(?))")
+        values.append(json.dumps(list(group_ids)))
+    return ("WHERE " + " AND ".join(clauses) if clauses else ""), values
 
 
 def _marks(values: Sequence[object]) -> str:

@@ -16,7 +16,19 @@ from dart_cli.process import read_run, save_config
 from dart_cli.reference import cli_reference
 
 ROOT = Path(__file__).parents[2]
-VERBS = ("env", "rollout", "data", "train", "status", "up", "eval", "init", "keys")
+VERBS = (
+    "env",
+    "rollout",
+    "data",
+    "train",
+    "status",
+    "up",
+    "view",
+    "eval",
+    "doctor",
+    "init",
+    "keys",
+)
 HEAVY = ("torch", "transformers", "vllm", "zmq", "pydantic", "sqlite3", "PIL", "matplotlib")
 
 

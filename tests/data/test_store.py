@@ -465,3 +465,25 @@ def test_a_screenshot_of_an_evicted_member_stays_for_the_groups_that_are_open(
         store.evict_from_pool("xa", 9.0)
         store.remove_screenshots(1, 1000)  # group 1 is still needed
         assert store.screenshots(images) == images
+
+
+@pytest.mark.parametrize(("batches", "most"), [(0, 3), (1, 3), (3, 3), (4, 3), (10, 3), (7, 100)])
+def test_metric_curves_are_means_of_buckets_over_the_whole_run(
+    batches: int, most: int, run_dir: Path
+) -> None:
+    values = {batch: 0.5 * batch * batch for batch in range(1, batches + 1)}
+    with open_store(run_dir) as store:
+        for batch, value in values.items():
+            told = BatchTrained(batch_id=batch, policy_version=batch, metrics={})
+            store.batch_trained(told, {"a": value, "b": -value}, at=float(batch))
+        store.commit()
+        points = store.metric_curves(most)
+    size = max(1, -(-batches // most)) if batches else 1
+    buckets = [list(values)[start : start + size] for start in range(0, batches, size)]
+    for name, sign in (("a", 1), ("b", -1)):
+        found = [point for point in points if point.name == name]
+        assert len(found) <= most
+        assert [point.step for point in found] == [bucket[-1] for bucket in buckets]
+        assert [point.value for point in found] == pytest.approx(
+            [sign * sum(values[each] for each in bucket) / len(bucket) for bucket in buckets]
+        )

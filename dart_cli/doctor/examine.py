@@ -1,0 +1,92 @@
+"""All that the doctor looks at, in order, each finding as it is made.
+
+examine     findings of this host, of a configuration on it, of one episode
+run_doctor  the same, told; returns the exit code
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from rich.console import Console
+
+from bus.errors import DartError
+from dart_cli.config import Config, load_config
+from dart_cli.doctor import machine, run
+from dart_cli.doctor.findings import (
+    Finding,
+    as_json,
+    error,
+    guarded,
+    is_healthy,
+    ok,
+    summary,
+    tell,
+)
+from dart_cli.process import read_run
+
+
+def run_doctor(
+    target: Path | None, overrides: list[str], *, played: bool = False, in_json: bool = False
+) -> int:
+    """Examine and tell; 0 where a run can work, else 1."""
+    console = Console(markup=False, highlight=False)
+    found = []
+    for finding in examine(target, overrides, played=played):
+        found.append(finding)
+        if not in_json:
+            tell(console, finding)
+    if in_json:
+        sys.stdout.write(json.dumps(as_json(found)) + "\n")
+    else:
+        console.print(summary(found))
+    return 0 if is_healthy(found) else 1
+
+
+def examine(
+    target: Path | None, overrides: list[str], *, played: bool = False
+) -> Iterator[Finding]:
+    """Findings of this host; of `target`, a TOML file or run directory, on it; of one episode."""
+    config: Config | None = None
+    if target is not None:
+        try:
+            config = read_run(target) if target.is_dir() else load_config(target, overrides)
+        except DartError as fault:
+            yield error("config", str(fault), "mend it first; the host is examined without it")
+        else:
+            yield ok("config", f"{target} can be read")
+    checks: dict[str, Callable[[], Iterable[Finding]]] = {
+        "python": machine.python,
+        "packages": machine.packages,
+        "gpu": lambda: machine.gpus(needed=config is not None and _asks_gpu(config)),
+        "programs": lambda: machine.programs(config.env.suite if config else None),
+        "memory": machine.memory,
+        "shared memory": machine.shared_memory,
+        "open files": machine.open_files,
+    }
+    if config is not None:
+        of_run = config
+        checks |= {
+            "config": lambda: run.configuration(of_run),
+            "run directory": lambda: run.directory(of_run),
+            "ports": lambda: run.ports(of_run),
+            "model": lambda: run.model(of_run),
+            "tasks": lambda: run.tasks(of_run),
+        }
+        if played:
+            checks["episode"] = lambda: _play(of_run)
+    for subject, check in checks.items():
+        yield from guarded(subject, check)
+
+
+def _asks_gpu(config: Config) -> bool:
+    return any(each.device.startswith("cuda") for each in (config.rollout, config.train))
+
+
+def _play(config: Config) -> Iterator[Finding]:
+    from dart_cli.doctor.play import play  # late: loads the engine's parts
+
+    yield from play(config)

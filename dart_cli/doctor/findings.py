@@ -1,0 +1,87 @@
+"""What the doctor finds, and how it is told.
+
+Finding   one line: subject, level, what is so, the cure
+guarded   a check's findings; one that breaks is a finding itself
+tell      lines for a person, coloured on a terminal
+as_json   the same for a script
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.text import Text
+
+Level = Literal["ok", "warning", "error"]
+
+_STYLES: dict[Level, str] = {"ok": "green", "warning": "yellow", "error": "bold red"}
+_SUBJECT_WIDTH = 14
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is so, and what to do about it. A run cannot work with an error, may suffer a warning."""
+
+    subject: str
+    level: Level
+    text: str
+    cure: str = ""  # empty where nothing is to be done
+
+
+def ok(subject: str, text: str) -> Finding:
+    """As it should be."""
+    return Finding(subject, "ok", text)
+
+
+def warning(subject: str, text: str, cure: str) -> Finding:
+    """It works, but not as it could, or not for long."""
+    return Finding(subject, "warning", text, cure)
+
+
+def error(subject: str, text: str, cure: str) -> Finding:
+    """It cannot work."""
+    return Finding(subject, "error", text, cure)
+
+
+def guarded(subject: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+    """The findings of a check; the doctor itself never falls ill: a check that breaks is told."""
+    try:
+        yield from check()
+    except Exception as fault:  # noqa: BLE001 - a diagnosis goes on; the fault is its finding
+        text = " ".join(f"{type(fault).__name__}: {fault}".split())
+        yield error(subject, f"could not be examined: {text}", "mend what it says, ask again")
+
+
+def is_healthy(findings: Iterable[Finding]) -> bool:
+    """Whether a run can work."""
+    return all(each.level != "error" for each in findings)
+
+
+def tell(console: Console, finding: Finding) -> None:
+    """One line; the cure below it."""
+    head = Text.assemble(
+        (f"{finding.level:<8} ", _STYLES[finding.level]), f"{finding.subject:<{_SUBJECT_WIDTH}} "
+    )
+    console.print(head + Text(finding.text), soft_wrap=True)
+    if finding.cure:
+        console.print(Text(" " * (10 + _SUBJECT_WIDTH) + finding.cure, "dim"), soft_wrap=True)
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """The last line."""
+    counts = {level: sum(each.level == level for each in findings) for level in _STYLES}
+    if counts["error"]:
+        number = counts["error"]
+        return f"{number} thing{'' if number == 1 else 's'} must be mended first"
+    if counts["warning"]:
+        number = counts["warning"]
+        return f"it can run; {number} warning{'' if number == 1 else 's'}"
+    return "all is well"
+
+
+def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
+    """All of them as plain values."""
+    return {"healthy": is_healthy(findings), "findings": [asdict(each) for each in findings]}

@@ -1,0 +1,329 @@
+"""This host: what is installed, how much there is of it, what the system allows.
+
+    python, packages, torch, gpus, programs, memory, shared_memory, open_files   a check each
+
+What is measured and how it is judged stand apart: `judge_...` are pure.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from dart_cli.doctor.findings import Finding, error, ok, warning
+
+LEAST_PYTHON = (3, 11)
+GIB = 2**30
+
+PROGRAM_S = 20.0
+"""Longest time another program may take to answer."""
+TORCH_S = 120.0
+"""Longest time `import torch` may take; on a cold network disk it takes minutes."""
+
+LEAST_SHARED = 1 * GIB
+"""Free shared memory below this is told: a container's default of 64 MiB ends NCCL and Chromium with a bus error."""
+LEAST_FILES, GOOD_FILES = 256, 4096
+"""Open files: each environment slot, each connection and each weight file takes some."""
+
+DISTRIBUTION = "dart-cli"
+EXTRAS = {
+    "vllm": "engine vllm",
+    "osworld": "suite osworld",
+    "miniwob": "suite miniwob",
+    "desktop": "suite desktop",
+    "parquet": "dart data export, import",
+    "view": "dart view",
+}
+"""Optional packages: the extra, and what needs it."""
+
+PROGRAMS: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "Chromium": (
+        (
+            *("/usr/lib/chromium/chromium-headless-shell", "chromium-headless-shell"),
+            *("chromium", "chromium-browser", "google-chrome"),
+        ),
+        "miniwob",
+        "apt install chromium-headless-shell",
+    ),
+    "Xvfb": (("Xvfb",), "desktop", "apt install xvfb"),
+    "Docker": (("docker",), "osworld", "install Docker: https://docs.docker.com/engine/install"),
+}
+"""Program -> names it may have, the suite that needs it, how to get it."""
+
+
+def python() -> Iterator[Finding]:
+    """Version, system, cores."""
+    found = ".".join(map(str, sys.version_info[:3]))
+    host = f"{platform.system()} {platform.release()}, {len(_cores())} cores"
+    if sys.version_info < LEAST_PYTHON:
+        least = ".".join(map(str, LEAST_PYTHON))
+        yield error("python", f"{found}, want {least} or newer", "scripts/setup with DART_PYTHON")
+    elif platform.system() != "Linux":
+        yield warning("python", f"{found} on {host}", "runs are tested on Linux alone")
+    else:
+        yield ok("python", f"{found}, {host}")
+
+
+def packages() -> Iterator[Finding]:
+    """Each package that dart asks for, against its bounds; of an extra only whether it is there."""
+    try:
+        requirements = [
+            Requirement(each) for each in importlib.metadata.requires(DISTRIBUTION) or []
+        ]
+    except (importlib.metadata.PackageNotFoundError, InvalidRequirement):
+        yield warning(
+            "packages",
+            f"{DISTRIBUTION} itself is not installed, so nobody knows what it needs",
+            "pip install -e . in its folder",
+        )
+        return
+    needed = [each for each in requirements if each.marker is None or each.marker.evaluate()]
+    found = [(each, _version(each.name)) for each in needed]
+    bad = [finding for each, version in found for finding in judge_package(each, version)]
+    yield from bad
+    if not bad:
+        yield ok("packages", f"all {len(found)} that every run needs are there")
+    yield from _extras(requirements)
+
+
+def _extras(requirements: Sequence[Requirement]) -> Iterator[Finding]:
+    absent = []
+    for extra, use in EXTRAS.items():
+        parts = [
+            each
+            for each in requirements
+            if each.marker and not each.marker.evaluate() and each.marker.evaluate({"extra": extra})
+        ]
+        versions = [(each, _version(each.name)) for each in parts]
+        if any(version is None for _, version in versions):
+            absent.append(f"{extra} ({use})")
+            continue
+        for each, version in versions:
+            yield from judge_package(each, version)
+    if absent:
+        yield ok(
+            "extras", f"not installed: {', '.join(absent)}; pip install '{DISTRIBUTION}[NAME]'"
+        )
+
+
+def judge_package(wanted: Requirement, version: str | None) -> Iterator[Finding]:
+    """Nothing for a package within its bounds."""
+    install = f"pip install '{wanted.name}{wanted.specifier}'"
+    if version is None:
+        yield error("packages", f"{wanted.name} is not installed", install)
+    elif not wanted.specifier.contains(version, prereleases=True):
+        yield error("packages", f"{wanted.name} {version}, want {wanted.specifier}", install)
+
+
+def gpus(*, needed: bool) -> Iterator[Finding]:
+    """What nvidia-smi lists, and whether torch sees the same; `needed` by the run."""
+    listed, fault = list_gpus()
+    seen = ask_torch()
+    if fault:
+        yield warning("gpu", fault, "see `nvidia-smi`; the driver may need a restart of the host")
+    yield from judge_gpus(listed, seen, os.environ.get("CUDA_VISIBLE_DEVICES"), needed=needed)
+
+
+def list_gpus() -> tuple[list[str], str]:
+    """(name and memory of each GPU of the host, why they could not be listed)."""
+    if shutil.which("nvidia-smi") is None:
+        return [], ""
+    answer, fault = ask(
+        ["nvidia-smi", "--query-gpu=name,memory.total,memory.used", "--format=csv,noheader"]
+    )
+    return ([] if fault else answer.splitlines()), fault
+
+
+@cache
+def ask_torch() -> dict[str, object] | str:
+    """Version, CUDA and number of GPUs of torch, from a process of its own; or why it gave none."""
+    code = (
+        "import json, torch; print(json.dumps({'version': torch.__version__, "
+        "'cuda': torch.version.cuda, 'gpus': torch.cuda.device_count()}))"
+    )
+    answer, fault = ask([sys.executable, "-c", code], TORCH_S)
+    if fault:
+        return fault
+    found = json.loads(answer.splitlines()[-1])
+    return dict(found)
+
+
+def judge_gpus(
+    listed: Sequence[str],
+    torch: dict[str, object] | str,
+    visible: str | None,
+    *,
+    needed: bool,
+) -> Iterator[Finding]:
+    """GPUs of the host `listed`, what torch says, CUDA_VISIBLE_DEVICES, and what the run wants."""
+    if isinstance(torch, str):
+        yield error("torch", f"cannot be imported: {torch}", "install it again: scripts/setup")
+        return
+    build = f"CUDA {torch['cuda']}" if torch["cuda"] else "CPU build"
+    yield ok("torch", f"{torch['version']} ({build})")
+    judge = error if needed else warning
+    chosen = "" if visible is None else f", CUDA_VISIBLE_DEVICES={visible}"
+    if torch["gpus"]:
+        names = "; ".join(listed) or "names unknown"
+        yield ok("gpu", f"torch sees {torch['gpus']} of {len(listed) or '?'}{chosen}: {names}")
+    elif not listed and not needed:
+        yield ok("gpu", "none: the tiny model needs none, others want one")
+    elif not listed:
+        yield error("gpu", "none, and the run asks for one", 'set the devices to "auto" or "cpu"')
+    elif chosen:
+        yield judge("gpu", f"torch sees none of {len(listed)}{chosen}", "unset it, or name others")
+    else:
+        yield judge(
+            "gpu",
+            f"nvidia-smi lists {len(listed)}, torch sees none",
+            "the driver is older than this torch's CUDA: renew it, or take an older build"
+            if torch["cuda"]
+            else "install the CUDA build of torch: pip install torch",
+        )
+
+
+def programs(suite: str | None) -> Iterator[Finding]:
+    """Programs that some suites need; an error where the suite of the run is one of them."""
+    for name, (binaries, needed_by, cure) in PROGRAMS.items():
+        found = next((path for each in binaries if (path := shutil.which(each))), None)
+        if found is None and suite == needed_by:
+            yield error(name, f"not found, and suite {suite} plays in it", cure)
+        elif found is None:
+            yield ok(name, f"not found; only suite {needed_by} needs it ({cure})")
+        elif name == "Docker":
+            yield from _docker(found, needed=suite == needed_by)
+        else:
+            yield ok(name, found)
+
+
+def _docker(binary: str, *, needed: bool) -> Iterator[Finding]:
+    """Whether this user may talk to the daemon."""
+    answer, fault = ask([binary, "info", "--format", "{{.ServerVersion}}"])
+    told = f"{binary} is there, its daemon does not answer"
+    if not fault:
+        yield ok("Docker", f"{binary}, daemon {answer.strip()}")
+    elif needed:
+        yield error(
+            "Docker",
+            f"{told}: {fault}",
+            "start it (systemctl start docker), and join its group: usermod -aG docker $USER",
+        )
+    else:
+        yield ok("Docker", f"{told}; only suite {PROGRAMS['Docker'][1]} needs it")
+
+
+def memory() -> Iterator[Finding]:
+    """Main memory, of which environments and the tiny model take little and large models much."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return
+    kilobytes = {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+) kB", text, re.M)}
+    free, total = kilobytes["MemAvailable"] * 1024, kilobytes["MemTotal"] * 1024
+    if (bound := _container_bytes()) is not None and bound[1] < total:
+        free, total = min(free, bound[1] - bound[0]), bound[1]
+    told = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
+    if free < GIB:
+        yield warning("memory", told, "end what takes it: a run needs 2 GiB, plus its model")
+    else:
+        yield ok("memory", told)
+
+
+def _container_bytes() -> tuple[int, int] | None:
+    """(used, allowed) of the control group; None where nothing bounds it."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        used, allowed = (
+            (group / f"memory.{name}").read_text(encoding="ascii").strip()
+            for name in ("current", "max")
+        )
+        return int(used), int(allowed)
+    except (OSError, ValueError):  # version 1 of control groups, or "max"
+        return None
+
+
+def shared_memory() -> Iterator[Finding]:
+    """What is left of /dev/shm."""
+    if Path("/dev/shm").is_dir():  # noqa: S108 - measured, not written to
+        yield judge_shared(shutil.disk_usage("/dev/shm").free)  # noqa: S108
+
+
+def judge_shared(free: int) -> Finding:
+    """`free` bytes of /dev/shm."""
+    told = f"{free / GIB:.2f} GiB free in /dev/shm"
+    if free < LEAST_SHARED:
+        return warning(
+            "shared memory", told, "NCCL and Chromium want 1 GiB; a container: --shm-size=8g"
+        )
+    return ok("shared memory", told)
+
+
+def open_files() -> Iterator[Finding]:
+    """How many files a process may have open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield judge_files(soft, hard)
+
+
+def judge_files(soft: int, hard: int) -> Finding:
+    """The limit that stands and the one it may be raised to; -1 for none."""
+    least = soft >= LEAST_FILES or soft == resource.RLIM_INFINITY
+    enough = soft >= GOOD_FILES or soft == resource.RLIM_INFINITY
+    told = "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft}"
+    if enough:
+        return ok("open files", told)
+    can = hard == resource.RLIM_INFINITY or hard >= GOOD_FILES
+    cure = (
+        f"ulimit -n {GOOD_FILES}"
+        if can
+        else "raise nofile in /etc/security/limits.conf, log in again"
+    )
+    judge = warning if least else error
+    return judge("open files", f"{told}: too few for many slots and workers", cure)
+
+
+# --- asking ---------------------------------------------------------------------------------
+
+
+def ask(command: Sequence[str], seconds: float = PROGRAM_S) -> tuple[str, str]:
+    """(what a program prints, "") or ("", why it failed), within a deadline."""
+    try:
+        ended = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        return "", f"{Path(command[0]).name} gave no answer in {seconds:.0f} s"
+    except OSError as fault:
+        return "", f"{command[0]}: {fault.strerror}"
+    if ended.returncode:
+        lines = (ended.stderr or ended.stdout).strip().splitlines() or ["no word"]
+        return "", f"exit code {ended.returncode}: {lines[-1][:200]}"
+    return ended.stdout, ""
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cores() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}

@@ -1,0 +1,90 @@
+"""One episode end to end in this process: an environment, the engine, a verdict.
+
+play   the finding: how the episode ended and what a step took
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from statistics import fmean
+
+from bus.errors import DartError
+from dart_cli.config import Config
+from dart_cli.doctor.findings import Finding, error, ok
+from dart_cli.evaluate import Played, chosen_weights, planned, play_all
+from dart_cli.plan import trained_tasks
+from dart_cli.process import limit_threads
+
+LOAD_S = 900.0
+"""Longest time a model may take to load."""
+
+
+def play(config: Config) -> Iterator[Finding]:
+    """Play one held-out episode of the first task; needs no other process and files nothing."""
+    limit_threads(config.rollout.threads)
+    began = time.monotonic()
+    try:
+        played, weights, loaded_s = asyncio.run(_play_one(config))
+    except DartError as fault:
+        yield error("episode", str(fault), "mend that, ask again")
+        return
+    except TimeoutError:
+        yield error(
+            "episode",
+            f"not over after {time.monotonic() - began:.0f} s",
+            "ask with fewer rollout.max_tokens, or see what the engine waits for",
+        )
+        return
+    yield from judge(played, weights, loaded_s)
+
+
+async def _play_one(config: Config) -> tuple[Played, str, float]:
+    """(the episode, which weights played it, seconds until the model was loaded)."""
+    from dart_cli.rollout.worker import load_model
+
+    [episode] = planned(trained_tasks(config)[:1], 1, config.eval.seed)
+    directory, version = chosen_weights(config, None)
+    began = time.monotonic()
+    async with asyncio.timeout(LOAD_S):
+        model = await asyncio.to_thread(load_model, config)
+    try:
+        if directory is not None:
+            await model.engine.update_weights(directory, version)
+        loaded_s = time.monotonic() - began
+        each_s = config.rollout.deadline_s + config.env.step_deadline_s
+        async with asyncio.timeout(config.env.reset_deadline_s + episode.task.max_steps * each_s):
+            [played] = await play_all(config, model.responder, [episode], "sampled")
+    finally:
+        await model.engine.close()
+    return played, "the model as it comes" if directory is None else f"weights v{version}", loaded_s
+
+
+def judge(played: Played, weights: str, loaded_s: float) -> Iterator[Finding]:
+    """A broken environment is an error; passing or failing is the policy's affair."""
+    end, records = played.end, played.records
+    told = f"{played.episode.task.id}, {weights}"
+    if end.outcome == "invalid":
+        yield error("episode", f"{told}: invalid: {end.reason}", "mend the environment")
+        return
+    steps = f"{end.steps} step{'' if end.steps == 1 else 's'}"
+    times = (
+        f"; a step took {fmean(r.model_s for r in records):.2f} s in the engine, "
+        f"{fmean(r.env_s for r in records):.2f} s in the environment"
+        if records
+        else ""
+    )
+    yield ok(
+        "episode",
+        f"{told}: {end.outcome} after {steps} ({end.stop_reason}); loaded in {loaded_s:.1f} s, "
+        f"reset in {end.reset_s:.2f} s{times}",
+    )
+    if records and all(record.action is None for record in records):
+        said = " ".join(records[0].text.split())[:80]
+        yield Finding(
+            "episode",
+            "warning",
+            f"none of what the model said was an action: {said!r}",
+            "check policy.codec, policy.template and rollout.max_tokens against the model's card",
+        )

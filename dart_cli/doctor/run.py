@@ -1,0 +1,231 @@
+"""One configuration on this host: can its run start here?
+
+configuration   its mistakes, all of them
+directory       may it be made, whose is it, what file system, how much room
+ports           is the address of `dart data` free
+model, tasks    what would be loaded and played
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from bus.errors import DartError
+from dart_cli.checks import BUILTIN_TINY, find_mistakes
+from dart_cli.config import Config, weights_dir
+from dart_cli.data.store import DATABASE, LOCK, open_reader
+from dart_cli.doctor.findings import Finding, error, ok, warning
+from dart_cli.doctor.machine import GIB
+from dart_cli.plan import composed_tasks, parameter_count, trained_tasks
+
+LEAST_ROOM = 2 * GIB
+"""Free space below which a run is not worth starting."""
+NETWORK = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "lustre", "beegfs", "9p", "ceph", "afs")
+"""File systems on which SQLite's log in shared memory and file locks are not to be trusted."""
+_WIDTH = {"float32": 4, "bfloat16": 2}
+
+
+def configuration(config: Config) -> Iterator[Finding]:
+    """Every mistake that `dart up` would refuse, not the first alone."""
+    mistakes = list(find_mistakes(config))
+    for key, text in mistakes:
+        problem, _, cure = text.partition("; ")
+        yield error("config", f"{key} {problem}", cure or "see docs/config.md")
+    if not mistakes:
+        yield ok("config", "valid for every role")
+
+
+def directory(config: Config) -> Iterator[Finding]:
+    """Permissions, owner, file system and room of run.dir, which is made by nobody here."""
+    path = config.run.dir
+    place = _existing(path)
+    if path.exists():
+        yield from _own(path)
+    elif os.access(place, os.W_OK | os.X_OK):
+        yield ok("run directory", f"{path} can be made")
+    else:
+        yield error(
+            "run directory",
+            f"{path} cannot be made: {place} is not yours to write",
+            f"chown or chmod {place}, or choose another run.dir",
+        )
+    yield from judge_file_system(file_system(place), place)
+    yield judge_room(shutil.disk_usage(place).free, config.data.max_gb, place)
+
+
+def _own(path: Path) -> Iterator[Finding]:
+    found = path.lstat()
+    mode = stat.S_IMODE(found.st_mode)
+    if not stat.S_ISDIR(found.st_mode):
+        yield error("run directory", f"{path} is no directory", "choose another run.dir")
+    elif found.st_uid != os.getuid():
+        yield error("run directory", f"{path} is another user's", "choose another run.dir")
+    elif mode & 0o077:
+        yield error(
+            "run directory", f"others can enter {path} (mode {mode:04o})", f"chmod 700 {path}"
+        )
+    elif not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        yield error("run directory", f"{path} cannot be written", f"chmod 700 {path}")
+    elif (path / DATABASE).is_file():
+        yield from _run_in(path)
+    else:
+        yield ok("run directory", f"{path}, no run in it yet")
+
+
+def _run_in(path: Path) -> Iterator[Finding]:
+    """The run that is there: does it live, can it be read?"""
+    lives = (
+        f"a run is live in it (process {pid})" if (pid := holder(path)) else "a run to go on with"
+    )
+    try:
+        with open_reader(path) as reader:
+            trained = reader.total("batches")
+    except DartError as fault:
+        yield error("run directory", str(fault), "mend it, or set it aside: dart up --fresh")
+        return
+    yield ok("run directory", f"{path}: {lives}, {trained} batches")
+
+
+def holder(run_dir: Path) -> str:
+    """Process that serves the run, as the lock's holder wrote it; empty if nobody does.
+
+    Only looks: a lock taken for a moment could refuse a `dart data` that starts in that moment, so
+    the kernel's list of locks is read instead.
+    """
+    path = run_dir / LOCK
+    try:
+        found = path.stat()
+        pid = path.read_text(encoding="ascii").strip()
+        locks = Path("/proc/locks").read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return ""
+    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    return (pid or "unknown") if f" {device} " in locks else ""
+
+
+def judge_file_system(kind: str, place: Path) -> Iterator[Finding]:
+    """A file system of one host is not worth a word."""
+    if kind in NETWORK:
+        yield error(
+            "file system",
+            f"{place} is on {kind}: the database's log needs a disk of this host",
+            "choose a run.dir on a local disk; weights.directory may stay on the network",
+        )
+
+
+def judge_room(free: int, max_gb: float, place: Path) -> Finding:
+    """`free` bytes where a database of up to `max_gb` and the weights will stand."""
+    told = f"{free / 1e9:.1f} GB free at {place}"
+    if free < LEAST_ROOM:
+        return error("disk", told, "free some, or choose another run.dir")
+    if free < max_gb * 1e9:
+        return warning(
+            "disk",
+            f"{told}, the database may take data.max_gb = {max_gb:g}",
+            f"set data.max_gb below {free / 1e9:.0f}, or free some",
+        )
+    return ok("disk", told)
+
+
+def file_system(place: Path) -> str:
+    """Kind of the file system that holds `place`, of the longest mount point above it."""
+    best, kind = "", ""
+    try:
+        mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    real = str(place.resolve())
+    for line in mounts.splitlines():
+        _, point, found, *_ = line.split(" ")
+        point = point.replace("\\040", " ")
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, found
+    return kind
+
+
+def ports(config: Config) -> Iterator[Finding]:
+    """Whether `dart data` could listen where the others look for it."""
+    if config.bus.transport == "ipc":
+        yield ok("sockets", f"ipc, in {config.run.dir / 'sock'}: one host, nobody else can enter")
+        return
+    wanted = range(config.bus.port, config.bus.port + 3)
+    if pid := holder(config.run.dir):
+        yield ok("ports", f"{wanted[0]} to {wanted[-1]} are this run's, process {pid}")
+        return
+    for port in wanted:
+        if fault := _cannot_listen(config.bus.host, port):
+            yield error(
+                "ports",
+                f"bus.host {config.bus.host}, port {port}: {fault}",
+                "end what listens there (ss -ltnp), or change bus.port; on any host but that of "
+                "`dart data` this is as it should be",
+            )
+            return
+    yield ok("ports", f"{wanted[0]} to {wanted[-1]} of {config.bus.host} are free")
+
+
+def _cannot_listen(host: str, port: int) -> str:
+    """Why; empty if it can."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        socket.create_server((host, port), family=family).close()
+    except OSError as fault:
+        return fault.strerror or str(fault)
+    return ""
+
+
+def model(config: Config) -> Iterator[Finding]:
+    """What would be loaded; its mistakes are told by `configuration`."""
+    path = config.model.path
+    if config.rollout.engine != "transformers" and config.train.learner != "torch":
+        yield ok("model", f"none is loaded: engine {config.rollout.engine}")
+        return
+    if path == BUILTIN_TINY:
+        yield ok("model", f"{path}, 0.6 million parameters")
+        return
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        return
+    try:
+        count = parameter_count(folder)
+    except DartError as fault:
+        yield error("model", str(fault), "fetch the folder again, whole")
+        return
+    size = count * _WIDTH[config.model.dtype]
+    told = f"{path}: {count / 1e9:.2f} billion parameters, {size / GIB:.1f} GiB of weights"
+    yield ok("model", told)
+    place = _existing(weights_dir(config))
+    yield judge_weights(size, config.weights.keep, shutil.disk_usage(place).free, place)
+
+
+def judge_weights(size: int, keep: int, free: int, place: Path) -> Finding:
+    """Whether `keep` weight sets of `size` bytes fit beside the one that is being written."""
+    need = size * (keep + 1)
+    told = f"weights.keep = {keep} sets take {need / 1e9:.1f} GB, {free / 1e9:.1f} free at {place}"
+    if free < need:
+        return error("weights", told, "free some, or choose another weights.directory")
+    return ok("weights", told)
+
+
+def tasks(config: Config) -> Iterator[Finding]:
+    """What would be played; its mistakes are told by `configuration`."""
+    try:
+        trained, composed = trained_tasks(config), composed_tasks(config)
+    except DartError:
+        return
+    if trained:
+        yield ok("tasks", f"{len(trained)} of suite {config.env.suite}, {len(composed)} held out")
+    else:
+        yield error("tasks", f"suite {config.env.suite} has none to train on", "set env.tasks")
+
+
+def _existing(path: Path) -> Path:
+    """The path, or the nearest folder above it that is there."""
+    whole = path.absolute()
+    return next(each for each in (whole, *whole.parents) if each.exists())

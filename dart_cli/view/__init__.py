@@ -1,0 +1,13 @@
+"""The web viewer, `dart view`: a run's pages on loopback, rendered here, without scripts.
+
+    server   the ASGI application and its life; which page answers which address
+    guard    who may look: Host header, token, headers of every answer
+    pages    rows of the database -> what a template shows, a function for each page
+    film     one trajectory -> frames with the action drawn on the screenshot, and token spans
+    charts   numbers -> SVG
+    site     templates, addresses of pages and images; `Site` of a server, `File` of an export
+    export   one self-contained HTML file: a trajectory, or a report of the run
+
+Everything is read through dart_cli.data.store.Reader, a new one for each request, so that a live
+run is not disturbed. No path of a request is a path of a file: ids are looked up in the database.
+"""

@@ -1,0 +1,36 @@
+"""One self-contained HTML file: a trajectory, or a report of the run.
+
+write_file   renders it and puts it in place whole
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bus.errors import UserError
+from dart_cli.data.store import open_reader
+from dart_cli.view import pages
+from dart_cli.view.site import File
+
+
+def write_file(run_dir: Path, path: Path, trajectory: str = "") -> int:
+    """Write the page of `trajectory`, or the run's, into `path`; returns its bytes.
+
+    It points nowhere else: style and images are within it. Raises UserError for an unknown
+    trajectory or a file that cannot be written, RunDirectoryError where there is no run.
+    """
+    with open_reader(run_dir) as reader:
+        site, query = File(run_dir, reader.screenshots), pages.Query()
+        if trajectory:
+            values = pages.trajectory(reader, site, query, trajectory)
+            page = site.render("trajectory.html", values)
+        else:
+            page = site.render("run.html", pages.run(reader, site, query))
+    content = page.encode()
+    partial = path.with_name(f"{path.name}.tmp")
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+    return len(content)

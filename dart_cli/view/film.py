@@ -1,0 +1,228 @@
+"""One trajectory for the eye: each screen with its action on it, what the policy said, what it weighed.
+
+frames        the steps of a trajectory, ready for the template
+final_screen  the screen after the last action
+screens       screenshots by content hash -> address and size
+marks         an action -> SVG in pixels of its screenshot
+spans         completion tokens by the weights that sampled them
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from statistics import fmean
+from typing import Any
+
+from markupsafe import Markup
+from PIL import Image
+
+from bus.errors import ActionError
+from dart_cli.browse import action_words
+from dart_cli.data.rows import SampleRow, StepRow, TrajectoryRow
+from dart_cli.data.store import Reader
+from dart_cli.story import LEFT_OUT
+from dart_cli.view.charts import VERSION_COLOURS, token_bars
+from dart_cli.view.site import Site, image_type
+from envs.actions import Click, DoubleClick, Drag, Move, Scroll, action_from_dict
+
+_ACTION_WORD = "Action:"
+
+
+@dataclass(frozen=True)
+class Screen:
+    """A screenshot that can be shown."""
+
+    href: str
+    width: int  # pixels
+    height: int
+
+    @property
+    def is_small(self) -> bool:
+        """Whether enlarging should keep its pixels sharp."""
+        return self.width < 400
+
+
+@dataclass(frozen=True)
+class Span:
+    """Completion tokens [start, end) of one version."""
+
+    version: int
+    start: int
+    end: int
+    kind: str  # class of view.css: the version's colour
+    logprob: float | None  # mean, nats
+    least: float | None  # of the least likely token, nats
+    entropy: float | None  # mean, nats
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a step weighed in one batch."""
+
+    batch: int
+    advantage: float
+    weight: float
+    reason: str
+    why: str  # in words where it is left out
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One step."""
+
+    row: StepRow
+    screen: Screen | None  # None where the image is gone
+    marks: Markup
+    thought: str  # what stands before the action, as the model wrote it
+    said: str  # the action as the model wrote it
+    did: str  # the action as it was carried out; empty where it was none
+    spans: list[Span]
+    logprob: float | None  # mean over tokens, nats
+    entropy: float | None
+    logprob_bars: Markup
+    entropy_bars: Markup
+    uses: list[Use]
+
+
+def frames(
+    reader: Reader, site: Site, rows: Sequence[StepRow], samples: Sequence[SampleRow]
+) -> list[Frame]:
+    """The steps `rows` with what they weighed in their batches."""
+    shown = screens(reader, site, [row.screenshot for row in rows])
+    colours = _colours(row for row in rows)
+    uses: dict[int, list[Use]] = {}
+    for sample in samples:
+        uses.setdefault(sample.step, []).append(_use(sample))
+    return [_frame(row, shown.get(row.screenshot), colours, uses.get(row.step, [])) for row in rows]
+
+
+def final_screen(reader: Reader, site: Site, row: TrajectoryRow | None) -> Screen | None:
+    """The screen after the last action, where there is one."""
+    if row is None or row.final_screenshot is None:
+        return None
+    return screens(reader, site, [row.final_screenshot]).get(row.final_screenshot)
+
+
+def screens(reader: Reader, site: Site, hashes: Iterable[str]) -> dict[str, Screen]:
+    """Address and size of each image that is there and can be shown, by content hash."""
+    found = {}
+    for key, image in reader.screenshots(hashes).items():
+        if (size := _size(image)) is not None:
+            found[key] = Screen(site.image(key), *size)
+    return found
+
+
+def marks(action: Mapping[str, Any] | None, screen: Screen) -> Markup:
+    """What the action did, drawn over its screenshot; nothing for one without a place."""
+    if action is None:
+        return Markup("")
+    try:
+        done = action_from_dict(dict(action))
+    except ActionError:
+        return Markup("")
+    radius = max(5.0, screen.width / 40)
+    match done:
+        case Click(x=x, y=y) | Move(x=x, y=y):
+            return _ring(x, y, radius)
+        case DoubleClick(x=x, y=y):
+            return _ring(x, y, radius) + _ring(x, y, radius * 0.6)
+        case Drag(path=path):
+            line = "M" + "L".join(f"{x} {y}" for x, y in path)
+            return Markup('<path class="halo" d="{0}"/><path class="mark" d="{0}"/>').format(
+                line
+            ) + _ring(*path[-1], radius)
+        case Scroll(x=x, y=y, dx=dx, dy=dy):
+            line = f"M{x} {y}l{_sign(dx) * 3 * radius:g} {_sign(dy) * 3 * radius:g}"
+            return Markup('<path class="halo" d="{0}"/><path class="mark" d="{0}"/>').format(
+                line
+            ) + _ring(x, y, radius)
+    return Markup("")
+
+
+def spans(row: StepRow, colours: Mapping[int, str]) -> list[Span]:
+    """The step's tokens by version; one span of version -1 where versions are not known."""
+    ranges = [(span.version, span.start, span.end) for span in row.version_spans]
+    return [
+        Span(
+            version=version,
+            start=start,
+            end=end,
+            kind=colours.get(version, "v0"),
+            logprob=_mean(row.behaviour_logprobs[start:end]),
+            least=min(filter(isfinite, row.behaviour_logprobs[start:end]), default=None),
+            entropy=_mean(row.entropies[start:end]),
+        )
+        for version, start, end in ranges or [(-1, 0, len(row.token_ids))]
+    ]
+
+
+# --- parts ----------------------------------------------------------------------------------
+
+
+def _frame(
+    row: StepRow, screen: Screen | None, colours: Mapping[int, str], uses: list[Use]
+) -> Frame:
+    parts = spans(row, colours)
+    thought, action, said = row.text.rpartition(_ACTION_WORD)
+    kinds = ["v0"] * len(row.token_ids)
+    for span in parts:
+        kinds[span.start : span.end] = [span.kind] * (span.end - span.start)
+    return Frame(
+        row=row,
+        screen=screen,
+        marks=Markup("") if screen is None else marks(row.action, screen),
+        thought=thought.strip() if action else "",
+        said=f"{action} {said.strip()}".strip(),
+        did=action_words(row.action) if row.action else "",
+        spans=parts,
+        logprob=_mean(row.behaviour_logprobs),
+        entropy=_mean(row.entropies),
+        logprob_bars=_bars(row.behaviour_logprobs, kinds, "log-probability of each token, nats"),
+        entropy_bars=_bars(row.entropies, kinds, "entropy of each token, nats"),
+        uses=uses,
+    )
+
+
+def _bars(values: Sequence[float], kinds: Sequence[str], label: str) -> Markup:
+    return token_bars(values, kinds[: len(values)], label=label)
+
+
+def _use(row: SampleRow) -> Use:
+    why = LEFT_OUT.get(row.reason, "") if row.weight == 0 else ""
+    return Use(row.batch_id, row.advantage, row.weight, row.reason or "mixed", why)
+
+
+def _colours(rows: Iterable[StepRow]) -> dict[int, str]:
+    """Version -> class, in the order of the versions."""
+    known = sorted({span.version for row in rows for span in row.version_spans})
+    return {version: f"v{index % VERSION_COLOURS}" for index, version in enumerate(known)}
+
+
+def _size(image: bytes) -> tuple[int, int] | None:
+    """Pixels of an image that can be shown; its header alone is read."""
+    if image_type(image) is None:
+        return None
+    try:
+        with Image.open(io.BytesIO(image)) as opened:
+            return opened.size
+    except (OSError, ValueError, Image.DecompressionBombError):
+        return None
+
+
+def _ring(x: int, y: int, radius: float) -> Markup:
+    return Markup(
+        '<circle class="halo" cx="{0}" cy="{1}" r="{2}"/><circle class="mark" cx="{0}" cy="{1}" '
+        'r="{2}"/><circle class="dot" cx="{0}" cy="{1}" r="{3}"/>'
+    ).format(x, y, f"{radius:g}", f"{radius / 5:g}")
+
+
+def _sign(value: int) -> int:
+    return (value > 0) - (value < 0)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    known = [value for value in values if isfinite(value)]
+    return fmean(known) if known else None

@@ -1,0 +1,143 @@
+"""scripts/tmux.sh types what a person would, one pane each."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "tmux.sh"
+DEADLINE_S = 60.0
+
+
+def script(*arguments: object, env: dict[str, str] | None = None) -> tuple[int, str, str]:
+    """Exit code, output and errors."""
+    ended = subprocess.run(
+        [SCRIPT, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+        env=os.environ | {"DART_VENV": "/nowhere", **(env or {})},
+    )
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "my run.toml"
+    path.write_text(f'[run]\ndir = "{tmp_path}/run"\n')
+    return path
+
+
+def test_a_box_trains_on_some_gpus_and_rolls_out_on_the_others(config: Path) -> None:
+    code, out, _ = script(
+        *("--train", "0-1", "--rollout", "2-4,7", "--envs", 2, "--dry-run"),
+        *(config, "--set", "env.tasks=['$(id)']"),
+    )
+    assert code == 0
+    lines = [shlex.split(line) for line in out.splitlines()]
+    given = [str(config), "--set", "env.tasks=['$(id)']"]
+    assert lines == [
+        ["dart", "status", *given],
+        ["dart", "data", *given],
+        ["CUDA_VISIBLE_DEVICES=0,1", "dart", "train", *given],
+        *[["dart", "env", *given]] * 2,
+        *[[f"CUDA_VISIBLE_DEVICES={gpu}", "dart", "rollout", *given] for gpu in (2, 3, 4, 7)],
+    ]
+
+
+def test_a_laptop_has_one_of_each(config: Path) -> None:
+    _, out, _ = script("--dry-run", config)
+    roles = [shlex.split(line)[1] for line in out.splitlines()]
+    assert roles == ["status", "data", "train", "env", "rollout"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cure"),
+    [
+        ([], "name the TOML file"),
+        (["nowhere.toml"], "no such file: nowhere.toml"),
+        (["--gpus", "1"], "no option --gpus"),
+        (["--train"], "--train wants a value"),
+        (["--train", "0;id"], "want GPUs such as"),
+        (["--rollout", "a"], "want GPUs such as"),
+        (["--envs", "0"], "want a whole number from 1 on"),
+        (["--session", "a b", "CONFIG"], "use letters, digits"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: list[str], cure: str, config: Path) -> None:
+    code, out, err = script(*[config if each == "CONFIG" else each for each in arguments])
+    assert (code, out) == (2, "")
+    assert cure in err
+    assert err.count("\n") == 1
+
+
+def test_help_is_the_head_of_the_script() -> None:
+    code, out, _ = script("--help")
+    assert code == 0
+    assert out.startswith("The roles of a run in tmux")
+    assert "set -" not in out
+
+
+@pytest.fixture
+def tmux(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A tmux of this test's own, and a `dart` that is this one."""
+    if shutil.which("tmux") is None:
+        pytest.skip("no tmux on this machine")
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    dart = venv / "bin" / "dart"
+    dart.write_text(
+        f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {sys.executable} -m dart_cli "$@"\n'
+    )
+    dart.chmod(0o755)
+    sockets = tmp_path / "tmux"
+    sockets.mkdir(mode=0o700)
+    env = {"DART_VENV": str(venv), "TMUX_TMPDIR": str(sockets), "SHELL": "/bin/sh", "TMUX": ""}
+    yield env
+    _tmux(env, "kill-server")
+
+
+def _tmux(env: dict[str, str], *arguments: str) -> str:
+    return subprocess.run(
+        ["tmux", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+        env=os.environ | env,
+    ).stdout
+
+
+def test_every_pane_runs_its_role(config: Path, tmux: dict[str, str]) -> None:
+    arguments = ("--detached", "--session", "a", "--rollouts", 2, config, "--dry-run")
+    code, out, err = script(*arguments, env=tmux)
+    assert (code, out, err) == (0, "tmux attach -t a\n", "")
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        panes = {
+            window: [
+                _tmux(tmux, "capture-pane", "-p", "-J", "-S", "-", "-t", pane)
+                for pane in _tmux(tmux, "list-panes", "-t", f"a:{window}", "-F", "#D").split()
+            ]
+            for window in ("run", "rollout")
+        }
+        done = [text for texts in panes.values() for text in texts if "nothing was started" in text]
+        if len(done) == 5:
+            break
+        assert time.monotonic() < deadline, panes
+        time.sleep(0.2)
+    assert [len(texts) for texts in panes.values()] == [4, 2]
+    for role, text in zip(("status", "data", "train", "env"), panes["run"], strict=True):
+        assert f"dart {role}" in text.replace("\n", "")
+    assert script(*arguments, env=tmux)[0] == 0  # it is there: gone back to, nothing is added
+    assert len(_tmux(tmux, "list-panes", "-s", "-t", "a").splitlines()) == 6

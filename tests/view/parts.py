@@ -1,0 +1,139 @@
+"""What the viewer's tests share: a server on a real socket, a run to look at, the bones of a page."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+
+from PIL import Image
+
+from bus.messages import Outcome, StepRecord
+from dart_cli.data.ledger import Ledger
+from dart_cli.view.server import make_app, make_server
+from envs.base import content_hash
+from tests.data.parts import ask_lease, step_record, trajectory_end
+
+DEADLINE_S = 20.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the server said."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+
+@dataclass(frozen=True)
+class Server:
+    """A viewer that serves."""
+
+    port: int
+
+    def get(self, path: str, *, method: str = "GET", **headers: str) -> Answer:
+        """Ask for a path exactly as it is written; `Host` is replaced where it is given."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
+        with contextlib.closing(connection):
+            connection.putrequest(method, path, skip_host="Host" in headers)
+            for key, value in headers.items():
+                connection.putheader(key, value)
+            connection.endheaders()
+            answer = connection.getresponse()
+            found = {key.lower(): value for key, value in answer.getheaders()}
+            return Answer(answer.status, found, answer.read())
+
+    def page(self, path: str) -> str:
+        """A page that must be there."""
+        answer = self.get(path)
+        assert answer.status == 200, (path, answer.text)
+        return answer.text
+
+
+@contextlib.contextmanager
+def serving(run_dir: Path, *, host: str = "127.0.0.1", token: str = "") -> Iterator[Server]:
+    """The viewer of a run on loopback, until the end of the block."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = make_server(make_app(run_dir, host=host, token=token))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + DEADLINE_S
+    while not server.started:
+        assert time.monotonic() < deadline, "the server did not start"
+        time.sleep(0.01)
+    try:
+        yield Server(listener.getsockname()[1])
+    finally:
+        server.should_exit = True
+        thread.join(DEADLINE_S)
+        listener.close()
+
+
+def png(width: int = 320, height: int = 200, colour: str = "teal") -> bytes:
+    """A plain screenshot."""
+    file = io.BytesIO()
+    Image.new("RGB", (width, height), colour).save(file, "PNG")
+    return file.getvalue()
+
+
+def shown_step(trajectory_id: str, step: int, **changes: object) -> StepRecord:
+    """A step whose screenshot can be shown, with some of its fields changed."""
+    image = png()
+    record = step_record(trajectory_id, step)
+    pictured = {"screenshot": image, "image_hashes": [content_hash(image)]}
+    return record.model_copy(update=pictured | changes)
+
+
+def play_shown(
+    ledger: Ledger, slot: int, outcome: Outcome = "pass", *, steps: int = 2, **changes: object
+) -> str:
+    """Play one trajectory whose screens can be shown; returns its id."""
+    lease = ask_lease(ledger, slot)
+    for step in range(steps):
+        assert ledger.step(shown_step(lease.trajectory_id, step, **changes)).accepted
+    end = trajectory_end(lease.trajectory_id, steps, outcome)
+    ledger.end(end.model_copy(update={"screenshot": png(colour="navy")}))
+    return lease.trajectory_id
+
+
+@dataclass
+class Bones(HTMLParser):
+    """A page without its words: which elements with which attributes, in order."""
+
+    elements: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    links: list[str] = field(default_factory=list)  # values of href, src, action, ...
+    words: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, tuple(sorted(name for name, _ in attrs))))
+        pointing = {"href", "src", "action", "srcset", "xlink:href", "data", "poster", "formaction"}
+        self.links += [value or "" for name, value in attrs if name in pointing]
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @classmethod
+    def of(cls, page: str) -> Bones:
+        found = cls()
+        found.feed(page)
+        found.close()
+        return found
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())

@@ -1,0 +1,73 @@
+"""Numbers as SVG: well formed, bounded, and where they belong."""
+
+from __future__ import annotations
+
+import re
+from math import inf, isfinite, nan
+from statistics import fmean
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dart_cli.view.charts import (
+    MOST_POINTS,
+    Series,
+    bar,
+    line_chart,
+    sparkline,
+    thinned,
+    token_bars,
+)
+
+numbers = st.floats(-1e6, 1e6) | st.sampled_from([nan, inf, -inf, 0.0])
+values = st.lists(numbers, max_size=600)
+
+
+@given(values)
+def test_any_numbers_make_a_picture_of_finite_places_or_none(ys: list[float]) -> None:
+    points = [(float(x), y) for x, y in enumerate(ys)]
+    for drawn in (
+        line_chart([Series("<a> & b", points)], label='"'),
+        sparkline(points, low=0, high=1),
+        token_bars(ys, ["v0"] * len(ys), label="<"),
+    ):
+        if not any(map(isfinite, ys)):
+            assert drawn == ""
+            continue
+        root = ET.fromstring(drawn)
+        for each in root.iter():
+            for value in each.attrib.values():
+                assert "nan" not in value
+                assert "inf" not in value
+
+
+def test_a_line_goes_through_its_points() -> None:
+    drawn = line_chart([Series("a", [(0, 0.0), (10, 0.5), (20, 1.0)])], width=156, height=130)
+    [path] = re.findall(r'<path class="line" d="([^"]+)"', drawn)
+    places = [tuple(map(float, each.split())) for each in path[1:].split("L")]
+    assert places == [(44, 108), (94, 58), (144, 8)]
+
+
+@given(st.lists(st.floats(-1, 1), min_size=1, max_size=2000))
+def test_thinned_points_are_the_means_of_their_buckets(ys: list[float]) -> None:
+    points = [(float(x), y) for x, y in enumerate(ys)]
+    found = thinned(points)
+    assert len(found) <= MOST_POINTS
+    size = -(-len(ys) // MOST_POINTS)
+    for index, (_, y) in enumerate(found):
+        assert y == pytest.approx(fmean(ys[index * size : (index + 1) * size]), abs=1e-12)
+
+
+def test_bars_hang_where_values_are_negative_and_take_the_colour_of_their_version() -> None:
+    drawn = token_bars([-1.0, -2.0], ["v0", "v1"], label="x", height=10)
+    assert '<path class="v0" d="M0.5 0.00V5.00"/><path class="v1" d="M1.5 0.00V10.00"/>' in drawn
+    assert 'd="M0.5 5.00V10.00M1.5 0.00V10.00"' in token_bars(
+        [1.0, 2.0], ["v0", "v0"], label="x", height=10
+    )
+
+
+@pytest.mark.parametrize(("share", "width"), [(0, 0), (0.5, 50), (1, 100), (7, 100), (-1, 0)])
+def test_a_bar_stays_within_its_track(share: float, width: float) -> None:
+    assert f'class="fill" width="{width:.2f}"' in bar(share)
