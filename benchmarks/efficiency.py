@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # else this file hides package envs
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dart_cli.cli import main
 

@@ -1,11 +1,12 @@
 """How fast real environments step and reset, and what a slot costs in memory, by number of slots.
 
     python benchmarks/environments.py --suite miniwob|desktop [--slots 1 4 8 16] [--seconds 10]
-        [--tasks ID ...] [--out benchmarks/results/environments.json]
+        [--tasks ID ...] [--steps 5] [--out benchmarks/results/environments.json]
 
 Each slot plays in a thread of its own, as in `dart env`: one task after the other, each of its own
-seed, random clicks and no policy to wait for. Resets are timed apart: to the task that is loaded
-already, as in a group of trajectories, and to another one. Memory is the proportional set size of
+seed, at most `--steps` random clicks and no policy to wait for. The steps a second are those of whole
+episodes, so resets and page loads count in, and longer episodes give more of them. Resets are timed
+apart: to the task that is loaded already, as in a group of trajectories, and to another one. Memory is the proportional set size of
 this process and all it started, less what it was before the first slot.
 
 For miniwob the baselines are the package's own selenium environment (needs chromedriver: apt install
@@ -36,10 +37,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bus.errors import EnvError
 from dart_cli.env.tree import descendants
 from envs.actions import Click
-from envs.base import GuiEnv
-from envs.miniwob.browser import BrowserHost, TaskPage
+from envs.base import GuiEnv, Observation
+from envs.miniwob.browser import BrowserHost
 from envs.miniwob.env import find_pages
 from envs.miniwob.process import find_chromium
 from envs.registry import load_suite, make_env
@@ -48,7 +50,6 @@ MIX = {
     "miniwob": ["click-test-2", "click-color", "enter-text", "use-slider", "login-user"],
     "desktop": ["calc-sum", "mousepad-replace-word", "writer-append", "pcmanfm-move"],
 }
-STEPS = 5  # of an episode, at most
 EPISODES = {"miniwob": 8}  # of a task, as in a group, before the next one
 CHROMEDRIVER = Path("/usr/bin/chromedriver")
 
@@ -58,53 +59,73 @@ class Counts:
     """What one slot did."""
 
     steps: int = 0
+    broken: int = 0  # episodes
     same_s: list[float] = field(default_factory=list)  # resets to the same task
     other_s: list[float] = field(default_factory=list)  # resets to another task
     step_s: list[float] = field(default_factory=list)
     by_task: dict[str, list[float]] = field(default_factory=dict)  # all resets, seconds
 
 
-def play(
-    env: GuiEnv, tasks: Sequence[str], group: int, slot: int, until: float, counts: Counts
-) -> None:
-    """Random clicks until the time is up; `group` episodes of a task before the next one."""
+@dataclass(frozen=True)
+class Work:
+    """What each slot plays: `group` episodes of a task before the next, of `steps` clicks at most."""
+
+    suite: str
+    tasks: Sequence[str]
+    group: int
+    steps: int
+
+
+def play(env: GuiEnv, work: Work, slot: int, until: float, counts: Counts) -> None:
+    """Random clicks until the time is up."""
     rng, episode = Random(slot), 0
-    while time.monotonic() < until:
-        task = tasks[(slot + episode // group) % len(tasks)]
+
+    def reset(task: str) -> Observation:
         began = time.monotonic()
         screen, _ = env.reset(seed=1000 * slot + episode, options={"task": task})
         took = time.monotonic() - began
-        (counts.other_s if episode % group == 0 else counts.same_s).append(took)
+        (counts.other_s if episode % work.group == 0 else counts.same_s).append(took)
         counts.by_task.setdefault(task, []).append(took)
-        episode += 1
-        for _ in range(STEPS):
+        return screen
+
+    def clicks(screen: Observation) -> None:
+        for _ in range(work.steps):
             x, y = rng.randrange(screen.width), rng.randrange(screen.height)
             began = time.monotonic()
             over = env.step(Click(x=x, y=y))[2]
             counts.step_s.append(time.monotonic() - began)
             counts.steps += 1
             if over or time.monotonic() > until:
-                break
+                return
+
+    while time.monotonic() < until:
+        try:
+            clicks(reset(work.tasks[(slot + episode // work.group) % len(work.tasks)]))
+        except EnvError as error:
+            print(f"slot {slot}: {error}", flush=True)
+            counts.broken += 1
+        episode += 1
 
 
-def measure(suite: str, tasks: Sequence[str], slots: int, seconds: float) -> dict[str, Any]:
+def measure(work: Work, slots: int, seconds: float) -> dict[str, Any]:
     """Steps a second, resets and memory of `slots` environments at once."""
-    before = memory_mb()
-    envs = [make_env(suite) for _ in range(slots)]
+    before, tasks = memory_mb(), work.tasks
+    envs = [make_env(work.suite) for _ in range(slots)]
     try:
         for slot, env in enumerate(envs):  # the first reset starts what is to be started
             env.reset(seed=slot, options={"task": tasks[slot % len(tasks)]})
+        memory = memory_mb() - before  # every slot has its page or application
         counts = [Counts() for _ in envs]
         began = time.monotonic()
-        group, until = EPISODES.get(suite, 1), began + seconds
+        until = began + seconds
         threads = [
-            threading.Thread(target=play, args=(env, tasks, group, slot, until, counts[slot]))
+            threading.Thread(target=play, args=(env, work, slot, until, counts[slot]))
             for slot, env in enumerate(envs)
         ]
         for thread in threads:
             thread.start()
         time.sleep(seconds / 2)
-        memory = memory_mb() - before
+        memory = max(memory, memory_mb() - before)
         for thread in threads:
             thread.join()
         spent = time.monotonic() - began
@@ -126,7 +147,8 @@ def measure(suite: str, tasks: Sequence[str], slots: int, seconds: float) -> dic
         "other_task_p50_ms": round(1000 * quantile(other, 0.5), 1),
         "other_task_p95_ms": round(1000 * quantile(other, 0.95), 1),
         "memory_per_slot_mb": round(memory / slots, 1),
-        "played_per_second": round(len(steps) / sum(steps), 2),  # of a slot
+        "played_per_second": round(len(steps) / (sum(steps) or float("nan")), 2),  # of a slot
+        "broken_episodes": sum(each.broken for each in counts),
         "resets": {
             task: {
                 "p50_ms": round(1000 * quantile(spent, 0.5)),
@@ -141,10 +163,10 @@ def measure(suite: str, tasks: Sequence[str], slots: int, seconds: float) -> dic
 
 def screenshot_ms(seconds: float) -> float:
     """Median of the browser's screenshot alone, of a page that does not change."""
-    host = BrowserHost(find_chromium(), 1.0, 20.0)
+    host = BrowserHost(find_chromium(), find_pages(), 1.0, "png", 20.0)
     host.join()
     try:
-        page = TaskPage(host.browser(), find_pages(), "png", 20.0)
+        page = host.take("click-test-2")
         page.load("click-test-2")
         spent: list[float] = []
         until = time.monotonic() + seconds
@@ -157,7 +179,7 @@ def screenshot_ms(seconds: float) -> float:
     return round(1000 * statistics.median(spent), 2)
 
 
-def measure_selenium(tasks: Sequence[str], seconds: float) -> dict[str, float] | None:
+def measure_selenium(work: Work, seconds: float) -> dict[str, float] | None:
     """The same with the package's own environment, one slot; None where chromedriver is missing."""
     if not CHROMEDRIVER.exists():
         return None
@@ -169,7 +191,7 @@ def measure_selenium(tasks: Sequence[str], seconds: float) -> dict[str, float] |
     from miniwob.action import ActionTypes
 
     gymnasium.register_envs(miniwob)
-    rng, steps, resets, spent = Random(0), 0, [], 0.0
+    rng, tasks, steps, resets, spent = Random(0), work.tasks, 0, [], 0.0
     for task in tasks:
         env: Any = gymnasium.make(f"miniwob/{task.removeprefix('miniwob/')}-v1")
         try:
@@ -181,7 +203,7 @@ def measure_selenium(tasks: Sequence[str], seconds: float) -> dict[str, float] |
                 env.reset(seed=episode)
                 resets.append(time.monotonic() - started)
                 episode += 1
-                for _ in range(STEPS):
+                for _ in range(work.steps):
                     at = [float(rng.randrange(160)), float(rng.randrange(210))]
                     click = env.unwrapped.create_action(ActionTypes.CLICK_COORDS, coords=at)
                     over = env.step(click)[2]
@@ -205,13 +227,13 @@ START = """seed => {
 }"""
 
 
-def measure_playwright(tasks: Sequence[str], seconds: float) -> dict[str, float] | None:
+def measure_playwright(work: Work, seconds: float) -> dict[str, float] | None:
     """The same pages through Playwright, one slot; None where that is not installed."""
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
         return None
-    rng, steps, resets, spent = Random(0), 0, [], 0.0
+    rng, tasks, steps, resets, spent = Random(0), work.tasks, 0, [], 0.0
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=str(find_chromium()))
         try:
@@ -227,7 +249,7 @@ def measure_playwright(tasks: Sequence[str], seconds: float) -> dict[str, float]
                     page.screenshot()
                     resets.append(time.monotonic() - started)
                     episode += 1
-                    for _ in range(STEPS):
+                    for _ in range(work.steps):
                         page.mouse.click(rng.randrange(160), rng.randrange(210))
                         over = page.evaluate("WOB_DONE_GLOBAL")
                         page.screenshot()
@@ -268,15 +290,17 @@ def main() -> None:
     parser.add_argument("--slots", type=int, nargs="+", default=[1, 4, 8, 16])
     parser.add_argument("--seconds", type=float, default=10.0, help="for each number of slots")
     parser.add_argument("--tasks", nargs="+", help="default: a mix of the suite's")
+    parser.add_argument("--steps", type=int, default=5, help="of an episode, at most")
     parser.add_argument("--out", type=Path, help="also write the result here")
     arguments = parser.parse_args()
     suite, seconds = arguments.suite, arguments.seconds
     mix = [f"{suite}/{name}" for name in MIX.get(suite, [])]
     tasks = arguments.tasks or mix or list(load_suite(suite).tasks)
+    work = Work(suite, tasks, EPISODES.get(suite, 1), arguments.steps)
     rows = []
     print("slots  steps/s  reset p50  p95 | another task p50  p95, ms | MB a slot")
     for slots in arguments.slots:
-        row = measure(suite, tasks, slots, seconds)
+        row = measure(work, slots, seconds)
         rows.append(row)
         print(
             f"{slots:5}  {row['steps_per_second']:7}  {row['reset_p50_ms']:9} "
@@ -288,6 +312,7 @@ def main() -> None:
     result: dict[str, Any] = {
         "benchmark": "environments",
         "suite": suite,
+        "steps_of_an_episode": arguments.steps,
         "cpus": len(os.sched_getaffinity(0)),
         "load_average": round(os.getloadavg()[0], 1),
         "steps_per_second": best["steps_per_second"],
@@ -299,7 +324,7 @@ def main() -> None:
         result["screenshot_ms"] = screenshot_ms(min(seconds, 5.0))
         single = min(rows, key=lambda row: row["slots"])
         for name, baseline in (("selenium", measure_selenium), ("playwright", measure_playwright)):
-            result[name] = found = baseline(tasks, seconds)
+            result[name] = found = baseline(work, seconds)
             if found is not None:
                 ratio = single["steps_per_second"] / found["steps_per_second"]
                 result[f"{name}_ratio"] = round(ratio, 1)

@@ -1,16 +1,18 @@
 """Random and mutated messages against every socket, and truncated files of a run.
 
-    python benchmarks/fuzz.py --messages 1000000 --files 2000 --configs 100000 [--seed 0]
+    python benchmarks/fuzz.py --messages 1000000 --configs 20000 --run RUN --files 2000 [--seed 0]
 
 messages   at data's request address, both ends of its telemetry, and a rollout worker's address: frames
            of noise, valid messages with bytes flipped, cut, doubled or moved (what happens to be valid is
-           left out), wrong and repeated ids. Then the run must stand as it stood, and answer.
+           left out), wrong and repeated ids. None is dropped on the way, each that has an id is answered.
+           Then the run must stand as it stood, and answer.
 requests   a tenth as many: well-formed requests and heartbeats with random values, which may change the
            run but must never break a handler or the process
 files      each file of a run is cut at a random place; whoever reads it must work or say why not
 configs    mutated configurations: valid, or one line with a cure
 
-The last line is JSON; `crashed`, `changed` and `hung` must be 0. Tests play the same with small numbers.
+The last line is JSON; `crashed`, `unanswered` and `changed` must be 0 and the lists empty, else the exit
+code is 1. What hangs ends in a DeadlineError. Tests play the same with small numbers.
 """
 
 from __future__ import annotations
@@ -18,14 +20,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import random
 import shutil
 import sys
 import tempfile
+import time
 import types
 import typing
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -45,9 +50,12 @@ from bus.messages import (  # noqa: E402
     Heartbeat,
     Message,
     Request,
+    StatusReply,
     StatusRequest,
     StopRequest,
+    WeightsPublished,
 )
+from bus.snapshot import Snapshot  # noqa: E402
 from bus.sockets import Requester  # noqa: E402
 from dart_cli.checks import check_config  # noqa: E402
 from dart_cli.config import Config, load_config, run_endpoints  # noqa: E402
@@ -56,7 +64,20 @@ from dart_cli.data.store import open_reader, open_store  # noqa: E402
 
 BURST = 200
 """Messages between two turns of the event loop, in which the services read them."""
+FRESH = 10_000
+"""Mutated messages between two sets of well-formed ones that they are made of."""
+SAY_S = 10.0
 DEADLINE_S = 60.0
+GAUGES = (
+    "slots",
+    "in_flight",
+    "waiting",
+    "tokens",
+    "updates",
+    "seconds.playing",
+    "seconds.starting",
+)
+"""That data reckons with; of other names it only tells."""
 _EDGES = (0, 1, -1, 2**31, 2**63 - 1, 2**63, -(2**63) - 1)
 
 
@@ -84,7 +105,7 @@ def random_value(kind: Any, chance: random.Random) -> Any:
     simple: dict[Any, Callable[[], Any]] = {
         int: lambda: chance.choice([*_EDGES, chance.randrange(1000)]),
         float: lambda: chance.choice(
-            [0.0, -1.0, 1e308, float("nan"), float("inf"), chance.random()]
+            [0.0, -1.0, 1e15, 1e308, float("nan"), float("inf"), chance.random()]
         ),
         str: lambda: chance.choice(
             ["", "env-0", "g000001-00", "../../x", "\x00\n[red]", "é" * 300]
@@ -98,17 +119,24 @@ def random_value(kind: Any, chance: random.Random) -> Any:
 
 def random_message(kind: type[Message], chance: random.Random) -> Message:
     """A well-formed message of random values."""
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints = _hints(kind)
     while True:
+        values = {name: random_value(hints[name], chance) for name in kind.model_fields}
+        if "gauges" in values:
+            names = chance.sample(GAUGES, chance.randrange(len(GAUGES) + 1))
+            values["gauges"] |= {name: random_value(float, chance) for name in names}
         with contextlib.suppress(ValidationError):  # a bound was missed
-            return kind.model_validate(
-                {name: random_value(hints[name], chance) for name in kind.model_fields}
-            )
+            return kind.model_validate(values)
+
+
+@functools.cache
+def _hints(kind: type[Message]) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
 
 
 def corpus(chance: random.Random, each: int = 5) -> list[list[bytes]]:
     """Frames of well-formed messages of every kind."""
-    found = []
+    found: list[list[bytes]] = []
     while len(found) < each * len(MESSAGES):
         with contextlib.suppress(ProtocolError):  # an int that msgpack cannot carry
             kind = list(MESSAGES.values())[len(found) // each]
@@ -157,8 +185,10 @@ def is_message(frames: list[bytes]) -> bool:
 
 def strangers(count: int, chance: random.Random) -> Iterator[list[bytes]]:
     """So many messages that are none."""
-    known = corpus(chance)
+    known: list[list[bytes]] = []
     while count:
+        if count % FRESH == 0 or not known:
+            known = corpus(chance)
         frames = mutated(chance.choice(known), chance)
         if not is_message(frames):
             count -= 1
@@ -177,7 +207,7 @@ def ledger_of(run_dir: Path) -> object:
 
 @contextlib.asynccontextmanager
 async def served(config: Config) -> AsyncIterator[dict[str, str]]:
-    """A live data service and rollout worker; name -> address of every socket."""
+    """A live data service and rollout worker, which has weights; name -> address of every socket."""
     from dart_cli.rollout import worker
 
     stop = asyncio.Event()
@@ -188,6 +218,7 @@ async def served(config: Config) -> AsyncIterator[dict[str, str]]:
     endpoints = run_endpoints(config)
     names = (DATA, TELEMETRY_IN, TELEMETRY_OUT, "rollout-0")
     try:
+        await _give_weights(endpoints.address(DATA), config.run.dir / "fuzz-weights")
         yield {name: endpoints.address(name) for name in names}
         for part in parts:
             if part.done():
@@ -198,90 +229,169 @@ async def served(config: Config) -> AsyncIterator[dict[str, str]]:
             await asyncio.gather(*parts)
 
 
+async def _give_weights(address: str, folder: Path) -> None:
+    """Publish a set and return once the rollout worker serves it: before that it reads nothing."""
+    import torch
+
+    from dart_cli.weights.file import publish
+
+    found = publish({"w": torch.zeros(1)}, folder, policy_version=2)
+    message = WeightsPublished(policy_version=2, path=str(found.path), digest=found.digest)
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        Requester(address, name="fuzz", peer="dart data") as requester,
+    ):
+        await requester.request(message, DEADLINE_S)
+        while True:
+            reply = await requester.request(StatusRequest(), DEADLINE_S)
+            assert isinstance(reply, StatusReply)
+            if Snapshot.model_validate(reply.snapshot).syncs:
+                return
+            await asyncio.sleep(0.05)
+
+
 async def _is_up(address: str) -> None:
-    """Return once the service answers as it should. Raises DeadlineError."""
-    async with Requester(address, name="fuzz", peer="dart data") as requester:
-        await requester.request(StatusRequest(), DEADLINE_S)
+    """Return once data answers as it should, and has heard a heartbeat since it was asked.
+
+    Raises DeadlineError, or TimeoutError where the telemetry is dead.
+    """
+    asked = time.time()
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        Requester(address, name="fuzz", peer="dart data") as requester,
+    ):
+        while True:
+            reply = await requester.request(StatusRequest(), DEADLINE_S)
+            assert isinstance(reply, StatusReply)
+            seen = Snapshot.model_validate(reply.snapshot)
+            rollouts = [each for each in seen.processes if each.worker == "rollout-0"]
+            if any(seen.now - each.heartbeat_age_s > asked for each in rollouts):
+                return
+            await asyncio.sleep(0.05)
 
 
-async def _drained(socket: zmq.Socket[bytes], wanted: int = 0) -> int:
-    """Read what has come, at least `wanted` if it comes; how many told of a broken handler."""
-    broken, deadline = 0, asyncio.get_running_loop().time() + DEADLINE_S
-    while True:
-        try:
-            frames = socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            if wanted <= 0 or asyncio.get_running_loop().time() > deadline:
-                return broken
-            await asyncio.sleep(0.001)
-            continue
-        wanted -= 1
-        with contextlib.suppress(ProtocolError):
-            answer = decode(frames[1:])
-            broken += isinstance(answer, ErrorReply) and " failed at " in answer.error
+class _Answers:
+    """What comes back at a DEALER: how much is still to come, and what told of a broken handler."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self.wanted = self.broken = 0
+        self._socket = socket
+
+    async def drain(self) -> None:
+        """Read until nothing more is wanted. Raises TimeoutError."""
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                try:
+                    frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                except zmq.Again:
+                    if self.wanted <= 0:
+                        return
+                    await asyncio.sleep(0)  # the service's turn; it may share this loop
+                    continue
+                self.wanted -= 1
+                with contextlib.suppress(ProtocolError):
+                    answer = decode(frames[1:])
+                    self.broken += isinstance(answer, ErrorReply) and " failed at " in answer.error
 
 
 async def _sent(socket: zmq.Socket[bytes], frames: list[bytes]) -> None:
     """Send once there is room."""
     async with asyncio.timeout(DEADLINE_S):
-        while not socket.poll(0, zmq.POLLOUT):  # noqa: ASYNC110 - of a thread of ZeroMQ's
+        while True:
+            with contextlib.suppress(zmq.Again):
+                socket.send_multipart(frames, zmq.NOBLOCK)
+                return
             await asyncio.sleep(0.001)
-    socket.send_multipart(frames, zmq.NOBLOCK)
+
+
+class _Progress:
+    """A line on stderr now and then."""
+
+    def __init__(self, what: str, of: int) -> None:
+        self._what, self._of = what, of
+        self._began = self._said = time.monotonic()
+
+    def tell(self, done: int) -> None:
+        """So many are done."""
+        if (now := time.monotonic()) - self._said >= SAY_S:
+            self._said = now
+            pace = done / (now - self._began)
+            print(f"{done:,} of {self._of:,} {self._what}, {pace:,.0f}/s", file=sys.stderr)
+
+
+KINDS = {DATA: zmq.DEALER, "rollout-0": zmq.DEALER, TELEMETRY_IN: zmq.XPUB, TELEMETRY_OUT: zmq.XSUB}
+"""What a stranger speaks to each socket with. An XPUB may be told not to drop, a PUB may not."""
 
 
 def _open(address: str, kind: int) -> zmq.Socket[bytes]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
+    if kind == zmq.XPUB:
+        socket.setsockopt(zmq.XPUB_NODROP, 1)
+    if kind == zmq.XSUB:
+        socket.setsockopt(zmq.SNDHWM, 0)  # it would drop what it has no room for
     socket.connect(address)
     return socket
 
 
-async def fuzz_sockets(config: Config, count: int, seed: int) -> dict[str, int]:
+async def fuzz_sockets(config: Config, count: int, seed: int) -> dict[str, Any]:
     """Send `count` messages that are none, spread over all sockets; what broke or changed."""
     chance = random.Random(seed)
     async with served(config) as addresses:
         await _is_up(addresses[DATA])
         before = ledger_of(config.run.dir)
-        kinds = {DATA: zmq.DEALER, "rollout-0": zmq.DEALER}
-        kinds |= {TELEMETRY_IN: zmq.PUB, TELEMETRY_OUT: zmq.XSUB}
-        sockets = {name: _open(addresses[name], kind) for name, kind in kinds.items()}
-        crashed = 0
+        sockets = {name: _open(addresses[name], kind) for name, kind in KINDS.items()}
+        answers = {n: _Answers(sockets[n]) for n, kind in KINDS.items() if kind == zmq.DEALER}
+        sent: Counter[str] = Counter()
+        progress, began = _Progress("messages", count), time.monotonic()
+        sockets[TELEMETRY_IN].poll(int(1000 * DEADLINE_S))  # its subscriber, else all is dropped
         try:
             for number, frames in enumerate(strangers(count, chance)):
-                name = chance.choice(list(sockets))
-                asks = kinds[name] == zmq.DEALER
-                length = chance.choice([16, 16, 16, chance.randrange(40)])
-                identity = [chance.choice([b"\1" * 16, chance.randbytes(length)])] if asks else []
-                # A frame a message at XSUB: it keeps parts of longer ones back and then aborts itself.
-                parts = [[frame] for frame in frames]
-                for part in parts if kinds[name] == zmq.XSUB else [[*identity, *frames] or [b""]]:
-                    with contextlib.suppress(zmq.Again):  # its queue is full: dropped
-                        sockets[name].send_multipart(part, zmq.NOBLOCK)
+                name = chance.choice(list(KINDS))
+                sent[name] += 1
+                if name in answers:
+                    length = chance.choice([16, 16, 16, chance.randrange(40)])
+                    key = chance.choice([b"\1" * 16, chance.randbytes(length)])
+                    answers[name].wanted += len(key) == 16
+                    await _sent(sockets[name], [key, *frames])
+                elif KINDS[name] == zmq.XSUB:
+                    # A frame a message: it keeps parts of longer ones back and then aborts itself.
+                    for frame in frames:
+                        await _sent(sockets[name], [frame])
+                else:
+                    await _sent(sockets[name], frames or [b""])
                 if number % BURST == 0:
-                    await asyncio.sleep(0)
-                    for each, socket in sockets.items():
-                        if kinds[each] == zmq.DEALER:
-                            crashed += await _drained(socket)
+                    for each in answers.values():
+                        await each.drain()
+                    progress.tell(number)
+            for each in answers.values():
+                await each.drain()
             await _is_up(addresses[DATA])
+            pace = count / (time.monotonic() - began)
         finally:
             for socket in sockets.values():
                 socket.close(linger=0)
         changed = ledger_of(config.run.dir) != before
-    return {"messages": count, "crashed": crashed, "changed": int(changed)}
+    return {
+        "messages": count,
+        "messages_by_socket": dict(sorted(sent.items())),
+        "messages_per_s": round(pace),
+        "crashed": sum(each.broken for each in answers.values()),
+        "unanswered": sum(each.wanted for each in answers.values()),
+        "changed": int(changed),
+    }
 
 
-async def fuzz_requests(config: Config, count: int, seed: int) -> dict[str, int]:
+async def fuzz_requests(config: Config, count: int, seed: int) -> dict[str, Any]:
     """Ask data `count` well-formed things of random values; how many broke a handler."""
     chance = random.Random(seed)
     kinds = [k for k in MESSAGES.values() if issubclass(k, Request) and k is not StopRequest]
-    crashed = 0
     async with served(config) as addresses:
         await _is_up(addresses[DATA])
-        asking, telling = (
-            _open(addresses[DATA], zmq.DEALER),
-            _open(addresses[TELEMETRY_IN], zmq.PUB),
-        )
+        asking, telling = (_open(addresses[name], KINDS[name]) for name in (DATA, TELEMETRY_IN))
+        answers = _Answers(asking)
+        progress, began = _Progress("requests", count), time.monotonic()
         try:
             for number in range(count):
                 try:
@@ -293,13 +403,19 @@ async def fuzz_requests(config: Config, count: int, seed: int) -> dict[str, int]
                 await _sent(telling, heartbeat)
                 if number % BURST == 0:
                     await asyncio.sleep(0.01)
-                    crashed += await _drained(asking)
+                    await answers.drain()
+                    progress.tell(number)
             await _is_up(addresses[DATA])
-            crashed += await _drained(asking)
+            await answers.drain()
+            pace = count / (time.monotonic() - began)
         finally:
             asking.close(linger=0)
             telling.close(linger=0)
-    return {"requests": count, "requests_crashed": crashed}
+    return {
+        "requests": count,
+        "requests_per_s": round(pace),
+        "requests_crashed": answers.broken,
+    }
 
 
 # --- files ----------------------------------------------------------------------------------
@@ -393,16 +509,17 @@ def fuzz_configs(count: int, seed: int) -> dict[str, Any]:
     return {"configs": count, "configs_crashed": sorted(set(crashed))}
 
 
-def main() -> None:
-    """Play all parts and print one line."""
+def main() -> int:
+    """Play all parts and print one line; 1 where something broke."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--files", type=int, default=200)
     parser.add_argument("--configs", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--run", type=Path, help="a finished run whose files are cut; else none is")
+    parser.add_argument("--out", type=Path, help="also write the result here")
     arguments = parser.parse_args()
-    result: dict[str, Any] = {}
+    result: dict[str, Any] = {"benchmark": "fuzz", "seed": arguments.seed}
     with tempfile.TemporaryDirectory() as folder:
         for name in ("strangers", "requests"):
             Path(folder, name).mkdir(mode=0o700)
@@ -417,8 +534,13 @@ def main() -> None:
     if arguments.run:
         result |= fuzz_files(arguments.run, arguments.files, arguments.seed)
     result |= fuzz_configs(arguments.configs, arguments.seed)
+    if arguments.out is not None:
+        arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result))
+    counts = ("crashed", "unanswered", "changed", "requests_crashed")
+    lists = ("files_crashed", "configs_crashed")
+    return 1 if any(result.get(name) for name in (*counts, *lists)) else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

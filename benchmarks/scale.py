@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from statistics import mean
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # else this file hides package envs
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dart_cli.bench.bound import bound_of
 from dart_cli.bench.measure import measure

@@ -2,11 +2,12 @@
 
     kind    the message's class name, ASCII
     header  msgpack map {"v": PROTOCOL_VERSION, "body": fields}
-    blobs   one raw frame for each `bytes` value of the message, in reading order
+    blobs   one raw frame for each `bytes` value and each packed list of the message
 
 A `bytes` value anywhere in a message (field, list element, dict value) becomes a blob; the header
 holds `ExtType(1, index)` in its place. So a screenshot is neither copied into the header nor
-base64-encoded, and sockets can send it without a copy.
+base64-encoded, and sockets can send it without a copy. A list that is `Packed` (messages.py) becomes
+a blob of little-endian numbers: `ExtType(2, index)` for int32, `ExtType(3, index)` for float64.
 
 `decode` believes nothing: whatever the bytes are, it returns a validated message or raises
 ProtocolError with one line that names the kind and the field.
@@ -14,25 +15,40 @@ ProtocolError with one line that names the kind and the field.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgpack
 from pydantic import ValidationError
 
-from bus.errors import ProtocolError
-from bus.messages import MESSAGES, PROTOCOL_VERSION, Message
+from bus.errors import OversizeError, ProtocolError
+from bus.messages import MESSAGES, PROTOCOL_VERSION, BatchReply, Message, Packed
 
 MAX_KIND_BYTES = 64
-MAX_HEADER_BYTES = 64 * 2**20
-"""A batch of 512 samples of 8,192 tokens takes about 40 MB."""
-MAX_BLOBS = 16_384
-MAX_BLOB_BYTES = 64 * 2**20
-MAX_TOTAL_BYTES = 2**30
-"""Of one message, all frames together."""
+MAX_FRAME_BYTES = 64 * 2**20
+"""Of a header, and of a blob."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How large one message may be."""
+
+    blobs: int
+    packed_bytes: int  # of its packed lists together: in memory they are ten times that
+    total_bytes: int  # of all frames together
+
+
+LIMITS = Limits(blobs=16_384, packed_bytes=64 * 2**20, total_bytes=2**30)
+BATCH_LIMITS = Limits(blobs=65_536, packed_bytes=512 * 2**20, total_bytes=8 * 2**30)
+"""48 trajectories of 36 steps, 9,000-token prompts and full-HD screens are 6,912 blobs, 73 MB of lists
+and 1.4 GB. Only who asked for a batch takes that much."""
 
 _BLOB = 1  # ExtType code of a blob's place in the header
+_PACKED = {2: "i", 3: "d"}  # the same, of a packed list
+_CODES = {code: number for number, code in _PACKED.items()}
 _INDEX_BYTES = 4
 _ERROR_CHARS = 300
 _SCALARS = frozenset({int, float, str, bool, type(None)})
@@ -41,30 +57,38 @@ _SCALARS = frozenset({int, float, str, bool, type(None)})
 def encode(message: Message) -> list[bytes]:
     """Frames `[kind, header, *blobs]` of a message.
 
-    Raises ProtocolError if the message is over a limit or holds a value msgpack cannot carry.
+    Raises OversizeError if the message is over a limit, ProtocolError if it holds a value that
+    msgpack, or a packed list, cannot carry.
     """
     kind = type(message).__name__
     if MESSAGES.get(kind) is not type(message):
         raise ProtocolError(f"{kind}: not a kind that may stand alone on the wire")
-    blobs: list[bytes] = []
+    blobs = _Blobs()
     try:
         body = _lift_blobs(message, blobs)
         header: bytes = msgpack.packb({"v": PROTOCOL_VERSION, "body": body})
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError, struct.error) as error:
         raise ProtocolError(f"{kind}: cannot be sent: {_one_line(error)}") from None
-    frames = [kind.encode("ascii"), header, *blobs]
-    _check_sizes(kind, frames)
+    frames = [kind.encode("ascii"), header, *blobs.frames]
+    limits = limits_of(type(message))
+    _check_sizes(kind, frames, limits)
+    _check_packed(kind, blobs.packed_bytes, limits)
     return frames
 
 
-def decode(frames: Sequence[bytes]) -> Message:
+def limits_of(expected: type[Message]) -> Limits:
+    """The limits of the messages that come where this kind is expected."""
+    return BATCH_LIMITS if expected is BatchReply else LIMITS
+
+
+def decode(frames: Sequence[bytes], limits: Limits = LIMITS) -> Message:
     """The message of frames `[kind, header, *blobs]`; never anything but it or ProtocolError."""
     if len(frames) < 2:
         raise ProtocolError(f"message of {len(frames)} frames: a kind and a header are needed")
     kind = _kind_of(frames[0])
     message_type = MESSAGES[kind]
-    _check_sizes(kind, frames)
-    body = _unpack(kind, frames[1], frames[2:])
+    _check_sizes(kind, frames, limits)
+    body = _unpack(kind, frames[1], frames[2:], limits)
     try:
         return message_type.model_validate(body)
     except ValidationError as error:
@@ -73,16 +97,36 @@ def decode(frames: Sequence[bytes]) -> Message:
         raise ProtocolError(f"{kind}: nested too deeply") from None
 
 
-def _lift_blobs(value: Any, blobs: list[bytes]) -> Any:
+class _Blobs:
+    """The blobs of one message, in order."""
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+        self.packed_bytes = 0
+
+    def add(self, blob: bytes, kind: int = _BLOB) -> msgpack.ExtType:
+        """Returns what stands for it in the header."""
+        self.frames.append(blob)
+        return msgpack.ExtType(kind, (len(self.frames) - 1).to_bytes(_INDEX_BYTES, "big"))
+
+    def pack(self, values: Sequence[float], code: str) -> msgpack.ExtType:
+        """The same, of a packed list. Raises struct.error for a number that does not fit."""
+        blob = struct.pack(f"<{len(values)}{code}", *values)
+        self.packed_bytes += len(blob)
+        return self.add(blob, _CODES[code])
+
+
+def _lift_blobs(value: Any, blobs: _Blobs) -> Any:
     """The value as plain containers, its `bytes` moved to `blobs` with an ExtType left behind."""
     kind = type(value)
     if kind in _SCALARS:
         return value
     if kind is bytes:
-        blobs.append(value)
-        return msgpack.ExtType(_BLOB, (len(blobs) - 1).to_bytes(_INDEX_BYTES, "big"))
+        return blobs.add(value)
     if isinstance(value, Message):
         fields = dict(value.__dict__)
+        for name, code in _packed_fields(type(value)):
+            fields[name] = blobs.pack(fields[name], code)
         for name in _fields_to_walk(type(value)):
             if name in fields:
                 fields[name] = _lift_blobs(fields[name], blobs)
@@ -96,12 +140,20 @@ def _lift_blobs(value: Any, blobs: list[bytes]) -> Any:
 
 @cache
 def _fields_to_walk(message_type: type[Message]) -> tuple[str, ...]:
-    """The fields that may hold `bytes` or messages, by their annotations.
-
-    The others, token ids and log-probabilities among them, are most of a batch: they pass whole.
-    """
+    """The fields that may hold `bytes` or messages, by their annotations; the others pass whole."""
     annotations = get_type_hints(message_type)
     return tuple(name for name in message_type.model_fields if not _is_plain(annotations[name]))
+
+
+@cache
+def _packed_fields(message_type: type[Message]) -> tuple[tuple[str, str], ...]:
+    """The fields that are packed lists, and the codes of their numbers."""
+    return tuple(
+        (name, mark.code)
+        for name, field in message_type.model_fields.items()
+        for mark in field.metadata
+        if isinstance(mark, Packed)
+    )
 
 
 def _is_plain(annotation: Any) -> bool:
@@ -119,31 +171,49 @@ def _kind_of(frame: bytes) -> str:
     return kind
 
 
-def _check_sizes(kind: str, frames: Sequence[bytes]) -> None:
+def _check_sizes(kind: str, frames: Sequence[bytes], limits: Limits) -> None:
     header, blobs = frames[1], frames[2:]
-    if len(header) > MAX_HEADER_BYTES:
-        raise ProtocolError(f"{kind}: header of {len(header)} bytes, limit {MAX_HEADER_BYTES}")
-    if len(blobs) > MAX_BLOBS:
-        raise ProtocolError(f"{kind}: {len(blobs)} blobs, limit {MAX_BLOBS}")
+    if len(header) > MAX_FRAME_BYTES:
+        raise OversizeError(f"{kind}: header of {len(header)} bytes, limit {MAX_FRAME_BYTES}")
+    if len(blobs) > limits.blobs:
+        raise OversizeError(f"{kind}: {len(blobs)} blobs, limit {limits.blobs}")
     largest = max(map(len, blobs), default=0)
-    if largest > MAX_BLOB_BYTES:
-        raise ProtocolError(f"{kind}: blob of {largest} bytes, limit {MAX_BLOB_BYTES}")
+    if largest > MAX_FRAME_BYTES:
+        raise OversizeError(f"{kind}: blob of {largest} bytes, limit {MAX_FRAME_BYTES}")
     total = sum(map(len, frames))
-    if total > MAX_TOTAL_BYTES:
-        raise ProtocolError(f"{kind}: {total} bytes in all, limit {MAX_TOTAL_BYTES}")
+    if total > limits.total_bytes:
+        raise OversizeError(f"{kind}: {total} bytes in all, limit {limits.total_bytes}")
 
 
-def _unpack(kind: str, header: bytes, blobs: Sequence[bytes]) -> Any:
+def _check_packed(kind: str, packed_bytes: int, limits: Limits) -> None:
+    if packed_bytes > limits.packed_bytes:
+        raise OversizeError(
+            f"{kind}: packed lists of {packed_bytes} bytes, limit {limits.packed_bytes}"
+        )
+
+
+def _unpack(kind: str, header: bytes, blobs: Sequence[bytes], limits: Limits) -> Any:
     """The header's body with every blob in its place, each used exactly once."""
     unused = dict(enumerate(blobs))
+    packed_bytes = 0
 
-    def put_back(code: int, data: bytes) -> bytes:
-        if code != _BLOB or len(data) != _INDEX_BYTES:
+    def put_back(code: int, data: bytes) -> bytes | list[float]:
+        nonlocal packed_bytes
+        if code not in (_BLOB, *_PACKED) or len(data) != _INDEX_BYTES:
             raise ValueError(f"unknown extension type {code}")
         index = int.from_bytes(data, "big")
         if index not in unused:
             raise ValueError(f"blob {index} is not there or used twice")
-        return unused.pop(index)
+        blob = unused.pop(index)
+        if code == _BLOB:
+            return blob
+        packed_bytes += len(blob)
+        _check_packed(kind, packed_bytes, limits)
+        item_code = _PACKED[code]
+        length, rest = divmod(len(blob), struct.calcsize(f"<{item_code}"))
+        if rest:
+            raise ValueError(f"blob {index} of {len(blob)} bytes is no packed list")
+        return list(struct.unpack(f"<{length}{item_code}", blob))
 
     try:
         envelope = msgpack.unpackb(header, ext_hook=put_back, max_bin_len=0)

@@ -5,7 +5,7 @@
     Curve            the keys of one process; read_curve and write_key_pair for its files
     check_secure     refuses a socket beyond loopback that has no keys
 
-Names: `data` (request/reply), `telemetry-in` and `telemetry-out` (publish, subscribe; both ends
+Names: `data`, `train` (request/reply), `telemetry-in` and `telemetry-out` (publish, subscribe; both ends
 of the forwarder bind in data), `rollout-<id>` (request/reply, one for each rollout worker).
 """
 
@@ -27,6 +27,7 @@ import zmq
 from bus.errors import ConfigError, RunDirectoryError
 
 DATA = "data"
+TRAIN = "train"
 TELEMETRY_IN = "telemetry-in"
 TELEMETRY_OUT = "telemetry-out"
 

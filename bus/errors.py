@@ -31,6 +31,10 @@ class ModelError(UserError):
     """A model folder is missing, incomplete or of an unsupported class."""
 
 
+class ParityError(UserError):
+    """Engine and trainer give the same tokens other log-probabilities; no restart mends it."""
+
+
 class ExchangeError(UserError):
     """Files of trajectories cannot be written or read: file, row, column and cure in one line."""
 
@@ -55,6 +59,10 @@ class ProtocolError(BusError):
     """A message was refused: unknown kind, other protocol version, wrong, missing or unknown fields."""
 
 
+class OversizeError(ProtocolError):
+    """A message is over a limit of the wire; the message names its size and the limit."""
+
+
 class RefusedError(BusError):
     """The other side answered the request with an error; the message carries its text."""
 
@@ -73,6 +81,10 @@ class ActionError(DartError):
 
 class EngineError(DartError):
     """An inference engine could not serve a request."""
+
+
+class EngineGoneError(EngineError):
+    """An inference engine serves nothing any more; its worker ends."""
 
 
 class WeightsError(DartError):

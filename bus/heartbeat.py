@@ -11,12 +11,12 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
-from bus.messages import Heartbeat, Message, Role, Waiting
+from bus.messages import MAX_GAUGE, Heartbeat, Message, Role, Waiting
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class HeartbeatSender:
             state=load.state,
             waiting_for=waits[0].what if waits else "",
             waiting_s=waits[0].longest_s if waits else 0.0,
-            gauges=load.gauges,
+            gauges=_sound(load.gauges),
             trajectories=load.trajectories,
             waits=waits[:MAX_WAITS],
         )
@@ -159,6 +159,11 @@ class HeartbeatSender:
                 # A broken gauge must not make a living process look dead.
                 log.exception("%s: heartbeat not sent", self._worker)
             await asyncio.sleep(self._every_s)
+
+
+def _sound(gauges: Mapping[str, float]) -> dict[str, float]:
+    """Those that a heartbeat may hold: without the others it still tells that we live."""
+    return {name: value for name, value in gauges.items() if abs(value) <= MAX_GAUGE}
 
 
 @dataclass

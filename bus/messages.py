@@ -2,11 +2,13 @@
 
 Axes: `[P]` prompt tokens, `[A]` completion tokens, `[I]` images of a prompt in reading order,
 `[S]` samples of a batch. Times are seconds; log-probabilities and entropies are in nats.
-A `bytes` field is a raw frame beside the msgpack header, never a part of it (see codec.py).
+A `bytes` field is a raw frame beside the msgpack header, never a part of it, and so is a list that is
+`Packed` (see codec.py).
 
     env   -> data     LeaseRequest, StepRecord, TrajectoryEnd
     env   -> rollout  ActRequest
     rollout -> data   SyncRequest, SyncDone
+    rollout -> train  TransferRequest
     train -> data     TrainerHello, BatchRequest, BatchTrained, WeightsPublished
     any   -> data     StatusRequest, StopRequest
     any   -> all      Heartbeat (published)
@@ -15,11 +17,12 @@ A `bytes` field is a raw frame beside the msgpack header, never a part of it (se
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 5
 """Raised by any change of a message's fields or meaning; other versions are refused by name."""
 
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -27,6 +30,12 @@ Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
 """Unix seconds, or a duration in seconds, that a database takes."""
+Nats = Annotated[float, Field(allow_inf_nan=False)]
+MAX_GAUGE = 1e15
+Gauge = Annotated[float, Field(ge=-MAX_GAUGE, le=MAX_GAUGE, allow_inf_nan=False)]
+"""One that can be added up, rounded and filed."""
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 10.0
+"""What logits can be divided by in any dtype: one request beyond fails all of its prefill."""
 Role = Literal["env", "rollout", "data", "train", "status", "eval"]
 Outcome = Literal["pass", "fail", "invalid"]
 StopReason = Literal[
@@ -37,6 +46,13 @@ StopReason = Literal[
     "environment",  # the environment broke: the verdict is invalid
     "cancelled",  # the run or the lease ended first
 ]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Marks a list of numbers that travels as a raw frame of its own: a batch has millions."""
+
+    code: Literal["i", "d"]  # int32 or float64, little-endian, as struct names them
 
 
 class Message(BaseModel):
@@ -61,9 +77,16 @@ class Request(Message):
 class Sampling(Message):
     """How a completion is drawn."""
 
-    temperature: float = Field(ge=0)  # 0 is greedy
+    temperature: float = Field(ge=0, le=MAX_TEMPERATURE, allow_inf_nan=False)  # 0 is greedy
     max_tokens: int = Field(ge=1)  # tokens
     seed: int = Field(ge=0)
+
+    @field_validator("temperature")
+    @classmethod
+    def _is_greedy_or_divides(cls, value: float) -> float:
+        if 0 < value < MIN_TEMPERATURE:
+            raise ValueError(f"must be 0 or at least {MIN_TEMPERATURE}")
+        return value
 
 
 class VersionSpan(Message):
@@ -108,9 +131,9 @@ class Sample(Message):
 
     trajectory_id: str
     step: Integer
-    prompt_token_ids: list[int]  # [P], image placeholders expanded
-    token_ids: list[int]  # [A]
-    behaviour_logprobs: list[float]  # [A], nats, of the distribution sampled from; [] if unknown
+    prompt_token_ids: Annotated[list[int], Packed("i")]  # [P], image placeholders expanded
+    token_ids: Annotated[list[int], Packed("i")]  # [A]
+    behaviour_logprobs: Annotated[list[float], Packed("d")]  # [A], nats; [] if unknown
     version_spans: list[VersionSpan]  # [] of a member of the experience pool
     image_hashes: list[str]  # [I], keys of Batch.images
     advantage: float
@@ -122,7 +145,7 @@ class Batch(Message):
 
     batch_id: Integer
     group_ids: list[str]
-    temperature: float  # logits are divided by it before the trainer's log-softmax
+    temperature: float = Field(gt=0, le=MAX_TEMPERATURE, allow_inf_nan=False)  # divides the logits
     samples: list[Sample]  # [S]
     images: dict[str, bytes]  # content hash -> encoded image
 
@@ -174,6 +197,7 @@ class StepRecord(Request):
     error: str  # why the text is no action; empty where it is one
     model_s: Seconds  # waited for the completion
     env_s: Seconds  # the environment's step
+    instruction: str = ""  # what the policy was told, with step 0; empty with the others
 
 
 class TrajectoryEnd(Request):
@@ -256,11 +280,38 @@ class SyncDone(Request):
     policy_version: Integer  # that was to be taken
     error: str  # why the set was refused; empty if it serves
     waited_s: Seconds  # for the permit
-    transfer_s: Seconds  # reading and checking the set; requests are served meanwhile
+    transfer_s: Seconds  # receiving and checking the set; requests are served meanwhile
     pause_s: Seconds  # from the halt of the engine until the new tensors are in place
     finish_s: Seconds  # post-processing, the engine still halted: caches cleared, weights re-packed
     resume_s: Seconds  # from there until the engine serves again
     in_flight: Integer  # requests in work when it began, all of which go on
+
+
+# --- rollout -> train -----------------------------------------------------------------------
+
+
+class TransferReply(Reply):
+    """train -> rollout: join the group, the tensors come; or ask for this version, in a new one."""
+
+    accepted: bool
+    policy_version: Integer  # the newest that the trainer has published
+    path: str  # directory with its manifest.json
+    digest: str  # of the manifest
+
+
+class TransferRequest(Request):
+    """rollout -> train: send me these tensors of that version, as bytes in the order of its file.
+
+    Whoever asks holds a permit of data. Asking again takes the place of what was asked before.
+    """
+
+    reply_type: ClassVar[type[Reply]] = TransferReply
+    worker: str
+    policy_version: Integer
+    digest: str  # of the manifest
+    group: str  # of the trainer and this worker alone, 32 hex digits
+    is_new: bool  # the group is to be made; else the worker is in it, from an earlier transfer
+    tensors: list[str]  # names that the worker lacks
 
 
 # --- train -> data --------------------------------------------------------------------------
@@ -290,13 +341,23 @@ class BatchRequest(Request):
     policy_version: Integer
 
 
+class StepGap(Message):
+    """Part of BatchTrained: proximal minus behaviour log-probability over one step's tokens, nats."""
+
+    trajectory_id: str
+    step: Integer
+    mean: Nats
+    largest: Nats  # of the absolute differences
+
+
 class BatchTrained(Request):
     """train -> data: the batch is in the weights; its metrics."""
 
     reply_type: ClassVar[type[Reply]] = Ack
     batch_id: Integer
     policy_version: Integer  # after the update
-    metrics: dict[str, float]
+    metrics: dict[str, float]  # of a skipped update perhaps not finite: data files those that are
+    gaps: list[StepGap] = []  # of steps that were trained on and whose behaviour policy is known
 
 
 class WeightsPublished(Request):
@@ -364,7 +425,7 @@ class Heartbeat(Message):
     state: str  # one word: starting, ready, waiting, syncing, training, stopping
     waiting_for: str  # what it waits for in words; empty if nothing
     waiting_s: Seconds  # for how long
-    gauges: dict[str, float]  # role-specific numbers, named in docs
+    gauges: dict[str, Gauge]  # role-specific numbers, named in docs
     trajectories: list[str]  # env: leases in play, which this heartbeat renews
     waits: list[Waiting] = []  # the longest first, a few of them
 
@@ -403,6 +464,8 @@ MESSAGES: dict[str, type[Message]] = {
         SyncRequest,
         TrainerHello,
         TrajectoryEnd,
+        TransferReply,
+        TransferRequest,
         WeightsPublished,
     )
 }

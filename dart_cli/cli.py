@@ -60,12 +60,20 @@ app = typer.Typer(
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run the command line; an error is one line on stderr and its class's exit code."""
+    """Run the command line; an error is one line on stderr and its class's exit code.
+
+    A path that the system refuses is the user's mistake, wherever it shows.
+    """
     try:
         app(arguments)
     except DartError as error:
         _say_error(str(error))
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _say_error(f"{error.filename}: {error.strerror}; name another path")
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(0)
@@ -206,8 +214,9 @@ def status(
 ) -> None:
     """Show the run live: processes, pipeline, success by task, throughput, staleness, stalls.
 
-    Ends with 0 where the run is healthy, 1 where a process is dead or a stall is known, or no
-    data process answers. Without a terminal it prints once; with --json and --watch, lines.
+    Ends with 0 where the run is healthy or over, 1 where a process is dead or a stall is known, or
+    no data process answers. The live page waits for a run that has not begun. Without
+    a terminal it prints once; with --json and --watch, lines.
 
     Example: dart status runs/quickstart --once --json | jq .success
     """
@@ -288,7 +297,9 @@ def view(
         ) from None
     if export is None:
         several = target is not None and target.is_dir() and bool(runs_in(target))
-        place = target if target and several else find_run(target, overrides or [])
+        place = (
+            target if target and several and not overrides else find_run(target, overrides or [])
+        )
         run_view(place, host=host, port=port, guarded=token)
         return
     run_dir = find_run(target, overrides or [])
@@ -308,9 +319,9 @@ def evaluate(
         str, typer.Option(metavar="PATH", help="A model as it comes, without the run's weights.")
     ] = "",
     episodes: Annotated[
-        int,
-        typer.Option(min=0, show_default=False, help="Episodes per mode; default eval.episodes."),
-    ] = 0,
+        int | None,
+        typer.Option(min=1, show_default=False, help="Episodes per mode; default eval.episodes."),
+    ] = None,
     mode: Annotated[
         Literal["sampled", "greedy", "both"], typer.Option(help="How actions are chosen.")
     ] = "both",
@@ -339,10 +350,14 @@ def evaluate(
 
     Example: dart eval configs/quickstart.toml --episodes 200 --mode greedy
     """
+    from bus.errors import ConfigError
+
+    if model and weights is not None:
+        raise ConfigError("--model plays a model without the run's weights: leave out --weights")
     changes = list(overrides or [])
     if model:
         changes.append(f"model.path={model}")
-    if episodes:
+    if episodes is not None:
         changes.append(f"eval.episodes={episodes}")
     config = load_checked(config_path, changes, "eval")
     if dry_run:
@@ -429,14 +444,20 @@ def doctor(
     target: Annotated[
         Path | None,
         typer.Argument(
-            metavar="CONFIG_OR_RUN",
-            help="TOML file or run directory; without one the host alone is examined.",
+            metavar="CONFIG_RUN_OR_MODEL",
+            help="TOML file, run directory or model folder; without one the host alone is examined.",
             show_default=False,
         ),
     ] = None,
     overrides: Overrides = None,
     play: Annotated[
         bool, typer.Option("--play", help="Play one episode end to end, in this process.")
+    ] = False,
+    parity: Annotated[
+        bool,
+        typer.Option(
+            "--parity", help="Compare the log-probabilities of engine and trainer, in this process."
+        ),
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the findings as one line of JSON.")
@@ -447,13 +468,21 @@ def doctor(
     Each line is ok, a warning or an error with its cure. Ends with 0 where a run can work, else 1.
 
     Example: dart doctor configs/quickstart.toml --play
+
+    Example: dart doctor models/ui-tars --parity --set model.dtype=bfloat16
     """
     from bus.errors import ConfigError
+    from dart_cli.checks import is_model_folder
     from dart_cli.doctor.examine import run_doctor
 
-    if play and target is None:
-        raise ConfigError("--play needs to know what: add the TOML file of a run")
-    raise typer.Exit(run_doctor(target, overrides or [], played=play, in_json=as_json))
+    if (play or parity) and target is None:
+        asked = "--play" if play else "--parity"
+        raise ConfigError(f"{asked} needs to know what: add the TOML file of a run")
+    if play and target is not None and is_model_folder(target):
+        raise ConfigError(f"--play needs the tasks of a TOML file, {target} is a model folder")
+    raise typer.Exit(
+        run_doctor(target, overrides or [], played=play, compared=parity, in_json=as_json)
+    )
 
 
 @app.command()

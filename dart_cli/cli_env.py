@@ -59,11 +59,11 @@ def run_(
     overrides: Overrides = None,
     worker: Worker = "",
     slots: Annotated[
-        int,
+        int | None,
         typer.Option(
-            min=0, show_default=False, help="Environments played at once; default env.slots."
+            min=1, show_default=False, help="Environments played at once; default env.slots."
         ),
-    ] = 0,
+    ] = None,
     dry_run: DryRun = False,
 ) -> None:
     """Play tasks: lease one, ask a rollout worker at each step, hand the trajectory in.
@@ -74,7 +74,7 @@ def run_(
     Example: dart env configs/quickstart.toml --slots 32
     """
     config = load_checked(config_path, overrides, "env")
-    if slots:
+    if slots is not None:
         config = config.model_copy(update={"env": config.env.model_copy(update={"slots": slots})})
     if dry_run:
         tell(config, "env")

@@ -79,7 +79,10 @@ def tell(config: Config, role: Role | None) -> None:
 
 def config_of(target: Path, overrides: list[str] | None = None) -> Config:
     """The configuration in a file, or the one that a run directory was started with."""
-    from dart_cli.config import load_config
+    from dart_cli.config import load_config, refuse_overrides
     from dart_cli.process import read_run
 
-    return read_run(target) if target.is_dir() else load_config(target, overrides)
+    if not target.is_dir():
+        return load_config(target, overrides)
+    refuse_overrides(target, overrides or [])
+    return read_run(target)

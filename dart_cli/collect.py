@@ -53,7 +53,7 @@ from dart_cli.data.scheduler import TRAIN_SEEDS
 from dart_cli.data.store import open_store
 from dart_cli.env.calls import Hosted
 from dart_cli.env.episode import Conventions, conventions_of, play_episode
-from dart_cli.evaluate import chosen_weights, environment
+from dart_cli.evaluate import chosen_weights, environment, take_weights
 from dart_cli.log import logging_to
 from dart_cli.process import end_with_parent, limit_threads
 from dart_cli.rollout.worker import Answers, load_model, load_scribe
@@ -346,7 +346,7 @@ async def _seats(config: Config, wanted: Wanted) -> AsyncIterator[Seats]:
     answers = model.responder
     try:
         if directory is not None:
-            await model.engine.update_weights(directory, version)
+            await take_weights(model.engine, directory, version)
         if wanted.hints:
             yield lambda env: HintedSeat(answers, env, answers.scribe, conventions)
         else:
@@ -433,7 +433,7 @@ def _trajectory(
         suite=lease.suite,
         task_id=lease.task_id,
         task_seed=lease.task_seed,
-        instruction=task.instruction,
+        instruction=records[0].instruction if records else task.instruction,
         source=source,
         origin="",
         outcome=end.outcome,
@@ -463,6 +463,7 @@ def _step(record: StepRecord) -> StepRow:
         model_s=record.model_s,
         env_s=record.env_s,
         worker=record.worker,
+        instruction=record.instruction,
     )
 
 

@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT, Curve, Endpoints, read_curve
 from bus.errors import ConfigError
+from bus.messages import MAX_TEMPERATURE, MIN_TEMPERATURE
+
+_AnyPath = TypeVar("_AnyPath", str, Path)
 
 
 class Section(BaseModel):
@@ -38,9 +41,16 @@ class Section(BaseModel):
     )
 
 
+def _without_null(path: _AnyPath) -> _AnyPath:
+    """A path that the system can take: it raises ValueError, wherever it is used, for others."""
+    if "\0" in str(path):
+        raise PydanticCustomError("null_byte", "no path has a null byte; choose another")
+    return path
+
+
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
-Folder = Annotated[Path, Strict(False)]
+Folder = Annotated[Path, Strict(False), AfterValidator(_without_null)]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
@@ -51,7 +61,7 @@ class RunConfig(Section):
     dir: Folder = Path("runs/default")
     """Run directory: database, weights, logs, sockets; made private (0700). Relative to the shell."""
 
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """Seeds task order, environments and sampling."""
 
 
@@ -62,7 +72,8 @@ class BusConfig(Section):
     """`ipc`: sockets in the run directory, one host. `tcp`: across hosts, with CURVE keys."""
 
     host: str = "127.0.0.1"
-    """Address `dart data` and `dart rollout` bind with tcp; beyond loopback it needs `keys`."""
+    """Address of `dart data` with tcp, which binds it at `port`; `dart rollout` binds its own address
+    on the way there, at a free port. Beyond loopback it needs `keys`."""
 
     port: int = Field(default=7800, ge=1024, le=65000)
     """First of three tcp ports of `dart data`: requests, telemetry in, telemetry out."""
@@ -80,7 +91,7 @@ class BusConfig(Section):
 class ModelConfig(Section):
     """The policy network."""
 
-    path: str = "builtin:tiny"
+    path: Annotated[str, AfterValidator(_without_null)] = "builtin:tiny"
     """A Hugging Face folder (Qwen2-VL, Qwen2.5-VL / UI-TARS, Qwen3-VL), or one that ships with dart:
     `builtin:tiny` for the embedded suites, `builtin:miniwob`."""
 
@@ -97,8 +108,18 @@ class PolicyConfig(Section):
     codec: Literal["compact", "uitars"] = "compact"
     """The model's action language: `compact` (tiny model) or `uitars` (UI-TARS text)."""
 
-    coordinates: Literal["thousandths", "resized"] = "thousandths"
-    """Numbers in actions: 0-999 of each side, or pixels of the smart-resized screenshot."""
+    coordinates: Literal["thousandths", "thousand", "resized"] = "thousandths"
+    """Numbers in actions: 0-999 of each side; 0-1000 (Qwen2-VL, Qwen3-VL); or pixels of the
+    smart-resized screenshot (Qwen2.5-VL, UI-TARS-1.5)."""
+
+    resize_factor: Positive = 28
+    """`resized`: what both sides become multiples of, the model's patch size times its merge size."""
+
+    resize_min_pixels: Positive = 100 * 28 * 28
+    """`resized`: fewest pixels of a resized screenshot, as in the model's preprocessor_config.json."""
+
+    resize_max_pixels: Positive = 16384 * 28 * 28
+    """`resized`: most pixels of a resized screenshot, likewise."""
 
     history_images: int = Field(default=1, ge=1, le=32)
     """Screenshots in a prompt, the current one included."""
@@ -140,7 +161,11 @@ class EnvConfig(Section):
     """Seconds a reset may take before the episode is invalid and the slot starts afresh."""
 
     step_deadline_s: Seconds = 30.0
-    """Seconds an action may take, likewise."""
+    """Seconds an action may take, likewise; one that ends its episode is judged at once, and may
+    take `evaluate_deadline_s` more."""
+
+    evaluate_deadline_s: Seconds = 60.0
+    """Seconds an evaluator may take, likewise."""
 
     isolation: Literal["thread", "process"] = "thread"
     """Where each environment lives: in a thread, cheap; or in a process, which can be killed where
@@ -149,18 +174,27 @@ class EnvConfig(Section):
     memory_mb: int = Field(default=0, ge=0)
     """`process`: private memory of each process of an environment, MiB; 0 for no bound."""
 
+    max_processes: int = Field(default=0, ge=0)
+    """`process`: processes that an environment may have at once; past that it is ended, as one that
+    starts them without end would be. 0 for no bound."""
+
     malformed: Literal["end", "noop"] = "end"
     """A completion that is no action: `end` fails the episode, `noop` spends a step."""
+
+
+MODEL_ENGINES = ("transformers", "vllm")
+"""Values of `rollout.engine` that run the policy's model; the others answer without one."""
 
 
 class RolloutConfig(Section):
     """One rollout worker: an engine and how it samples."""
 
-    engine: Literal["transformers", "scripted", "timed"] = "transformers"
-    """What runs the model. `scripted` answers at random without one, to try the plumbing; `timed`
-    does so as fast as section [timing] says, to measure scheduling."""
+    engine: Literal["transformers", "vllm", "scripted", "timed"] = "transformers"
+    """What runs the model: `vllm` on GPUs, see section [vllm] and docs/engines.md; `transformers`
+    anywhere. `scripted` answers at random without one, to try the plumbing; `timed` does so as fast
+    as section [timing] says, to measure scheduling."""
 
-    temperature: float = Field(default=1.0, gt=0, le=10)
+    temperature: float = Field(default=1.0, ge=MIN_TEMPERATURE, le=MAX_TEMPERATURE)
     """Sampling temperature; the trainer divides logits by the same."""
 
     max_tokens: Positive = 16
@@ -168,6 +202,14 @@ class RolloutConfig(Section):
 
     max_batch: Positive = 32
     """Requests decoded together."""
+
+    kv_cache_mb: Positive = 4096
+    """`transformers`: MiB for the keys and values of the requests decoded together, their longest
+    counted for each; who does not fit waits. A single request is served whatever it takes."""
+
+    image_cache_mb: Positive = 256
+    """MiB of screens kept as the model reads them: 21 for one of 1280x720, 48 for 1920x1080. A step
+    shows past screens again, so those of the episodes in play should have room."""
 
     device: Device = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
@@ -177,6 +219,37 @@ class RolloutConfig(Section):
 
     deadline_s: Seconds = 60.0
     """Seconds an environment waits for a completion, over all workers."""
+
+
+class VllmConfig(Section):
+    """The engine of `rollout.engine = "vllm"`; docs/engines.md says more of each."""
+
+    tensor_parallel: Positive = 1
+    """GPUs that share one model. `dart rollout` takes the first of those it sees."""
+
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    """Share of each GPU's memory for weights, activations and keys and values together."""
+
+    kv_cache_mb: int = Field(default=0, ge=0)
+    """MiB for keys and values, in place of `gpu_memory_utilization`; 0 for what that leaves, on a
+    CPU for 512."""
+
+    max_model_len: int = Field(default=0, ge=0)
+    """Tokens of prompt and completion together; 0 for as many as the model has positions. Less
+    leaves room for more requests."""
+
+    enforce_eager: bool = False
+    """Leave CUDA graphs out: starts faster, serves slower."""
+
+    prefix_caching: bool = True
+    """Keep keys and values of prompts for requests that begin alike, under the same weights."""
+
+    kv_cache: Literal["recompute", "keep"] = "recompute"
+    """Running requests at new weights: `recompute` their keys and values, so that every token is of
+    one version; or `keep` the old ones, a shorter halt and numbers of two versions mixed."""
+
+    options: dict[str, Any] = {}
+    """Further engine arguments by vLLM's own names, e.g. { block_size = 32 }."""
 
 
 class DataConfig(Section):
@@ -351,15 +424,35 @@ class TrainConfig(Section):
     keep_checkpoints: Positive = 2
     """Newest checkpoints kept."""
 
+    parity_every: int = Field(default=10, ge=0)
+    """Policy versions after which engine and trainer are compared again on the same weights, the
+    first at the start; 0 stops no run."""
+
+    parity_limit: float = Field(default=0.0, ge=0)
+    """Mean difference of their log-probabilities, nats, above which the run stops; 0 for 0.001 in
+    float32 and 0.1 in bfloat16."""
+
     wandb: str = ""
     """Project of Weights & Biases that gets the metrics too, its package installed; empty for none."""
 
 
 class WeightsConfig(Section):
-    """How new weights reach the rollout workers: as files, published atomically."""
+    """How new weights reach the rollout workers: docs/weights.md."""
+
+    channel: Literal["file", "collective"] = "file"
+    """`file`: each reads the files of a version. `collective`: the trainer sends it to each in turn,
+    from memory, by torch.distributed (gloo); all processes on one host."""
+
+    delta: bool = False
+    """`file`: beside each version what changed since the one before, which is all that workers read
+    and, but for each `whole_every`th version, all that the trainer writes."""
+
+    whole_every: Positive = 8
+    """`delta` and `collective`: every so many versions are written whole, as is the last."""
 
     directory: Folder | None = None
-    """Where weight sets are written; empty for `weights/` of the run (or put it in /dev/shm)."""
+    """Where weight sets are written; empty for `weights/` of the run, the tensors in shared memory
+    where it has room until the trainer ends."""
 
     publish_every: Positive = 1
     """Updates between publications."""
@@ -456,6 +549,7 @@ class Config(Section):
     policy: PolicyConfig = PolicyConfig()
     env: EnvConfig = EnvConfig()
     rollout: RolloutConfig = RolloutConfig()
+    vllm: VllmConfig = VllmConfig()
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
     weights: WeightsConfig = WeightsConfig()
@@ -494,9 +588,26 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
     Raises ConfigError: one line with key, value, file and cure.
     """
     source = Source(path, tuple(overrides or ()))
-    tree = _read_toml(path)
+    return _validated(_read_toml(path), source)
+
+
+def refuse_overrides(folder: Path, overrides: Sequence[str]) -> None:
+    """Raise ConfigError if keys are to be changed of a run directory, which is as it was started."""
+    if overrides:
+        raise ConfigError(
+            f"--set {shown(overrides[0], quote=False)} changes a key of a TOML file, and {folder} is "
+            "a directory; name the TOML file of the run"
+        )
+
+
+def config_of_model(folder: Path, overrides: list[str] | None = None) -> Config:
+    """The defaults with a model folder of one's own, and overrides. Raises ConfigError."""
+    return _validated({"model": {"path": str(folder)}}, Source(folder, tuple(overrides or ())))
+
+
+def _validated(tree: dict[str, Any], source: Source) -> Config:
     for override in source.overrides:
-        _apply(override, tree, path)
+        _apply(override, tree, source.path)
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
@@ -649,6 +760,17 @@ def shown(value: object, *, quote: bool = True) -> str:
     else:
         text = repr(str(value) if isinstance(value, Path) else value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def model_folder(path: str | Path) -> Path:
+    """The folder that a `model.path` which is none of `builtin:` names.
+
+    `~name` stands as it is where this host has no such user: no folder is found there.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
 
 
 def weights_dir(config: Config) -> Path:

@@ -15,14 +15,15 @@ import os
 import re
 import signal
 import sys
+import time
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
 from bus.errors import DartError, UserError
-from dart_cli.process import GRACE_S, PARENT_VARIABLE
+from dart_cli.process import GRACE_S, LAST_WORK_S, PARENT_VARIABLE
 
 FOLLOW_S = 20.0
 """Seconds the other children may go on once one leader has ended cleanly."""
@@ -32,6 +33,17 @@ _BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 10.0
 _CHUNK_BYTES = 65536
 _TOLD = re.compile(r"(WARNING|ERROR|progress:)")
+
+
+@contextlib.contextmanager
+def _appended(path: Path) -> Iterator[TextIO]:
+    """The file, to write at its end; what is not written when it is closed may be lost."""
+    file = path.open("a", encoding="utf-8")
+    try:
+        yield file
+    finally:
+        with contextlib.suppress(OSError):
+            file.close()
 
 
 class ChildError(DartError):
@@ -51,6 +63,7 @@ class Child:
     process: asyncio.subprocess.Process | None = None
     restarts: int = 0
     last_words: str = ""  # last line of output, to tell why it ended
+    heard_at: float = 0.0  # monotonic seconds of its last output
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # for good
 
     @property
@@ -95,7 +108,7 @@ class Crew:
         Raises ChildError, once all have ended, if one could not be kept alive.
         """
         self._log_file.parent.mkdir(parents=True, exist_ok=True)
-        with self._log_file.open("a", encoding="utf-8") as log:
+        with _appended(self._log_file) as log:
             keeping = [
                 asyncio.create_task(self._keep(child, log)) for child in self._children.values()
             ]
@@ -173,19 +186,26 @@ class Crew:
         return code
 
     async def _read(self, child: Child, stream: asyncio.StreamReader, log: TextIO) -> None:
-        """Copy output to the log by lines; a carriage return ends a line too, and so does the end."""
+        """Copy output to the log by lines; a carriage return ends a line too, and so does the end.
+
+        Where the log cannot be written, its disk full, reading goes on: a child that nobody reads
+        from stands still.
+        """
         decoder = getincrementaldecoder("utf-8")("replace")
         rest, ended = "", False
         while not ended:
             chunk = await stream.read(_CHUNK_BYTES)
             ended = not chunk
+            child.heard_at = time.monotonic()
             *lines, rest = re.split(r"[\r\n]+", rest + decoder.decode(chunk, final=ended))
             for line in filter(str.strip, [*lines, rest] if ended else lines):
-                log.write(f"{child.name} | {line}\n")
+                with contextlib.suppress(OSError):
+                    log.write(f"{child.name} | {line}\n")
                 child.last_words = line.strip().removeprefix("error: ")[:300]
                 if _TOLD.match(line):
                     self._notice(f"{child.name}: {child.last_words}")
-            log.flush()
+            with contextlib.suppress(OSError):
+                log.flush()
             rest = rest[-_CHUNK_BYTES:]
 
     async def _leaders_done(self) -> None:
@@ -206,15 +226,21 @@ class Crew:
             for child in part:
                 if child.running:
                     child.signal_group(signal.SIGTERM)
-            waits = [asyncio.create_task(child.ended.wait()) for child in part]
-            if waits:
-                _, late = await asyncio.wait(waits, timeout=GRACE_S + 2)
-                for child in part:
-                    if not child.ended.is_set():
-                        self._notice(f"{child.name} did not end in time; killed")
-                        child.signal_group(signal.SIGKILL)
-                for wait in late:
-                    wait.cancel()
+            await asyncio.gather(*(self._see_end(child) for child in part))
+
+    async def _see_end(self, child: Child) -> None:
+        """Kill a child that was told to end, and neither does nor says what it still has to do."""
+        asked = time.monotonic()
+        while not child.ended.is_set():
+            until = min(max(asked, child.heard_at), asked + LAST_WORK_S) + GRACE_S + 2
+            left = until - time.monotonic()
+            if left <= 0:
+                self._notice(f"{child.name} did not end in time; killed")
+                child.signal_group(signal.SIGKILL)
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await child.ended.wait()
 
 
 def _failed(task: asyncio.Task[None]) -> bool:

@@ -3,6 +3,7 @@
     run_eval       loads the model, plays, prints a table, keeps the result in RUN/eval
     planned        which episodes are played: (task, seed), the same for every set of weights
     play_all       plays them, many at once, so that the engine works on full batches
+    take_weights   lets an engine serve a published version
     Seat           one episode's policy and journal: answers from the engine, keeps a film
 
 Episodes are those of `dart env` (play_episode); only the policy is asked without a bus and nothing
@@ -15,19 +16,21 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import sys
+import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 from rich.table import Table
 
 from bus.endpoints import make_private_dir
-from bus.errors import TaskError, UserError
+from bus.errors import EnvError, TaskError, UserError
 from bus.messages import (
     Ack,
     ActRequest,
@@ -43,7 +46,7 @@ from dart_cli.env.calls import Hosted
 from dart_cli.env.episode import conventions_of, play_episode
 from dart_cli.env.isolated import hosted
 from dart_cli.filmstrip import frame
-from dart_cli.log import logging_to
+from dart_cli.log import log_dir, logging_to
 from dart_cli.process import end_with_parent, limit_threads
 from dart_cli.scores import (
     Evaluation,
@@ -59,12 +62,17 @@ from dart_cli.split import composed_tasks, trained_tasks
 from dart_cli.status.page import fraction, page_table
 from envs.base import Task, content_hash
 
+if TYPE_CHECKING:
+    from dart_cli.engines.base import Engine
+
 logger = logging.getLogger(__name__)
 
 FILMS_PER_TASK = 3
 MAX_FILM_BYTES = 64_000_000
 """Screenshots kept of one evaluation, at most."""
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_ENVIRONMENT = re.compile(r"^eval/\d+: ")  # its name, in front of why it broke
 _STEP_SEEDS = 4096  # room between the sampling seeds of two episodes
 
 
@@ -97,8 +105,13 @@ def run_eval(
     """Evaluate `weights`, else the run's newest, else (or `as_it_comes`) the model's own.
 
     `tasks` plays these alone, compositions among them or not. The result is kept as `name`, by
-    default the weights' version. Raises UserError, WeightsError, ModelError, TaskError.
+    default the weights' version. Raises UserError, WeightsError, ModelError, TaskError, and EnvError
+    where every episode was invalid: nothing is kept then.
     """
+    if name and not _NAME.fullmatch(name):
+        raise UserError(
+            f"--keep-as {name!r}: use letters, digits, '.', '_' and '-', a letter or digit first"
+        )
     limit_threads(config.rollout.threads)
     end_with_parent()
     make_private_dir(config.run.dir)
@@ -253,7 +266,7 @@ async def _evaluate(
     model = await asyncio.to_thread(load_model, config)
     try:
         if directory is not None:
-            await model.engine.update_weights(directory, version)
+            await take_weights(model.engine, directory, version)
         scores: dict[Mode, ModeScore] = {}
         kept: list[Played] = []
         for mode in modes:
@@ -262,6 +275,8 @@ async def _evaluate(
                     await play_all(config, model.responder, episodes, mode, told=lambda: told(1))
                     for episodes in rounds
                 ]
+            if not scores:  # what broke all of one mode would break the other's
+                _refuse_invalid(config, [each.end for part in parts for each in part])
             scores[mode] = ModeScore(
                 tasks=_scored(trained, parts[0]), compositions=_scored(composed, parts[1])
             )
@@ -281,6 +296,19 @@ async def _evaluate(
     return evaluation, kept
 
 
+def _refuse_invalid(config: Config, ends: Sequence[TrajectoryEnd]) -> None:
+    """Raise EnvError, with the commonest reason, where no episode was judged."""
+    if any(end.outcome != "invalid" for end in ends):
+        return
+    reasons = Counter(_ENVIRONMENT.sub("", end.reason) for end in ends)
+    [(reason, count)] = reasons.most_common(1)
+    raise EnvError(
+        f"all {len(ends)} episodes were invalid and nothing is kept; {count} of them: {reason}; mend "
+        f"that (`dart env check {config.env.suite}` tries the environment, "
+        f"{log_dir(config.run.dir) / 'eval.log'} names each episode)"
+    )
+
+
 def chosen_weights(config: Config, weights: Path | None) -> tuple[Path | None, int]:
     """(directory, version) of the weight set to play; (None, -1) where the run has none yet.
 
@@ -297,6 +325,26 @@ def chosen_weights(config: Config, weights: Path | None) -> tuple[Path | None, i
         return weights, read_manifest(weights).policy_version
     found = newest(weights_dir(config))
     return (None, -1) if found is None else (found.path, found.policy_version)
+
+
+async def take_weights(engine: Engine, directory: Path, version: int) -> None:
+    """Let the engine serve a published version; one that stands there as deltas is rebuilt first.
+
+    Raises WeightsError if it cannot be had or does not fit.
+    """
+    from dart_cli.weights.file import WEIGHTS
+    from dart_cli.weights.mirror import DeltaReceiver
+
+    if (directory / WEIGHTS).exists():
+        await engine.update_weights(directory, version)
+        return
+    with tempfile.TemporaryDirectory(prefix="dart-weights-") as scratch:
+        receiver = DeltaReceiver(Path(scratch) / "copy")
+        try:
+            received = await receiver.receive(directory, version, digest="")
+            await engine.update_weights(received.source, version)
+        finally:
+            receiver.close()
 
 
 def _scored(tasks: Sequence[Task], played: Sequence[Played]) -> list[TaskScore]:

@@ -32,7 +32,7 @@ def logging_to(run_dir: Path, worker: str, *, terminal: bool = True) -> Iterator
     """
     path = log_dir(run_dir) / f"{worker}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
-    to_file = logging.FileHandler(path, encoding="utf-8")
+    to_file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
     formatter = logging.Formatter(_FILE_FORMAT, datefmt="%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime
     to_file.setFormatter(formatter)

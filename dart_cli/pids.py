@@ -2,14 +2,17 @@
 
     fate                 what has become of a process that is silent
     Worker, workers_of   who has, or had, a name in a run directory
+    when_orphaned        calls something once this process's parent is gone
 
-Only Linux tells (/proc); elsewhere a fate is unknown.
+Only Linux tells a fate (/proc); elsewhere it is unknown.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +20,7 @@ _FATES = {"T": "stopped", "t": "stopped", "D": "blocked", "Z": "gone", "X": "gon
 _STARTED = 19
 """`starttime` among the fields behind the command's bracket in /proc/PID/stat (proc(5), field 22)."""
 _SLACK_S = 1.0
+PARENT_POLL_S = 1.0
 
 
 def fate(pid: int, heard_at: float) -> str:
@@ -65,3 +69,17 @@ def workers_of(run_dir: Path) -> list[Worker]:
         if text.isdecimal():
             found.append(Worker(path.stem, int(text), fate(int(text), taken_at)))
     return found
+
+
+def when_orphaned(parent: int, then: Callable[[], object]) -> None:
+    """Call `then`, in a thread of its own, once `parent` is not this process's parent any more.
+
+    However it ended: nobody has to tell. Within `PARENT_POLL_S`.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_POLL_S)
+        then()
+
+    threading.Thread(target=watch, name="orphan", daemon=True).start()

@@ -15,7 +15,7 @@ from bus.endpoints import DATA
 from bus.errors import ModelError
 from bus.messages import Role
 from dart_cli.checks import BUILTIN
-from dart_cli.config import Config, DataConfig, run_endpoints
+from dart_cli.config import Config, DataConfig, model_folder, run_endpoints
 from dart_cli.split import composed_tasks, training_tasks
 
 _LENGTH_BYTES = 8  # a safetensors file begins with the length of its JSON header
@@ -75,7 +75,7 @@ def _some(names: list[str], limit: int = 6) -> str:
 def _model(config: Config) -> str:
     if config.model.path in BUILTIN:
         return f"{config.model.path}, {config.model.dtype}"
-    count = parameter_count(Path(config.model.path).expanduser())
+    count = parameter_count(model_folder(config.model.path))
     size = f", {count / 1e9:.2f} billion parameters" if count else ""
     return f"{config.model.path}, {config.model.dtype}{size}"
 

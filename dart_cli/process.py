@@ -1,12 +1,14 @@
 """The life of one role's process: its name, its run directory, its signals, its end.
 
     run_role     runs a role's coroutine from start to clean end; returns the exit code
+    finishing    puts the end off for work that would be lost
     claim        takes a worker name that no living process of this host has
     save_config  leaves the configuration in the run directory, where `dart status DIR` finds it
     read_run     the configuration that a run directory was started with
 
-The first SIGINT or SIGTERM sets the stop event and gives the role `GRACE_S` to end cleanly; the
-second, or the end of that time, ends the process at once. Nothing acknowledged is lost either way.
+The first SIGINT or SIGTERM sets the stop event and gives the role `GRACE_S` to end cleanly, more
+where it says that it is finishing something; the second, or the end of that time, ends the process at
+once. Nothing acknowledged is lost either way.
 SIGUSR1 dumps all stacks to the log (stacks.py).
 """
 
@@ -36,18 +38,25 @@ from bus.messages import Role
 from dart_cli import stacks
 from dart_cli.config import Config
 from dart_cli.log import logging_to
+from dart_cli.pids import when_orphaned
 
 logger = logging.getLogger(__name__)
 
 GRACE_S = 10.0
 """Seconds a process may take to end after it was asked to."""
 
+LAST_WORK_S = 900.0
+"""Seconds by which `finishing` may put off the end: a checkpoint of some 100 GB."""
+
 PARENT_VARIABLE = "DART_PARENT_PID"
-PARENT_POLL_S = 1.0
 
 MAX_WORKERS = 1024  # of one role on one host
 _SINGLE = frozenset({"data", "train", "up"})
 _WORKER_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+
+_CHECKPOINTS = "c[0-9]*[0-9]"  # as train/checkpoint.py names them; that module loads torch
+
+_finishing: list[str] = []
 
 Main = Callable[[str, asyncio.Event], Awaitable[None]]
 """A role's coroutine: (worker name, stop event) -> ends when the run is over or stop is set."""
@@ -71,11 +80,25 @@ def run_role(role: Role, config: Config, main: Main, *, worker: str = "", thread
         ):
             logger.info("%s starts, pid %d, run %s", name, os.getpid(), config.run.dir)
             if role == "data":
-                save_config(config)
+                try:
+                    save_config(config)
+                except DartError:
+                    _record(name)
+                    raise
             return _guarded(main, name, log_file)
     except DartError as error:
         say_error(str(error))
         return error.exit_code
+
+
+@contextlib.contextmanager
+def finishing(what: str) -> Iterator[None]:
+    """Inside, the first signal ends this process only when `what` is done, or after `LAST_WORK_S`."""
+    _finishing.append(what)
+    try:
+        yield
+    finally:
+        _finishing.remove(what)
 
 
 def say_error(text: str) -> None:
@@ -95,13 +118,7 @@ def end_with_parent() -> None:
     """If a `dart up` started this process, end it (as SIGTERM does) when that one is gone."""
     parent = os.environ.pop(PARENT_VARIABLE, "")
     if parent:
-        threading.Thread(target=_watch_parent, args=(int(parent),), daemon=True).start()
-
-
-def _watch_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(PARENT_POLL_S)
-    os.kill(os.getpid(), signal.SIGTERM)
+        when_orphaned(int(parent), lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 
 def _guarded(main: Main, name: str, log_file: Path) -> int:
@@ -141,6 +158,8 @@ class _Stopping:
         self._event: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deadline: threading.Timer | None = None
+        self._asked_at = 0.0  # monotonic seconds of the first signal
+        self._put_off = False
 
     async def watch(self, main: Main) -> None:
         """Run `main` with a stop event that SIGINT and SIGTERM set."""
@@ -155,17 +174,32 @@ class _Stopping:
         if self._deadline is not None:
             os._exit(128 + number)
         # Before a word is said: whoever reads it may send the second signal at once.
-        self._deadline = threading.Timer(GRACE_S, self._too_late)
-        self._deadline.daemon = True
-        self._deadline.start()
+        self._asked_at = time.monotonic()
+        self._end_in(GRACE_S)
         _write(f"{self._name}: stopping; a second signal stops at once")
         if self._loop is not None and self._event is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: it ended by itself
                 self._loop.call_soon_threadsafe(self._event.set)
 
+    def _end_in(self, seconds: float) -> None:
+        self._deadline = threading.Timer(seconds, self._too_late)
+        self._deadline.daemon = True
+        self._deadline.start()
+
     def _too_late(self) -> None:
-        _write(f"{self._name}: did not end within {GRACE_S:.0f} s of the signal")
-        os._exit(1)
+        waited_s = time.monotonic() - self._asked_at
+        if _finishing and waited_s < LAST_WORK_S:
+            _write(
+                f"progress: {self._name} is still {_finishing[-1]}; a second signal stops at once"
+            )
+            self._put_off = True
+            self._end_in(GRACE_S / 2)
+        elif self._put_off:  # it is done, and the rest has its time
+            self._put_off = False
+            self._end_in(GRACE_S)
+        else:
+            _write(f"{self._name}: did not end within {waited_s:.0f} s of the signal")
+            os._exit(1)
 
     def forget(self) -> None:
         """The process ended in time."""
@@ -192,6 +226,10 @@ def claim(config: Config, role: str, worker: str = "") -> Iterator[str]:
     if worker and not _WORKER_NAME.fullmatch(worker):
         raise ConfigError(
             f"--worker {worker!r}: use lower-case letters, digits, '.', '_' and '-', e.g. {role}-0"
+        )
+    if worker in _SINGLE and worker != role:
+        raise ConfigError(
+            f"--worker {worker!r} is the name of the run's one {worker} process: use e.g. {role}-0"
         )
     folder = config.run.dir / "workers"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -235,23 +273,43 @@ def _locked(file: IO[str]) -> bool:
 
 
 def save_config(config: Config) -> None:
-    """Write `config.json` into the run directory; say what changed since the run began."""
+    """Write `config.json` into the run directory; say what changed since the run's last start.
+
+    Raises ConfigError where the trainer would go on from the checkpoint of another model.
+    """
     path = config.run.dir / "config.json"
     if path.exists():
-        before, now = (
-            read_run(config.run.dir).model_dump(mode="json"),
-            config.model_dump(mode="json"),
-        )
+        refuse_another_model(config)
+        last = read_run(config.run.dir)
+        before, now = last.model_dump(mode="json"), config.model_dump(mode="json")
         for section, values in now.items():
             for key, value in values.items():
                 if before[section].get(key) != value:
                     logger.warning(
-                        "%s.%s was %s when the run began, is %s now",
+                        "%s.%s was %s at the run's last start, is %s now",
                         *(section, key, before[section].get(key), value),
                     )
     partial = path.with_suffix(".tmp")
     partial.write_text(config.model_dump_json(indent=1), encoding="utf-8")
     partial.replace(path)
+
+
+def refuse_another_model(now: Config) -> None:
+    """Raise ConfigError where a run that has a checkpoint has another model or action language."""
+    has_begun = (now.run.dir / "config.json").exists()
+    if not (has_begun and any((now.run.dir / "checkpoints").glob(_CHECKPOINTS))):
+        return
+    last = read_run(now.run.dir)
+    for key, before, after in (
+        ("model.path", last.model.path, now.model.path),
+        ("policy.codec", last.policy.codec, now.policy.codec),
+    ):
+        is_same_path = key == "model.path" and Path.cwd() / before == Path.cwd() / after
+        if before != after and not is_same_path:
+            raise ConfigError(
+                f"{key} = {after!r}, but {now.run.dir} has checkpoints of {before!r}; "
+                f"choose another run.dir, or set {key} back"
+            )
 
 
 def read_run(run_dir: Path) -> Config:

@@ -70,8 +70,8 @@ def write_report(config: Config, *, minutes_total: float) -> dict[str, Any]:
         "run_dir": str(run_dir),
     }
     if curve:
-        ends = [_mode(each, "sampled") for each in (before, after)]
-        result["curve"] = str(draw_curve(folder / "curve.png", curve, ends, run.created_at))
+        picture = draw_curve(folder / "curve.png", curve, (before, after), run.created_at)
+        result["curve"] = str(picture)
     pairs = pick_films(read_films(run_dir, BEFORE), read_films(run_dir, AFTER))
     if pairs:
         result["films"] = str(draw_films(folder / "films.png", run_dir, pairs))
@@ -177,15 +177,15 @@ def _arrow(before: float | None, after: float | None) -> str:
 def draw_curve(
     path: Path,
     by_task: Sequence[CurvePoint],
-    ends: Sequence[ModeScore | None],
+    ends: tuple[Evaluation | None, Evaluation | None],
     began_at: float,
 ) -> Path:
     """Success while training by policy version, a line for each task, minutes on the upper axis.
 
     The thick line is the mean over tasks: over trajectories it would tell what the scheduler plays.
 
-    `ends` are the held-out scores before and after, drawn with their 95 % intervals; `began_at` is
-    when the run began, unix seconds.
+    `ends` are the evaluations before and after, drawn at the versions they played, with the 95 %
+    intervals of their sampled episodes; `began_at` is when the run began, unix seconds.
     """
     from matplotlib.figure import Figure
 
@@ -203,9 +203,11 @@ def draw_curve(
     versions = sorted(buckets)
     means = [sum(p.success for p in buckets[v]) / len(buckets[v]) for v in versions]
     axes.plot(versions, means, color="black", linewidth=2.5, label="mean, while training")
-    for score, name, at in zip(ends, (BEFORE, AFTER), (versions[0], versions[-1]), strict=True):
+    for evaluation, name in zip(ends, (BEFORE, AFTER), strict=True):
+        score = _mode(evaluation, "sampled")
         whole = score.overall if score else None
-        if whole is not None and whole.success is not None:
+        if evaluation is not None and whole is not None and whole.success is not None:
+            at = max(evaluation.policy_version, 0)  # -1 is the model as it comes, which v0 serves
             low, high = whole.interval
             label = f"held out {name}: {whole.success:.2f}"
             errors = [[whole.success - low], [high - whole.success]]
@@ -279,12 +281,11 @@ def draw_trajectory(path: Path, reader: Reader, subject: Subject) -> Path:
     if not steps or len(images) < len(set(keys)):
         why = "its screenshots were removed to keep data.max_gb" if steps else "it has no step yet"
         raise UserError(f"no film of {subject.id}: {why}; choose another trajectory")
-    suite = (subject.group or subject.pool).suite  # type: ignore[union-attr]
     frames = [frame(step.screenshot, step.text, step.action) for step in steps]
     film = Film(
         task_id=subject.task_id,
         seed=subject.task_seed,
-        instruction=reader.instructions().get((suite, subject.task_id), ""),
+        instruction=reader.instruction(subject.suite, subject.task_id, [subject.id]),
         outcome=(trajectory.outcome if trajectory is not None else "pass") or "invalid",
         reason=(trajectory.verdict_reason if trajectory is not None else "") or "",
         frames=frames,

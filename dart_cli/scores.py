@@ -110,6 +110,12 @@ class Evaluation(Record):
     wall_s: float
     modes: dict[Mode, ModeScore]
 
+    @property
+    def judged(self) -> int:
+        """Episodes that passed or failed, of all modes, compositions among them."""
+        scores = (score for mode in self.modes.values() for score in (mode.overall, mode.composed))
+        return sum(score.episodes for score in scores)
+
 
 class Frame(Record):
     """One step of a film."""

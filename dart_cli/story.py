@@ -288,6 +288,11 @@ def _weighed(
     if entropy is None and step is not None and step.entropies:
         entropy = fmean(step.entropies)
     nats = "" if entropy is None else f", entropy {entropy:.4f} nats"
+    if row.gap_mean is not None and row.gap_largest is not None:
+        nats += (
+            f", log-probabilities off by {row.gap_mean:+.4f} (trainer minus engine, mean over "
+            f"tokens; {row.gap_largest:.4f} at most)"
+        )
     numbers = asdict(row) | {"entropy": entropy}
     if row.weight == 0:
         why = LEFT_OUT.get(row.reason, "")

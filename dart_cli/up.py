@@ -31,11 +31,12 @@ from bus.snapshot import Snapshot
 from dart_cli import stacks
 from dart_cli.config import Config, weights_dir
 from dart_cli.crew import Crew
-from dart_cli.data.store import open_reader
+from dart_cli.data.store import DATABASE, open_reader
 from dart_cli.log import log_dir, logging_to
-from dart_cli.process import claim
+from dart_cli.pids import workers_of
+from dart_cli.process import claim, refuse_another_model
 from dart_cli.report import AFTER, BEFORE, write_report
-from dart_cli.scores import read_evaluation
+from dart_cli.scores import Evaluation, read_evaluation
 from dart_cli.status.page import progress_line, status_page
 from dart_cli.status.watch import Watcher
 
@@ -45,6 +46,7 @@ logger = logging.getLogger(__name__)
 INTERRUPTED = 130
 _PAGE_S = 1.0
 _LINE_S = 5.0
+_WEIGHT_SET = "v[0-9]*/manifest.json"  # a version in a folder of them
 _TOLD = 6  # latest notices kept on the page
 
 
@@ -64,6 +66,8 @@ def run_up(config: Config, config_path: Path, overrides: Sequence[str], *, fresh
         logging_to(config.run.dir, "dart-up", terminal=False) as log_file,
         stacks.dumped_to(log_file),
     ):
+        refuse_second(config)
+        refuse_another_model(config)
         arguments = [str(config_path), *(part for each in overrides for part in ("--set", each))]
         finished = asyncio.run(_bring_to_end(config, arguments))
     if not finished:
@@ -74,23 +78,51 @@ def run_up(config: Config, config_path: Path, overrides: Sequence[str], *, fresh
     return 0
 
 
+def refuse_second(config: Config) -> None:
+    """Raise RunDirectoryError if the data or the train process of the run lives: started by hand."""
+    for worker in workers_of(config.run.dir):
+        # The lock decides; one that is surely free is left alone, as it would get our pid.
+        if worker.name in ("data", "train") and worker.fate != "gone":
+            with claim(config, worker.name, worker.name):
+                pass
+
+
 def set_aside(config: Config) -> None:
     """Move an older run directory (and its weights elsewhere) to the first free DIR.1, DIR.2, ...
 
-    Raises RunDirectoryError if a process of that run still lives.
+    Raises RunDirectoryError if a process of that run still lives, or a folder is something else.
     """
-    for folder in (config.run.dir, weights_dir(config)):
+    run_dir, weights = config.run.dir, weights_dir(config)
+    if not _is_run(run_dir):
+        raise RunDirectoryError(
+            f"{run_dir} is no run directory, it has neither {DATABASE} nor workers/, and is not "
+            "moved aside: set another run.dir"
+        )
+    inside = weights.is_relative_to(run_dir)
+    if not (inside or _is_run(weights) or any(weights.glob(_WEIGHT_SET))):
+        raise RunDirectoryError(
+            f"{weights} holds no weight sets and is not moved aside: set another weights.directory"
+        )
+    for folder in (run_dir, weights):
         if not folder.exists():
             continue
-        if folder == config.run.dir:
+        if folder == run_dir:
             for lock in sorted((folder / "workers").glob("*.lock")):
-                with claim(config, "up", lock.stem):
+                with claim(config, lock.stem, lock.stem):
                     pass  # nobody holds it
         number = 1
         while (target := folder.with_name(f"{folder.name}.{number}")).exists():
             number += 1
         folder.rename(target)
         sys.stderr.write(f"moved {folder} to {target}\n")
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether a run has been there, if only an evaluation, or nothing has."""
+    if not folder.exists():
+        return True
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
+    return bool(names & {DATABASE, "workers"}) or names <= {"eval", "logs"}
 
 
 async def _bring_to_end(config: Config, arguments: Sequence[str]) -> bool:
@@ -131,7 +163,7 @@ async def _bring_to_end(config: Config, arguments: Sequence[str]) -> bool:
 
     async with board.shown():
         around = config.eval.around
-        if around and read_evaluation(config.run.dir, BEFORE) is None and not stop.is_set():
+        if around and _judged(config, BEFORE) is None and not stop.is_set():
             await evaluate(BEFORE, "--model", config.model.path)
         if is_finished(config):
             board.notice(f"all {config.train.updates} updates are done; --fresh begins anew")
@@ -167,11 +199,17 @@ def is_finished(config: Config) -> bool:
 
 def _outdated(config: Config) -> bool:
     """Whether the evaluation after the run is of other weights than the newest, or missing."""
-    evaluation = read_evaluation(config.run.dir, AFTER)
+    evaluation = _judged(config, AFTER)
     with open_reader(config.run.dir) as reader:
         newest = reader.newest_version()
     version = -1 if newest is None else newest.policy_version
     return evaluation is None or evaluation.policy_version != version
+
+
+def _judged(config: Config, name: str) -> Evaluation | None:
+    """The evaluation called `name`; None, too, where it has no valid episode."""
+    evaluation = read_evaluation(config.run.dir, name)
+    return evaluation if evaluation is not None and evaluation.judged else None
 
 
 class Board:

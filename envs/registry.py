@@ -60,7 +60,10 @@ class Suite(Protocol):
         ...
 
     def make_env(self) -> GuiEnv:
-        """A fresh environment. May take keyword options, each with a default."""
+        """A fresh environment, which starts nothing before its first reset.
+
+        May take keyword options, each with a default; raises TaskError for a value that is none.
+        """
         ...
 
 
@@ -167,12 +170,21 @@ def _as_suite(name: str, path: str) -> Suite:
 
 def _import(name: str, module_name: str) -> ModuleType:
     if not module_name.endswith(".py"):
+        if not all(part.isidentifier() for part in module_name.split(".")):
+            raise TaskError(
+                f"suite {name}: {module_name!r} is no module; "
+                "name my_package.my_module:MySuite or path/to/file.py:MySuite"
+            )
         try:
             return importlib.import_module(module_name)
         except ModuleNotFoundError as error:
             raise TaskError(
                 f"suite {name}: cannot import {module_name}: no module {error.name!r}; "
                 "install it or add its folder to PYTHONPATH"
+            ) from error
+        except Exception as error:  # the module is the user's: whatever it raises is theirs to mend
+            raise TaskError(
+                f"suite {name}: {module_name} cannot be loaded, mend it: {_told(error)}"
             ) from error
     file = Path(module_name)
     if not file.is_file():
@@ -186,7 +198,7 @@ def _import(name: str, module_name: str) -> ModuleType:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # the file is the user's: whatever it raises is theirs to mend
+    except Exception as error:
         del sys.modules[spec.name]
         raise TaskError(
             f"suite {name}: {file} cannot be loaded, mend it: {_told(error)}"

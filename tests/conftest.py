@@ -1,19 +1,43 @@
 """What all tests share.
 
 An `async def` test runs in an event loop of its own. Property tests have no time limit for an
-example: on a busy machine it would fail tests whose promise holds.
+example: on a busy machine it would fail tests whose promise holds. With CI in the environment they
+draw the same examples each time, so that it judges the change and not the draw.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "patient",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="CI" in os.environ,
+)
 settings.load_profile("patient")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each pytest-xdist worker a TMPDIR: tests look at what is left there."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None:
+        return
+    folder = Path(tempfile.gettempdir()) / f"dart-{os.getpid()}-{worker}"
+    folder.mkdir()
+    folder.chmod(0o1777)  # as /tmp: applications that play as another user clean up there
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -24,3 +48,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     names = inspect.signature(pyfuncitem.obj).parameters
     asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
     return True
+
+
+@pytest.fixture(scope="session")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """family(model_type) -> a small random model folder of that class, built once."""
+    from dart_cli.policy.random_models import build
+
+    @cache
+    def folder(model_type: str) -> Path:
+        return build(model_type, tmp_path_factory.mktemp("models") / model_type)
+
+    return folder

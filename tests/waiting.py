@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 PATIENCE_S = 60.0
 """A bound, no expectation."""
@@ -14,3 +15,14 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110 - conditions on plain values have no event
             await asyncio.sleep(0.002)
+
+
+def lives(pid: int) -> bool:
+    """Whether there is such a process, a zombie not among them."""
+    try:
+        return (
+            Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+            != "Z"
+        )
+    except OSError:
+        return False

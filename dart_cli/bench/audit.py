@@ -22,6 +22,8 @@ from dart_cli.data.store import Reader
 KEPT = ("finished", "batched", "trained")
 LOSSES = ("lease_expired", "worker_lost", "cancelled", "incomplete")
 """Reasons for which no finished trajectory may be dropped."""
+CUT = ("worker_lost", "lease_expired")
+"""Reasons of an episode that a death cut off."""
 _LOOK = 500
 """Trajectories looked at at once, the newest: more than are in play."""
 
@@ -96,7 +98,7 @@ def audit(reader: Reader, witness: Witness, trainer_log: Iterable[str]) -> Audit
     lost = {each for each in witness.finished if _is_lost(rows.get(each))}
     gaps = {row.id: _missing(filed.get(row.id, set()), row.steps) for row in rows.values()}
     lost |= {row.id for row in rows.values() if row.state in KEPT and gaps[row.id]}
-    cut = [row for row in rows.values() if row.reason in ("worker_lost", "lease_expired")]
+    cut = [row for row in rows.values() if row.reason in CUT]
     in_batches = Counter(
         group for batch in reader.batches() for group in reader.batch_groups(batch.id)
     )

@@ -1,107 +1,51 @@
 """Kill a random process of a run every few seconds, and see what is lost.
 
-    Supervisor   the run's commands, each started again the moment it ends
-    Watch        when a killed process is back at work, as the data process sees it
-    run_chaos    kills for so long, ends the run, audits its database: bench/audit.py
+    Watch        when a killed process is back at work
+    Played       a run that was disturbed, or not: the control
+    run_chaos    starts the run, kills for so long (or never), ends it
+    report       audits its database (bench/audit.py) and says what the kills cost
 
-A process is back when data has heard its successor, past its start. The run counts as down from a
-kill until then, though the others go on: `effective_time_ratio` is the share of time in which nobody
-was down, less what the trainer trained again, so a lower bound of what the run could use.
+A process is back when data has heard its successor, past its start; `dart status`, which has no
+heartbeat, when it has written a line.
+
+`effective_time_ratio` is the share of time that was not lost, reckoned so that it is a lower bound of
+what the trainer could use, and needs no second run to compare with:
+
+    lost = down        seconds in which at least one process was down, though the others go on
+         + retrained   batches trained again since no checkpoint held them, at the median of a batch
+         + replayed    steps of episodes that were cut off, at the run's own steps a second
+
+A killed `dart status` costs the run nothing and is not in `down`. What both runs really did is
+compared by `pace_ratio` (bench/pace.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from random import Random
 from statistics import median
-from typing import Any, TextIO
+from typing import Any
 
 from bus.errors import BusError, DartError
 from bus.snapshot import Snapshot
-from dart_cli.bench.audit import Witness, audit
+from dart_cli.bench.audit import CUT, Witness, audit
+from dart_cli.bench.pace import Course, course_of
+from dart_cli.bench.supervise import STATUS, Supervisor, role_of
 from dart_cli.config import Config
-from dart_cli.data.store import open_reader
+from dart_cli.data.store import Reader, open_reader
 from dart_cli.log import log_dir
-from dart_cli.process import GRACE_S, PARENT_VARIABLE
 from dart_cli.status.watch import Watcher
 from dart_cli.tasks import background
 
+TRAIN = "train"
 LOOK_S = 0.1
-_PAUSE_S = 0.5
-"""Before a process that ended by itself is started again."""
 _START_S = 300.0
 """Longest wait for the first start of all processes, and for the last to come back."""
-
-
-@dataclass
-class Supervisor:
-    """Keeps commands of `dart` running until told to end."""
-
-    commands: Mapping[str, Sequence[str]]
-    log: TextIO
-    ended_alone: list[str] = field(default_factory=list)  # that nobody killed
-    _processes: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
-    _killed: set[int] = field(default_factory=set)
-    _ending: bool = False
-
-    def pid(self, name: str) -> int:
-        """Of its present process; 0 between two."""
-        process = self._processes.get(name)
-        return process.pid if process is not None and process.returncode is None else 0
-
-    def kill(self, name: str) -> None:
-        """SIGKILL, children included."""
-        if pid := self.pid(name):
-            self._killed.add(pid)
-            _signal(pid, signal.SIGKILL)
-
-    async def keep(self, name: str) -> None:
-        """Run one command, again and again."""
-        while not self._ending:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "dart_cli", *self.commands[name]),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=self.log,
-                stderr=self.log,
-                start_new_session=True,
-                env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
-            )
-            self._processes[name] = process
-            code = await process.wait()
-            _signal(process.pid, signal.SIGKILL)  # whatever it left behind
-            if process.pid not in self._killed and not self._ending:
-                self.ended_alone.append(f"{name} ended with {code}")
-                await asyncio.sleep(_PAUSE_S)
-
-    async def end(self) -> None:
-        """End all cleanly, the last command last: the others still speak to it."""
-        self._ending = True
-        started = [self._processes[name] for name in self.commands if name in self._processes]
-        for part in (started[:-1], started[-1:]):
-            living = [process for process in part if process.returncode is None]
-            for process in living:
-                _signal(process.pid, signal.SIGTERM)
-            waits = [asyncio.create_task(process.wait()) for process in living]
-            if waits:
-                await asyncio.wait(waits, timeout=GRACE_S + 2)
-            for process in living:
-                if process.returncode is None:
-                    _signal(process.pid, signal.SIGKILL)
-            await asyncio.gather(*waits)
-
-
-def _signal(group: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, number)
 
 
 @dataclass
@@ -110,15 +54,15 @@ class Watch:
 
     supervisor: Supervisor
     snapshot: Snapshot | None = None
-    recoveries_s: dict[str, list[float]] = field(default_factory=dict)  # by name
-    down_s: float = 0.0  # somebody was
+    recoveries_s: dict[str, list[float]] = field(default_factory=dict)  # by role
+    down_s: float = 0.0  # somebody but STATUS was
     _down: dict[str, list[float]] = field(default_factory=dict)  # name -> monotonic seconds
     _since: float = 0.0
 
     def killed(self, name: str) -> None:
         """It is down from now on."""
         now = time.monotonic()
-        if not self._down:
+        if not self._matters() and name != STATUS:
             self._since = now
         self._down.setdefault(name, []).append(now)
 
@@ -129,35 +73,77 @@ class Watch:
 
     def see(self, snapshot: Snapshot) -> None:
         """Note who is back."""
-        self.snapshot, now = snapshot, time.monotonic()
-        for process in snapshot.processes:
-            is_new = process.pid == self.supervisor.pid(process.worker)
-            if process.worker in self._down and is_new and _works(process.state):
-                found = self.recoveries_s.setdefault(process.worker, [])
-                found += [now - at for at in self._down.pop(process.worker)]
-                if not self._down:
-                    self.down_s += now - self._since
+        self.snapshot = snapshot
+        working = self._working()
+        for name in self.down:
+            if self.supervisor.pid(name) in working:
+                self._is_back(name)
 
     def all_work(self) -> bool:
         """Whether every command's present process has begun its work."""
-        seen = self.snapshot.processes if self.snapshot else []
-        working = {process.pid for process in seen if _works(process.state)}
+        working = self._working()
         return all(self.supervisor.pid(name) in working for name in self.supervisor.commands)
 
+    def _is_back(self, name: str) -> None:
+        now, before = time.monotonic(), self._matters()
+        found = self.recoveries_s.setdefault(role_of(name), [])
+        found += [now - at for at in self._down.pop(name)]
+        if before and not self._matters():
+            self.down_s += now - self._since
 
-def _works(state: str) -> bool:
-    return state not in ("starting", "stopping")
+    def _matters(self) -> bool:
+        return bool(self._down.keys() - {STATUS})
+
+    def _working(self) -> set[int]:
+        """Process ids past their start."""
+        seen = self.snapshot.processes if self.snapshot else []
+        heard = {p.pid for p in seen if p.state not in ("starting", "stopping")}
+        return heard | self.supervisor.spoken
 
 
-async def _look(config: Config, watch: Watch, witness: Witness) -> None:
-    """Ask data how the run is, and note what is finished, without end."""
-    async with Watcher(config) as watcher:
-        while True:
-            with contextlib.suppress(BusError):  # data is down, too
-                watch.see(await watcher.snapshot())
-            with contextlib.suppress(DartError), open_reader(config.run.dir) as reader:
-                witness.look(reader)
-            await asyncio.sleep(LOOK_S)
+@dataclass
+class Advance:
+    """Whether the trainer gets on: a life that wrote no checkpoint is lived again."""
+
+    config: Config
+    lost_lives: int = 0  # of the trainer: ended before they wrote a checkpoint
+    _in_a_row: int = 0
+    _newest: str = ""
+
+    def trainer_killed(self) -> str:
+        """What there is to say at this kill; empty if it gets on."""
+        folder = self.config.run.dir / "checkpoints"
+        names = [path.name for path in folder.glob("c*[0-9]")] if folder.is_dir() else []
+        newest = max(names, key=lambda name: (len(name), name), default="")
+        is_lost, self._newest = newest == self._newest, newest
+        self.lost_lives += is_lost
+        self._in_a_row = self._in_a_row + 1 if is_lost else 0
+        if self._in_a_row < 2:
+            return ""
+        return (
+            f"the trainer does not get on: killed {self._in_a_row} times since its newest checkpoint "
+            f"({newest or 'there is none'}); kill less often (--every), or checkpoint more often "
+            f"(train.checkpoint_every = {self.config.train.checkpoint_every})"
+        )
+
+
+@dataclass
+class Played:
+    """What happened to a run."""
+
+    config: Config
+    watch: Watch
+    advance: Advance
+    witness: Witness = field(default_factory=Witness)
+    kills: Counter[str] = field(default_factory=Counter)  # by role
+    kills_at: list[float] = field(default_factory=list)  # seconds since `began`
+    began: float = 0.0  # unix seconds: all processes worked
+    seconds: float = 0.0
+
+    def course(self) -> Course:
+        """How it learned."""
+        with open_reader(self.config.run.dir) as reader:
+            return course_of(reader, self.began)
 
 
 async def run_chaos(
@@ -166,43 +152,76 @@ async def run_chaos(
     *,
     seconds: float,
     every_s: float,
+    roles: Sequence[str],
     seed: int,
     say: Callable[[str], None],
-) -> dict[str, Any]:
-    """Run `commands`, killing each in turn, in random order, about every `every_s` seconds.
+) -> Played:
+    """Run `commands` for `seconds`, killing one about every `every_s` seconds; 0 kills none.
 
-    `commands` is worker name -> arguments of `dart`, the data process last. Returns what the last line of
-    benchmarks/chaos.py holds. Raises DeadlineError where the run does not start or come back.
+    The `roles` are killed in turn, in random order, so that each is killed as often. `commands` is worker
+    name -> arguments of `dart`, the data process last. Raises DartError where the run does not start
+    or come back.
     """
-    choice = Random(seed)  # noqa: S311 - of whom to kill
-    kills: Counter[str] = Counter()
-    witness = Witness()
     config.run.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     log_dir(config.run.dir).mkdir(exist_ok=True)
+    choice = Random(seed)  # noqa: S311 - of whom to kill
     with (log_dir(config.run.dir) / "chaos.log").open("a", encoding="utf-8") as log:
-        supervisor = Supervisor(commands, log)
-        watch = Watch(supervisor)
+        played = Played(config, Watch(Supervisor(commands, log)), Advance(config))
+        watch, supervisor = played.watch, played.watch.supervisor
         keeping = [asyncio.create_task(supervisor.keep(name)) for name in commands]
         try:
-            async with background(_look(config, watch, witness)):
+            async with background(_look(played)):
                 await _until(watch.all_work, "the first start")
-                began, turn = time.monotonic(), list[str]()
-                while time.monotonic() - began < seconds:
-                    await asyncio.sleep(every_s * choice.uniform(0.5, 1.5))
-                    turn = turn or choice.sample(list(commands), len(commands))
-                    name = turn.pop()
-                    if supervisor.pid(name):
-                        watch.killed(name)
-                        supervisor.kill(name)
-                        kills[name] += 1
-                        say(f"{time.monotonic() - began:.0f} s: killed {name}")
+                played.began = time.time()
+                if every_s:
+                    await _kill(played, seconds, every_s, roles, choice, say)
+                else:
+                    await asyncio.sleep(seconds)
                 await _until(lambda: not watch.down, "the last one to come back")
                 await _until(watch.all_work, "all to work again")
-                elapsed = time.monotonic() - began
+                played.seconds = time.time() - played.began
         finally:
             await supervisor.end()
             await asyncio.gather(*keeping)
-    return _result(config, watch, witness, kills, elapsed)
+    return played
+
+
+async def _kill(
+    played: Played,
+    seconds: float,
+    every_s: float,
+    roles: Sequence[str],
+    choice: Random,
+    say: Callable[[str], None],
+) -> None:
+    """Kill one after another."""
+    supervisor, began, turn = played.watch.supervisor, time.monotonic(), list[str]()
+    while time.monotonic() - began < seconds:
+        await asyncio.sleep(every_s * choice.uniform(0.5, 1.5))
+        turn = turn or choice.sample(roles, len(roles))
+        names = [n for n in supervisor.commands if role_of(n) == turn[-1] and supervisor.pid(n)]
+        if not names:  # between two lives: it is asked for again
+            continue
+        name, role = choice.choice(names), turn.pop()
+        if role == TRAIN and (told := played.advance.trainer_killed()):
+            say(told)
+        played.watch.killed(name)
+        supervisor.kill(name)
+        played.kills[role] += 1
+        played.kills_at.append(time.monotonic() - began)
+        say(f"{played.kills_at[-1]:.0f} s: killed {name}")
+
+
+async def _look(played: Played) -> None:
+    """Ask data how the run is, and note what is finished, without end."""
+    run_dir = played.config.run.dir
+    async with Watcher(played.config) as watcher:
+        while True:
+            with contextlib.suppress(BusError):  # data is down, too
+                played.watch.see(await watcher.snapshot())
+            with contextlib.suppress(DartError), open_reader(run_dir) as reader:
+                played.witness.look(reader)
+            await asyncio.sleep(LOOK_S)
 
 
 async def _until(condition: Callable[[], bool], what: str) -> None:
@@ -214,32 +233,47 @@ async def _until(condition: Callable[[], bool], what: str) -> None:
         raise DartError(f"waited {_START_S:.0f} s for {what}; see logs/chaos.log") from None
 
 
-def _result(
-    config: Config, watch: Watch, witness: Witness, kills: Counter[str], elapsed_s: float
-) -> dict[str, Any]:
-    trainer_log = Path(log_dir(config.run.dir) / "train.log")
+# --- what it cost ---------------------------------------------------------------------------
+
+
+def report(played: Played) -> dict[str, Any]:
+    """What the last line of benchmarks/chaos.py holds, less what needs the control."""
+    run_dir, watch = played.config.run.dir, played.watch
     with (
-        open_reader(config.run.dir) as reader,
-        trainer_log.open(encoding="utf-8", errors="replace") as lines,
+        open_reader(run_dir) as reader,
+        (log_dir(run_dir) / "train.log").open(encoding="utf-8", errors="replace") as lines,
     ):
-        found = audit(reader, witness, lines)
+        found = audit(reader, played.witness, lines)
         step_s = [point.value for point in reader.metrics("step_s")]
         trained = sum(batch.state == "trained" for batch in reader.batches())
-    retrained_s = found.retrained * median(step_s or [0.0])
+        share_cut = _share_cut(reader)
+    lost = {
+        "down": watch.down_s,
+        "retrained": found.retrained * median(step_s or [0.0]),
+        "replayed": share_cut * (played.seconds - watch.down_s),
+    }
     recoveries = [seconds for found in watch.recoveries_s.values() for seconds in found]
     return {
-        "kills": kills.total(),
-        "kills_by_process": dict(sorted(kills.items())),
+        "seconds": round(played.seconds, 1),
+        "kills": played.kills.total(),
+        "kills_by_role": dict(sorted(played.kills.items())),
         **asdict(found),
         "recovery_median_s": round(median(recoveries or [0.0]), 2),
         "recovery_max_s": round(max(recoveries, default=0.0), 2),
-        "recovery_by_process_s": {
-            name: round(median(found), 2) for name, found in sorted(watch.recoveries_s.items())
+        "recovery_by_role_s": {
+            role: round(median(found), 2) for role, found in sorted(watch.recoveries_s.items())
         },
-        "effective_time_ratio": round(1 - (watch.down_s + retrained_s) / elapsed_s, 4),
+        "effective_time_ratio": round(1 - sum(lost.values()) / played.seconds, 4),
+        "lost_s": {name: round(seconds, 1) for name, seconds in lost.items()},
+        "trainer_lives_lost": played.advance.lost_lives,
         "ended_alone": watch.supervisor.ended_alone,
-        "updates": trained,
+        "batches": trained,
         "success": watch.snapshot.success if watch.snapshot else None,
-        "success_curve": watch.snapshot.success_curve if watch.snapshot else [],
-        "seconds": round(elapsed_s, 1),
     }
+
+
+def _share_cut(reader: Reader) -> float:
+    """Of the steps that were played, those of episodes that a death cut off."""
+    cut = {row.id for row in reader.trajectories() if row.reason in CUT}
+    played = Counter(step.trajectory_id in cut for step in reader.step_times())
+    return played[True] / max(1, played.total())

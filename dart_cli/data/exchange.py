@@ -131,7 +131,7 @@ def run_id(reader: Reader) -> str:
 
 def _trajectories(reader: Reader, ids: Sequence[str]) -> Iterator[Trajectory | None]:
     """Each trajectory, or None where a part of it is gone."""
-    instructions, run = reader.instructions(), run_id(reader)
+    run = run_id(reader)
     for name in ids:
         steps = reader.steps(name)
         row, member = reader.trajectory(name), reader.pool_member(name)
@@ -148,7 +148,7 @@ def _trajectories(reader: Reader, ids: Sequence[str]) -> Iterator[Trajectory | N
                 suite=member.suite,
                 task_id=member.task_id,
                 task_seed=member.task_seed,
-                instruction=instructions.get((member.suite, member.task_id), ""),
+                instruction=reader.instruction(member.suite, member.task_id, [name]),
                 source=member.source,
                 origin=member.origin,
                 outcome="pass",
@@ -166,7 +166,7 @@ def _trajectories(reader: Reader, ids: Sequence[str]) -> Iterator[Trajectory | N
             suite=group.suite,
             task_id=group.task_id,
             task_seed=group.task_seed,
-            instruction=instructions.get((group.suite, group.task_id), ""),
+            instruction=reader.instruction(group.suite, group.task_id, [name]),
             source="online" if member is None else member.source,
             origin=f"{run}/{name}",
             outcome=row.outcome,
@@ -299,7 +299,15 @@ def join(store: Store, trajectory: Trajectory, *, at: float) -> bool:
         evicted_at=None,
         used=0,
     )
-    steps = [replace(step, trajectory_id=key, at=at) for step in trajectory.steps]
+    steps = [
+        replace(
+            step,
+            trajectory_id=key,
+            at=at,
+            instruction=trajectory.instruction if step.step == 0 else "",
+        )
+        for step in trajectory.steps
+    ]
     return store.add_pool_member(row, steps, trajectory.images)
 
 

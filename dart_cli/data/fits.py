@@ -22,7 +22,7 @@ from PIL import Image
 
 from bus.errors import ActionError, ModelError
 from dart_cli.checks import BUILTIN
-from dart_cli.config import Config
+from dart_cli.config import MODEL_ENGINES, Config, model_folder
 from dart_cli.policy.frames import smart_resize
 from dart_cli.policy.vocabulary import forbidden_ids
 
@@ -100,8 +100,8 @@ def model_facts(config: Config) -> ModelFacts | None:
     Raises ModelError for a folder whose files cannot be read.
     """
     name = config.model.path
-    folder = BUILTIN.get(name) or Path(name).expanduser()
-    if config.rollout.engine != "transformers" or not folder.is_dir():
+    folder = BUILTIN.get(name) or model_folder(name)
+    if config.rollout.engine not in MODEL_ENGINES or not folder.is_dir():
         return None
     return _facts(folder)
 

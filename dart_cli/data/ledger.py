@@ -29,10 +29,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
 
-from bus.errors import CheckpointError, ProtocolError
+from bus.codec import encode
+from bus.errors import CheckpointError, ConfigError, OversizeError, ProtocolError
 from bus.messages import (
     Ack,
     Batch,
+    BatchReply,
     BatchTrained,
     Lease,
     LeaseRequest,
@@ -270,7 +272,10 @@ class Ledger:
     # --- training -----------------------------------------------------------------------
 
     def next_batch(self, trainer_version: int) -> Batch | Wait:
-        """The oldest batch that is not trained on yet; else a new one, if there is enough."""
+        """The oldest batch that is not trained on yet; else a new one, if there is enough.
+
+        Raises ConfigError if it cannot be sent; a new one is then not filed, its groups stay ready.
+        """
         self._trainer_is_at(trainer_version)
         if self._untrained:
             return self._read_batch(min(self._untrained))
@@ -632,13 +637,15 @@ class Ledger:
             trained_at=None,
             trained_version=None,
         )
-        self.store.add_batch(
-            row,
-            [group.id for group in curation.chosen],
-            curation.samples,
-            [member.trajectory_id for group in curation.chosen for member in group.valid],
-            [group.pool.trajectory_id for group in curation.chosen if group.pool],
-        )
+        with self.store.all_or_nothing():  # one that cannot be sent would be served for ever
+            self.store.add_batch(
+                row,
+                [group.id for group in curation.chosen],
+                curation.samples,
+                [member.trajectory_id for group in curation.chosen for member in group.valid],
+                [group.pool.trajectory_id for group in curation.chosen if group.pool],
+            )
+            batch = self._read_batch(row.id)
         weights = curation.weights
         for group in curation.chosen:
             self.store.add_decisions(use_decisions(group, row.id, weights), now)
@@ -649,7 +656,6 @@ class Ledger:
         self._formed = row.id
         self._untrained.add(row.id)
         self._dropped.clear()
-        batch = self._read_batch(row.id)
         self.store.add_staleness(row.id, _staleness(batch, row.formed_version))
         return batch
 
@@ -681,14 +687,16 @@ class Ledger:
             return self._served
         samples = self.store.batch_samples(batch_id)
         hashes = (name for sample in samples for name in sample.image_hashes)
-        self._served = Batch.model_construct(
+        batch = Batch.model_construct(
             batch_id=batch_id,
             group_ids=self.store.batch_groups(batch_id),
             temperature=self.store.batch(batch_id).temperature,
             samples=samples,
             images=self.store.screenshots(hashes),
         )
-        return self._served
+        _check_size(batch, is_filed=batch_id <= self._formed)
+        self._served = batch
+        return batch
 
 
 def _finished(group: Group) -> FinishedGroup:
@@ -706,6 +714,24 @@ def _finished(group: Group) -> FinishedGroup:
     row = group.pool_member
     pool = None if row is None else Member(row.trajectory_id, "pass", row.steps, None)
     return FinishedGroup(group.id, members, pool)
+
+
+def _check_size(batch: Batch, *, is_filed: bool) -> None:
+    """Raise ConfigError if the batch is larger than a message may be."""
+    try:
+        encode(BatchReply.model_construct(batch=batch, retry_after_s=0.0, reason=""))
+    except OversizeError as error:
+        groups = len(batch.group_ids)
+        if is_filed:
+            cure = "it is filed already: choose another run.dir, with a lower data.groups_per_batch"
+        elif groups > 1:
+            cure = f"lower data.groups_per_batch, now {groups}, and start dart data and train again"
+        else:
+            cure = "choose another run.dir, with a lower data.group_size or smaller screenshots"
+        raise ConfigError(
+            f"batch {batch.batch_id} of {groups} groups, {len(batch.samples)} steps and "
+            f"{len(batch.images)} screenshots cannot be sent to the trainer: {error}; {cure}"
+        ) from None
 
 
 def _staleness(batch: Batch, trainer_version: int) -> dict[int, int]:

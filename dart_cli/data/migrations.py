@@ -298,6 +298,19 @@ def pool_folders(db: Database) -> None:
     ) WITHOUT ROWID""")
 
 
+@MIGRATIONS(name="0011_step_instruction")
+def step_instruction(db: Database) -> None:
+    """What the policy was told, fields filled in, in the row of step 0; empty in rows of before."""
+    db.execute("ALTER TABLE steps ADD COLUMN instruction TEXT NOT NULL DEFAULT ''")
+
+
+@MIGRATIONS(name="0012_sample_gaps")
+def sample_gaps(db: Database) -> None:
+    """How far trainer and engine were apart on a step, nats; NULL where nobody told."""
+    db.execute("ALTER TABLE batch_samples ADD COLUMN gap_mean REAL")  # proximal - behaviour
+    db.execute("ALTER TABLE batch_samples ADD COLUMN gap_largest REAL")  # of absolute differences
+
+
 def unknown_steps(db: Database) -> list[str]:
     """Names of steps this database has had that this dart does not know: a newer one's."""
     known = {step.name for step in MIGRATIONS.pending(Database(memory=True))}

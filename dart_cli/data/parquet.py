@@ -61,7 +61,7 @@ class Trajectory:
     suite: str
     task_id: str
     task_seed: int
-    instruction: str  # {fields} as the suite wrote them, where nobody filled them in
+    instruction: str  # as the policy was told; {fields} as the suite wrote them in old files
     source: PoolSource
     origin: str  # run id and trajectory where it was first; empty if nowhere
     outcome: Outcome

@@ -158,6 +158,7 @@ class Progress:
 
     def __init__(self, task_ids: Iterable[str], now: float) -> None:
         self.tasks = {task_id: TaskProgress() for task_id in task_ids}
+        self._present = tuple(self.tasks)  # `tasks` also keeps those that the run once had
         self.all = Verdicts()
         self.trajectories = Meter(now)
         self.steps = Meter(now)
@@ -185,17 +186,18 @@ class Progress:
         return {task_id: task.average.value for task_id, task in self.tasks.items()}
 
     def mean_success(self) -> float | None:
-        """Mean of the tasks' moving averages: each task counts alike, however often it is played.
+        """Mean of the moving averages of the run's tasks: each counts alike, however often played.
 
         Over all trajectories it would tell what the scheduler prefers: `frontier` plays the tasks
         that are not solved yet.
         """
-        return _mean(task.average.value for task in self.tasks.values())
+        return _mean(self.tasks[task_id].average.value for task_id in self._present)
 
     def mean_curve(self, newest_version: int) -> list[float | None]:
-        """Mean of the tasks' curves, where a task has a point."""
-        newest = max([newest_version, *(task.tally.newest for task in self.tasks.values())])
-        curves = [task.tally.curve(newest) for task in self.tasks.values()]
+        """Mean of the curves of the run's tasks, where a task has a point."""
+        tallies = [self.tasks[task_id].tally for task_id in self._present]
+        newest = max([newest_version, *(tally.newest for tally in tallies)])
+        curves = [tally.curve(newest) for tally in tallies]
         return [_mean(points) for points in zip(*filter(None, curves), strict=True)]
 
     def train_metrics(self, batch_id: int, values: Mapping[str, float]) -> None:

@@ -91,6 +91,7 @@ class StepRow:
     model_s: float
     env_s: float
     worker: str  # the rollout worker that finished the completion; empty in old runs
+    instruction: str = ""  # what the policy was told, in step 0; empty in old runs
 
 
 PoolSource = Literal["oracle", "demonstration", "online", "imported"]
@@ -126,6 +127,8 @@ class SampleRow:
     weight: float  # 0 where it is left out
     reason: str  # e.g. mixed, pool, low_entropy; empty in rows of before
     entropy: float | None  # mean over its tokens, nats
+    gap_mean: float | None  # of proximal minus behaviour log-probability, nats; None if not told
+    gap_largest: float | None  # of the absolute differences
 
 
 @dataclass(frozen=True)

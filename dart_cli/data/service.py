@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
-from bus.errors import DartError, ProtocolError, StoreError
+from bus.errors import ConfigError, DartError, ProtocolError, StoreError
 from bus.heartbeat import DEAD_AFTER_S, HeartbeatSender, Liveness, Load
 from bus.messages import (
     Ack,
@@ -352,7 +352,11 @@ class DataService:
         deadline = time.monotonic() + HOLD_S
         while True:
             groups = len(self.ledger.board.groups)
-            found = self.ledger.next_batch(request.policy_version)
+            try:
+                found = self.ledger.next_batch(request.policy_version)
+            except ConfigError as error:  # the trainer ends with it
+                log.warning("%s", error)
+                raise
             if not isinstance(found, Wait):
                 self._wake()
                 await self._commits.durable()
@@ -406,7 +410,7 @@ class DataService:
 
     def _grant(self) -> None:
         """Let the workers whose turn it is take the newest weights."""
-        if (weights := self.ledger.weights) is None:
+        if (weights := self.ledger.weights) is None or self._ending:  # then all were answered
             return
         for worker in self._permits.grant(weights.policy_version):
             self._askers.pop(worker).set_result(

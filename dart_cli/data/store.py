@@ -13,6 +13,7 @@ Every failure of SQLite is a StoreError that names the file and the cure.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -326,6 +327,21 @@ class Reader:
         """What each task tells the policy, by (suite, task); {fields} as the suite wrote them."""
         rows = self._rows("SELECT suite, task_id, instruction FROM tasks")
         return {(row["suite"], row["task_id"]): row["instruction"] for row in rows}
+
+    def instruction(self, suite: str, task_id: str, trajectory_ids: Iterable[str]) -> str:
+        """What the policy was told in the first of these trajectories that knows.
+
+        They are of one group, or one alone. Where none knows, having no step yet or being of an older
+        dart, it is the task's, {fields} as the suite wrote them; empty where that is unknown, too.
+        """
+        rows = self._rows(
+            "SELECT instruction FROM (SELECT s.instruction FROM json_each(?) AS wanted "
+            "JOIN steps s ON s.trajectory_id = wanted.value AND s.step = 0 "
+            "WHERE s.instruction != '' LIMIT 1) UNION ALL "
+            "SELECT instruction FROM tasks WHERE suite = ? AND task_id = ?",
+            (json.dumps(list(trajectory_ids)), suite, task_id),
+        )
+        return str(rows[0]["instruction"]) if rows else ""
 
     def tallies(self) -> list[TallyRow]:
         """How many trajectories of each task are in which state, why, and how they were judged."""
@@ -771,6 +787,18 @@ class Store(Reader):
         if self._connection.in_transaction:
             self._write("COMMIT")
 
+    @contextlib.contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """Where the block raises, what it has written is taken back; what came before stays."""
+        self._write("SAVEPOINT block")
+        try:
+            yield
+        except BaseException:
+            self._write("ROLLBACK TO block")
+            raise
+        finally:
+            self._write("RELEASE block")
+
     def abandon(self) -> None:
         """Forget everything written since the last commit, and write nothing more."""
         if self._connection.in_transaction:
@@ -851,7 +879,8 @@ class Store(Reader):
     ) -> bool:
         """File one step; False if it was there already."""
         added = self._write(
-            "INSERT OR IGNORE INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR IGNORE INTO steps VALUES "
+            "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 step.trajectory_id,
                 step.step,
@@ -869,6 +898,7 @@ class Store(Reader):
                 step.model_s,
                 step.env_s,
                 step.worker,
+                step.instruction,
             ),
         )
         return added > 0
@@ -1097,11 +1127,19 @@ class Store(Reader):
         )
 
     def batch_trained(self, trained: BatchTrained, metrics: Mapping[str, float], at: float) -> None:
-        """The batch is in the weights; keep its finite metrics."""
+        """The batch is in the weights; keep its finite metrics, and its steps' gaps."""
         self._set_batch_state(trained.batch_id, "trained", at, trained.policy_version)
         self._write_many(
             "INSERT OR REPLACE INTO metrics (name, step, at, value) VALUES (?, ?, ?, ?)",
             [(name, trained.batch_id, at, value) for name, value in metrics.items()],
+        )
+        self._write_many(
+            "UPDATE batch_samples SET gap_mean = ?, gap_largest = ? "
+            "WHERE batch_id = ? AND trajectory_id = ? AND step = ?",
+            [
+                (gap.mean, gap.largest, trained.batch_id, gap.trajectory_id, gap.step)
+                for gap in trained.gaps
+            ],
         )
 
     def batch_in_checkpoint(self, batch_id: int, at: float) -> None:
@@ -1232,7 +1270,9 @@ class Store(Reader):
         """Check that the file is ours and whole, set the modes, bring the schema up to date."""
         try:
             [[mark]] = self._connection.execute("PRAGMA application_id")
-            tables = self._connection.execute("SELECT name FROM sqlite_master").fetchall()
+            rows = self._connection.execute("SELECT tbl_name FROM sqlite_master")
+            # A first start that was cut off leaves the list of steps, made before the first one.
+            tables = {name for (name,) in rows} - {MIGRATIONS.migrations_table}
             if tables and mark != APPLICATION_ID:
                 raise StoreError(f"{self.path} is not dart's database; choose another run.dir")
             if not tables:

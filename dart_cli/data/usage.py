@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 
 from bus.heartbeat import DEAD_AFTER_S, FORGET_AFTER_S
 from bus.messages import Heartbeat
@@ -187,7 +186,7 @@ def _phases(gauges: Mapping[str, float]) -> dict[str, float]:
     return {
         name.removeprefix(PREFIX): seconds
         for name, seconds in gauges.items()
-        if name.startswith(PREFIX) and isfinite(seconds)
+        if name.startswith(PREFIX)
     }
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from rich.console import Console
 
 from bus.errors import DartError
-from dart_cli.config import Config, load_config
+from dart_cli.checks import is_model_folder
+from dart_cli.config import Config, config_of_model, load_config, refuse_overrides
 from dart_cli.doctor import machine, run
 from dart_cli.doctor.findings import (
     Finding,
@@ -30,12 +31,17 @@ from dart_cli.process import read_run
 
 
 def run_doctor(
-    target: Path | None, overrides: list[str], *, played: bool = False, in_json: bool = False
+    target: Path | None,
+    overrides: list[str],
+    *,
+    played: bool = False,
+    compared: bool = False,
+    in_json: bool = False,
 ) -> int:
     """Examine and tell; 0 where a run can work, else 1."""
     console = Console(markup=False, highlight=False)
     found = []
-    for finding in examine(target, overrides, played=played):
+    for finding in examine(target, overrides, played=played, compared=compared):
         found.append(finding)
         if not in_json:
             tell(console, finding)
@@ -47,13 +53,17 @@ def run_doctor(
 
 
 def examine(
-    target: Path | None, overrides: list[str], *, played: bool = False
+    target: Path | None, overrides: list[str], *, played: bool = False, compared: bool = False
 ) -> Iterator[Finding]:
-    """Findings of this host; of `target`, a TOML file or run directory, on it; of one episode."""
+    """Findings of this host; of `target`, a TOML file, run directory or model folder, on it.
+
+    Then of one episode, and of engine against trainer.
+    """
     config: Config | None = None
+    of_model = target is not None and is_model_folder(target)
     if target is not None:
         try:
-            config = read_run(target) if target.is_dir() else load_config(target, overrides)
+            config = _config(target, overrides, of_model=of_model)
         except DartError as fault:
             yield error("config", str(fault), "mend it first; the host is examined without it")
         else:
@@ -70,7 +80,10 @@ def examine(
         "shared memory": machine.shared_memory,
         "open files": machine.open_files,
     }
-    if config is not None:
+    if config is not None and of_model:
+        mine = config
+        checks["model"] = lambda: run.model(mine)
+    elif config is not None:
         of_run = config
         checks |= {
             "config": lambda: run.configuration(of_run),
@@ -81,8 +94,20 @@ def examine(
         }
         if played:
             checks["episode"] = lambda: _play(of_run)
+    if config is not None and compared:
+        asked = config
+        checks["parity"] = lambda: _compare(asked)
     for subject, check in checks.items():
         yield from guarded(subject, check)
+
+
+def _config(target: Path, overrides: list[str], *, of_model: bool) -> Config:
+    if of_model:
+        return config_of_model(target, overrides)
+    if not target.is_dir():
+        return load_config(target, overrides)
+    refuse_overrides(target, overrides)
+    return read_run(target)
 
 
 def _asks_gpu(config: Config) -> bool:
@@ -93,3 +118,9 @@ def _play(config: Config) -> Iterator[Finding]:
     from dart_cli.doctor.play import play  # late: loads the engine's parts
 
     yield from play(config)
+
+
+def _compare(config: Config) -> Iterator[Finding]:
+    from dart_cli.doctor.parity import parity  # late: loads the model
+
+    yield from parity(config)

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 
+from dart_cli.checks import vllm_installed
 from dart_cli.doctor.findings import Finding, error, ok, warning
 
 LEAST_PYTHON = (3, 11)
@@ -320,6 +321,8 @@ def ask(command: Sequence[str], seconds: float = PROGRAM_S) -> tuple[str, str]:
 
 
 def _version(package: str) -> str | None:
+    if package == "vllm" and (found := vllm_installed()):
+        return found[1]
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

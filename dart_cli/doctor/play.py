@@ -13,7 +13,7 @@ from statistics import fmean
 from bus.errors import DartError
 from dart_cli.config import Config
 from dart_cli.doctor.findings import Finding, error, ok
-from dart_cli.evaluate import Played, chosen_weights, planned, play_all
+from dart_cli.evaluate import Played, chosen_weights, planned, play_all, take_weights
 from dart_cli.process import limit_threads
 from dart_cli.split import trained_tasks
 
@@ -51,7 +51,7 @@ async def _play_one(config: Config) -> tuple[Played, str, float]:
         model = await asyncio.to_thread(load_model, config)
     try:
         if directory is not None:
-            await model.engine.update_weights(directory, version)
+            await take_weights(model.engine, directory, version)
         loaded_s = time.monotonic() - began
         each_s = config.rollout.deadline_s + config.env.step_deadline_s
         async with asyncio.timeout(config.env.reset_deadline_s + episode.task.max_steps * each_s):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bus.errors import DartError
 from dart_cli.checks import BUILTIN, find_mistakes
-from dart_cli.config import Config, weights_dir
+from dart_cli.config import MODEL_ENGINES, Config, model_folder, weights_dir
 from dart_cli.data.store import DATABASE, LOCK, open_reader
 from dart_cli.doctor.findings import Finding, error, ok, warning
 from dart_cli.doctor.machine import GIB
@@ -178,19 +178,21 @@ def _cannot_listen(host: str, port: int) -> str:
         socket.create_server((host, port), family=family).close()
     except OSError as fault:
         return fault.strerror or str(fault)
+    except UnicodeError:  # a..b, say
+        return "it is no name of a host"
     return ""
 
 
 def model(config: Config) -> Iterator[Finding]:
     """What would be loaded; its mistakes are told by `configuration`."""
     path = config.model.path
-    if config.rollout.engine != "transformers" and config.train.learner != "torch":
+    if config.rollout.engine not in MODEL_ENGINES and config.train.learner != "torch":
         yield ok("model", f"none is loaded: engine {config.rollout.engine}")
         return
     if path in BUILTIN:
         yield ok("model", f"{path}, 0.6 million parameters")
         return
-    folder = Path(path).expanduser()
+    folder = model_folder(path)
     if not folder.is_dir():
         return
     try:

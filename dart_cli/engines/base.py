@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from bus.messages import Partial, Sampling, VersionSpan
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,31 @@ class UpdateTiming:
     resume_s: float = 0.0  # from there until the engine serves again
 
 
+class CheckedSet(Protocol):
+    """A weight set that was checked byte for byte when it came in (dart_cli/weights/mirror.py).
+
+    It changes with the next one: an engine copies what it takes.
+    """
+
+    @property
+    def directory(self) -> Path:
+        """It as files: manifest.json beside model.safetensors."""
+        ...
+
+    def load(self, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Its tensors, once they fit the model's `expected` and are finite. Raises WeightsError."""
+        ...
+
+
+WeightSource = Path | CheckedSet
+"""A published directory, still to be checked, or a set that was received over any channel."""
+
+
+def directory_of(source: WeightSource) -> Path:
+    """The files of a set: manifest.json beside its *.safetensors."""
+    return source if isinstance(source, Path) else source.directory
+
+
 class Engine(Protocol):
     """Serves completions from one set of weights, which can be replaced while it serves."""
 
@@ -55,8 +84,8 @@ class Engine(Protocol):
         """Draw one completion. Raises EngineError; cancelling the task frees its place."""
         ...
 
-    async def update_weights(self, directory: Path, policy_version: int) -> UpdateTiming:
-        """Take a published weight set; no request is lost.
+    async def update_weights(self, source: WeightSource, policy_version: int) -> UpdateTiming:
+        """Take a weight set; no request is lost.
 
         Raises WeightsError before anything is touched if the set is incomplete or does not fit;
         the old weights then go on serving.

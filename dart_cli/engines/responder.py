@@ -8,13 +8,15 @@ PolicyScribe   those of a loaded policy, whose weights need not be there
 
 from __future__ import annotations
 
+import asyncio
 from typing import Protocol
 
 from bus.errors import EngineError
 from bus.messages import ActRequest, Completion
 from dart_cli.engines.base import Engine
 from dart_cli.engines.draft import completion, generate_request
-from dart_cli.policy.frames import Coordinates, make_frame
+from dart_cli.policy.frames import Coordinates, Resize, make_frame
+from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.prompt import PromptRenderer, RenderedPrompt
 
@@ -39,10 +41,12 @@ class PolicyScribe:
         policy: LoadedPolicy,
         renderer: PromptRenderer | None = None,
         coordinates: Coordinates = "thousandths",
+        resize: Resize | None = None,
     ) -> None:
         self._policy = policy
         self._renderer = renderer or PromptRenderer(policy)
         self._coordinates = coordinates
+        self._resize = resize or Resize()
 
     def render(self, request: ActRequest) -> RenderedPrompt:
         """The prompt with its images. Raises EngineError if it cannot be built."""
@@ -62,18 +66,17 @@ class PolicyScribe:
 
     def _check_frame(self, width: int, height: int) -> None:
         """Whether `dart env`, which has no model, reads pixels in the size that the model sees."""
-        if self._coordinates == "thousandths":
+        if self._coordinates != "resized":
             return
-        frame = make_frame(self._coordinates, width, height)
-        meant, seen = (
-            (frame.grid_width, frame.grid_height),
-            self._policy.images.resized(width, height),
-        )
+        images = self._policy.images
+        frame = make_frame(self._coordinates, width, height, self._resize)
+        meant, seen = (frame.grid_width, frame.grid_height), images.resized(width, height)
         if meant != seen:
             raise EngineError(
                 f'policy.coordinates = "resized" reads clicks on a {width}x{height} screen in '
                 f"{meant[0]}x{meant[1]} pixels, but this model sees it in {seen[0]}x{seen[1]}; "
-                'set "thousandths", or use another size of screen'
+                "set policy.resize_factor, resize_min_pixels and resize_max_pixels to this model's "
+                f"{images.factor}, {images.bounds[0]} and {images.bounds[1]}"
             )
 
 
@@ -86,10 +89,20 @@ class Responder:
         engine: Engine,
         renderer: PromptRenderer | None = None,
         coordinates: Coordinates = "thousandths",
+        resize: Resize | None = None,
     ) -> None:
-        self.scribe = PolicyScribe(policy, renderer, coordinates)
-        self._policy = policy
+        self.scribe = PolicyScribe(policy, renderer, coordinates, resize)
+        self.policy = policy
         self._engine = engine
+
+    async def look(self, request: ActRequest) -> list[PreparedImage]:
+        """Read the screens, in another thread: `answer` takes no time for those that are held.
+
+        Raises EngineError for a broken one.
+        """
+        screens = [turn.screenshot for turn in request.turns if turn.screenshot is not None]
+        prepare = self.policy.images.prepare
+        return await asyncio.to_thread(lambda: [*map(prepare, [*screens, request.screenshot])])
 
     async def answer(self, request: ActRequest) -> Completion:
         """Draw what the policy says to `request`.
@@ -100,4 +113,4 @@ class Responder:
         generation = await self._engine.generate(
             generate_request(request, prompt.token_ids, prompt.images)
         )
-        return completion(prompt.token_ids, generation, self._policy.decode(generation.token_ids))
+        return completion(prompt.token_ids, generation, self.policy.decode(generation.token_ids))

@@ -16,13 +16,19 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from typing import Literal
 
 from bus.errors import EngineError, WeightsError
 from bus.messages import ActRequest, Completion
-from dart_cli.engines.base import Engine, GenerateRequest, Generation, UpdateTiming
+from dart_cli.engines.base import (
+    Engine,
+    GenerateRequest,
+    Generation,
+    UpdateTiming,
+    WeightSource,
+    directory_of,
+)
 from dart_cli.engines.draft import Draft, completion, generate_request
 from dart_cli.engines.load import LoadMeter
 from dart_cli.policy.codec import make_codec
@@ -123,8 +129,9 @@ class ScriptedEngine:
             return ask.generation("suspended")
         raise EngineError(f"{request.request_id}: the scripted engine closed")
 
-    async def update_weights(self, directory: Path, policy_version: int) -> UpdateTiming:
-        """Take any directory with a readable manifest.json. Raises WeightsError."""
+    async def update_weights(self, source: WeightSource, policy_version: int) -> UpdateTiming:
+        """Take any set with a readable manifest.json. Raises WeightsError."""
+        directory = directory_of(source)
         try:
             json.loads((directory / "manifest.json").read_bytes())
         except (OSError, ValueError) as error:
@@ -204,6 +211,9 @@ class ScriptedResponder:
     def __init__(self, engine: Engine) -> None:
         self.scribe = ByteScribe()
         self._engine = engine
+
+    async def look(self, _request: ActRequest) -> None:
+        """There is nothing to see."""
 
     async def answer(self, request: ActRequest) -> Completion:
         """What the engine says; the prompt is the instruction. Raises EngineError."""

@@ -23,7 +23,13 @@ from typing import Any, Literal
 
 from bus.errors import EngineError
 from dart_cli.config import TimingConfig
-from dart_cli.engines.base import GenerateRequest, Generation, UpdateTiming
+from dart_cli.engines.base import (
+    GenerateRequest,
+    Generation,
+    UpdateTiming,
+    WeightSource,
+    directory_of,
+)
 from dart_cli.engines.draft import Draft
 from dart_cli.engines.replica import Costs, Job, Replica, Swap
 from dart_cli.policy.codec import make_codec
@@ -146,14 +152,14 @@ class TimedEngine:
                 self._replica.cancel(time.monotonic(), job)
                 self._look()
 
-    async def update_weights(self, directory: Path, policy_version: int) -> UpdateTiming:
+    async def update_weights(self, source: WeightSource, policy_version: int) -> UpdateTiming:
         """Take a set that is whole, in flight. Raises WeightsError, EngineError."""
         if self._updating:
             raise EngineError("another weight update is under way; wait for it")
         self._updating = True
         began = time.monotonic()
         try:
-            await asyncio.to_thread(self._check_weights, directory, policy_version)
+            await asyncio.to_thread(self._check_weights, directory_of(source), policy_version)
             await asyncio.sleep(max(0.0, began + self._transfer_s - time.monotonic()))
             if self._closed:
                 raise EngineError(CLOSED)

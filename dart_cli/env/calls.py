@@ -1,6 +1,7 @@
 """One call to an environment, where it lives: what comes back is what the contract says.
 
 reset, judge_start, step, evaluate, solve   raise EnvError for an answer that is none
+Deadlines how long each may take
 Waits     who is told of calls that are out; `telling` does
 Hosted    an environment that is called from an event loop, wherever it lives
 bearable  an error as one that ends no process
@@ -10,14 +11,34 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, get_args
 
 from bus.errors import EnvError, NoOracleError
-from envs.actions import Action
+from envs.actions import Action, Answer, Done, Fail
 from envs.base import GuiEnv, Observation, Outcome, Solvable, Task, Verdict
+from envs.screenshots import size_of
 
 logger = logging.getLogger(__name__)
+
+_ACTIONS = get_args(get_args(Action)[0])
+_FIELD = re.compile(r"\{\w+\}")
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds that each kind of call may take."""
+
+    reset_s: float
+    step_s: float
+    evaluate_s: float
+
+    def of_step(self, action: Action, *, last: bool) -> float:
+        """Of a step; one that ends the episode is judged before it returns (GuiEnv.step)."""
+        ends = last or isinstance(action, Done | Fail | Answer)
+        return self.step_s + (self.evaluate_s if ends else 0.0)
 
 
 @dataclass(frozen=True)
@@ -91,7 +112,13 @@ class Hosted(Protocol):
 def reset(env: GuiEnv, task: Task, seed: int) -> tuple[Observation, str]:
     """Start the task; returns the first observation and the instruction."""
     observation, info = env.reset(seed=seed, options={"task": task})
-    return _seen("reset", observation), str(info.get("instruction", task.instruction))
+    told: object = info.get("instruction")
+    if told is None and _FIELD.search(task.instruction):
+        raise EnvError(
+            f"reset gave no info['instruction'] and {task.id} says {task.instruction!r}; "
+            "fill in its fields"
+        )
+    return _seen("reset", observation), sendable(str(task.instruction if told is None else told))
 
 
 def step(env: GuiEnv, action: Action) -> Stepped:
@@ -105,6 +132,7 @@ def evaluate(env: GuiEnv) -> Verdict:
     verdict: object = env.evaluate()
     if not isinstance(verdict, Verdict) or verdict.outcome not in get_args(Outcome):
         raise EnvError(f"evaluate gave {verdict!r}; want a Verdict of {get_args(Outcome)}")
+    _refuse_others("evaluate", verdict, {"reason": str})
     return verdict
 
 
@@ -123,13 +151,45 @@ def solve(env: GuiEnv) -> tuple[Action, str]:
     """The next action of the environment's own solution, and its hint. Raises NoOracleError."""
     if not isinstance(env, Solvable):
         raise NoOracleError("this environment has no oracle (envs.base.Solvable)")
-    return env.oracle_action(), env.oracle_hint()
+    action: object = env.oracle_action()
+    if not isinstance(action, _ACTIONS):
+        raise EnvError(f"oracle_action gave {action!r}; want an action of envs.actions")
+    return action, env.oracle_hint()
 
 
 def _seen(what: str, observation: object) -> Observation:
     if not isinstance(observation, Observation):
         raise EnvError(f"{what} gave {observation!r}; want an Observation")
+    kinds = {"screenshot": bytes, "media_type": str, "width": int, "height": int}
+    _refuse_others(what, observation, kinds)
+    if min(observation.width, observation.height) < 1:
+        size = f"{observation.width}x{observation.height}"
+        raise EnvError(f"{what} gave an Observation of {size} pixels; want at least 1x1")
+    try:
+        width, height = size_of(observation.screenshot)
+    except EnvError as error:
+        raise EnvError(f"{what}: {error}") from None
+    if (width, height) != (observation.width, observation.height):
+        raise EnvError(
+            f"{what} gave an Observation of {observation.width}x{observation.height} pixels, "
+            f"its screenshot has {width}x{height}"
+        )
     return observation
+
+
+def _refuse_others(what: str, answer: object, kinds: Mapping[str, type]) -> None:
+    """Raise EnvError for a field of another type, a look-alike included: it is sent and stored."""
+    for name, kind in kinds.items():
+        given = type(getattr(answer, name))
+        if given is not kind:
+            raise EnvError(
+                f"{what}: {type(answer).__name__}.{name} must be {kind.__name__}, got {given.__name__}"
+            )
+
+
+def sendable(text: str) -> str:
+    """The same without lone surrogates, as of a file's name that is no UTF-8: no message holds them."""
+    return text.encode(errors="replace").decode()
 
 
 def bearable(error: BaseException, where: str) -> Exception:

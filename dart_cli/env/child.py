@@ -23,12 +23,15 @@ from typing import Any
 from bus.errors import DartError, EnvError, NoOracleError
 from dart_cli.env import calls
 from dart_cli.env.pipe import Frame, pack, read_from
-from dart_cli.env.tree import adopt_orphans, kill_below
+from dart_cli.env.tree import adopt_orphans, descendants, kill_below
+from dart_cli.pids import when_orphaned
 from envs.actions import action_from_dict, action_to_dict
 from envs.base import GuiEnv, Observation, Verdict
 from envs.registry import find_task, make_env
 
-PARENT_POLL_S = 1.0
+CROWD_POLL_S = 0.2
+TOO_MANY = 75
+"""Exit code of one that had more processes than it may."""
 
 
 def main() -> None:
@@ -38,7 +41,7 @@ def main() -> None:
     os.dup2(nothing, 0)
     os.dup2(2, 1)
     adopt_orphans()
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    when_orphaned(os.getppid(), _end)
     first = read_from(asked)
     if first is None:
         return
@@ -46,13 +49,18 @@ def main() -> None:
     if about["memory_mb"]:
         most = about["memory_mb"] * 2**20
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    if most := about["max_processes"]:
+        threading.Thread(target=_end_beyond, args=(most,), daemon=True).start()
     answers = Answers(about["suite"], about["options"])
-    while (call := read_from(asked)) is not None and call[0]["call"] != "close":
-        told.write(pack(*answers.answer(call[0])))
-        told.flush()
-    # The slot has closed it, or is gone; then _end_with is the deadline.
-    answer = answers.answer({"call": "close"})
-    kill_below(os.getpid())
+    try:
+        with contextlib.suppress(BrokenPipeError):  # the slot is gone, as at the end of the pipe
+            while (call := read_from(asked)) is not None and call[0]["call"] != "close":
+                told.write(pack(*answers.answer(call[0])))
+                told.flush()
+        # The slot has closed it, or is gone; then _end is the deadline.
+        answer = answers.answer({"call": "close"})
+    finally:
+        kill_below(os.getpid())
     with contextlib.suppress(BrokenPipeError):
         told.write(pack(*answer))
         told.flush()
@@ -113,12 +121,18 @@ def _told(error: BaseException, what: str) -> dict[str, Any]:
     return {"error": f"{what}: {type(error).__name__}: {error}", "no_oracle": False}
 
 
-def _end_with(parent: int) -> None:
-    """End this process and all that it started when `parent` is gone."""
-    while os.getppid() == parent:
-        time.sleep(PARENT_POLL_S)
+def _end() -> None:
+    """End this process and all that it started."""
     kill_below(os.getpid())
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _end_beyond(most: int) -> None:
+    """End this process, and all that it started, once they are more than `most`."""
+    while 1 + len(descendants(os.getpid())) <= most:
+        time.sleep(CROWD_POLL_S)
+    kill_below(os.getpid())
+    os._exit(TOO_MANY)
 
 
 if __name__ == "__main__":

@@ -32,9 +32,9 @@ from bus.messages import (
     Turn,
 )
 from dart_cli.config import Config
-from dart_cli.env.calls import Stepped
+from dart_cli.env.calls import Stepped, sendable
 from dart_cli.policy.codec import Codec, make_codec
-from dart_cli.policy.frames import Frame, make_frame
+from dart_cli.policy.frames import Frame, make_frame, resize_of
 from dart_cli.policy.history import History
 from dart_cli.timesplit import TimeSplit
 from envs.actions import Action, Answer, Done, Fail, action_to_dict
@@ -106,7 +106,9 @@ def conventions_of(config: Config) -> Conventions:
     return Conventions(
         codec=make_codec(policy.codec),
         history=History(images=policy.history_images, turns=policy.history_turns),
-        frame_of=lambda width, height: make_frame(policy.coordinates, width, height),
+        frame_of=lambda width, height: make_frame(
+            policy.coordinates, width, height, resize_of(policy)
+        ),
         malformed=config.env.malformed,
     )
 
@@ -332,7 +334,7 @@ class Episode:
             trajectory_id=self.lease.trajectory_id,
             steps=self.steps,
             outcome=verdict.outcome,
-            reason=verdict.reason,
+            reason=sendable(verdict.reason),
             stop_reason=stop_reason,
             screenshot=self._screen.screenshot if self._screen else None,
             reset_s=self.reset_s,
@@ -367,4 +369,5 @@ def _record(
         error=error,
         model_s=model_s,
         env_s=env_s,
+        instruction=request.instruction if request.step == 0 else "",
     )

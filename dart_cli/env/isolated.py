@@ -22,7 +22,8 @@ from typing import Any
 
 from bus.errors import EnvError, NoOracleError, TaskError
 from dart_cli.config import EnvConfig
-from dart_cli.env.calls import Hosted, Stepped, Waits, telling
+from dart_cli.env.calls import Deadlines, Hosted, Stepped, Waits, telling
+from dart_cli.env.child import TOO_MANY
 from dart_cli.env.pipe import Frame, pack, read
 from dart_cli.env.threaded import CLOSE_DEADLINE_S, ThreadedEnv
 from dart_cli.env.tree import kill_tree
@@ -40,21 +41,23 @@ def hosted(config: EnvConfig, name: str, waits: Waits | None = None) -> Hosted:
 
     `waits` is told each call that is out, e.g. "env-0/2 to reset mini/popup".
     """
+    deadlines = Deadlines(
+        config.reset_deadline_s, config.step_deadline_s, config.evaluate_deadline_s
+    )
     if config.isolation == "process":
         return IsolatedEnv(
             config.suite,
             config.options,
             name=name,
-            reset_deadline_s=config.reset_deadline_s,
-            step_deadline_s=config.step_deadline_s,
+            deadlines=deadlines,
             memory_mb=config.memory_mb,
+            max_processes=config.max_processes,
             waits=waits,
         )
     return ThreadedEnv(
         lambda: make_env(config.suite, **config.options),
         name=name,
-        reset_deadline_s=config.reset_deadline_s,
-        step_deadline_s=config.step_deadline_s,
+        deadlines=deadlines,
         waits=waits,
     )
 
@@ -72,25 +75,30 @@ class IsolatedEnv:
         options: Mapping[str, Any],
         *,
         name: str,
-        reset_deadline_s: float,
-        step_deadline_s: float,
+        deadlines: Deadlines,
         memory_mb: int = 0,
+        max_processes: int = 0,
         waits: Waits | None = None,
     ) -> None:
-        """`memory_mb` bounds the private memory of each of its processes; 0 does not.
+        """`memory_mb` bounds the private memory of each process, `max_processes` their number; 0: no.
 
         Raises TaskError for options that are no plain values.
         """
-        self._about = {"suite": suite, "options": dict(options), "memory_mb": memory_mb}
+        self._about = {
+            "suite": suite,
+            "options": dict(options),
+            "memory_mb": memory_mb,
+            "max_processes": max_processes,
+        }
         try:
             json.dumps(self._about)
         except TypeError as error:
             raise TaskError(f"options of suite {suite} for another process: {error}") from None
         self._name = name
-        self._reset_deadline_s = reset_deadline_s
-        self._step_deadline_s = step_deadline_s
+        self._deadlines = deadlines
         self._waits = waits
         self._task_id = "no task"  # the newest that was begun
+        self._steps_left = 0  # until it is cut off
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -105,31 +113,33 @@ class IsolatedEnv:
 
     async def reset(self, task: Task, seed: int) -> tuple[Observation, str]:
         """Start the task; returns the first observation and the instruction. Raises EnvError."""
-        self._task_id = task.id
+        self._task_id, self._steps_left = task.id, task.max_steps
         header, blob = await self._call(
-            "reset", self._reset_deadline_s, {"task": task.id, "seed": seed}
+            "reset", self._deadlines.reset_s, {"task": task.id, "seed": seed}
         )
         return _screen(header, blob), header["instruction"]
 
     async def judge_start(self) -> Verdict | None:
         """The verdict on the state right after `reset`; None where it cannot be told."""
-        header, _ = await self._call("judge_start", self._step_deadline_s)
+        header, _ = await self._call("judge_start", self._deadlines.evaluate_s)
         return _verdict(header["verdict"]) if header["verdict"] else None
 
     async def step(self, action: Action) -> Stepped:
         """Perform one action. Raises EnvError."""
+        self._steps_left -= 1
+        deadline_s = self._deadlines.of_step(action, last=self._steps_left <= 0)
         call = {"action": action_to_dict(action)}
-        header, blob = await self._call("step", self._step_deadline_s, call)
+        header, blob = await self._call("step", deadline_s, call)
         return Stepped(_screen(header, blob), header["terminated"], header["truncated"])
 
     async def evaluate(self) -> Verdict:
         """Judge the present state. Raises EnvError where the evaluator broke."""
-        header, _ = await self._call("evaluate", self._step_deadline_s)
+        header, _ = await self._call("evaluate", self._deadlines.evaluate_s)
         return _verdict(header["verdict"])
 
     async def solve(self) -> tuple[Action, str]:
         """The environment's own next action, and its hint. Raises NoOracleError, EnvError."""
-        header, _ = await self._call("solve", self._step_deadline_s)
+        header, _ = await self._call("solve", self._deadlines.step_s)
         return action_from_dict(header["action"]), header["hint"]
 
     async def renew(self) -> None:
@@ -184,10 +194,21 @@ class IsolatedEnv:
         return self._process
 
     async def _end(self) -> str:
-        """Kill the process and all that it started; says how it had ended, if it had."""
+        """Kill the process and all that it started; says how it had ended, if it had.
+
+        Whoever is cancelled meanwhile waits for it all the same: it would be left behind.
+        """
         process, self._process = self._process, None
         if process is None:
             return "was not there"
+        ending = asyncio.create_task(self._kill(process))
+        try:
+            return await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            await asyncio.wait([ending])
+            raise
+
+    async def _kill(self, process: asyncio.subprocess.Process) -> str:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.2):  # one that ends by itself is to tell how
                 await process.wait()
@@ -205,6 +226,8 @@ class IsolatedEnv:
             logger.error("%s: process %d does not die", self._name, process.pid)
         if code is None:
             return "hung"
+        if code == TOO_MANY:
+            return "had more processes than env.max_processes"
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
 
 

@@ -43,7 +43,12 @@ class Waits(Protocol):
     """The part of HeartbeatSender that tells what this process waits for."""
 
     def waiting(
-        self, what: str, deadline_s: float | None = None, *, on: str = ""
+        self,
+        what: str,
+        deadline_s: float | None = None,
+        *,
+        on: str = "",
+        since: float | None = None,
     ) -> AbstractContextManager[None]:
         """Tell the wait, and who could end it, in heartbeats while inside."""
         ...
@@ -129,9 +134,19 @@ class RolloutRouter:
         """Wait, as long as it takes, until some worker can be asked."""
         if self.ready():
             return
-        with self._telling("a rollout worker: start `dart rollout`", "rollout"):
-            while not self.ready():
+        began = time.monotonic()
+        while not self.ready():
+            with self._telling(self._missing(), "rollout", since=began):
                 await self._look()
+
+    def _missing(self) -> str:
+        """What there must be before anybody can be asked."""
+        alive = self._liveness.alive("rollout")
+        if not alive:
+            return "a rollout worker: start `dart rollout`"
+        first = alive[0]
+        its = f"waits for {first.waiting_for}" if first.waiting_for else f"is {first.state}"
+        return f"{first.worker} to be ready: it {its}"
 
     async def act(self, request: ActRequest) -> Completion:
         """One completion, from whichever worker; asked again elsewhere when one dies.
@@ -295,5 +310,7 @@ class RolloutRouter:
         except TimeoutError:
             return
 
-    def _telling(self, what: str, on: str) -> AbstractContextManager[None]:
-        return self._waits.waiting(what, on=on) if self._waits else nullcontext()
+    def _telling(
+        self, what: str, on: str, since: float | None = None
+    ) -> AbstractContextManager[None]:
+        return self._waits.waiting(what, on=on, since=since) if self._waits else nullcontext()

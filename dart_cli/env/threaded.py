@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from bus.errors import DartError, EnvError
 from dart_cli.env import calls
-from dart_cli.env.calls import Stepped, Waits, telling
+from dart_cli.env.calls import Deadlines, Stepped, Waits, telling
 from envs.actions import Action
 from envs.base import GuiEnv, Observation, Task, Verdict
 
@@ -52,17 +52,16 @@ class ThreadedEnv:
         make: Callable[[], GuiEnv],
         *,
         name: str,
-        reset_deadline_s: float,
-        step_deadline_s: float,
+        deadlines: Deadlines,
         waits: Waits | None = None,
     ) -> None:
         """`waits` is told each call that is out, e.g. "env-0/2 to reset mini/popup"."""
         self._make = make
         self._name = name
-        self._reset_deadline_s = reset_deadline_s
-        self._step_deadline_s = step_deadline_s
+        self._deadlines = deadlines
         self._waits = waits
         self._task_id = "no task"  # the newest that was begun
+        self._steps_left = 0  # until it is cut off
         self._jobs: queue.SimpleQueue[_Job | None] | None = None
         self._ended: asyncio.Future[None] | None = None
         self._left: list[asyncio.Future[None]] = []  # ends of threads that were left to themselves
@@ -75,9 +74,9 @@ class ThreadedEnv:
 
     async def reset(self, task: Task, seed: int) -> tuple[Observation, str]:
         """Start the task; returns the first observation and the instruction. Raises EnvError."""
-        self._task_id = task.id
+        self._task_id, self._steps_left = task.id, task.max_steps
         return await self._call(
-            "reset", self._reset_deadline_s, lambda env: calls.reset(env, task, seed)
+            "reset", self._deadlines.reset_s, lambda env: calls.reset(env, task, seed)
         )
 
     async def judge_start(self) -> Verdict | None:
@@ -85,22 +84,24 @@ class ThreadedEnv:
 
         Raises EnvError for an evaluator that hangs.
         """
-        return await self._call("evaluate", self._step_deadline_s, calls.judge_start)
+        return await self._call("evaluate", self._deadlines.evaluate_s, calls.judge_start)
 
     async def step(self, action: Action) -> Stepped:
         """Perform one action. Raises EnvError."""
-        return await self._call("step", self._step_deadline_s, lambda env: calls.step(env, action))
+        self._steps_left -= 1
+        deadline_s = self._deadlines.of_step(action, last=self._steps_left <= 0)
+        return await self._call("step", deadline_s, lambda env: calls.step(env, action))
 
     async def evaluate(self) -> Verdict:
         """Judge the present state. Raises EnvError where the evaluator broke."""
-        return await self._call("evaluate", self._step_deadline_s, calls.evaluate)
+        return await self._call("evaluate", self._deadlines.evaluate_s, calls.evaluate)
 
     async def solve(self) -> tuple[Action, str]:
         """The environment's own next action, and its hint.
 
         Raises NoOracleError where it knows no solution, EnvError where it finds no way.
         """
-        return await self._call("solve", self._step_deadline_s, calls.solve)
+        return await self._call("solve", self._deadlines.step_s, calls.solve)
 
     async def renew(self) -> None:
         """Close the environment; the next call makes a fresh one."""

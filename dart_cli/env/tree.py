@@ -33,7 +33,9 @@ def descendants(pid: int) -> list[int]:
             continue
         try:
             # pid (name) state ppid ...; a name may hold anything, so count from its end
-            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            state, parent = (
+                (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+            )
         except OSError:  # it has just ended
             continue
         if state != "Z":

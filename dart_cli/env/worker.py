@@ -14,13 +14,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
 from bus.errors import DartError, UserError
 from bus.heartbeat import HeartbeatSender, Load
-from bus.messages import Heartbeat, Lease, LeaseRequest, RunState
+from bus.messages import Heartbeat, Lease, LeaseRequest, Message, RunState
 from bus.sockets import Publisher, Requester, Subscriber
 from dart_cli.config import Config, run_curve, run_endpoints
 from dart_cli.env.episode import Conventions, Episode, conventions_of, slot_split
@@ -28,6 +29,7 @@ from dart_cli.env.gate import Gate, Resuming
 from dart_cli.env.isolated import hosted
 from dart_cli.env.link import DataLink
 from dart_cli.env.router import RolloutRouter
+from dart_cli.hearing import heard
 from dart_cli.timesplit import as_gauges
 from envs.registry import find_task
 
@@ -66,7 +68,7 @@ async def run(config: Config, worker: str, slots: int, stop: asyncio.Event) -> N
         place = Place(worker, config, conventions, data, router, gate, heart, tally)
         playing = [Slot(index, place) for index in range(slots)]
         await stack.enter_async_context(heart)
-        tasks = [asyncio.create_task(_listen(subscriber, router, gate, over))]
+        tasks = [asyncio.create_task(_listen(heard(subscriber, config), router, gate, over))]
         tasks += [asyncio.create_task(slot.run(), name=f"slot-{slot.index}") for slot in playing]
         ends = [asyncio.create_task(event.wait()) for event in (stop, over)]
         try:
@@ -85,9 +87,9 @@ async def run(config: Config, worker: str, slots: int, stop: asyncio.Event) -> N
 
 
 async def _listen(
-    subscriber: Subscriber, router: RolloutRouter, gate: Gate, over: asyncio.Event
+    messages: AsyncIterator[Message], router: RolloutRouter, gate: Gate, over: asyncio.Event
 ) -> None:
-    async for message in subscriber:
+    async for message in messages:
         if isinstance(message, Heartbeat):
             router.observe(message)
         elif isinstance(message, RunState):

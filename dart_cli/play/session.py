@@ -25,13 +25,15 @@ from rich.console import Console
 
 from bus.errors import ActionError, DartError, EnvError, NoOracleError, UserError
 from bus.messages import StopReason
+from dart_cli.env import calls
 from dart_cli.env.episode import admitted, already_true
 from dart_cli.filmstrip import animation, film_strip, frame
 from dart_cli.play.words import HELP, parse, spell
 from dart_cli.scores import Film, Frame
 from envs.actions import Action, Answer, Click, Done, Fail, action_to_dict
-from envs.base import GuiEnv, Observation, Solvable, Task, Verdict
+from envs.base import GuiEnv, Observation, Task, Verdict
 from envs.registry import check_options, check_parts, find_task, load_suite, make_env
+from envs.screenshots import pixels_of
 
 Player = Literal["person", "solution", "random"]
 
@@ -100,23 +102,22 @@ class Session:
         self.screen: Observation | None = None
         self._folder = folder
         self._frames: list[Frame] = []
+        self._last = ""  # file of the newest screenshot
         self._instruction = task.instruction
 
     def play(self, player: Callable[[Session], Iterator[Action]]) -> Verdict:
         """Play to the end, or to where the player stops. Raises EnvError if it cannot begin."""
         with _using("reset"):
-            screen, info = self.env.reset(seed=self.seed, options={"task": self.task})
-        self._instruction = str(info.get("instruction", self.task.instruction))
-        self._show(screen)
+            screen, self._instruction = calls.reset(self.env, self.task, self.seed)
+        self._show("reset", screen)
         size = f"{screen.width}x{screen.height} pixels"
         self.console.print(f"{self.task.id}, seed {self.seed}, {size}", soft_wrap=True)
         self.console.print(self._instruction, soft_wrap=True, style="bold")
         stop: StopReason = "step_limit"
         try:
-            if not getattr(self.env, "evaluate_acts", False):
-                reason = already_true(self.task, self.judge())
-                if reason is not None:
-                    return Verdict("invalid", reason)
+            reason = already_true(self.task, calls.judge_start(self.env))
+            if reason is not None:
+                return Verdict("invalid", reason)
             for action in player(self):
                 ended = self._step(action)
                 if ended is not None:
@@ -129,14 +130,12 @@ class Session:
     def judge(self) -> Verdict:
         """The verdict on the present state. Raises EnvError where the evaluator broke."""
         with _using("evaluate"):
-            return self.env.evaluate()
+            return calls.evaluate(self.env)
 
     def solve(self) -> Action:
         """The next action of the environment's solution. Raises NoOracleError, EnvError."""
-        if not isinstance(self.env, Solvable):
-            raise NoOracleError("this environment has no solution (envs.base.Solvable)")
         with _using("solve"):
-            return self.env.oracle_action()
+            return calls.solve(self.env)[0]
 
     def film(self, verdict: Verdict) -> Film:
         """The episode so far."""
@@ -147,7 +146,7 @@ class Session:
             outcome=verdict.outcome,
             reason=verdict.reason,
             frames=self._frames,
-            last=self._name(),
+            last=self._last,
         )
 
     @property
@@ -159,27 +158,28 @@ class Session:
         """Perform an action; why the episode is over, None where it goes on."""
         done = len(self._frames) + 1
         self.console.print(f"{done}. {spell(action)}", soft_wrap=True)
-        self._frames.append(frame(self._name(), spell(action), action_to_dict(action)))
+        self._frames.append(frame(self._last, spell(action), action_to_dict(action)))
         with _using("step"):
-            screen, _, terminated, truncated, _ = self.env.step(action)
-        self._show(screen)
+            stepped = calls.step(self.env, action)
+        self._show("step", stepped.observation)
         if isinstance(action, Fail):
             return "gave_up"
-        if terminated or isinstance(action, Done | Answer):
+        if stepped.terminated or isinstance(action, Done | Answer):
             return "done"
-        if truncated or done >= self.task.max_steps:
+        if stepped.truncated or done >= self.task.max_steps:
             self.console.print(f"no step is left after {done}")
             return "step_limit"
         return None
 
-    def _name(self) -> str:
-        return f"{len(self._frames)}.shot"
-
-    def _show(self, screen: Observation) -> None:
-        self.screen = screen
-        (self._folder / self._name()).write_bytes(screen.screenshot)
-        with Image.open(self._folder / self._name()) as image:
-            image.convert("RGB").save(self.screen_file, "PNG", compress_level=1)
+    def _show(self, what: str, screen: Observation) -> None:
+        """Keep and show what call `what` gave. Raises EnvError where it cannot be decoded."""
+        try:
+            shown = pixels_of(screen.screenshot)
+        except EnvError as error:
+            raise EnvError(f"{what}: {error}") from None
+        self.screen, self._last = screen, f"{len(self._frames)}.shot"
+        (self._folder / self._last).write_bytes(screen.screenshot)
+        shown.save(self.screen_file, "PNG", compress_level=1)
 
 
 @contextmanager
@@ -189,7 +189,7 @@ def _using(what: str) -> Iterator[None]:
         yield
     except DartError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         at = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{at.filename}, line {at.lineno}"
         raise EnvError(f"{what}: {type(error).__name__}: {error} ({place})") from error

@@ -2,6 +2,7 @@
 
     Frame         one screenshot's mapping; pure, exact integer arithmetic
     make_frame    the frame of a configured convention (`policy.coordinates`)
+    Resize        how a model's image processor resizes; resize_of, as configured
     smart_resize  the size Qwen's image processors give a screenshot
 
 A model number names a cell of its grid; it maps to the pixel that holds the cell's centre, and a
@@ -14,14 +15,31 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from bus.errors import ActionError
+from dart_cli.config import PolicyConfig
 
-Coordinates = Literal["thousandths", "resized"]
+Coordinates = Literal["thousandths", "thousand", "resized"]
 
 THOUSAND = 1000
 MAX_ASPECT = 200  # smart_resize refuses longer strips, as Qwen's processors do
+
+
+class Resize(NamedTuple):
+    """A processor's sizes; the defaults are UI-TARS-1.5's, 1920x1080 -> 1932x1092 pixels."""
+
+    factor: int = 28  # pixels; patch size times merge size, of which both sides are multiples
+    min_pixels: int = 100 * 28 * 28  # bounds on the resized area
+    max_pixels: int = 16384 * 28 * 28
+
+
+_UI_TARS = Resize()
+
+
+def resize_of(policy: PolicyConfig) -> Resize:
+    """What a configuration says of the processor."""
+    return Resize(policy.resize_factor, policy.resize_min_pixels, policy.resize_max_pixels)
 
 
 @dataclass(frozen=True)
@@ -49,26 +67,19 @@ class Frame:
 
 
 def make_frame(
-    coordinates: Coordinates,
-    width: int,
-    height: int,
-    *,
-    factor: int = 28,
-    min_pixels: int = 100 * 28 * 28,
-    max_pixels: int = 16384 * 28 * 28,
+    coordinates: Coordinates, width: int, height: int, resize: Resize = _UI_TARS
 ) -> Frame:
     """The frame of one screenshot of `width` x `height` pixels.
 
-    `thousandths`: numbers 0-999 of each side. `resized`: absolute pixels of the screenshot as
-    the model's image processor resizes it; `factor`, `min_pixels` and `max_pixels` are the
-    processor's (patch size x merge size, and its bounds on the area); the defaults are
-    UI-TARS-1.5's, which make 1932x1092 of a 1920x1080 screen.
+    `thousandths`: numbers 0-999 of each side. `thousand`: 0-1000, both ends included, as Qwen2-VL
+    and Qwen3-VL write them. `resized`: absolute pixels of the screenshot as the model's image
+    processor resizes it (Qwen2.5-VL, UI-TARS-1.5).
     """
     if coordinates == "thousandths":
         return Frame(width, height, THOUSAND, THOUSAND)
-    grid_height, grid_width = smart_resize(
-        height, width, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels
-    )
+    if coordinates == "thousand":
+        return Frame(width, height, THOUSAND + 1, THOUSAND + 1)
+    grid_height, grid_width = smart_resize(height, width, **resize._asdict())
     return Frame(width, height, grid_width, grid_height)
 
 

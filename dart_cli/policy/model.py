@@ -9,7 +9,6 @@ Folders of Qwen2-VL, Qwen2.5-VL (UI-TARS-1.5-7B is one) and Qwen3-VL load. Nothi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +28,8 @@ from transformers.utils import logging as transformers_logging
 
 from bus.errors import ModelError
 from dart_cli.checks import BUILTIN, MODEL_TYPES
+from dart_cli.config import model_folder
+from dart_cli.policy import folder as files
 from dart_cli.policy.forward import ModelInputs, collate, use_batched_vision
 from dart_cli.policy.images import ImagePreparer, PreparedImage
 from dart_cli.policy.vocabulary import END, forbidden_ids
@@ -107,7 +108,7 @@ def resolve(name: str | Path) -> Path:
         if str(name) not in BUILTIN:
             raise ModelError(f"model {name} is unknown; built in are: {', '.join(BUILTIN)}")
         return BUILTIN[str(name)]
-    folder = Path(name).expanduser()
+    folder = model_folder(name)
     if not folder.is_dir():
         raise ModelError(
             f"model folder {folder} does not exist; give a local Hugging Face folder or builtin:tiny"
@@ -130,15 +131,15 @@ def load_policy(
     model class, or incomplete.
     """
     folder = resolve(name)
-    config = _read_json(folder, "config.json")
+    config = files.read_json(folder, "config.json")
     family = str(config.get("model_type", ""))
     if family not in MODEL_TYPES:
         raise ModelError(
             f"{folder / 'config.json'}: model_type is {family or 'missing'}, "
             f"supported are {', '.join(MODEL_TYPES)}"
         )
-    _check_files(folder)
-    processor = _read_json(folder, "preprocessor_config.json")
+    files.check_files(folder)
+    processor = files.preprocessor(folder)
     model = _load_weights(folder, _dtype(dtype)) if weights else _without_weights(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -148,6 +149,8 @@ def load_policy(
             f"{folder}: tokenizer or image processor does not load ({_first_line(error)}); "
             "copy the files anew from the model's source"
         ) from error
+    if not tokenizer.chat_template:
+        tokenizer.chat_template = files.chat_template(folder)
     if not tokenizer.chat_template:
         raise ModelError(
             f"{folder}: the tokenizer has no chat template; add chat_template.jinja to the folder"
@@ -245,41 +248,6 @@ def _load_weights(folder: Path, dtype: str | torch.dtype) -> PreTrainedModel:
         )
     loaded: PreTrainedModel = model
     return loaded
-
-
-def _check_files(folder: Path) -> None:
-    """Name what is absent before transformers fails in its own words."""
-    for name in ("preprocessor_config.json", "tokenizer.json"):
-        if not (folder / name).is_file():
-            raise ModelError(
-                f"{folder / name} is missing; copy it from the model's source beside config.json"
-            )
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        weight_map = _read_json(folder, index.name).get("weight_map", {})
-        shards = sorted(set(weight_map.values()))
-    else:
-        shards = ["model.safetensors"]
-    for shard in shards:
-        if not (folder / shard).is_file():
-            raise ModelError(
-                f"{folder / shard} is missing; only safetensors weights load, copy every shard"
-            )
-
-
-def _read_json(folder: Path, name: str) -> dict[str, Any]:
-    path = folder / name
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(
-            f"{path} is missing; copy it from the model's source, or is this another folder?"
-        ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path} is not JSON ({error}); copy it anew") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} does not hold a JSON object; copy it anew")
-    return value
 
 
 def _dtype(dtype: str | torch.dtype) -> str | torch.dtype:

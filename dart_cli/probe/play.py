@@ -20,6 +20,7 @@ from dart_cli.env.episode import admitted, already_true
 from dart_cli.probe.agents import Probe, act
 from envs.actions import Answer, Done, Fail, Wait
 from envs.base import Outcome, Task
+from envs.screenshots import pixels_of
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ async def play_probe(env: Hosted, task: Task, seed: int, probe: Probe) -> Probed
     began = time.monotonic()
     try:
         screen, instruction = await env.reset(task, seed)
+        pixels_of(screen.screenshot)  # a run decodes each, where the policy sees it
     except EnvError as error:
         await env.renew()
         return Probed(probe, seed, "invalid", str(error))

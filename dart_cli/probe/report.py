@@ -52,6 +52,7 @@ class Wanted:
     isolated: bool = False  # each environment in a process of its own
     reset_deadline_s: float = 60.0
     step_deadline_s: float = 30.0
+    evaluate_deadline_s: float = 60.0
 
     @property
     def env(self) -> EnvConfig:
@@ -61,6 +62,7 @@ class Wanted:
             options=dict(self.options),
             reset_deadline_s=self.reset_deadline_s,
             step_deadline_s=self.step_deadline_s,
+            evaluate_deadline_s=self.evaluate_deadline_s,
             isolation="process" if self.isolated else "thread",
         )
 
@@ -71,6 +73,9 @@ def run_check(wanted: Wanted, *, as_json: bool = False, out: Path | None = None)
     Raises TaskError for an unknown suite, task or option, MissingPartError, UserError where `out`
     cannot be written.
     """
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        why = "a folder" if out.is_dir() else f"there is no folder {out.parent}"
+        raise UserError(f"--out {out}: {why}; name a file in a folder that is there")
     tasks = select_tasks(wanted.suite, wanted.tasks)
     check_options(wanted.suite, wanted.options)
     check_parts(wanted.suite, wanted.options)
@@ -83,15 +88,15 @@ def run_check(wanted: Wanted, *, as_json: bool = False, out: Path | None = None)
     with progress("probing", episodes, "episodes") as told:
         reports = asyncio.run(check_tasks(wanted, tasks, told))
     result = summary(wanted, reports, errors) | {"stopped": len(reports) < len(tasks)}
+    if as_json:
+        sys.stdout.write(f"{json.dumps(result)}\n")
+    else:
+        _tell(wanted, reports, errors)
     if out is not None:
         try:
             out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             raise UserError(f"--out {out}: cannot be written: {error.strerror}") from None
-    if as_json:
-        sys.stdout.write(f"{json.dumps(result)}\n")
-    else:
-        _tell(wanted, reports, errors)
     if result["stopped"]:
         return STOPPED
     return 0 if result["ok"] else 1

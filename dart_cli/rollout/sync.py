@@ -1,12 +1,12 @@
 """Taking new weights while serving, in turn with the other workers.
 
     WeightSync.hear     notes what data announces (RunState)
-    WeightSync.follow   whenever the engine is behind: permit, check, take, tell
+    WeightSync.follow   whenever the engine is behind: permit, receive, take, tell
 
 One round: SyncRequest to data, held until it is this worker's turn (at most sync.concurrent take
 weights at once, so that the others serve); the reply names the newest set of that moment, so
-versions in between are skipped; the set is checked; the engine takes it in flight; SyncDone gives
-the permit back and says how long each part took.
+versions in between are skipped; the set is received over the run's channel (dart_cli/weights) and
+checked; the engine takes it in flight; SyncDone gives the permit back and says how long each part took.
 
 The set is checked before the engine is touched: its manifest against the digest that the trainer
 announced, its file against the manifest, its tensors against the model. A set that is refused
@@ -28,7 +28,7 @@ from typing import Protocol
 from bus.errors import DeadlineError, EngineError, RefusedError, StoreError, WeightsError
 from bus.messages import Reply, Request, RunState, SyncDone, SyncReply, SyncRequest
 from dart_cli.engines.base import Engine, UpdateTiming
-from dart_cli.weights.manifest import check
+from dart_cli.weights.base import Received, Receiver
 
 log = logging.getLogger(__name__)
 
@@ -85,9 +85,11 @@ class WeightSync:
         data: Asks,
         heartbeat: Tells,
         deadline_s: float,
+        receiver: Receiver,
     ) -> None:
-        """`deadline_s` bounds a question to `data`."""
+        """`deadline_s` bounds a question to `data`; `receiver` gets the sets that permits name."""
         self._engine = engine
+        self._receiver = receiver
         self._worker = worker
         self._data = data
         self._deadline_s = deadline_s
@@ -108,7 +110,11 @@ class WeightSync:
             self._news.set()
 
     async def follow(self) -> None:
-        """Take what is announced, for ever; ends by cancellation, or an error of the bus only."""
+        """Take what is announced, for ever.
+
+        Ends by cancellation, or an error of the bus or the engine: weights that do not fit are
+        refused, but an engine that breaks as it takes them serves no others either.
+        """
         with self._refused:
             while True:
                 if self.refusal or not self._is_behind():
@@ -142,20 +148,28 @@ class WeightSync:
         gauges = self._engine.gauges()
         self.syncing = True
         self._heartbeat.beat()
-        error, timing = "", UpdateTiming(0.0, 0.0, 0.0)
+        error, timing, version = "", UpdateTiming(0.0, 0.0, 0.0), permit.policy_version
+        broken: EngineError | None = None
         try:
-            timing = await self._take(permit)
-        except (WeightsError, EngineError, TimeoutError) as problem:
+            if version > self._version:  # else it serves already; only the permit goes back
+                received, receive_s = await self._receive(permit)
+                version = received.policy_version
+                timing = await self._engine.update_weights(received.source, version)
+                timing = replace(timing, transfer_s=timing.transfer_s + receive_s)
+        except (WeightsError, TimeoutError) as problem:
             error = str(problem) or type(problem).__name__
+        except EngineError as problem:
+            error, broken = str(problem), problem
         finally:
             self.syncing = False
-        self._note(permit.policy_version, error)
+        if broken is None:
+            self._note(version, error)
         self._heartbeat.beat()
         self._count(waited_s, timing, error)
         await self._tell(
             SyncDone(
                 worker=self._worker,
-                policy_version=permit.policy_version,
+                policy_version=version,
                 error=error,
                 waited_s=waited_s,
                 transfer_s=timing.transfer_s,
@@ -165,6 +179,8 @@ class WeightSync:
                 in_flight=int(gauges["in_flight"] + gauges["waiting"]),
             )
         )
+        if broken is not None:
+            raise broken
 
     async def _permit(self) -> SyncReply:
         """Data's leave to take the set it names, however long that takes; the old weights serve."""
@@ -191,16 +207,13 @@ class WeightSync:
                 await asyncio.sleep(max(0.0, asked + ASK_AGAIN_S - time.monotonic()))
             reason = reply.reason
 
-    async def _take(self, permit: SyncReply) -> UpdateTiming:
-        """The set that `permit` names, in the engine. Raises WeightsError, EngineError."""
-        if permit.policy_version <= self._version:
-            return UpdateTiming(0.0, 0.0, 0.0)  # it serves already; only the permit goes back
-        path = Path(permit.path)
+    async def _receive(self, permit: SyncReply) -> tuple[Received, float]:
+        """The set that `permit` names, or a later one, and the seconds it took. Raises WeightsError."""
         began = time.monotonic()
-        await asyncio.to_thread(check, path, permit.policy_version, permit.digest)
-        check_s = time.monotonic() - began
-        timing = await self._engine.update_weights(path, permit.policy_version)
-        return replace(timing, transfer_s=timing.transfer_s + check_s)
+        received = await self._receiver.receive(
+            Path(permit.path), permit.policy_version, permit.digest
+        )
+        return received, time.monotonic() - began
 
     def _note(self, version: int, error: str) -> None:
         """The set serves, or `error` says why it does not, which the heartbeat tells from now on."""

@@ -19,24 +19,27 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
-from bus.errors import ConfigError, EngineError, ProtocolError
+from bus.errors import ConfigError, EngineError, EngineGoneError, ProtocolError
 from bus.heartbeat import HeartbeatSender, Load
-from bus.messages import ActRequest, Completion, Partial, Reply, Request, RunState
+from bus.messages import ActRequest, Completion, Message, Partial, Reply, Request, RunState
 from bus.sockets import Publisher, Replier, Requester, Subscriber
-from dart_cli.config import Config, run_curve, run_endpoints
+from dart_cli.config import MODEL_ENGINES, Config, run_curve, run_endpoints
 from dart_cli.engines.base import Engine
+from dart_cli.hearing import heard
+from dart_cli.rollout.receivers import receiving
 from dart_cli.rollout.sync import WeightSync
 from dart_cli.tasks import background
 from dart_cli.timesplit import PREFIX
 
 if TYPE_CHECKING:
     from dart_cli.engines.responder import Scribe
+    from dart_cli.policy.model import LoadedPolicy
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +62,10 @@ class Answers(Protocol):
     @property
     def scribe(self) -> Scribe:
         """Writes the tokens of its prompts and completions."""
+        ...
+
+    async def look(self, request: ActRequest) -> object:
+        """Read its screens. What is returned is held until it is answered. Raises EngineError."""
         ...
 
     async def answer(self, request: ActRequest) -> Completion:
@@ -108,12 +115,16 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
             model = await _unless(stop, lambda: load_model(config))
         if model is None:
             return
+        receiver = await stack.enter_async_context(receiving(config, worker))
         stack.push_async_callback(model.engine.close)
         service.start(
-            model, WeightSync(model.engine, worker, data, heartbeat, config.bus.deadline_s)
+            model,
+            WeightSync(model.engine, worker, data, heartbeat, config.bus.deadline_s, receiver),
         )
         async with background(
-            service.serve(replier, heartbeat), service.listen(states, stop), service.watch()
+            service.serve(replier, heartbeat),
+            service.listen(heard(states, config), stop),
+            service.watch(),
         ):
             await stop.wait()
             service.stopping = True
@@ -156,17 +167,19 @@ async def _unless(stop: asyncio.Event, work: Callable[[], _T]) -> _T | None:
 
 def load_scribe(config: Config) -> Scribe:
     """What writes the tokens of a configuration's model; its weights are not loaded."""
-    if config.rollout.engine != "transformers":
+    if config.rollout.engine not in MODEL_ENGINES:
         from dart_cli.engines.scripted import ByteScribe
 
         return ByteScribe()
     from dart_cli.engines.responder import PolicyScribe
+    from dart_cli.policy.frames import resize_of
     from dart_cli.policy.model import load_policy
     from dart_cli.policy.prompt import PromptRenderer
 
     policy = load_policy(config.model.path, weights=False)
     renderer = PromptRenderer(policy, config.policy.system_prompt, config.policy.template)
-    return PolicyScribe(policy, renderer, config.policy.coordinates)
+    frame = config.policy.coordinates, resize_of(config.policy)
+    return PolicyScribe(policy, renderer, *frame)
 
 
 def load_model(config: Config) -> Model:
@@ -195,17 +208,50 @@ def load_model(config: Config) -> Model:
     from dart_cli.engines.responder import Responder
     from dart_cli.engines.transformers_engine import TransformersEngine
     from dart_cli.policy.device import pick_device
+    from dart_cli.policy.frames import resize_of
     from dart_cli.policy.model import load_policy
     from dart_cli.policy.prompt import PromptRenderer
     from dart_cli.weights.file import load
 
     torch.set_num_threads(config.rollout.threads)
-    policy = load_policy(config.model.path, config.model.dtype, pick_device(config.rollout.device))
-    engine = TransformersEngine(
-        policy, policy_version=-1, load_weights=load, max_batch=config.rollout.max_batch
-    )
+    engine: Engine
+    if config.rollout.engine == "vllm":
+        policy, engine = _load_vllm(config)
+    else:
+        device = pick_device(config.rollout.device)
+        policy = load_policy(config.model.path, config.model.dtype, device)
+        engine = TransformersEngine(
+            policy,
+            policy_version=-1,
+            load_weights=load,
+            max_batch=config.rollout.max_batch,
+            cache_bytes=config.rollout.kv_cache_mb * 2**20,
+        )
+    policy.images.cache_bytes = config.rollout.image_cache_mb * 2**20
     renderer = PromptRenderer(policy, config.policy.system_prompt, config.policy.template)
-    return Model(engine, Responder(policy, engine, renderer, config.policy.coordinates))
+    frame = config.policy.coordinates, resize_of(config.policy)
+    return Model(engine, Responder(policy, engine, renderer, *frame))
+
+
+def _load_vllm(config: Config) -> tuple[LoadedPolicy, Engine]:
+    """The engine, whose processes load the model, and the model's tokens and shapes."""
+    from dart_cli.engines.vllm.engine import VllmEngine
+    from dart_cli.policy.model import load_policy
+    from dart_cli.weights.file import load
+
+    policy = load_policy(config.model.path, weights=False)
+    engine = VllmEngine(
+        policy,
+        config.vllm,
+        policy_version=-1,
+        load_weights=load,
+        dtype=config.model.dtype,
+        device=config.rollout.device,
+        threads=config.rollout.threads,
+        max_batch=config.rollout.max_batch,
+        deadline_s=config.rollout.deadline_s,
+    )
+    return policy, engine
 
 
 class _Service:
@@ -239,7 +285,7 @@ class _Service:
             heartbeat.beat()
             await replier.serve(self._answer)
 
-    async def listen(self, states: Subscriber, stop: asyncio.Event) -> None:
+    async def listen(self, states: AsyncIterator[Message], stop: asyncio.Event) -> None:
         """Follow what data announces; its end is ours."""
         assert self._sync is not None
         async for state in states:
@@ -251,7 +297,7 @@ class _Service:
                 stop.set()
 
     async def watch(self) -> None:
-        """Raises EngineError once too many requests have failed in a row."""
+        """Raises EngineError once the engine is gone, or too many requests have failed in a row."""
         await self._is_broken.wait()
         raise EngineError(
             f"{self._faults} requests in a row have failed; the last: {self._last_fault}"
@@ -287,13 +333,15 @@ class _Service:
                 f"a rollout worker answers ActRequest, not {type(request).__name__}"
             )
         assert self._model is not None
-        if self._suspended:
-            return _as_it_came(request, self._worker)
         try:
+            screens = await self._model.responder.look(request)
+            if self._suspended:
+                return _as_it_came(request, self._worker)
             completion = await self._model.responder.answer(request)
+            del screens
         except EngineError as error:
             self._faults, self._last_fault = self._faults + 1, str(error)
-            if self._faults >= self._most_faults:
+            if self._faults >= self._most_faults or isinstance(error, EngineGoneError):
                 self._is_broken.set()
             raise
         self._faults = 0
@@ -325,8 +373,9 @@ def _address_towards(host: str, port: int) -> str:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, port))
             return str(probe.getsockname()[0])
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for a name that cannot be one: a..b
+        why = error.strerror if isinstance(error, OSError) else "it is no name of a host"
         raise ConfigError(
-            f"bus.host = {host!r} cannot be reached from here: {error.strerror}; "
+            f"bus.host = {host!r} cannot be reached from here: {why}; "
             "name the host of `dart data` by an IPv4 address or a name that resolves"
         ) from None

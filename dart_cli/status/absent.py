@@ -11,30 +11,72 @@ from dart_cli.pids import workers_of
 
 _TAIL_BYTES = 65536
 _STARTS = " starts, pid "
-_ERROR = re.compile(r"(?:bus\.errors\.)?(\w*Error: .+)")
+_ERROR = re.compile(r"^(?:bus\.errors\.)?(\w*Error: .+)")
+_OVER_TCP = "or bus.host, bus.port or bus.keys differ from its own: give it the same configuration"
+_OVER = re.compile(r": the run is over: (.+)")
 
 
-def why_absent(run_dir: Path) -> str:
-    """What has become of the run's data process, who waits for it, and the likely cure."""
+def why_absent(run_dir: Path, *, tcp: bool = False) -> str:
+    """What has become of the run's data process, who waits for it, and the likely cure.
+
+    Over `tcp` it may be well, and of other keys than ours.
+    """
     workers = {worker.name: worker for worker in workers_of(run_dir)}
     data = workers.pop("data", None)
+    where = f"data (pid {data.pid})" if data else ""
     if data is None or not data.fate:
-        return "start one with `dart data CONFIG` or `dart up CONFIG`"
-    where = f"data (pid {data.pid})"
-    if data.fate == "stopped":
+        what = "start one with `dart data CONFIG` or `dart up CONFIG`"
+        what += f"; {_OVER_TCP}" if tcp else ""
+    elif data.fate == "stopped":
         what = f"{where} is stopped (SIGSTOP or Ctrl-Z); kill -CONT {data.pid} lets it go on"
     elif data.fate == "gone":
-        error = last_error(log_dir(run_dir) / "data.log")
-        ended = f"{where} has ended: {error}" if error else f"{where} has ended"
-        what = f"{ended}; mend that and start it again: `dart data CONFIG` or `dart up CONFIG`"
+        what = _how_it_ended(where, run_dir)
     else:
         what = f"{where} lives but does not answer; dart status --stacks shows what it does"
+        what = f"{what}; {_OVER_TCP}" if tcp else what
     waiting = [name for name, each in workers.items() if each.fate not in ("", "gone")]
     return f"{what}; {', '.join(waiting)} wait for it" if waiting else what
 
 
+def _how_it_ended(where: str, run_dir: Path) -> str:
+    again = "start it again: `dart data CONFIG` or `dart up CONFIG`"
+    if error := ended_badly(run_dir):
+        return f"{where} has ended: {error}; mend that and {again}"
+    return over(run_dir) or f"{where} has ended; {again}"
+
+
+def over(run_dir: Path) -> str:
+    """That the run has ended well, why, and what shows it; empty where that is not so."""
+    reason = ended_well(run_dir)
+    return f"the run is over: {reason}; `dart view {run_dir}` shows it" if reason else ""
+
+
+def ended_badly(run_dir: Path) -> str:
+    """The error that ended the run's data process; empty if none did."""
+    return last_error(_data_log(run_dir))
+
+
+def ended_well(run_dir: Path) -> str:
+    """Why the run was over when its data process ended; empty if it was not, or an error ended it."""
+    return "" if ended_badly(run_dir) else why_over(_data_log(run_dir))
+
+
+def _data_log(run_dir: Path) -> Path:
+    return log_dir(run_dir) / "data.log"
+
+
 def last_error(log_file: Path) -> str:
     """The error that ended the process whose log this is, in one line; empty if none did."""
+    return _found_last(log_file, _ERROR)
+
+
+def why_over(log_file: Path) -> str:
+    """Why the run of this log was over when its process ended; empty if it was not."""
+    return _found_last(log_file, _OVER)
+
+
+def _found_last(log_file: Path, wanted: re.Pattern[str]) -> str:
+    """What the newest fitting line of the process's last life says; empty if none does."""
     try:
         with log_file.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -44,6 +86,6 @@ def last_error(log_file: Path) -> str:
     for line in reversed(lines):
         if _STARTS in line:
             return ""
-        if found := _ERROR.match(line):
+        if found := wanted.search(line):
             return found[1]
     return ""

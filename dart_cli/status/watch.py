@@ -11,7 +11,7 @@ import sys
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -21,7 +21,7 @@ from bus.messages import StatusReply, StatusRequest
 from bus.snapshot import Snapshot
 from bus.sockets import Requester
 from dart_cli.config import Config, run_curve, run_endpoints
-from dart_cli.status.absent import why_absent
+from dart_cli.status.absent import ended_badly, ended_well, over, why_absent
 from dart_cli.status.health import problems
 from dart_cli.status.page import status_page
 
@@ -34,10 +34,10 @@ class Watcher:
 
     def __init__(self, config: Config) -> None:
         self._run_dir = config.run.dir
-        if config.bus.transport == "ipc" and not self._run_dir.is_dir():
-            raise RunDirectoryError(
-                f"{self._run_dir}: no such run; `dart up` or `dart data` starts it"
-            )
+        self._over_tcp = config.bus.transport == "tcp"
+        self._seen: Snapshot | None = None
+        if _has_no_place(config):
+            raise RunDirectoryError(_no_such_run(config))
         self._requester = Requester(
             run_endpoints(config).address(DATA),
             name="status",
@@ -57,52 +57,106 @@ class Watcher:
         await self._requester.close()
 
     async def snapshot(self) -> Snapshot:
-        """The run now. Raises DeadlineError, in words, where no data process answers in time."""
+        """The run now; one that has ended well since the last look is given as it was then, stopping.
+
+        Raises DeadlineError, in words, where no data process answers in time.
+        """
         try:
             reply = await self._requester.request(StatusRequest(), ANSWER_S)
         except DeadlineError:
+            if self._seen is not None and (reason := ended_well(self._run_dir)):
+                return self._seen.model_copy(update={"stopping": True, "reason": reason})
             raise DeadlineError(
                 f"{self._run_dir}: no data process answers (waited {ANSWER_S:.0f} s); "
-                + why_absent(self._run_dir)
+                + why_absent(self._run_dir, tcp=self._over_tcp)
             ) from None
         assert isinstance(reply, StatusReply)
-        return Snapshot.model_validate(reply.snapshot)
+        self._seen = Snapshot.model_validate(reply.snapshot)
+        return self._seen
 
 
 async def run_status(config: Config, *, once: bool, as_json: bool, every_s: float) -> int:
     """Show the run once or until interrupted, every `every_s` seconds; returns the exit code.
 
-    0 where the run is healthy, 1 where it is not. Raises DeadlineError where nobody answers.
+    0 where the run is healthy or has ended well, 1 where it needs attention. The live page waits for
+    a run that has not begun; else it raises RunDirectoryError where there is none. Raises
+    DeadlineError where nobody answers; lines of JSON that have begun wait for data's successor.
     """
     console = Console(markup=False, highlight=False)
-    async with Watcher(config) as watcher:
-        snapshot = await watcher.snapshot()
-        if as_json:
-            while True:
-                _print_line(snapshot.model_dump_json())
-                if once or snapshot.stopping:
-                    break
-                await asyncio.sleep(every_s)
-                snapshot = await watcher.snapshot()
-        elif once or not sys.stdout.isatty():
-            console.print(status_page(snapshot))
+    try:
+        if not (once or as_json) and sys.stdout.isatty():
+            snapshot = await _live(config, console, every_s)
+        elif as_json and not once:
+            snapshot = await _lines(config, every_s)
         else:
-            snapshot = await _live(watcher, snapshot, console, every_s)
+            async with Watcher(config) as watcher:
+                snapshot = await watcher.snapshot()
+            if as_json:
+                _print_line(snapshot.model_dump_json())
+            else:
+                console.print(status_page(snapshot))
+    except DeadlineError:
+        if not (told := over(config.run.dir)):
+            raise
+        sys.stderr.write(f"{config.run.dir}: {told}\n")
+        return 0
     return 1 if problems(snapshot) else 0
 
 
-async def _live(watcher: Watcher, snapshot: Snapshot, console: Console, every_s: float) -> Snapshot:
-    """A page that is redrawn until the run ends."""
-    with Live(status_page(snapshot), console=console, auto_refresh=False, screen=True) as live:
-        while not snapshot.stopping:
-            await asyncio.sleep(every_s)
+async def _lines(config: Config, every_s: float) -> Snapshot:
+    """A line of JSON for each look until the run ends; once begun, data's absences are waited out."""
+    snapshot: Snapshot | None = None
+    is_told = False
+    async with Watcher(config) as watcher:
+        while snapshot is None or not snapshot.stopping:
+            if snapshot is not None:
+                await asyncio.sleep(every_s)
             try:
                 snapshot = await watcher.snapshot()
-                live.update(status_page(snapshot), refresh=True)
-            except DeadlineError as error:  # data may be started again: the page stays open
-                live.update(Group(Text(str(error), "red"), status_page(snapshot)), refresh=True)
-    console.print(status_page(snapshot))
+            except DeadlineError as error:
+                if snapshot is None or ended_badly(config.run.dir):
+                    raise
+                if not is_told:
+                    sys.stderr.write(f"{error}; goes on asking\n")
+                is_told = True
+            else:
+                is_told = False
+                _print_line(snapshot.model_dump_json())
     return snapshot
+
+
+async def _live(config: Config, console: Console, every_s: float) -> Snapshot:
+    """A page that is redrawn until the run ends, begun or not."""
+    with Live(console=console, auto_refresh=False, screen=True) as live:
+        while _has_no_place(config):
+            live.update(Text(_no_such_run(config), "red"), refresh=True)
+            await asyncio.sleep(every_s)
+        page: list[RenderableType] = []
+        async with Watcher(config) as watcher:
+            while True:
+                try:
+                    snapshot = await watcher.snapshot()
+                except DeadlineError as error:  # data may be started yet, or again
+                    if not page and over(config.run.dir):
+                        raise
+                    live.update(Group(Text(str(error), "red"), *page), refresh=True)
+                else:
+                    page = [status_page(snapshot)]
+                    live.update(page[0], refresh=True)
+                    if snapshot.stopping:
+                        break
+                await asyncio.sleep(every_s)
+    console.print(page[0])
+    return snapshot
+
+
+def _has_no_place(config: Config) -> bool:
+    """Whether the run directory, where processes of one host meet, is not there."""
+    return config.bus.transport == "ipc" and not config.run.dir.is_dir()
+
+
+def _no_such_run(config: Config) -> str:
+    return f"{config.run.dir}: no such run; `dart up` or `dart data` starts it"
 
 
 def _print_line(text: str) -> None:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from bus.messages import Batch
+from bus.messages import Batch, StepGap
 
 Tensors = dict[str, torch.Tensor]
 
@@ -25,6 +25,11 @@ class Updated(Protocol):
         ...
 
     @property
+    def gaps(self) -> list[StepGap]:
+        """How far engine and trainer were apart, by step."""
+        ...
+
+    @property
     def metrics(self) -> dict[str, float]:
         """At least `samples` and `tokens`; see docs/objective.md."""
         ...
@@ -34,12 +39,21 @@ class Updated(Protocol):
         """Why the weights stayed, or what was unusual; empty as a rule."""
         ...
 
+    @property
+    def alarm(self) -> str:
+        """Why the run must stop, with the weights as they were; empty as a rule."""
+        ...
+
 
 class Weighs(Protocol):
     """What has weights to publish."""
 
     def weights(self) -> Tensors:
         """All tensors that are published, by name."""
+        ...
+
+    def frozen(self) -> frozenset[str]:
+        """Those of them that training leaves as they are."""
         ...
 
 

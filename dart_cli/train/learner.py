@@ -21,13 +21,15 @@ from dataclasses import dataclass, field, fields
 
 import torch
 
-from bus.messages import Batch
+from bus.messages import Batch, StepGap
 from dart_cli.algo.loss import TokenStats, policy_loss
 from dart_cli.algo.normalise import Shares, loss_shares
 from dart_cli.algo.objective import Objective, ess_factor
 from dart_cli.config import TrainConfig
 from dart_cli.train.batch import MicroBatch, check, completion_tokens, micro_batches
+from dart_cli.train.gaps import step_gaps
 from dart_cli.train.model import Scores, TrainModel
+from dart_cli.train.parity import Compared, Gate, compare, joined
 
 Tensors = dict[str, torch.Tensor]
 
@@ -42,6 +44,8 @@ class Update:
     applied: bool  # False where the weights stayed as they were
     metrics: dict[str, float]  # see docs/objective.md
     note: str = ""  # why they stayed, or what was unusual
+    alarm: str = ""  # why the run must stop: engine and trainer disagree (parity.py)
+    gaps: list[StepGap] = field(default_factory=list)  # before the update
 
 
 class Learner:
@@ -54,6 +58,7 @@ class Learner:
             **{part.name: getattr(config, part.name) for part in fields(Objective)}
         )
         self._parameters = model.trainable()
+        self._gate = Gate(config, model)
         self._masters = {name: _master(value) for name, value in self._parameters.items()}
         matrices = [value for value in self._masters.values() if value.ndim >= 2]
         vectors = [value for value in self._masters.values() if value.ndim < 2]
@@ -72,34 +77,41 @@ class Learner:
         """Learn from `batch`, once; `updates_done` places it in the schedule.
 
         `policy_version` is the published version whose weights the model holds now, if any: for
-        tokens that it sampled, behaviour and proximal log-probabilities must agree (`parity_max`).
+        tokens that it sampled, behaviour and proximal log-probabilities must agree; if they do
+        not, nothing is changed and the update says so (`alarm`).
 
         Raises ProtocolError if the batch does not fit the model, before anything has changed.
         """
         check(batch, self.model.policy)
         rate = learning_rate(updates_done, self._config)
-        work = _Work(batch, policy_version, self._shares(batch))
+        work = _Work(batch, self._shares(batch))
+        looked_back = self._gate.look_back(batch, policy_version)
         norms: list[float] = []  # of the steps that were taken
-        factor, note = 1.0, ""
+        factor, note, alarm = 1.0, "", ""
+        parity: dict[str, float] = {}
         for _ in range(self._config.epochs):
             norm = self._accumulate(work)
             if not work.stats:
                 note = "no sample with a weight (update skipped)"
                 break
             if not norms:
+                tokens = joined(work.compared)
+                parity, alarm = self._gate.report(tokens, looked_back, policy_version)
                 factor, note = self._guard(work.stats[0].metrics()["ess"])
-            if factor == 0:
+            if factor == 0 or alarm:
                 break
             if not norm < float("inf"):  # infinite or nan
                 note = f"no finite gradient ({'rest of ' if norms else ''}update skipped)"
                 break
+            if not norms:
+                self._gate.keep(policy_version)
             self._step(rate * factor)
             norms.append(norm)
             work.clock.lap("optimizer_s")
         return Update(
             bool(norms),
             _described(work.stats)
-            | ({"parity_max": max(work.fresh_gaps)} if work.fresh_gaps else {})
+            | parity
             | work.clock.sums
             | {
                 "grad_norm": max(norms, default=0.0),
@@ -111,6 +123,8 @@ class Learner:
                 "tokens": float(completion_tokens(batch)),
             },
             note,
+            alarm,
+            work.gaps,
         )
 
     def _accumulate(self, work: _Work) -> float:
@@ -130,9 +144,11 @@ class Learner:
             )
             if is_first:
                 work.proximal.append(scores.logprobs.detach())
-                work.fresh_gaps += _gaps(scores, part, work.policy_version)
+                work.compared.append(compare(scores, part))
             loss, stats = self._loss(part, scores, work.proximal[index], temperature, work.shares)
             work.clock.lap("forward_s")
+            if is_first:
+                work.gaps += step_gaps(work.proximal[index], part)
             loss.backward()  # type: ignore[no-untyped-call]
             self._gather_gradients()
             work.clock.lap("backward_s")
@@ -280,17 +296,6 @@ def learning_rate(updates_done: int, config: TrainConfig) -> float:
     return config.lr * (1.0 - (1.0 - config.lr_end) * progress)
 
 
-def _gaps(scores: Scores, part: MicroBatch, policy_version: int | None) -> list[float]:
-    """The largest |proximal - behaviour| of the tokens that these very weights sampled, if any."""
-    if policy_version is None:
-        return []
-    fresh = part.versions.eq(policy_version)
-    if not fresh.any():
-        return []
-    gaps = (scores.logprobs.detach().cpu() - part.behaviour_logprobs).abs()
-    return [gaps[fresh].max().item()]
-
-
 def _described(passes: Sequence[TokenStats]) -> dict[str, float]:
     """The first pass's metrics; how far the passes went is the last one's to say."""
     if not passes:
@@ -304,12 +309,12 @@ class _Work:
     """A batch in hand, and what the passes over it have found so far."""
 
     batch: Batch
-    policy_version: int | None
     shares: Shares
     proximal: list[torch.Tensor] = field(default_factory=list)  # by micro-batch [N]
-    fresh_gaps: list[float] = field(default_factory=list)
+    compared: list[Compared] = field(default_factory=list)  # the first pass, by micro-batch
     stats: list[TokenStats] = field(default_factory=list)  # by pass
     clock: _Laps = field(default_factory=lambda: _Laps(TIMES))
+    gaps: list[StepGap] = field(default_factory=list)  # of the first pass
 
 
 class _Laps:

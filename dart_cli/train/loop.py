@@ -13,7 +13,7 @@ The order of an update, and what a crash after each step costs:
     update        nothing: the batch is not acknowledged, data serves it again
     checkpoint    nothing: TrainerHello says that the batch is in it, data marks it trained
     publish       workers hold weights that no checkpoint has: the resumed trainer publishes its own
-                  under the next number (FileChannel.resume), so versions never go backwards
+                  under the next number (WeightChannel.resume), so versions never go backwards
     acknowledge   what came after the last checkpoint is trained again from it: TrainerHello gives
                   its last batch, data serves the later ones again, in order
 
@@ -32,8 +32,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
-from bus.errors import CheckpointError, DartError, DeadlineError, StoreError
+from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT, TRAIN, Endpoints
+from bus.errors import CheckpointError, DartError, DeadlineError, ParityError, StoreError
 from bus.heartbeat import HeartbeatSender, Load
 from bus.messages import (
     Ack,
@@ -44,17 +44,21 @@ from bus.messages import (
     Reply,
     Request,
     RunState,
+    StepGap,
     TrainerHello,
     WeightsPublished,
 )
-from bus.sockets import Publisher, Requester, Subscriber
+from bus.sockets import RETRY_S as REPEAT_S
+from bus.sockets import Publisher, Replier, Requester, Subscriber
 from dart_cli.config import Config, run_curve, run_endpoints, weights_dir
+from dart_cli.process import finishing
 from dart_cli.tasks import background
 from dart_cli.timesplit import TimeSplit, as_gauges
 from dart_cli.train.base import Trains, Updated, describe
 from dart_cli.train.checkpoint import Progress, load_newest, save
 from dart_cli.train.curves import Curves, check_wandb
 from dart_cli.weights.base import Published, WeightChannel
+from dart_cli.weights.collective import CollectiveChannel, meeting_place
 from dart_cli.weights.file import FileChannel
 
 log = logging.getLogger(__name__)
@@ -64,6 +68,9 @@ MOST_SKIPPED = 20
 """Updates skipped in a row after which the run ends with an error."""
 RETRY_S = 1.0
 """From a database that failed to the next question."""
+BATCH_RETRY_S = 15.0
+"""From a question for a batch to its repetition: a large one takes seconds to come, and a repetition
+brings it once more. A data process that was lost is asked at once when it is back."""
 FAREWELL_S = 3.0
 """How long a trainer that was told to stop still tries to tell data what it did."""
 PHASES = {
@@ -80,8 +87,8 @@ _T = TypeVar("_T")
 async def run(config: Config, stop: asyncio.Event) -> None:
     """Train until `train.updates` are done, data says that the run is over, or `stop` is set.
 
-    Writes a last checkpoint at the end. Raises ModelError, CheckpointError, WeightsError, and
-    whatever data refuses with.
+    Writes a last checkpoint at the end. Raises ModelError, CheckpointError, WeightsError,
+    ParityError, and whatever data refuses with.
     """
     check_wandb(config)
     endpoints, curve = run_endpoints(config), run_curve(config)
@@ -102,6 +109,11 @@ async def run(config: Config, stop: asyncio.Event) -> None:
         trainer = _Trainer(config, data, publisher, stop, torch_thread)
         await stack.enter_async_context(trainer.heartbeat)
         await stack.enter_async_context(background(_listen(states, stop)))
+        if isinstance(trainer.channel, CollectiveChannel):
+            replier = await stack.enter_async_context(
+                Replier(Endpoints(config.run.dir).address(TRAIN))
+            )
+            await stack.enter_async_context(background(replier.serve(trainer.channel.answer)))
         await trainer.run()
 
 
@@ -135,23 +147,33 @@ class _Trainer:
         self._stop = stop
         self._torch_thread = torch_thread
         self._checkpoints = config.run.dir / "checkpoints"
-        self._channel = make_channel(config)
+        self.channel = make_channel(config)
         self._progress = Progress()
         self._is_published = True  # the newest version is exactly the present weights
         self._skipped_in_a_row = 0
         self._time = TimeSplit(PHASES, "starting")
         self._stopping = False
         self._tokens = 0.0  # trained on in this process's life
+        self._gaps: dict[int, list[StepGap]] = {}  # by batch, until it is acknowledged
 
     async def run(self) -> None:
-        """Begin where the last checkpoint ends, train, end with a checkpoint."""
+        """Begin where the last checkpoint ends, train, end with a checkpoint and weights on disk."""
+        try:
+            await self._run()
+        finally:
+            with finishing("bringing its weights to disk"):
+                await self._in_torch(self.channel.close)
+
+    async def _run(self) -> None:
         learner = await self._begin()
         with Curves(self._config, self._progress.updates) as curves:
             await self._train(learner, curves)
         self._stopping = True
         self._time.enter("publishing")
+        self.heartbeat.beat()  # the next one in turn may come too late
         if self._progress.batches_trained:
-            await self._checkpoint(learner)
+            with finishing("writing its last checkpoint"):
+                await self._checkpoint(learner)
         log.info("ends after %d updates, at v%d", self._progress.updates, self._version)
 
     def load(self) -> Load:
@@ -208,7 +230,7 @@ class _Trainer:
         return learner
 
     def _resume_weights(self, learner: Trains) -> Published:
-        return self._channel.resume(learner.model.weights(), self._version)
+        return self.channel.resume(learner.model.weights(), self._version, learner.model.frozen())
 
     # --- train ------------------------------------------------------------------------------
 
@@ -226,7 +248,8 @@ class _Trainer:
                 log.warning("batch %d is in the weights already", batch.batch_id)
                 await self._acknowledge(batch, {})
                 continue
-            metrics = await self._step(learner, batch) | {"waiting_s": waiting_s}
+            with finishing("in an update"):
+                metrics = await self._step(learner, batch, curves) | {"waiting_s": waiting_s}
             self._time.enter("waiting")
             self._record(curves, metrics)
             await self._acknowledge(batch, metrics)
@@ -243,8 +266,11 @@ class _Trainer:
                 await self._unless_stopped(asyncio.sleep(reply.retry_after_s))
             reason = reply.reason
 
-    async def _step(self, learner: Trains, batch: Batch) -> dict[str, float]:
-        """Update on `batch`, checkpoint and publish where due; returns the metrics."""
+    async def _step(self, learner: Trains, batch: Batch, curves: Curves) -> dict[str, float]:
+        """Update on `batch`, checkpoint and publish where due; returns the metrics.
+
+        Raises ParityError where engine and trainer disagree; the batch is then not acknowledged.
+        """
         began = time.monotonic()
         self._time.enter("training")
         seen = describe(batch, self._version)
@@ -255,13 +281,16 @@ class _Trainer:
                 self._progress.updates,
                 self._version if self._is_published else None,
             )
+        if update.alarm:
+            curves.add(self._progress.updates + 1, update.metrics)
+            raise ParityError(update.alarm)
         self._note(batch, update)
         self._time.enter("publishing")
         checkpoint_s = publish_s = 0.0
         with self.heartbeat.waiting("its weights to be written", on="update"):
             if self._progress.updates % self._config.train.checkpoint_every == 0:
                 checkpoint_s = await self._timed(self._checkpoint(learner))
-            if self._is_publication_due(update):
+            if self._is_publication_due():
                 publish_s = await self._timed(self._publish(learner))
         step_s = time.monotonic() - began
         self._tokens += update.metrics["tokens"]
@@ -274,6 +303,7 @@ class _Trainer:
     def _note(self, batch: Batch, update: Updated) -> None:
         """The batch is in the weights, or was found useless."""
         progress = self._progress
+        self._gaps[batch.batch_id] = update.gaps
         self._skipped_in_a_row = 0 if update.applied else self._skipped_in_a_row + 1
         self._is_published = self._is_published and not update.applied
         if update.note:
@@ -292,10 +322,11 @@ class _Trainer:
             }
         )
 
-    def _is_publication_due(self, update: Updated) -> bool:
+    def _is_publication_due(self) -> bool:
         done = self._progress.updates
         every = self._config.weights.publish_every
-        return update.applied and (done % every == 0 or done == self._config.train.updates)
+        is_turn = done % every == 0 or done == self._config.train.updates
+        return is_turn and not self._is_published
 
     async def _checkpoint(self, learner: Trains) -> None:
         await self._in_torch(
@@ -311,7 +342,7 @@ class _Trainer:
     async def _publish(self, learner: Trains) -> None:
         """The weights as the next version."""
         version = self._version + 1
-        published = await self._in_torch(self._channel.publish, learner.model.weights(), version)
+        published = await self._in_torch(self.channel.publish, learner.model.weights(), version)
         self._is_published = True
         self._progress = self._progress.model_copy(update={"policy_version": version})
         await self._announce(published)
@@ -327,7 +358,12 @@ class _Trainer:
 
     async def _acknowledge(self, batch: Batch, metrics: dict[str, float]) -> None:
         await self._tell(
-            BatchTrained(batch_id=batch.batch_id, policy_version=self._version, metrics=metrics)
+            BatchTrained(
+                batch_id=batch.batch_id,
+                policy_version=self._version,
+                metrics=metrics,
+                gaps=self._gaps.pop(batch.batch_id, []),
+            )
         )
 
     def _record(self, curves: Curves, metrics: dict[str, float]) -> None:
@@ -366,10 +402,11 @@ class _Trainer:
 
         Raises _Stopped, and what else data refuses with.
         """
+        retry_s = BATCH_RETRY_S if isinstance(message, BatchRequest) else REPEAT_S
         while True:
             try:
                 return await self._unless_stopped(
-                    self._data.request(message, self._config.bus.deadline_s)
+                    self._data.request(message, self._config.bus.deadline_s, retry_s)
                 )
             except DeadlineError as error:
                 log.warning("%s; goes on asking", error)
@@ -404,8 +441,20 @@ class _Trainer:
 
 
 def make_channel(config: Config) -> WeightChannel:
-    """The weight channel that a configuration asks for."""
-    return FileChannel(weights_dir(config).absolute(), config.weights.keep)
+    """The weight channel that a configuration asks for. Raises RunDirectoryError."""
+    weights = config.weights
+    is_collective = weights.channel == "collective"
+    files = FileChannel(
+        weights_dir(config).absolute(),
+        weights.keep,
+        shared=weights.directory is None,
+        delta=weights.delta,
+        copies=is_collective,
+        whole_every=weights.whole_every if is_collective or weights.delta else 1,
+    )
+    if not is_collective:
+        return files
+    return CollectiveChannel(files, meeting_place(config.run.dir), config.sync.deadline_s)
 
 
 def make_learner(config: Config) -> Trains:

@@ -73,6 +73,10 @@ class TrainModel:
         """All tensors that are published, by name; they share the model's memory."""
         return weight_tensors(self.policy.model)
 
+    def frozen(self) -> frozenset[str]:
+        """Those of them that training leaves as they are."""
+        return frozenset(self.weights()) - self.trainable().keys()
+
 
 def score(
     policy: LoadedPolicy, part: MicroBatch, temperature: float, *, entropy_gradient: bool = False

@@ -8,11 +8,11 @@ model, which no start has to load.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from bus.messages import Batch
+from bus.messages import Batch, StepGap
 from dart_cli.config import TimingConfig
 from dart_cli.train.base import Tensors
 
@@ -24,8 +24,10 @@ class TimedUpdate:
     """What a pretended update did: see dart_cli.train.base.Updated."""
 
     applied: bool
+    gaps: list[StepGap] = field(default_factory=list, kw_only=True)  # none: it scores nothing
     metrics: dict[str, float]
     note: str = ""
+    alarm: str = ""
 
 
 class TimedModel:
@@ -37,6 +39,10 @@ class TimedModel:
     def weights(self) -> Tensors:
         """What is published; it shares the model's memory."""
         return {_NAME: self._updates}
+
+    def frozen(self) -> frozenset[str]:
+        """It changes with each update."""
+        return frozenset()
 
 
 class TimedLearner:

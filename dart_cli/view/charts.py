@@ -25,6 +25,7 @@ VERSION_COLOURS = 6
 
 _LEAST_TOKENS = 24  # as wide as so many: a handful of bars stays bars
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 8, 22  # pixels around the plot, for labels
+_NOTHING = 1e-12  # what is smaller, beside 1 and the values themselves, is rounding
 
 
 @dataclass(frozen=True)
@@ -161,9 +162,10 @@ def _share(value: float, bounds: Point) -> float:
 
 def _padded(low: float, high: float) -> Point:
     """Bounds that are apart, so that a constant is a line in the middle."""
-    if high > low:
+    size = max(abs(low), abs(high))
+    if high - low > _NOTHING * max(1.0, size):
         return low, high
-    room = abs(low) * 0.1 or 1.0
+    room = size * 0.1 if size > _NOTHING else 1.0
     return low - room, high + room
 
 
@@ -211,7 +213,7 @@ def _ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def _tick(value: float) -> str:
-    if abs(value) < 1e-12:
+    if abs(value) < _NOTHING:
         return "0"
     if abs(value) < 1e-3:
         digits, _, power = f"{value:.1e}".partition("e")

@@ -19,6 +19,8 @@ def write_file(run_dir: Path, path: Path, trajectory: str = "") -> int:
     It points nowhere else: style and images are within it. Raises UserError for an unknown
     trajectory or a file that cannot be written, RunDirectoryError where there is no run.
     """
+    if path.is_dir():
+        raise UserError(f"{path}: is a directory; name a file in it, e.g. {path / 'run.html'}")
     with open_reader(run_dir) as reader:
         site, query = File(run_dir, reader.screenshots), pages.Query()
         if trajectory:

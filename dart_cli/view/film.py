@@ -67,6 +67,8 @@ class Use:
     weight: float
     reason: str
     why: str  # in words where it is left out
+    gap_mean: float | None  # trainer minus engine, mean over tokens, nats; None if nobody told
+    gap_largest: float | None  # of the absolute differences
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,15 @@ def _bars(values: Sequence[float], kinds: Sequence[str], label: str) -> Markup:
 
 def _use(row: SampleRow) -> Use:
     why = LEFT_OUT.get(row.reason, "") if row.weight == 0 else ""
-    return Use(row.batch_id, row.advantage, row.weight, row.reason or "mixed", why)
+    return Use(
+        batch=row.batch_id,
+        advantage=row.advantage,
+        weight=row.weight,
+        reason=row.reason or "mixed",
+        why=why,
+        gap_mean=row.gap_mean,
+        gap_largest=row.gap_largest,
+    )
 
 
 def _colours(rows: Iterable[StepRow]) -> dict[int, str]:

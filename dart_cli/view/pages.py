@@ -371,7 +371,7 @@ def group(reader: Reader, site: Site, query: Query, name: str) -> Values:
         "row": row,
         "members": members,
         "screens": film.screens(reader, site, finals),
-        "instruction": reader.instructions().get((row.suite, row.task_id), ""),
+        "instruction": reader.instruction(row.suite, row.task_id, [m.id for m in members]),
     }
 
 
@@ -418,14 +418,13 @@ def trajectory(reader: Reader, site: Site, query: Query, name: str) -> Values:
     members = [] if group is None else [m.id for m in reader.trajectories(group_ids=[group.id])]
     place = members.index(subject.id) if subject.id in members else -1
     live = row is not None and row.state not in ("trained", "dropped")
-    suite = group.suite if group is not None else subject.pool.suite if subject.pool else ""
     return _common(reader, site, query, live=live) | {
         "subject": subject,
         "row": row,
         "group": group,
         "before": members[place - 1] if place > 0 else None,
         "after": members[place + 1] if 0 <= place < len(members) - 1 else None,
-        "instruction": reader.instructions().get((suite, subject.task_id), ""),
+        "instruction": reader.instruction(subject.suite, subject.task_id, [subject.id]),
         "frames": film.frames(
             reader, site, reader.steps(subject.id), reader.sample_rows(subject.id)
         ),

@@ -93,15 +93,18 @@ def listen(host: str, port: int | None) -> socket.socket:
     Raises UserError.
     """
     wanted = range(FIRST_PORT, FIRST_PORT + _PORTS) if port is None else (port,)
-    fault: OSError | None = None
+    why = "nothing"
     for each in wanted:
         try:
             family = socket.getaddrinfo(host, each, type=socket.SOCK_STREAM)[0][0]
             return socket.create_server((host, each), family=family)
+        except UnicodeError:
+            raise UserError(
+                f"--host {host}: is no name of a host; name an address of this one, e.g. {LOOPBACK}"
+            ) from None
         except OSError as error:
-            fault = error
+            why = error.strerror or str(error)
     cure = "name a free one, or --port 0 for any" if port is not None else "name one with --port"
-    why = "nothing" if fault is None else fault.strerror
     raise UserError(f"--host {host}: port {wanted[-1]} cannot be served on: {why}; {cure}")
 
 

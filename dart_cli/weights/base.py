@@ -1,8 +1,14 @@
-"""What a weight channel is: the trainer publishes whole versions, workers take the newest."""
+"""What a weight channel is: the trainer publishes whole versions, workers take the newest.
+
+Published      one version, as it is announced
+WeightChannel  the trainer's end
+Receiver       a worker's end
+Received       what a worker gets: a set that was checked, for an engine to take
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -17,8 +23,8 @@ class Published:
 
     policy_version: int
     path: Path  # directory with manifest.json
-    digest: str  # of the manifest, which holds the tensors' digest
-    size_bytes: int
+    digest: str  # of the manifest, which holds the tensors' digests
+    size_bytes: int  # of the tensors, however few of them travel
 
 
 class WeightChannel(Protocol):
@@ -35,6 +41,51 @@ class WeightChannel(Protocol):
         """The newest complete set, None before the first."""
         ...
 
-    def resume(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> Published:
-        """Publish what a trainer starts from, as `policy_version` or, if that is taken, later."""
+    def resume(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        policy_version: int,
+        frozen: Collection[str] = (),
+    ) -> Published:
+        """Publish what a trainer starts from, as `policy_version` or, if that is taken, later.
+
+        `frozen` names the tensors that no later version will change.
+        """
+        ...
+
+    def close(self) -> None:
+        """Leave the newest version whole on disk: the trainer ends."""
+        ...
+
+
+class CheckedSet(Protocol):
+    """A set that was checked byte for byte when it came in; as in dart_cli.engines.base."""
+
+    @property
+    def directory(self) -> Path:
+        """It as files."""
+        ...
+
+    def load(self, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Its tensors."""
+        ...
+
+
+@dataclass(frozen=True)
+class Received:
+    """What came of a permit: at least the version that it named."""
+
+    source: Path | CheckedSet  # a directory is still to be checked by who loads it
+    policy_version: int
+
+
+class Receiver(Protocol):
+    """A worker's end. One call at a time."""
+
+    async def receive(self, path: Path, policy_version: int, digest: str) -> Received:
+        """Get the announced version, or a later one. Raises WeightsError, by a deadline."""
+        ...
+
+    def close(self) -> None:
+        """Remove what it keeps."""
         ...

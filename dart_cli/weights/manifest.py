@@ -2,12 +2,13 @@
 
     Manifest       a version's manifest.json
     read_manifest  it, checked
-    newest         the newest complete version in a directory
+    newest         the newest version in a directory
     check          is this the set that was announced?
-    check_whole    and is its file what the manifest says?
+    check_whole    and are its files what the manifest says?
+    tree_digests   the digests of tensors' bytes, on all cores
 
-The manifest holds the digest of the tensors' file, so its own digest, which travels with the
-announcement (WeightsPublished, SyncReply), vouches for all of the set.
+The manifest holds a digest of each tensor, whichever way its bytes travel, so its own digest, which
+travels with the announcement (WeightsPublished, SyncReply), vouches for all of the set.
 """
 
 from __future__ import annotations
@@ -15,18 +16,31 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bus.errors import WeightsError
 from dart_cli.weights.base import Published
+from dart_cli.weights.layout import Layout, read_layout
 
 WEIGHTS = "model.safetensors"
+FROZEN = "frozen.safetensors"
+"""Tensors that training leaves as they are, if there are any: one file for all versions."""
 MANIFEST = "manifest.json"
+T = TypeVar("T")
+R = TypeVar("R")
 _VERSION = re.compile(r"v(\d{6,})")
+CHUNK_BYTES = 8 << 20
+"""Bytes that one leaf of a digest stands for."""
+MOST_THREADS = 8
 _CHUNK_BYTES = 1 << 20
+_DIGEST_BYTES = 32
 _LARGEST_MANIFEST_BYTES = 64 << 20
 
 
@@ -37,6 +51,7 @@ class TensorInfo(BaseModel):
 
     shape: list[int]
     dtype: str  # as torch prints it, without the prefix: float32, bfloat16
+    digest: str  # of its bytes, see tree_digests
 
 
 class Manifest(BaseModel):
@@ -45,9 +60,9 @@ class Manifest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     policy_version: int
-    digest: str  # BLAKE2b of model.safetensors, hex
-    size_bytes: int  # of model.safetensors
+    size_bytes: int  # of all tensors
     tensors: dict[str, TensorInfo]
+    frozen: list[str] = []  # of these, those in frozen.safetensors; the others in model.safetensors
 
 
 def newest(directory: Path) -> Published | None:
@@ -93,21 +108,29 @@ def check(path: Path, policy_version: int, digest: str) -> Manifest:
 
 
 def check_whole(path: Path, policy_version: int) -> None:
-    """Raises WeightsError unless the set at `path` is that version and all of its file is there."""
-    check_file(path, check(path, policy_version, ""))
+    """Raises WeightsError unless the set at `path` is that version and all of it is there."""
+    check_files(path, check(path, policy_version, ""))
 
 
-def check_file(path: Path, manifest: Manifest) -> None:
-    """Raises WeightsError unless the tensors' file is byte for byte what the manifest says."""
-    file = path / WEIGHTS
-    try:
-        size = file.stat().st_size
-        if size != manifest.size_bytes:
-            raise WeightsError(f"{file} has {size} bytes, its manifest says {manifest.size_bytes}")
-        if digest_of(file) != manifest.digest:
-            raise WeightsError(f"{file} is not what its manifest says: the digest differs")
-    except OSError as error:
-        raise WeightsError(f"{file}: removed while it was read ({error.strerror})") from None
+def check_files(path: Path, manifest: Manifest) -> None:
+    """Raises WeightsError unless the files hold, byte for byte, what the manifest says."""
+    found: dict[str, tuple[list[int], str]] = {}
+    layouts = {file: read_layout(file) for file in files_of(path, manifest)}
+    for layout in layouts.values():
+        found |= {name: (list(at.shape), at.dtype) for name, at in layout.places.items()}
+    listed = {name: (info.shape, info.dtype) for name, info in manifest.tensors.items()}
+    size = sum(layout.size_bytes for layout in layouts.values())
+    if found != listed or size != manifest.size_bytes:
+        raise WeightsError(f"{path / WEIGHTS} holds other tensors than its manifest lists")
+    for file, layout in layouts.items():
+        for name, digest in _file_digests(file, layout).items():
+            if digest != manifest.tensors[name].digest:
+                raise WeightsError(f"{file} is not what its manifest says: the digest differs")
+
+
+def files_of(path: Path, manifest: Manifest) -> list[Path]:
+    """The safetensors files of a set; together they hold each tensor once."""
+    return [path / WEIGHTS, *([path / FROZEN] if manifest.frozen else [])]
 
 
 def path_of(directory: Path, policy_version: int) -> Path:
@@ -139,3 +162,55 @@ def digest_of(file: Path) -> str:
         while chunk := handle.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def tree_digests(
+    sizes: dict[str, int], read: Callable[[str, int, int], bytes | memoryview]
+) -> dict[str, str]:
+    """Name -> BLAKE2b over the BLAKE2b of each `CHUNK_BYTES` of its `sizes[name]` bytes, hex.
+
+    `read(name, begin, end)` gives some bytes of one; it is called from several threads, so that a
+    set is read on several cores.
+    """
+    pieces = [
+        (name, begin, min(begin + CHUNK_BYTES, size))
+        for name, size in sizes.items()
+        for begin in range(0, size, CHUNK_BYTES)
+    ]
+
+    def leaf(piece: tuple[str, int, int]) -> bytes:
+        return hashlib.blake2b(read(*piece), digest_size=_DIGEST_BYTES).digest()
+
+    leaves: dict[str, list[bytes]] = {name: [] for name in sizes}
+    made = on_cores(leaf, pieces, most=sum(sizes.values()) // CHUNK_BYTES)
+    for (name, _, _), digest in zip(pieces, made, strict=True):
+        leaves[name].append(digest)
+    return {
+        name: hashlib.blake2b(b"".join(each), digest_size=_DIGEST_BYTES).hexdigest()
+        for name, each in leaves.items()
+    }
+
+
+def on_cores(work: Callable[[T], R], items: Sequence[T], most: int) -> list[R]:
+    """`work` of each item, by at most `most` threads; for work that leaves the interpreter's lock."""
+    count = min(most, MOST_THREADS, os.cpu_count() or 1)
+    if count < 2:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(count, "weights") as threads:
+        return list(threads.map(work, items))
+
+
+def _file_digests(file: Path, layout: Layout) -> dict[str, str]:
+    """The digest of each tensor of a file. Raises WeightsError if the file goes away."""
+    offset = len(layout.header)
+    try:
+        with file.open("rb") as handle:
+
+            def read(name: str, begin: int, end: int) -> bytes:
+                at = offset + layout.places[name].begin
+                return os.pread(handle.fileno(), end - begin, at + begin)
+
+            sizes = {name: place.end - place.begin for name, place in layout.places.items()}
+            return tree_digests(sizes, read)
+    except OSError as error:
+        raise WeightsError(f"{file}: removed while it was read ({error.strerror})") from None

@@ -62,6 +62,7 @@ class AndroidEnv:
         self._size = (0, 0)  # of the last screenshot
         self._adb_keyboard = False
         self._last: Action | None = None
+        self._verdict: Verdict | None = None  # on the present state, once it was asked for
         self._over = True
 
     def reset(
@@ -70,7 +71,8 @@ class AndroidEnv:
         """Start `options["task"]`, a Task of this suite or its id. A task file has no seeds."""
         del seed
         file = self._wanted((options or {}).get("task"))
-        self._file, self._over, self._last = None, True, None
+        self._file, self._over = None, True
+        self._last = self._verdict = None
         if self._serial is None:
             self._serial = self._serials.take()
         device = self._device = AdbTransport(self._adb, self._serial, deadline_s=self._deadline_s)
@@ -99,7 +101,7 @@ class AndroidEnv:
         device, _ = self._playing()
         if self._over:
             raise EnvError("the episode is over; call reset before the next step")
-        lacking = ""
+        lacking, self._verdict = "", None
         if isinstance(action, Type) and not self._adb_keyboard:
             lacking = unwritten(action.text)
             if lacking:
@@ -122,21 +124,12 @@ class AndroidEnv:
         return observation, reward, self._over, False, {"unwritten": lacking}
 
     def evaluate(self) -> Verdict:
-        """Ask the device's state by the task file's evaluator."""
+        """Ask the task file's evaluator, once for each state: it may change what it looks at."""
         if self._device is None or self._file is None:
             return Verdict("invalid", "no episode is being played, or its device broke")
-        evaluator = self._file.evaluator
-        verdict = claimed(evaluator, self._last)
-        if verdict is not None:
-            return verdict
-        device = self._device
-        try:
-            _prepare(evaluator.postconfig, device)
-            score = _score_all(evaluator, device)
-        except EnvError as error:
-            return Verdict("invalid", str(error))
-        names = ", ".join(check.func for check in evaluator.checks)
-        return Verdict("pass" if score >= 1.0 else "fail", f"{names}: {score:g}, needs 1")
+        if self._verdict is None:
+            self._verdict = self._judge(self._device, self._file.evaluator)
+        return self._verdict
 
     def close(self) -> None:
         """Leave the device to others; may be called twice."""
@@ -150,6 +143,18 @@ class AndroidEnv:
         if not isinstance(task_id, str) or task_id not in self._files:
             raise TaskError(f"suite {self._suite} has no task {wanted!r}")
         return self._files[task_id]
+
+    def _judge(self, device: AdbTransport, evaluator: Evaluator) -> Verdict:
+        verdict = claimed(evaluator, self._last)
+        if verdict is not None:
+            return verdict
+        try:
+            _prepare(evaluator.postconfig, device)
+            score = _score_all(evaluator, device)
+        except EnvError as error:
+            return Verdict("invalid", str(error))
+        names = ", ".join(check.func for check in evaluator.checks)
+        return Verdict("pass" if score >= 1.0 else "fail", f"{names}: {score:g}, needs 1")
 
     def _playing(self) -> tuple[AdbTransport, TaskFile]:
         if self._device is None or self._file is None:

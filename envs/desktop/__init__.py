@@ -1,1 +1,1 @@
-"""Real applications on a virtual display: LibreOffice, mousepad, pcmanfm, galculator."""
+"""Real applications on a virtual display: LibreOffice, mousepad, pcmanfm, galculator, GIMP."""

@@ -29,15 +29,17 @@ from bus.errors import EnvError
 from envs.desktop.keeper import DISPLAY_FD, SERVER
 from envs.desktop.place import (
     PATH,
+    Seat,
+    display_socket,
     environment,
     find_user,
     give,
-    make_folder,
     remove_display,
     remove_folder,
     remove_stale_folders,
 )
 from envs.desktop.screen import Framebuffer
+from envs.desktop.ticks import children, ticks
 from envs.desktop.x11 import Display, write_authority
 
 logger = logging.getLogger(__name__)
@@ -68,12 +70,21 @@ class Settings:
 class Desktop:
     """A running desktop. Raises EnvError where it cannot be started, and wherever it broke.
 
-    `fill` puts the episode's files into HOME before anything starts.
+    `fill` puts the episode's files into HOME before anything starts. `accessible`: applications
+    tell of their widgets (envs/desktop/accessibility.py).
     """
 
-    def __init__(self, settings: Settings, fill: Callable[[Path], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        fill: Callable[[Path], None],
+        seat: Seat,
+        *,
+        accessible: bool = False,
+    ) -> None:
         remove_stale_folders()
         self.settings = settings
+        self._accessible = accessible
         self._over = ""
         self._closing = threading.Lock()
         self._closed = False
@@ -86,14 +97,14 @@ class Desktop:
         self.screen: Framebuffer | None = None
         self.display: Display | None = None
         uid, gid = find_user(settings.user)
-        self._folder, self._lock = make_folder()
-        self.home = self._folder / "home"
+        self.folder, self._lock = seat.make_folder()
+        self.home = self.folder / "home"
         try:
             for name in ("home", "run", "tmp", "screen"):
-                (self._folder / name).mkdir(mode=0o700)
+                (self.folder / name).mkdir(mode=0o700)
             self._keeper = self._start_keeper(uid, gid)
         except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
             os.close(self._lock)
             raise
         try:
@@ -108,6 +119,12 @@ class Desktop:
         return self._keeper.pid
 
     @property
+    def socket(self) -> Path:
+        """Where its X server listens."""
+        assert self._number is not None, "a desktop that is up has a display"
+        return display_socket(self._number)
+
+    @property
     def applications(self) -> list[str]:
         """Names of the applications that run."""
         self.check()
@@ -115,13 +132,22 @@ class Desktop:
 
     def launch(self, name: str, command: Sequence[str]) -> int:
         """Start an application; its process id. Raises EnvError."""
-        pid = self._start(name, command)
-        self._running[pid] = name
-        return pid
+        return self._start(name, command)
+
+    def run(self, name: str, command: Sequence[str]) -> str:
+        """Run a program to its end; what it wrote. Raises EnvError, also where it fails."""
+        log = self.folder / f"{name}.log"
+        before = log.stat().st_size if log.exists() else 0
+        with self.bounded(f"running {name}"):
+            pid = self.launch(name, command)
+            self.wait_for(lambda: pid not in self._running, f"{name} did not end")
+            self.check()  # it may have ended, and badly, before the first look
+        return log.read_bytes()[before:].decode(errors="replace")
 
     def busy(self) -> int:
         """A number that stands still while no application computes; it says nothing else."""
-        return sum(map(_ticks, (*self._running, *self._serving)))
+        started = (child for pid in self._running for child in children(pid))
+        return sum(map(ticks, (*self._running, *self._serving, *started)))
 
     def check(self) -> None:
         """Raise EnvError if the desktop is over, or an application crashed."""
@@ -186,12 +212,12 @@ class Desktop:
             if self._number is not None:
                 remove_display(self._number, DYING_S if killed else 0.0)
             if killed:  # it left what it would have removed
-                remove_folder(self._folder)
+                remove_folder(self.folder)
             os.close(self._lock)
 
     def _start_keeper(self, uid: int, gid: int) -> subprocess.Popen[bytes]:
         plan = {
-            "folder": str(self._folder),
+            "folder": str(self.folder),
             "uid": uid,
             "gid": gid,
             "memory_mb": self.settings.memory_mb,
@@ -211,25 +237,25 @@ class Desktop:
 
     def _bring_up(self, fill: Callable[[Path], None], uid: int, gid: int) -> None:
         cookie = secrets.token_bytes(16)
-        authority, keys = self._folder / "Xauthority", self._folder / "server-authority"
+        authority, keys = self.folder / "Xauthority", self.folder / "server-authority"
         write_authority(keys, cookie, None)
-        give(self._folder, uid, gid)
+        give(self.folder, uid, gid)
         self._environment = {"HOME": str(self.home), "PATH": PATH}
         width, height = self.settings.width, self.settings.height
         server = [SERVER, "-displayfd", str(DISPLAY_FD), "-screen", "0", f"{width}x{height}x24"]
         server += ["-nolisten", "tcp", "-noreset", "-r", "-s", "0", "-auth", str(keys)]
-        self._start(SERVER, [*server, "-fbdir", str(self._folder / "screen")])
+        self._start(SERVER, [*server, "-fbdir", str(self.folder / "screen")])
         fill(self.home)  # while the server starts
         give(self.home, uid, gid)
         number = self._number = int(self._await("display")["display"])
         write_authority(authority, cookie, number)
         give(authority, uid, gid)
-        bus = self._folder / "bus"
-        self._environment = environment(self._folder, number, bus)
+        bus = self.folder / "bus"
+        self._environment = environment(self.folder, number, bus, self._accessible)
         address = f"--address=unix:path={bus}"
         self._start("dbus-daemon", ["dbus-daemon", "--session", "--nofork", "--nopidfile", address])
         self._start("openbox", ["openbox", "--sm-disable"])
-        self.screen = Framebuffer(self._folder / "screen")
+        self.screen = Framebuffer(self.folder / "screen")
         with self.bounded("connecting to the X server"):
             self.display = Display(number, authority)
             self.display.paint_root(BACKGROUND)
@@ -288,6 +314,8 @@ class Desktop:
                 how = f"signal {-status}" if status < 0 else f"status {status}"
                 self._crashed = f"{event['exited']} crashed: {event.get('why', how)}"
         else:
+            if event.get("started", SERVER) not in _VITAL:
+                self._running[event["pid"]] = event["started"]
             self._said.append(event)
 
     def _give_up(self, why: str) -> None:
@@ -298,16 +326,6 @@ class Desktop:
         """Close the keeper's ear: it ends everything."""
         with suppress(OSError):
             _pipe(self._keeper.stdin).close()
-
-
-def _ticks(pid: int) -> int:
-    """Processor time of a process, hundredths of a second; one that waits for a core counts on."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return 0
-    waiting = fields[0] == b"R"
-    return int(fields[11]) + int(fields[12]) + (time.monotonic_ns() if waiting else 0)
 
 
 def _pipe(pipe: Any) -> Any:

@@ -12,6 +12,7 @@ becomes the value itself, a number for instance. Later entries may name earlier 
     {"integers": [1, 99, 5]}               five different ones
     {"sum": [...]}, {"product": [...]}, {"max": [...]}, {"min": [...]}, {"sorted": [...]}
     {"number": "{d[0]}{d[1]}"}             a text of digits as a whole number
+    {"text": "{s}"}                        a value as a text
     {"repeat": ["word ", 40]}              a text that many times
     {"value": "{a}-{b}"}                   as it is
 """
@@ -31,7 +32,7 @@ _PLACEHOLDER = re.compile(r"\{([a-z_][a-z0-9_]*)(?:\[(\d+)\])?\}")
 
 KINDS = (
     *("choice", "sample", "integer", "integers"),
-    *("sum", "product", "max", "min", "sorted", "number", "repeat", "value"),
+    *("sum", "product", "max", "min", "sorted", "number", "text", "repeat", "value"),
 )
 
 
@@ -102,6 +103,8 @@ def _value(kind: str, told: Any, rng: Random) -> Any:
             return sorted(told)
         case "number":
             return int(told)
+        case "text":
+            return str(told)
         case "repeat":
             text, count = told
             return str(text) * count

@@ -16,9 +16,11 @@ from typing import Any
 from bus.errors import EnvError, NoOracleError, TaskError
 from envs.actions import Action, Answer, Done, Fail, Type
 from envs.base import Observation, Task, Verdict
-from envs.desktop.desktop import Settings
+from envs.desktop.desktop import Desktop, Settings
 from envs.desktop.draws import draw, fill
 from envs.desktop.judge import judge
+from envs.desktop.needs import needs_widgets
+from envs.desktop.place import Seat
 from envs.desktop.screen import Encoding, encode
 from envs.desktop.session import Session, check_step
 from envs.metrics import claimed
@@ -47,6 +49,7 @@ class DesktopEnv:
         self._settings = settings
         self._encoding: Encoding = encoding
         self._settle_s = settle_s
+        self._seat = Seat()
         self._session: Session | None = None
         self._task: TaskFile | None = None
         self._steps = 0
@@ -142,21 +145,33 @@ class DesktopEnv:
         return self._playing()[1]
 
     @property
+    def desktop(self) -> Desktop:
+        """Where it is being played. Raises EnvError."""
+        return self._playing()[0].desktop
+
+    @property
     def keeper(self) -> int:
         """Process id below which all the desktop's processes are. Raises EnvError."""
-        return self._playing()[0].desktop.pid
+        return self.desktop.pid
 
     def close(self) -> None:
         """End the desktop; may be called twice."""
         self._closed = True
         self._drop()
+        self._seat.leave()
 
     def _begin(self, file: TaskFile, seed: int) -> tuple[Observation, str]:
         """Set the task up; the first screen and the instruction."""
         task = filled(file, seed)
         for step in (*task.config, *task.evaluator.postconfig):
             check_step(step)
-        session = Session(self._settings, task.config, settle_s=self._settle_s)
+        session = Session(
+            self._settings,
+            task.config,
+            self._seat,
+            settle_s=self._settle_s,
+            accessible=needs_widgets(task),
+        )
         self._session, self._task = session, task
         self._steps, self._script, self._last = 0, 0, None
         self._over, self._verdict = False, None

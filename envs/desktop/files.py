@@ -17,6 +17,7 @@ from typing import Any
 import docx
 import openpyxl
 import pptx
+from PIL import Image
 
 from bus.errors import TaskError
 
@@ -73,12 +74,23 @@ def make_slides(home: Path, path: str, slides: list[Mapping[str, Any]]) -> None:
     show.save(str(_place(home, path)))
 
 
+def make_picture(
+    home: Path, path: str, size: list[int], patches: list[tuple[list[int], list[int]]]
+) -> None:
+    """A picture, [width, height]: rectangles [left, top, right, bottom] in a colour [r, g, b]."""
+    picture = Image.new("RGB", (size[0], size[1]), "white")
+    for (left, top, right, bottom), colour in patches:
+        picture.paste(tuple(colour), (left, top, right, bottom))
+    picture.save(_place(home, path))
+
+
 MAKERS: Mapping[str, Callable[..., None]] = {
     "folder": make_folder,
     "text": make_text,
     "spreadsheet": make_spreadsheet,
     "document": make_document,
     "slides": make_slides,
+    "picture": make_picture,
 }
 
 

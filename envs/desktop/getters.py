@@ -1,4 +1,4 @@
-"""Where an evaluator's values come from: files, settings, the clipboard, the policy's answer.
+"""Where an evaluator's values come from: files, settings, the clipboard, widgets, an answer.
 
     GETTERS    type of `result` or `expected` -> what gets the value
     Scene      what getters may look at
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import configparser
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,16 +23,21 @@ import openpyxl
 import pptx
 from docx.opc.exceptions import PackageNotFoundError as NoDocumentError
 from openpyxl.utils.exceptions import InvalidFileException
+from PIL import Image
 from pptx.exc import PackageNotFoundError as NoSlidesError
 
 from bus.errors import TaskError
 from envs.desktop.files import inside
+from envs.desktop.odf import read_cells, read_paragraphs
 
 MOST_BYTES = 32 << 20  # of a file that is judged
 
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF")  # Pillow knows many more, hardly ever used
 _UNREADABLE = (
     *(OSError, zipfile.BadZipFile, KeyError, ValueError, SyntaxError),
-    *(InvalidFileException, NoDocumentError, NoSlidesError),
+    *(EOFError, zlib.error, NotImplementedError),  # packed, but damaged
+    RuntimeError,  # packed with a password, or nested too deeply
+    *(InvalidFileException, NoDocumentError, NoSlidesError, Image.DecompressionBombError),
 )
 
 
@@ -42,6 +48,7 @@ class Scene:
     home: Path
     clipboard: Callable[[], str | None]
     answer: str | None  # what the policy said with `answer`
+    widgets: Callable[[], list[dict[str, Any]]]  # of all windows, where the desktop is accessible
 
 
 def get(scene: Scene, kind: str, parameters: Mapping[str, Any]) -> Any:
@@ -82,8 +89,13 @@ def files(scene: Scene, path: str, hidden: bool = False) -> list[str] | None:
 def cells(
     scene: Scene, path: str, cells: list[str], sheet: str = "", formulas: bool = False
 ) -> list[Any] | None:
-    """Values of a workbook's cells, or their formulas; of its first sheet if none is named."""
+    """Values of a workbook's cells, or their formulas; of its first sheet if none is named.
+
+    The workbook is .xlsx or .ods.
+    """
     with suppress(*_UNREADABLE):
+        if path.endswith(".ods"):
+            return list(read_cells(_small(scene, path), cells, sheet, formulas=formulas))
         book = openpyxl.load_workbook(_small(scene, path), data_only=not formulas)
         table = book[sheet] if sheet else book.worksheets[0]
         return [table[cell].value for cell in cells]
@@ -121,8 +133,10 @@ def sheets(scene: Scene, path: str) -> list[str] | None:
 
 
 def paragraphs(scene: Scene, path: str) -> list[str] | None:
-    """Texts of a document's paragraphs."""
+    """Texts of a document's paragraphs (.docx or .odt)."""
     with suppress(*_UNREADABLE):
+        if path.endswith(".odt"):
+            return read_paragraphs(_small(scene, path))
         return [each.text for each in docx.Document(str(_small(scene, path))).paragraphs]
     return None
 
@@ -155,6 +169,21 @@ def slides(scene: Scene, path: str) -> list[list[str]] | None:
     return None
 
 
+def picture(scene: Scene, path: str) -> dict[str, Any] | None:
+    """A picture's format (PNG, JPEG, ...), width and height."""
+    with suppress(*_UNREADABLE), _picture(scene, path) as found:
+        return {"format": found.format, "width": found.width, "height": found.height}
+    return None
+
+
+def pixels(scene: Scene, path: str, at: list[tuple[float, float]]) -> list[list[int]] | None:
+    """Colours [r, g, b] of a picture at places that are shares of its width and height."""
+    with suppress(*_UNREADABLE), _picture(scene, path) as found:
+        width, height, colours = found.width, found.height, found.convert("RGB")
+        return [list(colours.crop(_pixel(x * width, y * height)).tobytes()) for x, y in at]
+    return None
+
+
 def setting(scene: Scene, path: str, group: str, key: str) -> str | None:
     """A value of a settings file: `[group]`, `key=value`."""
     parser = configparser.RawConfigParser(strict=False)
@@ -176,6 +205,11 @@ def clipboard(scene: Scene) -> str | None:
     return scene.clipboard()
 
 
+def accessibility_tree(scene: Scene, role: str = "") -> list[dict[str, Any]]:
+    """Role, name, text and states of all widgets, or of those of a role."""
+    return [each for each in scene.widgets() if role in ("", each["role"])]
+
+
 def answer(scene: Scene) -> str | None:
     """What the policy answered."""
     return scene.answer
@@ -185,9 +219,18 @@ GETTERS: Mapping[str, Callable[..., Any]] = {
     each.__name__: each
     for each in (
         *(rule, text_file, files, cells, formula, cell_looks, sheets, paragraphs, paragraph_looks),
-        *(slides, setting, gsetting, clipboard, answer),
+        *(slides, picture, pixels, setting, gsetting, clipboard, accessibility_tree, answer),
     )
 }
+
+
+def _picture(scene: Scene, path: str) -> Image.Image:
+    return Image.open(_small(scene, path), formats=_FORMATS)
+
+
+def _pixel(x: float, y: float) -> tuple[int, int, int, int]:
+    """The box of one pixel."""
+    return int(x), int(y), int(x) + 1, int(y) + 1
 
 
 def _within(scene: Scene, path: str) -> Path:

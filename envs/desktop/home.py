@@ -72,6 +72,7 @@ _OPENBOX = """<?xml version="1.0" encoding="UTF-8"?>
 <application name="mousepad" type="normal"><maximized>yes</maximized></application>
 <application name="pcmanfm" type="normal"><maximized>yes</maximized></application>
 <application name="libreoffice*" type="normal"><maximized>yes</maximized></application>
+<application name="gimp*" type="normal"><maximized>yes</maximized></application>
 </applications>
 </openbox_config>
 """
@@ -127,6 +128,26 @@ places_computer=0
 places_network=0
 """
 
+_GIMP = """(check-updates no)
+(save-document-history no)
+(num-processors 1)
+(undo-size 64M)
+(tile-cache-size 256M)
+"""
+
+_GIMP_SESSION = """(session-info "toplevel"
+    (factory-entry "gimp-single-image-window")
+    (position 0 0)
+    (size 1200 600)
+    (open-on-exit)
+    (aux-info (left-docks-width "188") (right-docks-width "205") (maximized "yes"))
+    (gimp-toolbox (side left) (book (current-page 0) (dockable "gimp-tool-options")))
+    (gimp-dock (side right) (book (current-page 0) (dockable "gimp-layer-list"))))
+(hide-docks no)
+(single-window-mode yes)
+(last-tip-shown 0)
+"""
+
 
 def office_folder() -> Path:
     """The folder of LibreOffice's programs; soffice on the path is a script in it."""
@@ -147,6 +168,8 @@ def furnish(home: Path) -> None:
         (config / "openbox" / "rc.xml", _OPENBOX),
         (config / "pcmanfm" / "default" / "pcmanfm.conf", _PCMANFM),
         (config / "libfm" / "libfm.conf", _LIBFM),
+        (config / "GIMP" / "2.10" / "gimprc", _GIMP),
+        (config / "GIMP" / "2.10" / "sessionrc", _GIMP_SESSION),
         (office / "registrymodifications.xcu", _office()),
         # Without these it looks for extensions and starts anew.
         (office / "extensions" / "buildid", _office_build()),

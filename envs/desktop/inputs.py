@@ -71,6 +71,11 @@ class Keyboard:
             self._lend(keysym)
         return self._keys.get(keysym)
 
+    def takes_back(self, character: str) -> bool:
+        """Whether `write` would take the key of another character for this one."""
+        keysym = _keysym(character)
+        return keysym is not None and keysym not in self._keys and not self._spare
+
     def _lend(self, keysym: int) -> None:
         if self._spare:
             keycode = self._spare.pop()
@@ -155,8 +160,10 @@ class Hands:
                 self._display.button(button, down=False)
 
     def _type(self, text: str) -> None:
-        found = [self._keyboard.write(character) for character in text]
-        for key in found:
+        for character in text:
+            if self._keyboard.takes_back(character):
+                self._handled()  # what was struck is read by the keys of then
+            key = self._keyboard.write(character)
             if key is not None:
                 self._strike(*key)
 

@@ -9,7 +9,7 @@ The names are OSWorld's where it has such a function.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bus.errors import TaskError
@@ -62,8 +62,16 @@ def has_items(result: Any, expected: Mapping[str, Any]) -> bool:
     )
 
 
+def includes_items(result: Any, expected: Sequence[Mapping[str, Any]]) -> bool:
+    """A list that holds, for each of `expected`, an item with at least these fields."""
+    return result is not None and all(
+        any(fields.items() <= item.items() for item in result) for fields in expected
+    )
+
+
 METRICS: Mapping[str, Callable[..., bool]] = {
-    each.__name__: each for each in (exact_match, same_text, near, includes, lacks, has_items)
+    each.__name__: each
+    for each in (exact_match, same_text, near, includes, lacks, has_items, includes_items)
 }
 
 

@@ -196,7 +196,7 @@ def descendants(root: int) -> list[int]:
 def anonymous_mb(pid: int) -> float:
     """Memory of a process that no file backs, MB; 0 if it is gone."""
     with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             if line.startswith("RssAnon:"):
                 return int(line.split()[1]) / 1024
     return 0.0

@@ -1,8 +1,10 @@
 """Where a desktop lives: its folder with a lock, its owner, and what a killed one leaves behind.
 
-make_folder            a fresh folder, locked for as long as somebody has it open
+Seat                   where an environment's desktops live, one after the other: a fresh folder each
+                       time, locked for as long as somebody has it open
 remove_stale_folders   those whose owner and keeper were both killed
 remove_folder          one folder, whose processes are dying
+display_socket         where an X server listens
 remove_display         the socket of an X server that was killed
 environment            what its programs find in their environment
 find_programs          what must be installed, or the install step
@@ -20,6 +22,7 @@ import pwd
 import shutil
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -33,6 +36,9 @@ logger = logging.getLogger(__name__)
 HALF_DONE_S = 60.0  # after which a folder without a lock is nobody's
 FOLDER_PREFIX = "dart-desktop-"
 _LOCK = "dart.lock"
+
+_taken: set[int] = set()  # by the seats of this process
+_seating = threading.Lock()
 
 
 def find_user(name: str) -> tuple[int, int]:
@@ -48,7 +54,7 @@ def find_user(name: str) -> tuple[int, int]:
     return entry.pw_uid, entry.pw_gid
 
 
-def environment(folder: Path, number: int, bus: Path) -> dict[str, str]:
+def environment(folder: Path, number: int, bus: Path, accessible: bool) -> dict[str, str]:
     """What the desktop's programs find in their environment; nothing of ours."""
     return {
         "HOME": str(folder / "home"),
@@ -63,7 +69,7 @@ def environment(folder: Path, number: int, bus: Path) -> dict[str, str]:
         "TZ": "UTC",
         "GSETTINGS_BACKEND": "keyfile",  # settings are a text file that is written at once
         "GIO_USE_VFS": "local",
-        "NO_AT_BRIDGE": "1",
+        "NO_AT_BRIDGE": "0" if accessible else "1",
         "SAL_USE_VCLPLUGIN": "gtk3",
     }
 
@@ -93,28 +99,60 @@ def remove_stale_folders() -> None:
             continue  # another user's
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        except BlockingIOError:
-            pass  # it lives
+            if os.path.samestat(os.fstat(lock), (folder / _LOCK).stat()):
+                shutil.rmtree(folder, ignore_errors=True)
+        except (BlockingIOError, FileNotFoundError):
+            pass  # it lives, or was removed meanwhile, and may be made again
         finally:
             os.close(lock)
 
 
-def make_folder() -> tuple[Path, int]:
-    """A fresh folder and its lock, which is free once nobody has it open any more.
+class Seat:
+    """The number of one environment's desktops: the lowest that is free, and the same at each reset.
 
-    The lowest free number names it, not chance: applications show their files' paths.
+    It names their folders: applications show their files' paths, and a screen shall repeat. No other
+    environment of this process takes it between two desktops; one of another process may.
     """
-    for number in itertools.count():
-        folder = Path(tempfile.gettempdir()) / f"{FOLDER_PREFIX}{number}"
-        with suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if (folder / _LOCK).exists():
-                return folder, lock
-            os.close(lock)  # somebody took it for a stale one before it was locked
-    raise AssertionError("numbers do not end")
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+
+    def make_folder(self) -> tuple[Path, int]:
+        """A fresh folder and its lock, which is free once nobody has it open any more."""
+        with _seating:
+            mine = self._number
+            self._leave()
+            for number in itertools.chain(() if mine is None else (mine,), itertools.count()):
+                if number not in _taken and (made := _make_folder(number)) is not None:
+                    self._number = number
+                    _taken.add(number)
+                    return made
+        raise AssertionError("numbers do not end")
+
+    def leave(self) -> None:
+        """Let others have the number; may be called twice."""
+        with _seating:
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._number is not None:
+            _taken.discard(self._number)
+        self._number = None
+
+
+def _make_folder(number: int) -> tuple[Path, int] | None:
+    """A folder and its lock; None where it is somebody's."""
+    folder = Path(tempfile.gettempdir()) / f"{FOLDER_PREFIX}{number}"
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        return None
+    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    if (folder / _LOCK).exists():
+        return folder, lock
+    os.close(lock)  # somebody took it for a stale one before it was locked
+    return None
 
 
 def remove_folder(folder: Path) -> None:
@@ -127,19 +165,24 @@ def remove_folder(folder: Path) -> None:
     logger.warning("cannot remove %s", folder)
 
 
+def display_socket(number: int) -> Path:
+    """Where the X server of display `number` listens."""
+    return Path(f"/tmp/.X11-unix/X{number}")  # noqa: S108 - its place is fixed
+
+
 def remove_display(number: int, dying_s: float) -> None:
     """Remove the socket of an X server that was killed, unless another one listens there now.
 
     Ours may need `dying_s` to let go of it.
     """
-    place = f"/tmp/.X11-unix/X{number}"  # noqa: S108 - its place is fixed
+    place = display_socket(number)
     until = time.monotonic() + dying_s
     while True:
         with socket.socket(socket.AF_UNIX) as probe:
             try:
-                probe.connect(place)
+                probe.connect(str(place))
             except ConnectionRefusedError:
-                Path(place).unlink(missing_ok=True)
+                place.unlink(missing_ok=True)
                 return
             except OSError:
                 return  # it is gone

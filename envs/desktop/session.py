@@ -12,11 +12,13 @@ from pathlib import Path
 
 from bus.errors import EnvError, TaskError
 from envs.actions import Action, KeyPress, Type, Wait
+from envs.desktop.accessibility import read_widgets
 from envs.desktop.desktop import Desktop, Settings
 from envs.desktop.files import MAKERS, date_all, inside
 from envs.desktop.getters import Scene
 from envs.desktop.home import furnish, office_folder
 from envs.desktop.inputs import Hands
+from envs.desktop.place import Seat
 from envs.desktop.screen import settle
 from envs.desktop.x11 import Display, Window
 from envs.taskfile import SetupStep
@@ -35,7 +37,7 @@ PROGRAMS: Mapping[str, str] = {
 
 SETTLE_AT_MOST_S = 3.0  # after an action; something that moves by itself never settles
 KEY_SETTLE_S = 0.28  # after keys that press buttons: GTK holds these down for 250 ms, and waits
-START_TIMES = 2.0  # the deadline, for an application on a host with much to do
+START_TIMES = 3.0  # the deadline, for an application on a host with much to do: GIMP took 40 s
 OPEN_SETTLE_S = 0.4  # an application that has just opened draws in bursts
 OPEN_AT_MOST_S = 10.0
 MOST_WINDOWS = 5  # that one action may open or close in a row
@@ -43,12 +45,21 @@ MOST_WINDOWS = 5  # that one action may open or close in a row
 _PRESSES = frozenset({"enter", "return", "space", " ", "alt", "escape", "esc"})
 _OFFICE = ("--norestore", "--nologo", "--nolockcheck", "--nofirststartwizard")
 _OFFICE_OF = {".xlsx": "--calc", ".docx": "--writer", ".pptx": "--impress"}
+_PICTURES = (".png", ".jpg", ".bmp")
 
 
 class Session:
     """A desktop where a task has been set up. Raises EnvError and TaskError."""
 
-    def __init__(self, settings: Settings, config: Sequence[SetupStep], *, settle_s: float) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        config: Sequence[SetupStep],
+        seat: Seat,
+        *,
+        settle_s: float,
+        accessible: bool = False,
+    ) -> None:
         def fill(home: Path) -> None:
             furnish(home)
             for step in config:
@@ -58,7 +69,7 @@ class Session:
 
         self.settings = settings
         self._settle_s = settle_s
-        self.desktop = Desktop(settings, fill)
+        self.desktop = Desktop(settings, fill, seat, accessible=accessible)
         try:
             with self.desktop.bounded("reading the keyboard"):
                 self._hands = Hands(
@@ -100,7 +111,7 @@ class Session:
             with self.desktop.bounded("reading the clipboard"):
                 return self._display.clipboard(self.settings.deadline_s)
 
-        return Scene(self.desktop.home, clipboard, answer)
+        return Scene(self.desktop.home, clipboard, answer, lambda: read_widgets(self.desktop))
 
     def launch(self, command: Sequence[str], window: str = "") -> None:
         """Start a program and wait for its window, whose title holds `window`, to be ready."""
@@ -121,6 +132,8 @@ class Session:
         place = inside(self.desktop.home, path)
         if place.is_dir():
             self.launch(["pcmanfm", str(place)], place.name)
+        elif place.suffix in _PICTURES:
+            self.launch(["gimp", "--no-splash", "--new-instance", str(place)], f"[{place.stem}]")
         elif place.suffix in _OFFICE_OF:
             office = str(office_folder() / "soffice.bin")
             self.launch([office, *_OFFICE, _OFFICE_OF[place.suffix], str(place)], place.name)

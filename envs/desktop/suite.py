@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from bus.errors import MissingPartError, TaskError
 from envs.base import Task
+from envs.desktop.needs import missing_packages
 from envs.embedded.suites import read_size
 from envs.taskfile import load_tasks
 
@@ -26,7 +27,10 @@ PACKAGES = ("Xlib", "docx", "openpyxl", "pptx")
 
 
 class DesktopSuite:
-    """Tasks of a folder of task files; a malformed one is told of, and the others go on."""
+    """Tasks of a folder of task files; a malformed one is told of, and the others go on.
+
+    Tasks that need an optional part that is not installed are left out (envs/desktop/needs.py).
+    """
 
     name = "desktop"
 
@@ -35,7 +39,14 @@ class DesktopSuite:
         self.errors = loaded.errors
         for error in loaded.errors:
             logger.error("left out: %s", error)
-        self.files = {f"{self.name}/{each.id}": each for each in loaded.tasks.values()}
+        missing = {each.id: missing_packages(each) for each in loaded.tasks.values()}
+        packages = sorted({name for names in missing.values() for name in names})
+        if packages:
+            left_out = ", ".join(task_id for task_id, names in missing.items() if names)
+            logger.info("left out: %s; to play them: apt install %s", left_out, " ".join(packages))
+        self.files = {
+            f"{self.name}/{each.id}": each for each in loaded.tasks.values() if not missing[each.id]
+        }
         self.tasks: Mapping[str, Task] = {
             name: Task(
                 name,

@@ -41,14 +41,16 @@ class EmbeddedEnv:
     ) -> None:
         """`design` is the smallest size that the scenes are laid out for, at scale 1.
 
-        `slack` is how many steps beyond `need` an instance allows. Raises TaskError for a size or
-        encoding that cannot be drawn.
+        `slack` is how many steps beyond `need` an instance allows. Raises TaskError for what
+        cannot be drawn or counted.
         """
         width, height = size
         if not (32 <= width <= MAX_SIDE and 32 <= height <= MAX_SIDE):
             raise TaskError(f"size must be 32 to {MAX_SIDE} pixels a side, got {width}x{height}")
         if encoding not in MEDIA_TYPES:
             raise TaskError(f"encoding must be one of {', '.join(MEDIA_TYPES)}, got {encoding!r}")
+        if isinstance(slack, bool) or not isinstance(slack, int) or slack < 0:
+            raise TaskError(f"slack must be a whole number of at least 0, got {slack!r}")
         self._suite = suite
         self._tasks = tasks
         self._scenes = scenes

@@ -1,7 +1,7 @@
 """A canvas as image bytes: a lossless PNG of palette indices, or JPEG.
 
 One byte a pixel, no filter, deflate level 1: at 448x336 this takes a third of the time of JPEG
-and loses nothing (benchmarks/envs.py measures both).
+and loses nothing (benchmarks/embedded.py measures both).
 """
 
 from __future__ import annotations

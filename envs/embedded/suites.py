@@ -216,9 +216,9 @@ class DeskSuite:
 
 def read_size(size: Sequence[int] | str) -> tuple[int, int]:
     """(width, height) from a pair or from text like "448x336". Raises TaskError."""
-    parts = size.lower().split("x") if isinstance(size, str) else list(size)
     try:
+        parts = size.lower().split("x") if isinstance(size, str) else list(size)
         width, height = (int(part) for part in parts)
-    except ValueError:
+    except (TypeError, ValueError):
         raise TaskError(f"size must be WIDTHxHEIGHT such as 448x336, got {size!r}") from None
     return width, height

@@ -1,7 +1,7 @@
 """The one browser of a process, and the pages in it.
 
 BrowserHost   starts the browser for the first who needs it, replaces it when it died, ends it
-              with the last
+              with the last; keeps pages loaded for tasks that will be played again
 TaskPage      a page in a context of its own: load a task, start an episode, act, look
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bus.errors import EnvError
-from envs.miniwob.cdp import Call, Chromium
+from envs.miniwob.cdp import Call, Chromium, DocumentLeftError
 from envs.miniwob.inputs import rest
 
 logger = logging.getLogger(__name__)
@@ -37,21 +37,34 @@ BACK_OFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 SHORT_LIFE_S = 30.0
 
+SPARE_PAGES = 2
+"""Pages kept loaded for each environment, beside the one it plays in."""
+
+PAGE_EPISODES = 500
+"""Episodes after which a page is replaced, whatever it has gathered by then."""
+
 
 class BrowserHost:
-    """One browser for all environments of a process that have the same scale.
+    """One browser for all environments of a process that have the same options.
 
-    `starts` counts how many it took so far.
+    Pages that nobody plays are kept with their tasks loaded, at most `SPARE_PAGES` for each
+    environment: loading one costs as much as some twenty steps. Past that the page that has waited
+    for longest is taken for another task. `starts` counts how many browsers it took so far.
     """
 
-    def __init__(self, binary: Path, scale: float, deadline_s: float) -> None:
+    def __init__(
+        self, binary: Path, folder: Path, scale: float, encoding: Encoding, deadline_s: float
+    ) -> None:
         self.starts = 0
         self._binary = binary
+        self._folder = folder
         self._scale = scale
+        self._encoding: Encoding = encoding
         self._deadline_s = deadline_s
         self._lock = threading.Lock()
         self._users = 0
         self._browser: Chromium | None = None
+        self._spare: list[TaskPage] = []  # the one that has waited for longest comes first
         self._started = 0.0
         self._short_lives = 0
 
@@ -69,6 +82,27 @@ class BrowserHost:
             if self._users == 0:
                 atexit.unregister(self._end)
                 self._end()
+
+    def take(self, name: str) -> TaskPage:
+        """A page in the living browser, with task `name` loaded if one waits. Raises EnvError."""
+        browser = self.browser()
+        with self._lock:
+            broken = [page for page in self._spare if page.worn]
+            self._spare = [page for page in self._spare if not page.worn]
+            loaded = [page for page in self._spare if page.loaded == name]
+            page = None
+            if loaded or len(self._spare) > SPARE_PAGES * self._users:
+                page = loaded[-1] if loaded else self._spare[0]
+                self._spare.remove(page)
+        for each in broken:
+            each.close()
+        return page or TaskPage(browser, self._folder, self._encoding, self._deadline_s)
+
+    def give_back(self, page: TaskPage) -> None:
+        """Keep a page that is whole for whoever plays its task next."""
+        with self._lock:
+            if page.browser is self._browser:
+                self._spare.append(page)
 
     def browser(self) -> Chromium:
         """The browser that lives, started if there is none. Raises EnvError."""
@@ -93,6 +127,7 @@ class BrowserHost:
 
     def _end(self) -> None:
         browser, self._browser = self._browser, None
+        self._spare.clear()
         if browser is not None:
             browser.close()
 
@@ -106,6 +141,7 @@ class TaskPage:
         self.browser = browser
         self.loaded = ""  # the task whose page it is
         self._rests = True  # whether the pointer has not been used in this episode
+        self._episodes = 0
         self._folder = folder
         self._shot: dict[str, Any] = {"format": encoding, "optimizeForSpeed": True}
         if encoding == "jpeg":
@@ -118,6 +154,11 @@ class TaskPage:
         except EnvError:
             self.close()
             raise
+
+    @property
+    def worn(self) -> bool:
+        """Whether it is to be replaced: it ended, or it has played for long."""
+        return not self._session.lives or self._episodes >= PAGE_EPISODES
 
     def load(self, name: str) -> None:
         """Load the page of task `name`, afresh where it is loaded already."""
@@ -139,6 +180,7 @@ class TaskPage:
     def start(self, seed: int, mode: str) -> dict[str, Any]:
         """Begin an episode of the loaded task; its `instruction`, and what `pass_time` returns."""
         expression = f"dart.start({json.dumps(str(seed))}, {json.dumps(mode)}, {SETTLE_MS})"
+        self._episodes += 1
         return self._told(self._session.evaluate(expression))
 
     def act(self, batches: Sequence[Sequence[Call]]) -> None:
@@ -154,8 +196,18 @@ class TaskPage:
             self._rests = True
 
     def pass_time(self, ms: float) -> dict[str, Any]:
-        """Let the page's time go on by `ms`; whether it is `playing`, `done`, its `reward`."""
-        return self._told(self._session.evaluate(f"dart.pass({ms:g})"))
+        """Let the page's time go on by `ms`; whether it is `playing`, `done`, its `reward`.
+
+        Where a link or a form takes the page elsewhere meanwhile, the new document answers: it is
+        not playing.
+        """
+        until = time.monotonic() + self._deadline_s
+        while True:
+            try:
+                return self._told(self._session.evaluate(f"dart.pass({ms:g})"))
+            except DocumentLeftError:
+                if time.monotonic() > until:
+                    raise
 
     def evaluate(self, expression: str) -> Any:
         """A value from the page. Raises EnvError where the expression throws."""

@@ -32,6 +32,18 @@ Reply = dict[str, Any]
 
 READ_BYTES = 1 << 18
 
+LEFT = (
+    "Inspected target navigated or closed",
+    "Execution context was destroyed.",
+    "Cannot find context with specified id",
+    "Promise was collected",
+)
+"""How Chromium refuses a command whose document made way for another one."""
+
+
+class DocumentLeftError(EnvError):
+    """The page went to another document before the command was done; the page lives."""
+
 
 class Call(NamedTuple):
     """One command and its parameters."""
@@ -52,12 +64,14 @@ class _Awaited(NamedTuple):
 
 
 class Chromium:
-    """One browser, spoken to from any number of threads.
+    """One browser, spoken to from any number of threads; `flags` join those of its command line.
 
     Raises EnvError where it cannot be started.
     """
 
-    def __init__(self, binary: Path, scale: float, deadline_s: float) -> None:
+    def __init__(
+        self, binary: Path, scale: float, deadline_s: float, flags: Sequence[str] = ()
+    ) -> None:
         self._ended = ""
         self._deadline_s = deadline_s
         self._ids = itertools.count(1)
@@ -65,7 +79,7 @@ class Chromium:
         self._lock = threading.Lock()  # of our end of the pipe, and of what is awaited
         self._awaited: dict[int, _Awaited] = {}
         self._sessions: dict[str, str] = {}  # by target
-        self._process = BrowserProcess(binary, scale)
+        self._process = BrowserProcess(binary, scale, flags)
         self._reader = threading.Thread(target=self._read, name="chromium", daemon=True)
         self._reader.start()
         try:
@@ -112,6 +126,11 @@ class Chromium:
         with self._lock:
             self._sessions[target_id] = attached["sessionId"]
         return Session(self, attached["sessionId"], self._deadline_s)
+
+    def has(self, session: str) -> bool:
+        """Whether the page of `session` lives."""
+        with self._lock:
+            return session in self._sessions.values()
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
@@ -200,6 +219,11 @@ class Session:
         self._id = session_id
         self._deadline_s = deadline_s
 
+    @property
+    def lives(self) -> bool:
+        """Whether neither the page nor the browser has ended, as far as is known."""
+        return not self.browser.ended and self.browser.has(self._id)
+
     def call(self, method: str, **params: Any) -> Reply:
         """One command. Raises EnvError."""
         return self.send([Call(method, params)])[0]
@@ -211,7 +235,7 @@ class Session:
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression, awaited if it is a promise.
 
-        Raises EnvError where it throws.
+        Raises EnvError where it throws, DocumentLeftError where the page goes elsewhere meanwhile.
         """
         reply = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
@@ -242,6 +266,7 @@ def _collect(
             late = next(call.method for number, call in calls.items() if number not in replies)
             raise EnvError(f"Chromium gave no answer to {late} in {deadline_s:g} s") from None
         if answer.error:
-            raise EnvError(f"{calls[answer.number].method}: {answer.error}")
+            kind = DocumentLeftError if answer.error in LEFT else EnvError
+            raise kind(f"{calls[answer.number].method}: {answer.error}")
         replies[answer.number] = answer.reply
     return [replies[number] for number in calls]

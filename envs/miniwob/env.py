@@ -22,9 +22,6 @@ from envs.miniwob.oracle import Oracle, WidgetInfo
 from envs.miniwob.process import find_chromium
 from envs.miniwob.tasks import FIRST_TEST_SEED, TASKS
 
-PAGES_AFTER = 500
-"""Episodes after which a page is replaced, whatever it has gathered by then."""
-
 
 class MiniwobEnv:
     """Plays suite `miniwob`. See envs.base.GuiEnv for the contract."""
@@ -32,21 +29,16 @@ class MiniwobEnv:
     def __init__(
         self,
         host: BrowserHost,
-        folder: Path,
         *,
         scale: float,
         encoding: Encoding,
         step_ms: float,
-        deadline_s: float,
     ) -> None:
         self._host = host
-        self._folder = folder
         self._scale = scale
         self._encoding: Encoding = encoding
         self._step_ms = step_ms
-        self._deadline_s = deadline_s
         self._page: TaskPage | None = None
-        self._episodes = 0  # of this page
         self._task: Task | None = None
         self._oracle: Oracle | None = None
         self._state: dict[str, Any] = {}
@@ -61,9 +53,9 @@ class MiniwobEnv:
         task = _task((options or {}).get("task"))
         seed = 0 if seed is None else seed
         self._task, self._over = None, True
-        page = self._fresh_page()
+        name = task.params["page"]
+        page = self._page_for(name)
         try:
-            name = task.params["page"]
             if page.loaded != name or task.params["reload"]:
                 page.load(name)
             page.rest()
@@ -75,7 +67,6 @@ class MiniwobEnv:
         except EnvError:
             self._drop_page()
             raise
-        self._episodes += 1
         return observation, {"instruction": self._state["instruction"]}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
@@ -87,6 +78,8 @@ class MiniwobEnv:
             page.act(commands_of(action, self._scale))
             ms = action.seconds * 1000 if isinstance(action, Wait) else self._step_ms
             self._state = page.pass_time(ms)
+            if not self._state["playing"]:
+                page.loaded = ""  # it holds another document, which no episode can begin in
             observation = self._observe(page)
             ended = self._state["done"] or not self._state["playing"]
             self._over = ended or isinstance(action, Done | Fail | Answer)
@@ -137,17 +130,20 @@ class MiniwobEnv:
         self._drop_page()
         self._host.leave()
 
-    def _fresh_page(self) -> TaskPage:
-        """The page in use, or a new one where that is worn out or broke or its browser died."""
+    def _page_for(self, name: str) -> TaskPage:
+        """A page for task `name`: the one in use, where it has it loaded or is worn out or another."""
         if self._closed:
             raise EnvError("the environment is closed")
         page = self._page
-        if page is not None and not page.browser.ended and self._episodes < PAGES_AFTER:
+        if page is not None and (page.worn or not page.loaded):
+            self._drop_page()
+        elif page is not None and page.loaded == name:
             return page
-        self._drop_page()
-        page = TaskPage(self._host.browser(), self._folder, self._encoding, self._deadline_s)
-        self._page, self._episodes = page, 0
-        return page
+        elif page is not None:
+            self._host.give_back(page)
+        self._page = None
+        self._page = self._host.take(name)
+        return self._page
 
     def _drop_page(self) -> None:
         page, self._page, self._task = self._page, None, None
@@ -171,7 +167,7 @@ class MiniwobSuite:
 
     def __init__(self) -> None:
         self.tasks: Mapping[str, Task] = TASKS
-        self._hosts: dict[tuple[float, int], BrowserHost] = {}  # by scale and number
+        self._hosts: dict[tuple[object, ...], BrowserHost] = {}  # by options and number
         self._numbers = itertools.count()  # of environments; threads make them
 
     def make_env(
@@ -203,16 +199,11 @@ class MiniwobSuite:
             raise TaskError(f"deadline_s must be > 0, got {deadline_s:g}")
         folder = find_pages()
         binary = find_chromium(chromium)
-        place = (scale, next(self._numbers) % browsers)
-        host = self._hosts.setdefault(place, BrowserHost(binary, scale, deadline_s))
-        return MiniwobEnv(
-            host,
-            folder,
-            scale=scale,
-            encoding=encoding,
-            step_ms=step_ms,
-            deadline_s=deadline_s,
+        place = (binary, scale, encoding, deadline_s, next(self._numbers) % browsers)
+        host = self._hosts.setdefault(
+            place, BrowserHost(binary, folder, scale, encoding, deadline_s)
         )
+        return MiniwobEnv(host, scale=scale, encoding=encoding, step_ms=step_ms)
 
     def check_parts(self, *, chromium: str = "", **_: object) -> None:
         """Raise MissingPartError where Chromium or the package is not installed."""

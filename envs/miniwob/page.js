@@ -104,6 +104,20 @@
   // A drag of a picture or of selected text would leave the page for the desktop, which is not there.
   addEventListener("dragstart", (event) => event.preventDefault(), true);
 
+  // A field's own picker (a calendar, a clock, colours) is a window beside the page's: once it is
+  // open, no frame comes any more. The field takes what is typed without it.
+  const PICKERS = /^(color|date|datetime-local|month|time|week)$/;
+  const opens = ({ type, key, altKey }) =>
+    type === "click" || key === " " || key === "F4" || (altKey && /^Arrow(Up|Down)$/.test(key));
+  for (const kind of ["click", "keydown"]) {
+    addEventListener(kind, (event) => {
+      const field = event.target;
+      if (field instanceof HTMLInputElement && PICKERS.test(field.type) && opens(event)) {
+        event.preventDefault();
+      }
+    }, true);
+  }
+
   // Pages tell the console every reward, and the browser writes that into a log without a bound.
   for (const level of ["debug", "error", "info", "log", "warn"]) console[level] = () => {};
 

@@ -16,6 +16,7 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -72,9 +73,12 @@ def find_chromium(named: str = "") -> Path:
 
 
 class BrowserProcess:
-    """A browser in a session of its own. Raises EnvError where it cannot be started."""
+    """A browser in a session of its own; `flags` stand behind ours, so that the last word is theirs.
 
-    def __init__(self, binary: Path, scale: float) -> None:
+    Raises EnvError where it cannot be started.
+    """
+
+    def __init__(self, binary: Path, scale: float, flags: Sequence[str] = ()) -> None:
         remove_stale_profiles()
         self._writing = threading.Lock()
         self._ending = threading.Lock()
@@ -87,7 +91,7 @@ class BrowserProcess:
         try:
             self.pid = os.posix_spawn(
                 binary,
-                _command(binary, self._profile, scale),
+                [*_command(binary, self._profile, scale), *flags],
                 {**os.environ, "TZ": "UTC", "LANG": "C.UTF-8"},
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, their_in, _THEIR_IN),
@@ -99,6 +103,7 @@ class BrowserProcess:
                 setsid=True,
             )
         except OSError as error:
+            os.close(self._from)
             self._forget()
             raise EnvError(f"cannot start {binary}: {error}") from error
         finally:
@@ -187,10 +192,13 @@ def remove_stale_profiles() -> None:
 
 def _make_profile() -> tuple[Path, int]:
     """A fresh folder and its lock, held for as long as this process lives."""
-    folder = Path(tempfile.mkdtemp(prefix=PROFILE_PREFIX))
-    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    return folder, lock
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PROFILE_PREFIX))
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (folder / _LOCK).exists():
+            return folder, lock
+        os.close(lock)  # somebody took it for a stale one before it was locked
 
 
 def _command(binary: Path, profile: Path, scale: float) -> list[str]:

@@ -258,7 +258,7 @@ def _here() -> str:
 def _started(pid: int) -> str:
     """When a process started, in clock ticks since boot; empty where there is none."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return ""
     return fields[19]

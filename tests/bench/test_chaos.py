@@ -6,15 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from bus.messages import Outcome
 from dart_cli.bench.audit import Lineage, Witness, audit, lineage
-from dart_cli.bench.chaos import run_chaos
+from dart_cli.bench.chaos import Advance, report, run_chaos
+from dart_cli.bench.pace import course_of, pace_ratio
+from dart_cli.bench.supervise import STATUS
 from dart_cli.config import load_config
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import make_scheduler
 from dart_cli.data.store import open_reader, open_store
 from dart_cli.split import training_tasks
 from dart_cli.up import commands_of
-from tests.data.parts import MIXED, a_batch, play_group, small_config
+from tests.data.parts import MIXED, a_batch, make_ledger, play_group, small_config, trained
 
 SUITE = Path(__file__).parents[1] / "cli" / "coin_suite.py"
 CONFIG = """
@@ -57,22 +60,28 @@ async def test_each_role_killed_in_turn_nothing_finished_is_lost_or_trained_twic
     path = tmp_path / "c.toml"
     path.write_text(CONFIG.format(folder=tmp_path, suite=SUITE))
     config = load_config(path)
+    roles = ("env", "rollout", "train", "data", STATUS)
+    watching = [STATUS, str(path), "--json", "--watch", "1"]
     told: list[str] = []
-    found = await run_chaos(
+    played = await run_chaos(
         config,
-        commands_of(config, [str(path)]),
-        seconds=6.0,
+        {STATUS: watching, **commands_of(config, [str(path)])},
+        seconds=9.0,
         every_s=1.2,
+        roles=roles,
         seed=0,
         say=told.append,
     )
-    assert set(found["kills_by_process"]) == {"data", "env-0", "rollout-0", "train"}, told
-    assert found["kills"] == len(told)
+    found = report(played)
+    assert set(found["kills_by_role"]) == set(roles), told
+    assert found["kills"] == sum("killed" in line for line in told)
+    assert set(found["recovery_by_role_s"]) == set(roles)
     assert (found["finished_lost"], found["double_trained"], found["never_trained"]) == (0, 0, 0)
     assert found["steps_lost_max"] <= 1
     assert found["ended_alone"] == []
     assert found["trajectories"] > 0
-    assert found["updates"] > 0
+    assert 0 < found["batches"] == len(played.course().trained_at)
+    assert found["effective_time_ratio"] < 1
 
 
 def test_a_trainers_log_tells_what_was_trained_again_and_that_is_no_fault() -> None:
@@ -115,3 +124,45 @@ def test_the_audit_tells_a_trajectory_that_is_finished_no_more(tmp_path: Path) -
         store.commit()
         with open_reader(config.run.dir) as reader:
             assert audit(reader, witness, LOG.splitlines()).finished_lost == 3
+
+
+def test_a_trainer_that_is_killed_before_each_checkpoint_is_told_with_the_cure(
+    tmp_path: Path,
+) -> None:
+    config = small_config(tmp_path / "run")
+    folder = config.run.dir / "checkpoints"
+    (folder / "c000002").mkdir(parents=True)
+    advance = Advance(config)
+    assert advance.trainer_killed() == ""  # it has written one
+    assert advance.trainer_killed() == ""  # once is chance
+    told = advance.trainer_killed()
+    assert "killed 2 times since its newest checkpoint (c000002)" in told
+    assert "train.checkpoint_every" in told
+    (folder / "c000004").mkdir()
+    assert advance.trainer_killed() == ""
+    assert advance.lost_lives == 2
+
+
+def test_success_is_told_by_the_batches_that_were_in_the_weights_when_it_was_played(
+    tmp_path: Path,
+) -> None:
+    """The resumed trainer's version is one further than its batches: they are counted, not it."""
+    config = small_config(tmp_path / "run")
+    with open_store(config.run.dir) as store:
+        ledger = make_ledger(config, store)
+        played: dict[int, list[Outcome]] = {0: ["fail", "fail", "fail", "pass"], 3: MIXED}
+        for version, outcomes in played.items():
+            for _ in range(config.data.groups_per_batch):
+                play_group(ledger, outcomes, version=version)
+            batch = a_batch(ledger.next_batch(version))
+            ledger.batch_trained(trained(batch.batch_id, version + 3))
+        store.commit()
+        course = course_of(store, began=0.0)
+    assert course.success == [(0, 0.25), (1, 0.5)]
+    assert len(course.trained_at) == 2
+    assert all(at > 0 for at in course.trained_at)
+
+
+def test_the_pace_is_compared_at_the_most_batches_that_both_runs_have() -> None:
+    assert pace_ratio([2.0, 4.0, 8.0], [1.0, 2.0]) == 0.5
+    assert pace_ratio([2.0], [1.0, 2.0]) is None

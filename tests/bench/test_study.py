@@ -135,6 +135,11 @@ def test_a_command_that_fails_before_it_has_done_enough_is_an_error(tmp_path: Pa
 
 
 def test_a_command_that_never_does_enough_is_stopped_at_the_deadline(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    heeds = "import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    command = [
+        sys.executable,
+        "-c",
+        f"{heeds}; time.sleep(60)",
+    ]  # though whoever started us does not
     with pytest.raises(ChildError):
         call_until(lambda: False, command, tmp_path / "a.log", tmp_path, deadline_s=0.5)

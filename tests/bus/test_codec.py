@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import struct
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -12,14 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bus.codec
-from bus.codec import decode, encode
-from bus.errors import ProtocolError
+from bus.codec import BATCH_LIMITS, LIMITS, decode, encode, limits_of
+from bus.errors import OversizeError, ProtocolError
 from bus.messages import (
     PROTOCOL_VERSION,
     Ack,
     ActRequest,
     Batch,
     BatchReply,
+    Heartbeat,
     LeaseRequest,
     Message,
     Sample,
@@ -86,6 +89,21 @@ BATCH = BatchReply(
         ],
         images={"h1": b"one", "h2": b"two"},
     )
+)
+HEARTBEAT = Heartbeat(
+    role="env",
+    worker="env-0",
+    host="here",
+    pid=1,
+    started_at=1.0,
+    sent_at=2.0,
+    endpoint="",
+    policy_version=-1,
+    state="ready",
+    waiting_for="",
+    waiting_s=0.0,
+    gauges={"slots": 1e15, "seconds.idle": -1e15},
+    trajectories=[],
 )
 MESSAGES: list[Message] = [
     Ack(),
@@ -174,6 +192,23 @@ def test_what_is_not_the_protocol_is_refused_by_kind_and_field(
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 1e308, -1e308])
+def test_a_gauge_is_a_number_that_can_be_reckoned_with(value: float) -> None:
+    assert decode(encode(HEARTBEAT)) == HEARTBEAT
+    with pytest.raises(ProtocolError, match=r"^Heartbeat\.gauges\.slots: "):
+        decode(with_body(HEARTBEAT, gauges={"slots": value}))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e308, 11.0, -1.0, 1e-40])
+def test_a_temperature_is_one_that_logits_can_be_divided_by(value: float) -> None:
+    for good in (0.0, 1e-3, 10.0):
+        assert Sampling(temperature=good, max_tokens=1, seed=0).temperature == good
+    header = header_of(ACT)
+    header["body"]["sampling"]["temperature"] = value
+    with pytest.raises(ProtocolError, match=r"^ActRequest\.sampling\.temperature: "):
+        decode(with_header(ACT, header))
+
+
 def test_a_missing_field_is_named() -> None:
     header = header_of(step_record())
     del header["body"]["token_ids"]
@@ -196,23 +231,100 @@ def test_a_hostile_field_name_stays_on_one_short_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "value", "words"),
+    ("message", "limit", "value", "words"),
     [
-        ("MAX_HEADER_BYTES", 100, r"StepRecord: header of \d+ bytes, limit 100"),
-        ("MAX_BLOBS", 0, "StepRecord: 1 blobs, limit 0"),
-        ("MAX_BLOB_BYTES", 39_999, "StepRecord: blob of 40000 bytes, limit 39999"),
-        ("MAX_TOTAL_BYTES", 40_000, r"StepRecord: \d+ bytes in all, limit 40000"),
+        (BATCH, "frame", 100, r"BatchReply: header of \d+ bytes, limit 100"),
+        (step_record(), "frame", 39_999, "StepRecord: blob of 40000 bytes, limit 39999"),
+        (step_record(), "blobs", 0, "StepRecord: 1 blobs, limit 0"),
+        (step_record(), "total_bytes", 40_000, r"StepRecord: \d+ bytes in all, limit 40000"),
+        (BATCH, "blobs", 4, "BatchReply: 5 blobs, limit 4"),
+        (BATCH, "packed_bytes", 15, "BatchReply: packed lists of 16 bytes, limit 15"),
     ],
 )
 def test_oversize_messages_are_refused_on_both_sides(
-    limit: str, value: int, words: str, monkeypatch: pytest.MonkeyPatch
+    message: Message, limit: str, value: int, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    frames = encode(step_record())
-    monkeypatch.setattr(bus.codec, limit, value)
-    with pytest.raises(ProtocolError, match=words):
+    frames = encode(message)
+    if limit == "frame":
+        monkeypatch.setattr(bus.codec, "MAX_FRAME_BYTES", value)
+    else:
+        for name in ("LIMITS", "BATCH_LIMITS"):
+            small = replace(getattr(bus.codec, name), **{limit: value})
+            monkeypatch.setattr(bus.codec, name, small)
+    with pytest.raises(OversizeError, match=words):
+        decode(frames, limits_of(type(message)))
+    with pytest.raises(OversizeError, match=words):
+        encode(message)
+
+
+def large_batch(prompt: int, images: int) -> BatchReply:
+    """6 groups of 8 trajectories of 36 steps, 512-token completions, five screens a prompt."""
+    sample = BATCH.batch.samples[0].model_copy(  # type: ignore[union-attr]
+        update={
+            "prompt_token_ids": [151_655] * prompt,
+            "token_ids": [100_000] * 512,
+            "behaviour_logprobs": [-0.1234567] * 512,
+            "image_hashes": ["0" * 32] * 5,
+        }
+    )
+    screen = b"\x89PNG"
+    return BatchReply.model_construct(
+        batch=Batch.model_construct(
+            batch_id=1,
+            group_ids=["g000001"],
+            temperature=1.0,
+            samples=[sample.model_copy(update={"step": step}) for step in range(6 * 8 * 36)],
+            images={f"{index:032d}": screen for index in range(images)},
+        ),
+        retry_after_s=0.0,
+        reason="",
+    )
+
+
+def test_a_batch_of_full_size_fits_several_times() -> None:
+    frames = encode(large_batch(prompt=9000, images=6 * 8 * 36))
+    header, packed, full_hd = len(frames[1]), sum(map(len, frames[2:])), 6 * 8 * 36 * 794_000
+    assert 40 * header < bus.codec.MAX_FRAME_BYTES
+    assert 6 * packed < BATCH_LIMITS.packed_bytes
+    assert 5 * (header + packed + full_hd) < BATCH_LIMITS.total_bytes
+    assert 8 * len(frames) < BATCH_LIMITS.blobs
+
+
+def test_a_batch_of_more_than_any_other_message_may_hold_comes_only_where_one_is_asked_for() -> (
+    None
+):
+    frames = encode(large_batch(prompt=1, images=20_000))
+    assert isinstance(decode(frames, limits_of(BatchReply)), BatchReply)
+    with pytest.raises(OversizeError, match="blobs, limit 16384"):
         decode(frames)
-    with pytest.raises(ProtocolError, match=words):
-        encode(step_record())
+    assert limits_of(StepRecord) is LIMITS
+
+
+def test_the_lists_of_a_sample_are_raw_frames_and_come_back_exactly() -> None:
+    batch = BATCH.model_copy(update={"batch": batch_of([151_655, 0, 2**31 - 1], [-0.1, -1e-300])})
+    _, _, *blobs = frames = encode(batch)
+    assert blobs[:3] == [
+        bytes.fromhex("67500200 00000000 ffffff7f"),
+        bytes.fromhex("02000000"),
+        struct.pack("<2d", -0.1, -1e-300),
+    ]
+    assert decode(frames) == batch
+
+
+def batch_of(prompt: list[int], logprobs: list[float]) -> Batch:
+    assert BATCH.batch is not None
+    [sample] = BATCH.batch.samples
+    changes = {"prompt_token_ids": prompt, "behaviour_logprobs": logprobs}
+    return BATCH.batch.model_copy(update={"samples": [sample.model_copy(update=changes)]})
+
+
+def test_a_packed_list_that_is_cut_or_does_not_fit_is_refused() -> None:
+    frames = encode(BATCH)
+    frames[2] += b"?"
+    with pytest.raises(ProtocolError, match="blob 0 of 5 bytes is no packed list"):
+        decode(frames)
+    with pytest.raises(ProtocolError, match=r"^BatchReply: cannot be sent: "):
+        encode(BATCH.model_copy(update={"batch": batch_of([2**31], [])}))
 
 
 @pytest.mark.parametrize("value", [object(), 2**70, "\ud800", {1, 2}])

@@ -89,6 +89,12 @@ async def test_a_broken_gauge_does_not_stop_the_heart(caplog: pytest.LogCaptureF
     assert "heartbeat not sent" in caplog.text
 
 
+async def test_a_gauge_that_no_heartbeat_may_hold_is_left_out_of_it() -> None:
+    gauges = {"slots": 2.0, "tokens": float("nan"), "load_s": float("inf"), "waiting": -1e16}
+    sender = HeartbeatSender(Listener(), "env", "env-0", lambda: Load("ready", gauges=gauges))
+    assert sender.beat().gauges == {"slots": 2.0}
+
+
 def test_a_worker_is_dead_when_silent_by_our_clock_whatever_its_own_says() -> None:
     now = 0.0
     liveness = Liveness(dead_after_s=5, clock=lambda: now)

@@ -27,6 +27,9 @@ from bus.errors import (
 from bus.messages import (
     Ack,
     ActRequest,
+    Batch,
+    BatchReply,
+    BatchRequest,
     LeaseReply,
     LeaseRequest,
     Message,
@@ -369,6 +372,25 @@ async def test_garbage_never_stops_a_server(address: str) -> None:
         raw.close()
 
 
+async def test_what_only_a_batch_may_hold_reaches_who_asks_for_one_and_no_server(
+    address: str,
+) -> None:
+    images = {f"{index:032d}": b"x" for index in range(20_000)}  # any other message: 16,384
+    batch = Batch(batch_id=1, group_ids=[], temperature=1.0, samples=[], images=images)
+    reply = BatchReply(batch=batch)
+
+    async def give(_client: str, _request: Request) -> Reply:
+        return reply
+
+    async with serving(address, give) as replier, Requester(address) as requester:
+        assert await requester.request(BatchRequest(policy_version=0), DEADLINE_S) == reply
+        raw = RawDealer(address)
+        await raw.send(b"i" * 16, *encode(reply))
+        assert b"20000 blobs, limit 16384" in (await raw.receive())[2]
+        assert replier.served.malformed == 1
+        raw.close()
+
+
 async def test_a_malformed_request_is_refused_by_field_at_the_asker(address: str) -> None:
     async with serving(address, ack), Requester(address) as requester:
         wrong = LeaseRequest.model_construct(worker="env-0", slot="one", suites=[])
@@ -431,8 +453,14 @@ async def test_an_address_in_use_is_refused_and_its_server_goes_on(address: str)
             Replier(address)
         assert isinstance(await requester.request(ASK, DEADLINE_S), Ack)
     async with Replier("tcp://127.0.0.1:*") as replier:
-        with pytest.raises(BusError, match="in use"):
+        cure = r"in use; .*change bus\.port: .* that port and the two after it"
+        with pytest.raises(ConfigError, match=cure):
             Replier(replier.endpoint)
+
+
+def test_an_address_of_another_host_is_refused_with_the_key_to_change() -> None:
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1.*; set bus\.host to an address"):
+        Replier("tcp://192.0.2.1:7800", curve=Curve(*key_pair()))
 
 
 # --- publish and subscribe ------------------------------------------------------------------

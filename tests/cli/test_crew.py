@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dart_cli.config import Config, load_config
-from dart_cli.crew import Child, ChildError, Crew
+from dart_cli.crew import Child, ChildError, Crew, _appended
 from dart_cli.process import claim
 
 PATIENCE_S = 100  # a bound, no expectation: the machine may be busy
@@ -75,6 +75,31 @@ async def test_every_character_of_a_child_is_kept_however_it_arrives(tmp_path: P
     assert child.last_words == "Killed ▂"
 
 
+async def test_a_child_is_read_from_though_the_disk_of_the_log_is_full(tmp_path: Path) -> None:
+    made, told = crew(tmp_path, {"one": []}, ["one"])
+    stream, child = asyncio.StreamReader(), Child("one", [])
+    with _appended(Path("/dev/full")) as log:
+        reading = asyncio.create_task(made._read(child, stream, log))
+        for number in range(3):
+            stream.feed_data(b"WARNING %d\n" % number + b"x" * 20000 + b"\n")
+        stream.feed_data(b"progress: all\n")
+        stream.feed_eof()
+        await reading
+    assert told == [
+        f"one: {words}" for words in ("WARNING 0", "WARNING 1", "WARNING 2", "progress: all")
+    ]
+    assert child.last_words == "progress: all"
+
+
+async def test_a_full_disk_of_the_log_hides_no_childs_end() -> None:
+    commands = {"data": ["data", "no.toml"]}
+    made = Crew(
+        commands, leaders=["data"], restarts=0, log_file=Path("/dev/full"), notice=lambda _: None
+    )
+    with pytest.raises(ChildError, match="data ended with 2: no such file"):
+        await asyncio.wait_for(made.run(asyncio.Event()), PATIENCE_S)
+
+
 async def test_a_users_mistake_is_not_tried_again(tmp_path: Path) -> None:
     made, told = crew(tmp_path, {"data": ["data", "no.toml"]}, ["data"], restarts=3)
     with pytest.raises(ChildError, match=r"data ended with 2: no such file: no\.toml") as info:
@@ -104,7 +129,7 @@ async def test_a_killed_child_is_started_again_and_stop_ends_all(
         await running
     assert any("data was ended by SIGKILL" in each and "(1/1)" in each for each in told)
     for worker in ("env-0", "data"):
-        with claim(config, "up", worker):
+        with claim(config, worker, worker):
             pass  # nobody is left
 
 
@@ -137,5 +162,25 @@ async def test_a_child_that_keeps_dying_ends_the_others(tmp_path: Path, config_p
         os.kill(await _alive(config, "env-0"), signal.SIGKILL)
         with pytest.raises(ChildError, match="env-0 was ended by SIGKILL"):
             await running
-    with claim(config, "up", "data"):
+    with claim(config, "data"):
         pass
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+async def test_a_child_that_says_what_it_still_does_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speaks: bool
+) -> None:
+    monkeypatch.setattr("dart_cli.crew.GRACE_S", 0.0)
+    made, told = crew(tmp_path, {"one": []}, ["one"])
+    child, stream, log = Child("one", []), asyncio.StreamReader(), io.StringIO()
+    reading = asyncio.create_task(made._read(child, stream, log))
+    ending = asyncio.create_task(made._see_end(child))
+    for _ in range(40 if speaks else 0):
+        stream.feed_data(b"progress: one is still writing its last checkpoint\n")
+        await asyncio.sleep(0.1)
+    if speaks:
+        child.ended.set()
+    await asyncio.wait_for(ending, PATIENCE_S)
+    stream.feed_eof()
+    await reading
+    assert ("one did not end in time; killed" in told) != speaks

@@ -6,18 +6,22 @@ import asyncio
 import io
 import json
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from PIL import Image
 
-from bus.errors import RunDirectoryError, TaskError, UserError
+from bus.errors import EnvError, RunDirectoryError, TaskError, UserError
 from dart_cli.cli import main
 from dart_cli.config import Config, load_config
+from dart_cli.data.rows import CurvePoint
 from dart_cli.evaluate import planned, play_all, run_eval, summary
 from dart_cli.process import claim
-from dart_cli.report import draw_films, pick_films, summarize
+from dart_cli.report import draw_curve, draw_films, pick_films, summarize
 from dart_cli.rollout.worker import load_model
 from dart_cli.scores import (
     Evaluation,
@@ -32,7 +36,9 @@ from dart_cli.scores import (
     wilson,
 )
 from dart_cli.split import composed_tasks, trained_tasks
-from dart_cli.up import set_aside
+from dart_cli.up import run_up, set_aside
+from dart_cli.weights.manifest import MANIFEST, path_of
+from tests.env.unruly_suite import SUITE as UNRULY
 
 HERE = Path(__file__).parent
 
@@ -159,6 +165,35 @@ def test_weights_that_are_not_there_are_named(config_path: Path) -> None:
         run_eval(config, weights=Path("no/weights"))
 
 
+@pytest.mark.parametrize("name", ["a/b", "../../x", ".x", "-x", "a b", "ä", "a\n", "n" * 300])
+def test_a_name_that_is_no_file_s_is_refused_before_anything_is_played(
+    config_path: Path, name: str
+) -> None:
+    config = load_config(config_path)
+    with pytest.raises(UserError, match="--keep-as"):
+        run_eval(config, name=name)
+    assert not config.run.dir.exists()
+
+
+def test_where_every_episode_is_invalid_nothing_is_kept_and_the_reason_told(
+    config_path: Path,
+) -> None:
+    broken = "env.tasks=['unruly/evaluate-raise', 'unruly/reset-raise']"
+    some = [f"env.suite={UNRULY}", "eval.compositions=[]", "eval.episodes=13"]
+    config = load_config(config_path, [*some, broken])
+    told = r"all 13 episodes were invalid.*; 7 of them: evaluate: ZeroDivisionError: a bug of"
+    with pytest.raises(EnvError, match=told):
+        run_eval(config)
+    assert list((config.run.dir / "eval").iterdir()) == []
+
+
+def test_one_valid_episode_is_worth_keeping(config_path: Path) -> None:
+    some = ["env.tasks=['unruly/reset-raise', 'unruly/well']", "eval.compositions=[]"]
+    made = run_eval(load_config(config_path, [f"env.suite={UNRULY}", *some]), modes=("greedy",))
+    assert made.judged == 6
+    assert made.modes["greedy"].overall.invalid == 6
+
+
 def test_a_broken_evaluation_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "eval").mkdir()
     (tmp_path / "eval" / "before.json").write_text("{}")
@@ -203,6 +238,29 @@ def test_the_summary_holds_before_after_by_task_and_compositions_apart() -> None
     assert nothing["per_task"] == {}
 
 
+def test_held_out_scores_are_drawn_at_the_versions_that_were_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[float, float]] = []
+    errorbar = Axes.errorbar
+
+    def note(axes: Axes, x: list[float], y: list[float], *more: Any, **how: Any) -> object:
+        drawn.append((x[0], y[0]))
+        return errorbar(axes, x, y, *more, **how)
+
+    monkeypatch.setattr(Axes, "errorbar", note)
+    before = evaluation("before", 3).model_copy(update={"policy_version": -1})
+    after = evaluation("after", 9).model_copy(update={"policy_version": 10})
+    curve = [CurvePoint("a", version, 8, 4, 60.0 * version) for version in range(2, 10)]
+    path = draw_curve(tmp_path / "curve.png", curve, (before, after), 0.0)
+    assert drawn == [(0, 0.3), (10, 0.9)]
+    with Image.open(path) as picture:
+        assert picture.width > 500
+    drawn.clear()
+    draw_curve(path, curve, (None, None), 0.0)
+    assert drawn == []
+
+
 def film(task_id: str, seed: int, outcome: str, steps: int) -> Film:
     """An episode whose screens are white."""
     frame = Frame(screenshot="white.png", text="click(500,500)", point=(50, 50))
@@ -245,6 +303,54 @@ def test_a_film_shows_the_click_where_it_was(tmp_path: Path) -> None:
     assert abs((min(ys) + max(ys)) / 2 - (48 + 50 * 2.2)) < 3
 
 
+# --- dart up --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def crews(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands of each crew that `dart up` starts; the first is its last, as after Ctrl-C."""
+    started: list[list[str]] = []
+
+    class Recorded:
+        def __init__(self, commands: Mapping[str, Sequence[str]], **_: Any) -> None:
+            started.append(list(commands))
+
+        async def run(self, stop: asyncio.Event) -> None:
+            stop.set()
+
+    monkeypatch.setattr("dart_cli.up.Crew", Recorded)
+    return started
+
+
+@pytest.mark.parametrize(("episodes", "first"), [(0, "eval"), (10, "env-0")])
+def test_a_before_without_a_valid_episode_is_played_again(
+    config_path: Path, crews: list[list[str]], episodes: int, first: str
+) -> None:
+    config = load_config(config_path, ["eval.around=true"])
+    (config.run.dir / "eval").mkdir(parents=True, mode=0o700)
+    config.run.dir.chmod(0o700)
+    score = TaskScore(task_id="a", episodes=episodes, passed=0, invalid=3, steps=0)
+    mode = ModeScore(tasks=[score], compositions=[])
+    kept = evaluation("before", 1).model_copy(update={"modes": {"sampled": mode, "greedy": mode}})
+    (config.run.dir / "eval" / "before.json").write_text(kept.model_dump_json())
+    assert run_up(config, config_path, [], fresh=False) == 130
+    assert [commands[0] for commands in crews] == [first]
+
+
+@pytest.mark.parametrize("role", ["data", "train"])
+def test_a_run_that_was_started_by_hand_is_left_alone(
+    config_path: Path, crews: list[list[str]], role: str
+) -> None:
+    config = load_config(config_path, ["eval.around=true"])
+    config.run.dir.mkdir(mode=0o700)
+    running = pytest.raises(RunDirectoryError, match=f"{role} is running already")
+    with claim(config, role), running:
+        run_up(config, config_path, [], fresh=False)
+    assert crews == []
+    run_up(config, config_path, [], fresh=False)
+    assert crews, "what has ended is in nobody's way"
+
+
 # --- --fresh --------------------------------------------------------------------------------
 
 
@@ -254,12 +360,41 @@ def test_fresh_moves_the_old_run_aside_and_never_a_live_one(tmp_path: Path) -> N
     for number in (1, 2):
         (tmp_path / "run").mkdir(mode=0o700)
         (tmp_path / "run" / "kept").write_text(str(number))
+        (tmp_path / "run" / "weights" / ".v000000.draft").mkdir(parents=True)
         running = pytest.raises(RunDirectoryError, match="env-0 is running already")
         with claim(config, "env"), running:
             set_aside(config)
         set_aside(config)
         assert (tmp_path / f"run.{number}" / "kept").read_text() == str(number)
         assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("key", ["run.dir", "weights.directory"])
+def test_fresh_moves_no_folder_that_is_not_a_run_s(config_path: Path, key: str) -> None:
+    other = config_path.parent / "docs"
+    config = load_config(config_path, [f"{key}={other}"])
+    config.run.dir.mkdir(mode=0o700)
+    other.mkdir(exist_ok=True)
+    (other / "config.json").write_text("{}")
+    with pytest.raises(
+        RunDirectoryError, match=rf"docs (is no run|holds no weight).*another {key}"
+    ):
+        set_aside(config)
+    assert [path.name for path in other.iterdir()] == ["config.json"]
+    assert config.run.dir.exists(), "both or neither"
+
+
+@pytest.mark.parametrize("made", ["", "run.db", "eval", "workers"])
+def test_fresh_moves_what_any_verb_left_and_weights_elsewhere(config_path: Path, made: str) -> None:
+    elsewhere = config_path.parent / "weights"
+    path_of(elsewhere, 3).mkdir(parents=True)
+    (path_of(elsewhere, 3) / MANIFEST).touch()
+    config = load_config(config_path, [f"weights.directory={elsewhere}"])
+    (config.run.dir / made).mkdir(parents=True)
+    set_aside(config)
+    assert not config.run.dir.exists()
+    assert (config_path.parent / "run.1" / made).exists()
+    assert path_of(config_path.parent / "weights.1", 3).exists()
 
 
 def test_nothing_to_evaluate_is_said(config_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -27,6 +29,8 @@ from envs.actions import (
     Type,
     Wait,
 )
+from envs.base import Observation
+from tests.env.unruly_suite import SCREEN, Unruly
 from tests.env.unruly_suite import SUITE as UNRULY
 
 _NUMBER = st.integers(0, 4000)
@@ -164,6 +168,11 @@ def test_who_stops_typing_is_judged_where_they_stand(
             "invalid: step: ZeroDivisionError: a bug of the environment (",
         ),
         ("reset-raise", "--random", 1, "error: reset: ZeroDivisionError"),
+        ("reset-exit", "--random", 1, "error: reset: SystemExit: 3"),
+        ("reset-none", "--random", 1, "error: reset: TypeError: "),
+        ("step-none", "--random", 1, "invalid: step: TypeError: "),
+        ("evaluate-none", "--random", 1, "invalid: evaluate gave None; want a Verdict"),
+        ("solve-none", "--solution", 1, "invalid: oracle_action gave None; want an action"),
         ("true", "--random", 1, "invalid: unruly/true is true at reset"),
         ("infeasible", "--random", 0, "the policy did not say so"),
         ("well", "--solution", 0, "pass: "),
@@ -180,6 +189,64 @@ def test_verdicts_are_those_of_a_run(
     found, printed, error = run([UNRULY, task, player], capsys, monkeypatch)
     assert found == code
     assert said in printed + error
+
+
+class Breaks(Unruly):
+    """Well at reset; what `step` gives is `seen`, or it raises where that is None."""
+
+    seen: Observation | None = None
+
+    def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        if self.seen is None:
+            raise ZeroDivisionError("a bug of the environment")
+        return self.seen, *super().step(action)[1:]
+
+
+@pytest.mark.parametrize("format_", ["png", "gif"])
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        pytest.param(None, "step: ZeroDivisionError: a bug of the environment (", id="raises"),
+        pytest.param(
+            replace(SCREEN, screenshot=b"xx"),
+            "step: a screenshot of 2 bytes is no PNG or JPEG image",
+            id="no-image",
+        ),
+        pytest.param(
+            replace(SCREEN, screenshot=SCREEN.screenshot[:45]),
+            "step: the screenshot cannot be decoded: ",
+            id="cut-off",
+        ),
+    ],
+)
+def test_a_step_that_breaks_has_a_film_with_the_reason(
+    seen: Observation | None,
+    said: str,
+    format_: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Breaks, "seen", seen)
+    monkeypatch.setattr("dart_cli.play.session.make_env", lambda *_: Breaks())
+    out = tmp_path / f"film.{format_}"
+    code, printed, error = run([UNRULY, "well", "--random", "--out", str(out)], capsys, monkeypatch)
+    assert (code, error) == (1, "")
+    assert f"invalid: {said}" in printed
+    with Image.open(out) as film:
+        film.load()
+
+
+def test_a_first_screen_that_cannot_be_decoded_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = replace(SCREEN, screenshot=SCREEN.screenshot[:45])
+    monkeypatch.setattr("tests.env.unruly_suite.SCREEN", cut)
+    monkeypatch.setattr("dart_cli.play.session.make_env", lambda *_: Unruly())
+    code, _, error = run([UNRULY, "well", "--random"], capsys, monkeypatch)
+    assert code == 1
+    assert error.startswith("error: reset: the screenshot cannot be decoded: ")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(

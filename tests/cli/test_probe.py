@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import itertools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from PIL import Image
 
-from bus.errors import EnvError
+from bus.errors import EnvError, UserError
 from dart_cli.cli import main
 from dart_cli.probe.judge import Bounds, difference, judge, percentile
 from dart_cli.probe.play import Probed
@@ -45,7 +48,9 @@ class LaxEnv:
         count = next(_COUNTER)
         if self.kind == "other-words":
             return self._look(), {"instruction": f"click {count}"}
-        return self._look(count if self.kind == "other-pixels" else 0), {}
+        shown = self._look(count if self.kind == "other-pixels" else 0)
+        sent = {"no-image": b"xx", "half-image": shown.screenshot[:45]}
+        return replace(shown, screenshot=sent.get(self.kind, shown.screenshot)), {}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         self.steps += 1
@@ -86,10 +91,13 @@ class LaxSuite:
     name = "lax"
     errors: Sequence[str] = ("tasks/x.json: id is missing",)
     tasks: Mapping[str, Task] = {
-        f"lax/{kind}": Task(f"lax/{kind}", "lax", "click", 4, feasible=kind != "infeasible")
+        f"lax/{kind}": Task(
+            *(f"lax/{kind}", "lax", "click {what}" if kind == "no-words" else "click", 4),
+            feasible=kind != "infeasible",
+        )
         for kind in (
             *("sound", "true", "waits", "believes", "gives-up", "wide", "infeasible"),
-            *("bad-oracle", "other-words", "other-pixels"),
+            *("bad-oracle", "other-words", "other-pixels", "no-image", "half-image", "no-words"),
         )
     }
 
@@ -129,6 +137,9 @@ def test_every_kind_of_mistake_is_found_where_it_is_and_nowhere_else(
         *("lax/other-words", "lax/other-pixels")
     ]
     assert "100.00% of the first" in tasks["lax/other-pixels"]["flaky"][0]
+    assert "cannot be decoded" in tasks["lax/half-image"]["errors"][0]
+    assert "is no PNG or JPEG image" in tasks["lax/no-image"]["errors"][0]
+    assert "'click {what}'; fill in its fields" in tasks["lax/no-words"]["errors"][0]
     assert tasks["lax/infeasible"]["oracle"] == [6, 6], "saying so is its solution"
     assert "lax/wide" in told["guessable"]
     assert tasks["lax/wide"]["random"] == [6, 6]
@@ -184,7 +195,7 @@ def test_the_verb_prints_a_table_keeps_json_and_ends_with_its_code(
     printed = capsys.readouterr().out
     assert "lax/waits passes without doing it: seed 0: by waiting until" in printed
     assert "cannot be read: tasks/x.json: id is missing" in printed
-    assert json.loads(out.read_text())["tasks"] == 8
+    assert json.loads(out.read_text())["tasks"] == 11
 
 
 @pytest.mark.parametrize(
@@ -196,7 +207,8 @@ def test_the_verb_prints_a_table_keeps_json_and_ends_with_its_code(
         (["mini", "--option", "sise=3"], "did you mean 'size'"),
         (["mini", "--option", "size=3x3"], "size must be 32 to 4096"),
         (["mini", "--probes", "lazy"], "there are nothing, done"),
-        (["mini", "--task", "mini/click", "--out", "/no/such/folder/x.json"], "cannot be written"),
+        (["mini", "--task", "mini/click", "--out", "/no/such/x.json"], "is no folder /no/such;"),
+        (["mini", "--task", "mini/click", "--out", "/"], "--out /: a folder; name a file"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_line_and_exit_code_2(
@@ -208,6 +220,26 @@ def test_a_mistake_on_the_command_line_is_one_line_and_exit_code_2(
     assert exit_.value.code == 2
     assert said in error.splitlines()[-1]
     assert "Traceback" not in error
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dart_cli.probe.report.check_tasks", None)
+    for out in (tmp_path, tmp_path / "no" / "x.json"):
+        with pytest.raises(UserError, match="name a file in a folder that is there"):
+            run_check(Wanted("mini", ["mini/click"]), out=out)
+
+
+def test_what_was_found_is_told_though_it_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(Path, "write_text", Mock(side_effect=full))
+    wanted = Wanted("mini", ["mini/click"], seeds=1, probes=("done",))
+    with pytest.raises(UserError, match=r"cannot be written: No space left"):
+        run_check(wanted, out=tmp_path / "x.json")
+    assert "1 tasks, 1 episodes: nothing to be mended" in capsys.readouterr().out
 
 
 def test_one_lucky_click_does_not_make_a_task_guessable() -> None:

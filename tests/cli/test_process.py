@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from bus.errors import EngineError, ModelError, RunDirectoryError
+from bus.errors import ConfigError, EngineError, ModelError, RunDirectoryError
 from dart_cli.config import Config
+from dart_cli.log import logging_to
 from dart_cli.process import claim, run_role
+from dart_cli.status.absent import last_error
 
 
 @pytest.fixture
@@ -48,6 +52,17 @@ def test_a_name_in_use_is_refused_with_its_pid(config: Config) -> None:
         claim(config, "data"),
     ):
         assert name == "data"
+
+
+@pytest.mark.parametrize("name", ["data", "train", "up"])
+def test_the_name_of_a_process_that_a_run_has_once_is_no_other_s(config: Config, name: str) -> None:
+    refused = pytest.raises(ConfigError, match=f"the run's one {name} process: use e.g. env-0")
+    with refused, claim(config, "env", name):
+        pass
+    with claim(config, name) as its:
+        assert its == name
+    with claim(config, "env", f"{name}-0") as near:
+        assert near == f"{name}-0"
 
 
 def test_the_name_of_a_killed_process_is_free_again(config: Config) -> None:
@@ -101,6 +116,15 @@ def test_an_error_is_one_line_and_a_traceback_in_the_log(
     assert type(error).__name__ in log
 
 
+def test_a_configuration_that_is_refused_is_told_by_the_log_too(config: Config) -> None:
+    async def never(_name: str, _stop: asyncio.Event) -> None:
+        pytest.fail("it was started")
+
+    (config.run.dir / "config.json").write_text("{}}")
+    assert run_role("data", config, never) == 2
+    assert "no readable config.json" in last_error(config.run.dir / "logs" / "data.log")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_asks_for_a_clean_end(config: Config, number: signal.Signals) -> None:
     async def wait(_name: str, stop: asyncio.Event) -> None:
@@ -127,10 +151,14 @@ sys.exit(process.run_role("env", config, never_ends))
 """
 
 
+def _busy(config: Config, grace_s: float) -> AbstractContextManager[subprocess.Popen[str]]:
+    return _running(BUSY, config, grace_s)
+
+
 @contextlib.contextmanager
-def _busy(config: Config, grace_s: float) -> Iterator[subprocess.Popen[str]]:
+def _running(script: str, config: Config, seconds: float) -> Iterator[subprocess.Popen[str]]:
     child = subprocess.Popen(
-        [sys.executable, "-c", BUSY, str(config.run.dir), str(grace_s)],
+        [sys.executable, "-c", script, str(config.run.dir), str(seconds)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -150,6 +178,36 @@ def test_a_process_that_does_not_end_in_time_is_ended(config: Config) -> None:
         _, err = child.communicate(timeout=100)
     assert child.returncode == 1
     assert "did not end within" in err
+
+
+FINISHING = """
+import asyncio, sys, time
+from pathlib import Path
+from dart_cli import process
+from dart_cli.config import Config
+process.GRACE_S = 2
+process.LAST_WORK_S = float(sys.argv[2])
+
+async def finishes(name, stop):
+    with process.finishing("writing a checkpoint"):
+        print("ready", flush=True)
+        await stop.wait()
+        time.sleep(3 if process.LAST_WORK_S else 60)
+    print("written", flush=True)
+
+config = Config.model_validate({"run": {"dir": Path(sys.argv[1])}})
+sys.exit(process.run_role("env", config, finishes))
+"""
+
+
+@pytest.mark.parametrize(("last_work_s", "code"), [(600.0, 0), (0.0, 1)])
+def test_what_would_be_lost_is_finished(config: Config, last_work_s: float, code: int) -> None:
+    with _running(FINISHING, config, last_work_s) as child:
+        child.terminate()
+        out, err = child.communicate(timeout=100)
+    assert child.returncode == code
+    assert ("written" in out) == (code == 0)
+    assert ("still writing a checkpoint" in err) == (code == 0)
 
 
 def test_it_is_ended_though_nobody_reads_what_it_says(config: Config) -> None:
@@ -194,3 +252,9 @@ def test_a_child_of_dart_up_ends_when_its_parent_is_gone(config: Config) -> None
             time.sleep(0.1)
     os.kill(pid, signal.SIGKILL)
     pytest.fail("the orphan lived on")
+
+
+def test_names_that_are_no_utf_8_are_logged(tmp_path: Path) -> None:
+    with logging_to(tmp_path, "env-0", terminal=False) as path:
+        logging.getLogger("dart_cli.env").error("no file %s", "na\udcefve.txt")
+    assert path.read_text(encoding="utf-8").endswith("no file na\\udcefve.txt\n")

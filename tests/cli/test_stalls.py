@@ -37,6 +37,7 @@ stall_s = 1.0
 suite = "{suite}"
 slots = 2
 step_deadline_s = 3.0
+evaluate_deadline_s = 3.0
 [rollout]
 engine = "{engine}"
 [data]
@@ -59,6 +60,7 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixtu
     monkeypatch.setattr(service, "TEND_S", 0.1)
     monkeypatch.setattr(service, "HOLD_S", 0.2)
     monkeypatch.setattr(service, "SNAPSHOT_S", 0.1)
+    monkeypatch.setattr(service, "SNAPSHOT_SHARE", 1.0)
     monkeypatch.setattr(watch, "ANSWER_S", 0.5)
 
 
@@ -206,7 +208,7 @@ async def test_an_evaluator_that_sleeps_is_named(
 async def test_a_lost_permit_holder_is_named_and_its_permit_given_on(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = run.configure(engine="timed", transfer_s=2.0)
+    config = run.configure(engine="timed", transfer_s=10.0)
     async with serving(config) as client:
         await client.tell(publish_weights(config, 0))
         child = run.start("rollout")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import json
+import socket
+import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from bus.errors import DeadlineError, RunDirectoryError
 from bus.snapshot import (
     GroupsView,
     ProcessView,
@@ -19,9 +25,14 @@ from bus.snapshot import (
     TaskView,
     UsageView,
 )
+from dart_cli.log import log_dir
+from dart_cli.status import watch
 from dart_cli.status.health import problems
 from dart_cli.status.page import minutes, progress_line, sparkline, status_page
 from dart_cli.status.utilisation import cells, shares
+from dart_cli.status.watch import Watcher, run_status
+from tests.data.parts import serving, small_config
+from tests.waiting import until
 
 
 def process(worker: str, *, alive: bool = True, **changes: object) -> ProcessView:
@@ -252,3 +263,178 @@ def test_shares_add_up_to_one_in_a_bars_order() -> None:
     assert list(found) == ["playing", "waiting", "dead"]
     assert sum(found.values()) == 1.0
     assert shares({"idle": 0.0}) == {}
+
+
+def data_told(run_dir: Path, line: str) -> None:
+    """Let data's log end with this line."""
+    log_dir(run_dir).mkdir(parents=True, exist_ok=True)
+    told = f"x INFO p: data starts, pid 1, run r\n{line}\n"
+    (log_dir(run_dir) / "data.log").write_text(told)
+
+
+async def test_a_run_that_ends_well_between_two_looks_ends_the_status_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(tmp_path / "run")
+    lines: list[str] = []
+    looked = asyncio.Event()
+
+    def keep(line: str) -> None:
+        lines.append(line)
+        looked.set()
+
+    monkeypatch.setattr(watch, "_print_line", keep)
+    async with serving(config):
+        status = asyncio.create_task(run_status(config, once=False, as_json=True, every_s=0.1))
+        await looked.wait()
+        data_told(config.run.dir, "x INFO s: the run is over: 1 updates are done")
+    monkeypatch.setattr(watch, "ANSWER_S", 0.1)
+    assert await status == 0
+    last = json.loads(lines[-1])
+    assert (last["stopping"], last["reason"]) == (True, "1 updates are done")
+
+
+async def test_a_data_process_that_is_gone_without_the_runs_end_is_no_good_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(tmp_path / "run")
+    config.run.dir.mkdir(mode=0o700)
+    async with Watcher(config) as watcher:
+        async with serving(config):
+            await watcher.snapshot()
+            data_told(
+                config.run.dir, "x INFO s: the run is over: all done\nStoreError: disk is full"
+            )
+        monkeypatch.setattr(watch, "ANSWER_S", 0.1)
+        with pytest.raises(DeadlineError, match="no data process answers"):
+            await watcher.snapshot()
+
+
+async def test_a_run_that_was_over_before_the_first_look_has_no_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(tmp_path / "run")
+    config.run.dir.mkdir(mode=0o700)
+    data_told(config.run.dir, "x INFO s: the run is over: all done")
+    monkeypatch.setattr(watch, "ANSWER_S", 0.1)
+    async with Watcher(config) as watcher:
+        with pytest.raises(DeadlineError, match="no data process answers"):
+            await watcher.snapshot()
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What `dart status` writes to a terminal."""
+    written = io.StringIO()
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(
+        watch, "Console", lambda **_: Console(file=written, force_terminal=True, width=200)
+    )
+    monkeypatch.setattr(watch, "ANSWER_S", 0.1)
+    return written
+
+
+async def test_the_live_page_waits_for_a_run_that_has_not_begun(
+    tmp_path: Path, terminal: io.StringIO
+) -> None:
+    config = small_config(tmp_path / "run")
+    status = asyncio.create_task(run_status(config, once=False, as_json=False, every_s=0.05))
+    await until(lambda: "no such run" in terminal.getvalue())
+    config.run.dir.mkdir(mode=0o700)
+    await until(lambda: "no data process answers" in terminal.getvalue())
+    async with serving(config):
+        await until(lambda: "groups open" in terminal.getvalue())
+        data_told(config.run.dir, "x INFO s: the run is over: all done")
+    assert await status == 0
+    assert "stopping: all done" in terminal.getvalue()
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+async def test_without_a_terminal_a_run_that_has_not_begun_is_an_error(
+    tmp_path: Path, *, as_json: bool
+) -> None:
+    config = small_config(tmp_path / "run")
+    with pytest.raises(RunDirectoryError, match="no such run"):
+        await run_status(config, once=False, as_json=as_json, every_s=0.05)
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What `dart status --json` prints."""
+    printed: list[str] = []
+    monkeypatch.setattr(watch, "_print_line", printed.append)
+    return printed
+
+
+async def test_lines_go_on_when_data_is_started_again(
+    tmp_path: Path,
+    lines: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config, told = small_config(tmp_path / "run"), []
+
+    def hear() -> list[str]:
+        told.extend(capsys.readouterr().err.splitlines())
+        return told
+
+    async with serving(config):
+        status = asyncio.create_task(run_status(config, once=False, as_json=True, every_s=0.01))
+        await until(lambda: lines)
+        monkeypatch.setattr(watch, "ANSWER_S", 0.3)
+    await until(hear)
+    before = len(lines)
+    async with serving(config):
+        await until(lambda: len(lines) > before)
+        data_told(config.run.dir, "x INFO s: the run is over: all done")
+    assert await status == 0
+    assert all("no data process answers" in line for line in hear())
+    assert all(line.endswith("; goes on asking") for line in told)
+    assert json.loads(lines[-1])["reason"] == "all done"
+
+
+async def test_lines_end_where_an_error_ended_the_run(
+    tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(tmp_path / "run")
+    async with serving(config):
+        status = asyncio.create_task(run_status(config, once=False, as_json=True, every_s=0.01))
+        await until(lambda: lines)
+        data_told(config.run.dir, "StoreError: run.db: disk is full")
+    monkeypatch.setattr(watch, "ANSWER_S", 0.3)
+    with pytest.raises(DeadlineError, match="no data process answers"):
+        await status
+
+
+@pytest.mark.parametrize(
+    ("once", "as_json"), [(True, False), (True, True), (False, True), (False, False)]
+)
+async def test_a_run_that_is_over_is_no_fault(
+    tmp_path: Path,
+    terminal: io.StringIO,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    once: bool,
+    as_json: bool,
+) -> None:
+    config = small_config(tmp_path / "run")
+    config.run.dir.mkdir(mode=0o700)
+    data_told(config.run.dir, "x INFO s: the run is over: all done")
+    assert await run_status(config, once=once, as_json=as_json, every_s=0.01) == 0
+    [line] = capsys.readouterr().err.splitlines()
+    assert (
+        line
+        == f"{config.run.dir}: the run is over: all done; `dart view {config.run.dir}` shows it"
+    )
+
+
+async def test_over_tcp_nobody_who_answers_may_be_one_with_other_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "ANSWER_S", 0.1)
+    config = small_config(tmp_path / "run")
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        bus = config.bus.model_copy(update={"transport": "tcp", "port": mute.getsockname()[1]})
+        async with Watcher(config.model_copy(update={"bus": bus})) as watcher:
+            with pytest.raises(DeadlineError, match=r"bus\.port or bus\.keys differ"):
+                await watcher.snapshot()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -138,6 +139,11 @@ def test_one_command_evaluates_trains_and_reports(model: Path, tmp_path: Path) -
         assert f"{name} | " in (run_dir / "logs" / "up.log").read_text()
         assert (run_dir / "logs" / f"{name}.log").exists()
 
+    other = start("up", path, "--set", "policy.codec=uitars")
+    _, err = finish(other)
+    assert other.returncode == 2
+    assert "choose another run.dir, or set policy.codec back" in err
+
     # The run is over: again means only the report again; --fresh moves it aside and begins anew.
     again = start("up", path)
     out, err = finish(again)
@@ -174,7 +180,7 @@ def test_ctrl_c_ends_all_and_the_same_command_goes_on(
     assert "stopped; go on with: dart up" in err
     config = load_config(path)
     for worker in ("data", "train", "rollout-0", "env-0", "up"):
-        with claim(config, "up", worker) as name:
+        with claim(config, worker, worker) as name:
             assert name == worker  # free: nobody is left
 
     done = updates_done(run_dir)
@@ -220,8 +226,10 @@ def test_four_shells_in_any_order_each_stopped_once_reach_the_same_end(
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that nobody has at this moment."""
-    for first in range(20_000, 30_000, count):
+    """The first of `count` ports in a row that nobody has; tests beside us begin to look elsewhere."""
+    places = range(20_000, 30_000, count)
+    for step in range(len(places)):
+        first = places[(os.getpid() + step) % len(places)]
         with contextlib.suppress(OSError), contextlib.ExitStack() as held:
             for port in range(first, first + count):
                 held.enter_context(socket.create_server(("127.0.0.1", port)))

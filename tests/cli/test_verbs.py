@@ -8,12 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from bus.errors import ConfigError
 from dart_cli import __version__
 from dart_cli.cli import main
 from dart_cli.config import Config, load_config
+from dart_cli.data.store import open_store
 from dart_cli.process import read_run, save_config
 from dart_cli.reference import cli_reference
+from dart_cli.train.checkpoint import Progress, save
 
 ROOT = Path(__file__).parents[2]
 VERBS = (
@@ -176,6 +180,27 @@ def test_slots_and_workers_are_told_on_the_command_line(
     assert "use lower-case letters" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("verb", "option"), [("env", "--slots"), ("eval", "--episodes")])
+def test_none_of_something_is_not_the_configuration_s(
+    verb: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text("")
+    assert run(verb, str(path), option, "0", "--dry-run") == 2
+    assert option in capsys.readouterr().err
+
+
+def test_a_model_as_it_comes_takes_no_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(f'[run]\ndir = "{tmp_path}/run"\n')
+    both = ["--model", "builtin:tiny", "--weights", "nowhere"]
+    assert run("eval", str(path), *both, "--episodes", "1") == 2
+    assert "leave out --weights" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 # --- runs that are not there -----------------------------------------------------------------
 
 
@@ -201,6 +226,48 @@ def test_status_where_no_data_process_answers_is_one_line_and_one(
     assert "no data process answers" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("verb", [["status"], ["view"], ["doctor"], ["data", "import"]])
+def test_keys_of_a_run_directory_are_not_set(
+    verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = Config.model_validate({"run": {"dir": tmp_path / "runs" / "a"}})
+    with open_store(config.run.dir):
+        save_config(config)
+    for folder in (config.run.dir, config.run.dir.parent):
+        more = ["successes"] if verb[-1] == "import" else []
+        code = run(*verb, str(folder), *more, "--set", "bus.port=7801")
+        assert code == (1 if verb == ["doctor"] else 2)
+        captured = capsys.readouterr()
+        told = f"--set bus.port=7801 changes a key of a TOML file, and {folder} is a directory"
+        assert told in captured.out + captured.err
+
+
+LONG = 300 * "a"
+"""No file may have such a name."""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status", LONG],
+        ["view", LONG],
+        ["doctor", LONG],
+        ["data", "ls", LONG],
+        ["data", "import", "C.toml", LONG],
+        ["data", "C.toml", "--dry-run", "--set", f"run.dir={LONG}"],
+    ],
+    ids=["status", "view", "doctor", "ls", "import", "data"],
+)
+def test_a_path_that_the_system_refuses_is_one_line(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "C.toml").write_text(f'[run]\ndir = "{tmp_path}/run"\n')
+    assert run(*(word.replace("C.toml", f"{tmp_path}/C.toml") for word in words)) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "File name too long" in line
+    assert "another" in line
+
+
 def test_a_run_directory_remembers_its_configuration_wherever_it_moves(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
@@ -215,4 +282,35 @@ def test_a_changed_configuration_is_told(tmp_path: Path, caplog: pytest.LogCaptu
     save_config(config)
     changed = config.model_copy(update={"train": config.train.model_copy(update={"lr": 0.5})})
     save_config(changed)
-    assert "train.lr was 1e-06 when the run began, is 0.5 now" in caplog.text
+    assert "train.lr was 1e-06 at the run's last start, is 0.5 now" in caplog.text
+
+
+ANOTHER = {"model": {"path": "builtin:miniwob"}, "policy": {"codec": "uitars"}}
+
+
+@pytest.mark.parametrize("key", ["model.path", "policy.codec"])
+def test_another_model_is_refused_once_there_is_a_checkpoint(
+    key: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    section = key.partition(".")[0]
+    run_dir = {"run": {"dir": tmp_path}}
+    one, other = (
+        Config.model_validate(run_dir | more) for more in ({}, {section: ANOTHER[section]})
+    )
+    save_config(one)
+    save_config(other)
+    assert f"{key} was " in caplog.text
+    save(tmp_path / "checkpoints", Progress(updates=1), {"w": torch.zeros(1)}, {}, keep=1)
+    save_config(other)
+    with pytest.raises(
+        ConfigError, match=rf"{key} = .* choose another run\.dir, or set"
+    ) as refused:
+        save_config(one)
+    assert refused.value.exit_code == 2
+    assert read_run(tmp_path) == other
+
+
+def test_another_way_to_write_the_models_path_is_the_same_model(tmp_path: Path) -> None:
+    save(tmp_path / "checkpoints", Progress(updates=1), {"w": torch.zeros(1)}, {}, keep=1)
+    for path in ("models/a", str(Path.cwd() / "models" / "a"), "models/./a/"):
+        save_config(Config.model_validate({"run": {"dir": tmp_path}, "model": {"path": path}}))

@@ -88,6 +88,7 @@ def step_record(
         error="",
         model_s=0.01,
         env_s=0.001,
+        instruction="" if step else "click the red one",
     )
 
 

@@ -87,7 +87,7 @@ def trajectory(name: str = "t0", steps: int = 2, **changes: Any) -> Trajectory:
         suite="mini",
         task_id=TASK,
         task_seed=7,
-        instruction="click the {colour} button",
+        instruction="click the red button",
         source="online",
         origin=f"elsewhere/{name}",
         outcome="pass",
@@ -260,6 +260,7 @@ def test_successes_join_the_pool_once_however_often_they_come(
         assert [s.behaviour_logprobs for s in steps] == [[-0.5, -1 / 3]] * 3
         assert [s.image_hashes for s in steps] == [s.image_hashes for s in sent[2].steps]
         assert all(s.version_spans == [] for s in steps)
+        assert [s.instruction for s in steps] == ["click the red button", "", ""]
         assert reader.screenshots(sent[2].images) == sent[2].images
 
 
@@ -325,6 +326,7 @@ def test_what_was_exported_is_what_the_run_holds(tmp_path: Path, config: Config)
             assert row["behaviour_logprobs"] == kept.behaviour_logprobs
             assert row["prompt_token_ids"] == kept.prompt_token_ids
             assert row["versions"] == [0, 0, 0]
+            assert row["instruction"] == "click the red one"
             assert row["origin"] == f"{run}/{row['trajectory_id']}"
             assert (row["outcome"], row["source"]) == ("fail", "online")
         with pytest.raises(ExchangeError, match="nothing to export"):

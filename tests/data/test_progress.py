@@ -82,3 +82,14 @@ def test_a_task_goes_on_bit_for_bit_where_it_was_written_down() -> None:
     assert again.tasks == progress.tasks
     assert again.all == progress.all
     assert again.mean_curve(300) == progress.mean_curve(300)
+
+
+def test_a_task_the_run_no_longer_has_does_not_count_in_its_success() -> None:
+    before = Progress(["kept", "removed"], 0.0)
+    before.outcome("kept", "pass", 0)
+    before.outcome("removed", "fail", 7)
+    now = Progress(["kept"], 0.0)
+    now.restore(task.row(task_id) for task_id, task in before.tasks.items())
+    assert now.mean_success() == 1.0
+    assert now.mean_curve(0) == [1.0]
+    assert (now.all.passed, now.all.failed) == (1, 1)

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 
 import pytest
 
-from bus.errors import CheckpointError, ProtocolError, RunDirectoryError, StoreError, TaskError
+import bus.codec
+from bus.errors import (
+    CheckpointError,
+    ConfigError,
+    ProtocolError,
+    RunDirectoryError,
+    StoreError,
+    TaskError,
+)
 from bus.messages import (
     BatchTrained,
     LeaseRequest,
@@ -22,11 +33,13 @@ from bus.messages import (
     TrainerHello,
     WeightsPublished,
 )
+from bus.snapshot import Snapshot
 from dart_cli.config import Config
 from dart_cli.data import service
 from dart_cli.data.scheduler import make_scheduler
-from dart_cli.data.store import open_reader, open_store
+from dart_cli.data.store import Store, open_reader, open_store
 from dart_cli.split import training_tasks
+from dart_cli.tasks import background
 from tests.data.parts import (
     DEADLINE_S,
     MIXED,
@@ -153,7 +166,9 @@ async def test_a_slot_of_a_process_that_stops_is_leased_nothing(
         leases = [await client.must_lease(slot) for slot in range(8)]
         held = [asyncio.create_task(client.lease(99, worker)) for worker in ("env-1", "env-2")]
         await client.eventually(lambda seen: seen.queues.free_slots == 2)
-        client.publisher.publish(heartbeat("env-1", state="stopping"))
+        while not held[0].done():  # the first may find no connection
+            client.publisher.publish(heartbeat("env-1", state="stopping"))
+            await asyncio.sleep(0.05)
         assert (await held[0]).lease is None
         await client.hand_in(leases[0], "invalid")
         assert (await held[1]).lease is not None
@@ -283,6 +298,51 @@ async def test_an_unacknowledged_batch_is_served_again_after_a_restart(config: C
         assert await client.must_batch() == before
 
 
+def batches_hold(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch may have so many bytes."""
+    limits = replace(bus.codec.BATCH_LIMITS, total_bytes=most)
+    monkeypatch.setattr(bus.codec, "BATCH_LIMITS", limits)
+
+
+async def test_a_batch_too_large_to_send_is_refused_with_the_cure_and_the_cure_works(
+    config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    batches_hold(10_000, monkeypatch)  # of its 16 screenshots each has 1,284
+    async with serving(config) as client:
+        groups = [await client.play_group(MIXED) for _ in range(2)]
+        with caplog.at_level(logging.WARNING, "dart_cli.data.service"):
+            for _ in range(2):
+                with pytest.raises(ConfigError) as refused:
+                    await client.batch()
+        line = str(refused.value)
+        assert line.startswith("batch 1 of 2 groups, 16 steps and 16 screenshots cannot be sent")
+        assert "bytes in all, limit 10000; lower data.groups_per_batch, now 2" in line
+        assert len(line.splitlines()) == 1
+        assert line in caplog.text
+        await client.eventually(lambda seen: seen.groups.ready == 2)
+    with open_reader(config.run.dir) as reader:
+        assert {group.state for group in reader.groups()} == {"ready"}
+        assert reader.batches() == []
+    batches_hold(15_000, monkeypatch)
+    async with serving(small_config(config.run.dir, groups_per_batch=1)) as client:
+        for batch_id, group in enumerate(groups, start=1):
+            assert (await client.must_batch(batch_id - 1)).group_ids == [group]
+            assert await train(client, batch_id - 1) == batch_id
+
+
+async def test_a_batch_that_was_filed_too_large_is_refused_with_another_cure(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(config) as client:
+        for _ in range(2):
+            await client.play_group(MIXED)
+        await client.must_batch()
+    batches_hold(10_000, monkeypatch)
+    async with serving(config) as client:
+        with pytest.raises(ConfigError, match=r"limit 10000; .*choose another run\.dir"):
+            await client.batch()
+
+
 async def test_open_groups_go_on_after_a_restart(config: Config) -> None:
     async with serving(config) as client:
         leases = [await client.must_lease(slot) for slot in range(4)]
@@ -316,6 +376,39 @@ async def test_faults_reach_the_asker_as_what_they_are(config: Config) -> None:
         with pytest.raises(ProtocolError, match="image_hashes"):
             await client.tell(wrong)
         assert (await client.tell(step_record(lease.trajectory_id, 0))).accepted
+
+
+@pytest.mark.parametrize(
+    ("worker", "gauges"),
+    [
+        ("rollout-0", {"in_flight": float("inf")}),
+        ("rollout-0", {"waiting": float("nan")}),
+        ("env-0", {"slots": float("nan"), "seconds.playing": 1.0}),
+        ("env-0", {"slots": float("inf"), "seconds.playing": float("inf")}),
+        ("env-0", {"slots": 1e308, "seconds.playing": 1e308}),
+        ("env-0", {"slots": 1e15, "seconds.playing": 1e15}),
+    ],
+    ids=str,
+)
+async def test_no_gauge_of_a_heartbeat_ends_the_service(
+    config: Config, short_holds: None, worker: str, gauges: dict[str, float]
+) -> None:
+    async with serving(config) as client:
+        said = heartbeat(worker).model_copy(update={"gauges": gauges})
+        await client.be_heard("rollout-1")  # what comes before data listens is lost
+        for state in ("starting", "ready"):
+            client.publisher.publish(said.model_copy(update={"state": state}))
+        client.publisher.publish(heartbeat("rollout-2"))
+        seen = await client.eventually(lambda seen: "rollout-2" in names_of(seen))
+        assert (worker in names_of(seen)) == (gauges.get("slots") == 1e15)
+        await asyncio.sleep(0.2)  # dead workers and usage are looked at every TEND_S
+        await client.snapshot()
+    with open_reader(config.run.dir) as reader:
+        assert all(isfinite(row.total_s) for row in reader.usage())
+
+
+def names_of(seen: Snapshot) -> list[str]:
+    return [process.worker for process in seen.processes]
 
 
 async def test_a_database_that_breaks_ends_the_service_and_acknowledges_nothing(
@@ -385,7 +478,7 @@ async def test_in_the_trainers_turn_a_slot_is_told_whom_it_waits_for(tmp_path: P
         waiting = await client.lease(0)
         assert waiting.reason == "the trainer's turn: batch 1 is not trained on yet"
     async with serving(config) as client:
-        assert (await client.state()).suspended
+        await client.until(lambda state: state.suspended)
         assert (await client.lease(0)).reason == waiting.reason
 
 
@@ -401,7 +494,7 @@ async def test_a_turn_waits_for_no_dead_worker_and_ends_when_another_has_the_wei
         await client.publish(1)
         while (told := (await client.lease(0)).reason) != nobody:
             assert told == "rollout-0 must take weights v1 first"
-        assert (await client.state()).suspended
+        await client.until(lambda state: state.suspended)  # older ones may come before it
         held = asyncio.create_task(client.must_lease(0))
         while not held.done():
             client.publisher.publish(heartbeat("rollout-1", 1))
@@ -469,6 +562,27 @@ async def test_a_worker_without_a_permit_is_told_who_has_it_and_a_restart_frees_
         assert (await client.sync("rollout-1", 0)).granted
 
 
+async def test_a_database_that_breaks_while_a_worker_waits_for_its_turn_is_what_is_told(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise StoreError("run.db: disk I/O error; free space")
+
+    async def serve() -> None:
+        async with serving(config) as client:
+            await client.publish(1)
+            assert (await client.sync("rollout-0", 0)).granted
+            held = asyncio.create_task(client.sync("rollout-1", 0))
+            assert (await client.sync("rollout-2", -1)).granted  # the one before has arrived, too
+            done = client.tell(sync_done("rollout-0", 1))
+            await asyncio.gather(done, held, return_exceptions=True)
+
+    monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
+    monkeypatch.setattr(Store, "add_sync", broken)
+    with pytest.raises(StoreError, match="free space"):
+        await serve()
+
+
 @pytest.mark.usefixtures("short_holds")
 async def test_a_worker_first_heard_of_after_it_was_given_a_permit_keeps_it(
     config: Config,
@@ -519,7 +633,15 @@ async def test_a_worker_that_never_comes_back_holds_the_others_up_no_longer(
 # --- the end of a run -----------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("short_holds")
+@pytest.fixture
+def time_to_be_told(short_holds: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is over lasts until the tests have seen it, on a busy machine, too."""
+    monkeypatch.setattr(service, "STOP_LEAST_S", 3.0)
+    monkeypatch.setattr(service, "DEAD_AFTER_S", 3.0)
+    monkeypatch.setattr(service, "STOP_S", 2 * DEADLINE_S)
+
+
+@pytest.mark.usefixtures("time_to_be_told")
 async def test_the_run_ends_after_its_updates_and_everybody_is_told(config: Config) -> None:
     config = config.model_copy(update={"train": config.train.model_copy(update={"updates": 1})})
     running = asyncio.create_task(service.run(config, asyncio.Event()))
@@ -538,20 +660,25 @@ async def test_the_run_ends_after_its_updates_and_everybody_is_told(config: Conf
             await running
 
 
-@pytest.mark.usefixtures("short_holds")
+async def beat(client: Client) -> None:
+    """An environment that is heard again and again."""
+    while True:
+        client.beat([])
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.usefixtures("time_to_be_told")
 async def test_a_stop_request_ends_the_run_but_not_before_the_others_have_left(
     config: Config,
 ) -> None:
     running = asyncio.create_task(service.run(config, asyncio.Event()))
     async with connect(config) as client:
         lease = await client.must_lease(0)
-        client.beat([lease.trajectory_id])
-        await client.tell(StopRequest(reason="enough"))
-        assert (await client.lease(1)).reason == "the run is over: enough"
-        await client.hand_in(lease, "pass")  # what is in play may still be handed in
-        for _ in range(10):
-            client.beat([])
-            await asyncio.sleep(0.05)
+        async with background(beat(client)):
+            await client.tell(StopRequest(reason="enough"))
+            assert (await client.lease(1)).reason == "the run is over: enough"
+            await client.hand_in(lease, "pass")  # what is in play may still be handed in
+            await asyncio.sleep(service.STOP_LEAST_S + 0.5)
             assert not running.done()
         async with asyncio.timeout(DEADLINE_S):
             await running
@@ -559,7 +686,7 @@ async def test_a_stop_request_ends_the_run_but_not_before_the_others_have_left(
         assert [t.id for t in reader.trajectories(state="finished")] == [lease.trajectory_id]
 
 
-@pytest.mark.usefixtures("short_holds")
+@pytest.mark.usefixtures("time_to_be_told")
 async def test_a_stop_request_outlives_kill_9_and_then_lets_the_run_go_on(
     config: Config, processes: Processes
 ) -> None:

@@ -16,6 +16,7 @@ from dart_cli.data.curate import Decision, PlannedSample
 from dart_cli.data.groups import Attempt
 from dart_cli.data.migrations import MIGRATIONS
 from dart_cli.data.store import BatchRow, GroupRow, Store, UsageRow, open_reader, open_store
+from envs.base import Task
 from tests.data.parts import (
     make_ledger,
     picture,
@@ -249,6 +250,27 @@ def test_an_older_database_is_migrated_by_the_writer_and_refused_to_readers(run_
         assert reader.total("steps") == 3
 
 
+def test_a_run_of_before_keeps_its_steps_when_instructions_are_added(run_dir: Path) -> None:
+    with open_store(run_dir) as store:
+        fill(store)
+    with sqlite3.connect(run_dir / "run.db") as db:  # as the schema step of instructions found it
+        db.execute("ALTER TABLE steps DROP COLUMN instruction")
+        db.execute("DELETE FROM _sqlite_migrations WHERE name = '0011_step_instruction'")
+    db.close()
+    with open_store(run_dir) as store:
+        task = Task(
+            id="mini/click", suite="mini", instruction="click the {colour} one", max_steps=3
+        )
+        store.begin_run(1, "{}", [task])
+        store.add_lease(Attempt("g1-01", 1, "env-0", 0, 78, 0.0), "g1", 1.0)
+        store.add_step(step_record("g1-01", 0), 9.0)
+        store.commit()
+        assert [step.instruction for step in store.steps("g1-00")] == ["", "", ""]
+        assert store.instruction("mini", "mini/click", ["g1-00"]) == "click the {colour} one"
+        assert store.instruction("mini", "mini/click", ["g1-00", "g1-01"]) == "click the red one"
+        assert store.instruction("mini", "mini/unknown", ["g1-02"]) == ""
+
+
 def test_timelines_say_who_played_when_and_who_answered(run_dir: Path) -> None:
     with open_store(run_dir) as store:
         name = fill(store)
@@ -321,6 +343,20 @@ def test_another_programs_database_is_left_alone(run_dir: Path) -> None:
     db.close()
     with pytest.raises(StoreError, match="not dart's database"):
         open_store(run_dir)
+
+
+def test_a_first_start_that_was_cut_off_is_made_up_for_by_the_next(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_db: Database) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MIGRATIONS._migrations[0], "fn", full)
+        with pytest.raises(StoreError, match="free space"):
+            open_store(run_dir)
+    with open_store(run_dir) as store:
+        fill(store)
 
 
 @pytest.mark.parametrize("damage", ["noise", "header", "truncated"])

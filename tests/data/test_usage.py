@@ -149,12 +149,6 @@ def test_a_late_heartbeat_of_the_predecessor_counts_nothing() -> None:
     assert total(usage) == before
 
 
-def test_gauges_that_are_no_numbers_or_no_times_are_left_out() -> None:
-    usage = Usage()
-    usage.observe(beat(playing=1.0, idle=float("nan")), 1.0)
-    assert total(usage) == {"playing": 1.0}
-
-
 def test_totals_go_on_where_an_earlier_data_process_saved_them(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         usage = Usage(store.usage())

@@ -19,6 +19,7 @@ from dart_cli.config import Config
 from dart_cli.data.store import open_store
 from dart_cli.doctor import machine, run
 from dart_cli.doctor.findings import Finding, guarded, is_healthy, ok, summary
+from dart_cli.process import save_config
 from tests.data.parts import make_ledger, play, small_config
 
 GIB = 2**30
@@ -73,6 +74,17 @@ def test_every_mistake_of_a_configuration_is_told_with_its_cure(
     for part in ("mini/clik", "is no folder: nowhere", "hf download", "eval.seed must be >="):
         assert part in out
     assert "3 things must be mended first" in out
+
+
+def test_a_run_directory_is_examined_as_a_run_and_not_as_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_in(tmp_path, rollout={"engine": "scripted"})
+    with open_store(config.run.dir):
+        save_config(config)
+    assert doctor(config.run.dir, "--play", "--json") == 0
+    found = {each["subject"] for each in json.loads(capsys.readouterr().out)["findings"]}
+    assert {"config", "run directory", "disk", "tasks", "episode"} <= found
 
 
 @pytest.mark.parametrize("content", ["[run]\nder = 3\n", "not toml", None])
@@ -261,6 +273,18 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
             assert f"port {port}: Address already in use" in found.text
     [found] = run.ports(config_in(tmp_path))
     assert found.level == "ok"
+
+
+def test_a_host_that_cannot_be_one_is_named(tmp_path: Path) -> None:
+    [found] = run.ports(config_in(tmp_path, bus={"transport": "tcp", "host": "a..b"}))
+    assert found.level == "error"
+    assert "bus.host a..b, port 7800: it is no name of a host" in found.text
+
+
+def test_a_model_of_a_user_who_is_not_here_has_no_size(tmp_path: Path) -> None:
+    engine = {"engine": "transformers"}
+    config = config_in(tmp_path, model={"path": "~no.such.user/x"}, rollout=engine)
+    assert list(run.model(config)) == []
 
 
 def test_a_model_folder_tells_its_size(tmp_path: Path) -> None:

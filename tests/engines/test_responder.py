@@ -46,3 +46,21 @@ async def test_pixels_are_read_in_the_size_that_the_model_sees_or_not_at_all(
     assert (await responder.answer(screen(560, 336))).text == ""
     with pytest.raises(EngineError, match=r"168x168 screen in 280x280 pixels.*sees it in 168x168"):
         await responder.answer(screen(168, 168))
+
+
+async def test_screens_that_were_looked_at_are_not_read_again(
+    policy: LoadedPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    responder = Responder(policy, ScriptedEngine(lambda _: Script([policy.end_token_ids[0]])))
+    monkeypatch.setattr(policy.images, "cache_bytes", 1)
+    asked = [screen(168, 182 + 14 * each) for each in range(3)]
+    looked_at = [await responder.look(request) for request in asked]
+
+    def never(*_: object) -> None:
+        raise AssertionError("read again")
+
+    monkeypatch.setattr(policy.images, "_prepare", never)
+    for request, images in zip(asked, looked_at, strict=True):
+        completion = await responder.answer(request)
+        assert completion.prompt_token_ids.count(policy.image_token_id) == images[0].tokens
+        assert policy.images.prepare(request.screenshot) is images[0]

@@ -99,7 +99,11 @@ async def test_suspended_and_resumed_elsewhere_the_reply_is_the_same(codec: str)
     async with serving(FAST, codec) as engine:
         straight = [await engine.generate(request) for request in requests]
     found: dict[int, Generation] = {}
-    async with serving(SLOW, codec, max_batch=4) as one, serving(SLOW, codec, max_batch=4) as two:
+    slower = SLOW.model_copy(update={"decode_s": 0.004})
+    async with (
+        serving(slower, codec, max_batch=4) as one,
+        serving(slower, codec, max_batch=4) as two,
+    ):
         engines = [one, two]
         while len(found) < len(requests):
             engine = engines[0]
@@ -150,11 +154,11 @@ async def test_weights_are_taken_in_flight_and_the_versions_cover_the_tokens(
 async def test_a_set_that_is_not_whole_is_refused_while_requests_run(tmp_path: Path) -> None:
     cut, flipped, other = (publish({"w": torch.ones(3)}, tmp_path, i) for i in (1, 2, 3))
     (cut.path / WEIGHTS).write_bytes((cut.path / WEIGHTS).read_bytes()[:-1])
-    (flipped.path / WEIGHTS).write_bytes(b"\0" * flipped.size_bytes)
+    (flipped.path / WEIGHTS).write_bytes((flipped.path / WEIGHTS).read_bytes()[:-4] + b"\0" * 4)
     async with serving(SLOW) as engine:
         asking = asyncio.create_task(engine.generate(ask(1)))
         for path, version, cause in (
-            (cut.path, 1, "bytes, its manifest says"),
+            (cut.path, 1, "bytes, its header says"),
             (flipped.path, 2, "digest differs"),
             (other.path, 4, "says that it is v3"),
             (tmp_path / "absent", 5, "never complete"),

@@ -20,6 +20,7 @@ from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.forward import ModelInputs, logits, masked_logprobs
 from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.weights.file import MANIFEST, WEIGHTS, load, publish
+from tests.engines.exact import Weights, fresh_numbers, put, random_versions
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -41,23 +42,10 @@ async def gather(engine: TransformersEngine, requests: list[GenerateRequest]) ->
     return await asyncio.gather(*(engine.generate(request) for request in requests))
 
 
-@torch.inference_mode()
-def fresh_logprobs(
-    policy: LoadedPolicy, request: GenerateRequest, token_ids: list[int], temperature: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities [A] and entropies [A] by one forward pass: no cache, no batch."""
-    inputs = policy.inputs([request.prompt_token_ids + token_ids], [request.images])
-    values = logits(policy.model, inputs, last=len(token_ids) + 1)[0, :-1]
-    logprobs = masked_logprobs(values, policy.forbidden(values.device), temperature)
-    finite = logprobs.masked_fill(logprobs.isinf(), 0.0)
-    entropies = -(logprobs.exp() * finite).sum(dim=-1)
-    return logprobs.gather(1, torch.tensor(token_ids)[:, None])[:, 0], entropies
-
-
 def assert_exact(
     policy: LoadedPolicy, request: GenerateRequest, generation: Generation, temperature: float
 ) -> None:
-    logprobs, entropies = fresh_logprobs(policy, request, generation.token_ids, temperature)
+    logprobs, entropies = fresh_numbers(policy, request, generation.token_ids, temperature)
     torch.testing.assert_close(
         torch.tensor(generation.behaviour_logprobs), logprobs, atol=1e-5, rtol=0
     )
@@ -112,7 +100,7 @@ async def test_requests_drawn_together_are_one_batch_and_the_same_to_the_last_bi
     for _ in range(2):  # an engine remembers screens, so each begins with none
         async with serving(policy, max_batch=12) as engine:
             drawn.append(await engine.generate_together(requests))
-            assert engine.gauges()["batches"] == 1
+            assert engine.gauges()["prefills"] == 1
     for one, other in zip(*drawn, strict=True):
         assert one.token_ids == other.token_ids
         assert one.behaviour_logprobs == other.behaviour_logprobs
@@ -147,7 +135,7 @@ async def test_tokens_come_as_often_as_their_probability_says(
     for generation in generations:
         seen[generation.token_ids[0]] = seen.get(generation.token_ids[0], 0) + 1
     token, times = max(seen.items(), key=lambda item: item[1])
-    logprobs, _ = fresh_logprobs(policy, requests[0], [token], 0.3)
+    logprobs, _ = fresh_numbers(policy, requests[0], [token], 0.3)
     chance = math.exp(float(logprobs[0]))
     spread = math.sqrt(count * chance * (1 - chance))
     assert abs(times - count * chance) < 4 * spread + 1
@@ -184,31 +172,12 @@ async def test_a_completion_ends_with_the_end_token_or_at_its_length(
     assert {generation.stop for generation in generations} == {"end", "length"}
 
 
-def random_versions(policy: LoadedPolicy, count: int) -> list[dict[str, torch.Tensor]]:
-    """The policy's weights, and others, each a little away from the one before."""
-    generator = torch.Generator().manual_seed(0)
-    versions = [{name: t.clone() for name, t in weight_tensors(policy.model).items()}]
-    while len(versions) < count:
-        versions.append(
-            {
-                name: tensor + 0.02 * torch.randn(tensor.shape, generator=generator)
-                for name, tensor in versions[-1].items()
-            }
-        )
-    return versions
-
-
-def put(policy: LoadedPolicy, tensors: dict[str, torch.Tensor]) -> None:
-    for name, tensor in weight_tensors(policy.model).items():
-        tensor.copy_(tensors[name])
-
-
 @torch.inference_mode()
 def replayed_logprobs(
     policy: LoadedPolicy,
     request: GenerateRequest,
     generation: Generation,
-    versions: list[dict[str, torch.Tensor]],
+    versions: list[Weights],
 ) -> list[float]:
     """Log-probabilities [A] of a completion over one cache that every version adds to in turn."""
     by_token = [span.version for span in generation.version_spans for _ in range(*bounds(span))]
@@ -396,7 +365,7 @@ async def test_resumed_under_other_weights_the_new_tokens_are_those_of_a_fresh_f
                 VersionSpan(version=0, start=0, end=4),
                 VersionSpan(version=1, start=4, end=len(new.token_ids)),
             ]
-            fresh, entropies = fresh_logprobs(policy, request, new.token_ids, 1.0)
+            fresh, entropies = fresh_numbers(policy, request, new.token_ids, 1.0)
             assert new.behaviour_logprobs[4:] == pytest.approx(fresh[4:].tolist(), abs=1e-5)
             assert new.entropies[4:] == pytest.approx(entropies[4:].tolist(), abs=1e-4)
 
@@ -405,7 +374,7 @@ async def test_an_interruption_ends_those_who_wait_and_returns_what_had_ended(
     policy: LoadedPolicy, ask: Asker
 ) -> None:
     policy.end_token_ids = (policy.forbidden_token_ids[0],)
-    short, long = ask(1, max_tokens=1), ask(2, max_tokens=3000)
+    short, *long = ask(1, max_tokens=1), ask(2, max_tokens=3000), ask(4, max_tokens=3000)
     begun_before = Partial(
         token_ids=[30, 31],
         behaviour_logprobs=[-1.0, -2.0],
@@ -413,15 +382,20 @@ async def test_an_interruption_ends_those_who_wait_and_returns_what_had_ended(
         version_spans=[VersionSpan(version=7, start=0, end=2)],
     )
     third = replace(ask(3, max_tokens=50), partial=begun_before)
-    async with serving(policy, max_batch=2, linger_s=0.05) as engine:
-        asks = [asyncio.create_task(engine.generate(each)) for each in (short, long, third)]
-        await until(lambda: engine.gauges()["tokens"] >= 3)
+    async with serving(policy, max_batch=2) as engine:
+        asks = [asyncio.create_task(engine.generate(each)) for each in (short, *long)]
+        await begun(engine, 2)
+        await until(lambda: engine.gauges()["finished"] == 1)
+        await begun(engine, 2)
+        asks.append(asyncio.create_task(engine.generate(third)))
+        await until(lambda: engine.gauges()["waiting"] == 1)
         engine.interrupt()
-        ended, suspended, waited = await asyncio.gather(*asks)
+        ended, *suspended, waited = await asyncio.gather(*asks)
         assert engine.gauges()["finished"] == 1
         assert (await engine.generate(ask(4, max_tokens=2))).stop == "length"
-    assert 2 <= len(suspended.token_ids) < 3000
-    assert suspended.stop == "suspended"
+    for generation in suspended:
+        assert 1 <= len(generation.token_ids) < 3000
+        assert generation.stop == "suspended"
     assert (ended.stop, len(ended.token_ids)) == ("length", 1)
     assert partial_of(waited) == begun_before
     assert waited.stop == "suspended"

@@ -17,6 +17,7 @@ from bus.messages import (
     TrajectoryEnd,
     VersionSpan,
 )
+from dart_cli.env.calls import Deadlines
 from dart_cli.env.episode import Conventions
 from dart_cli.env.threaded import ThreadedEnv
 from dart_cli.policy.codec import make_codec
@@ -114,7 +115,7 @@ class Memory:
 
 def threaded(make: Callable[[], GuiEnv], *, deadline_s: float = 20.0) -> ThreadedEnv:
     return ThreadedEnv(
-        make, name="env-0/0", reset_deadline_s=deadline_s, step_deadline_s=deadline_s
+        make, name="env-0/0", deadlines=Deadlines(deadline_s, deadline_s, deadline_s)
     )
 
 

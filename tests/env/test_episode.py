@@ -74,13 +74,15 @@ async def test_a_shortest_solution_passes_and_every_step_is_handed_in_first() ->
 
 async def test_each_step_asks_with_its_own_seed_and_the_filled_in_instruction() -> None:
     env = mini()
-    policy = Oracle(env)
+    policy, journal = Oracle(env), Memory()
     player = threaded(lambda: env)
-    await play_episode(player, lease(), MENU, policy, Memory(), conventions())
+    await play_episode(player, lease(), MENU, policy, journal, conventions())
     await player.close()
     assert [request.sampling.seed for request in policy.asked] == [1000, 1001]
     assert len({request.instruction for request in policy.asked}) == 1
-    assert "{" not in policy.asked[0].instruction
+    told = policy.asked[0].instruction
+    assert "{" not in told
+    assert [record.instruction for record in journal.steps] == [told, ""]  # once is enough
 
 
 async def test_the_same_lease_shows_the_same_first_screen() -> None:
@@ -164,7 +166,7 @@ async def test_history_shows_the_past_and_the_hashes_say_which_images_were_in_th
         ("step", 1, "env-0/0: step: ZeroDivisionError: a bug of the environment"),
         ("evaluate", 1, "evaluate: KeyError"),
         ("timeout", 1, "step: TimeoutError: the page did not load"),
-        ("hang", 1, "no answer to step in 0.2 s"),
+        ("hang", 1, "no answer to step in 0.4 s"),
     ],
 )
 async def test_what_breaks_in_the_environment_is_invalid_and_never_a_failure(

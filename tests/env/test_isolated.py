@@ -13,24 +13,27 @@ import pytest
 
 from bus.errors import EnvError, NoOracleError, TaskError
 from dart_cli.config import EnvConfig
+from dart_cli.env.calls import Deadlines
 from dart_cli.env.episode import play_episode
 from dart_cli.env.isolated import IsolatedEnv, hosted
-from dart_cli.env.pipe import MOST_BLOB, pack, read
+from dart_cli.env.pipe import MOST_BLOB, pack, read, read_from
 from envs.actions import Click
 from envs.registry import find_task, make_env
 from tests.env.parts import Memory, Says, conventions, lease
 from tests.env.unruly_suite import SUITE, UnrulySuite
-from tests.waiting import until
+from tests.waiting import lives, until
 
 
-def isolated(*, deadline_s: float = 30.0, memory_mb: int = 0) -> IsolatedEnv:
+def isolated(
+    *, deadline_s: float = 30.0, memory_mb: int = 0, max_processes: int = 0
+) -> IsolatedEnv:
     return IsolatedEnv(
         SUITE,
         {},
         name="env-0/0",
-        reset_deadline_s=30.0,
-        step_deadline_s=deadline_s,
+        deadlines=Deadlines(30.0, deadline_s, deadline_s),
         memory_mb=memory_mb,
+        max_processes=max_processes,
     )
 
 
@@ -39,14 +42,6 @@ async def play(env: IsolatedEnv, kind: str) -> tuple[str, str, str]:
     task = UnrulySuite.tasks[f"unruly/{kind}"]
     end = await play_episode(env, lease(), task, Says("click(30,30)"), Memory(), conventions())
     return end.outcome, end.stop_reason, end.reason
-
-
-def lives(pid: int) -> bool:
-    """Whether there is such a process, a zombie not among them."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 async def test_whatever_it_does_to_itself_the_slot_plays_on_with_a_fresh_one() -> None:
@@ -96,6 +91,21 @@ async def test_one_that_eats_memory_meets_its_bound_and_the_slot_plays_on() -> N
     await env.close()
 
 
+async def test_one_that_starts_processes_without_end_is_ended_with_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "pid"
+    monkeypatch.setenv("UNRULY_PID", str(told))
+    env = isolated(max_processes=20)
+    outcome, stop, reason = await play(env, "step-fork")
+    assert (outcome, stop) == ("invalid", "environment")
+    assert "had more processes than env.max_processes" in reason
+    await until(lambda: not lives(int(told.read_text())))
+    await env.renew()
+    assert (await play(env, "well"))[0] == "pass"
+    await env.close()
+
+
 async def test_it_plays_as_one_in_a_thread_does() -> None:
     task, plain = find_task("mini", "mini/popup"), make_env("mini", encoding="jpeg")
     env = hosted(
@@ -133,6 +143,8 @@ async def test_a_cancelled_call_leaves_no_process_and_no_half_answer() -> None:
     call = asyncio.create_task(env.step(Click(x=1, y=1)))
     await asyncio.sleep(0.05)
     call.cancel()
+    await asyncio.sleep(0.05)
+    call.cancel()  # while the process is being ended
     with pytest.raises(asyncio.CancelledError):
         await call
     assert not lives(pid)
@@ -168,9 +180,35 @@ async def test_it_ends_with_all_it_started_when_the_slots_process_is_killed(
     await until(lambda: not any(map(lives, pids)))
 
 
+def test_it_ends_with_all_it_started_when_nobody_hears_its_answer_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = tmp_path / "pid"
+    monkeypatch.setenv("UNRULY_PID", str(daemon))
+    about = {"suite": SUITE, "options": {}, "memory_mb": 0, "max_processes": 0}
+    reset = {"call": "reset", "task": "unruly/reset-daemon", "seed": 0}
+    child = subprocess.Popen(
+        [sys.executable, "-m", "dart_cli.env.child"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    with child.stdin:
+        child.stdin.write(pack(about) + pack(reset))
+        child.stdin.flush()
+        assert read_from(child.stdout) is not None
+        child.stdout.close()  # as when the slot was killed while a call was out
+        child.stdin.write(pack({"call": "evaluate"}))
+        child.stdin.flush()
+        child.wait()
+    asyncio.run(until(lambda: not lives(int(daemon.read_text()))))
+
+
 async def test_options_must_be_plain_values() -> None:
     with pytest.raises(TaskError, match="for another process"):
-        IsolatedEnv("mini", {"size": object()}, name="x", reset_deadline_s=1, step_deadline_s=1)
+        IsolatedEnv("mini", {"size": object()}, name="x", deadlines=Deadlines(1, 1, 1))
 
 
 async def test_a_frame_beyond_the_bound_is_refused_before_it_is_read() -> None:

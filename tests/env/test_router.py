@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -53,6 +53,28 @@ class Rollout:
     async def kill(self) -> None:
         await self.replier.close(linger_s=0)
         await self.task
+
+
+class Waits:
+    """Notes what is told to be waited for, and since when."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.since: list[float | None] = []
+
+    @contextmanager
+    def waiting(
+        self,
+        what: str,
+        deadline_s: float | None = None,
+        *,
+        on: str = "",
+        since: float | None = None,
+    ) -> Iterator[None]:
+        assert on == "rollout"
+        self.told += [] if self.told[-1:] == [what] else [what]
+        self.since.append(since)
+        yield
 
 
 @asynccontextmanager
@@ -239,6 +261,21 @@ async def test_a_worker_that_appears_late_answers_what_waited_for_it(tmp_path: P
         await ready
         assert (await ask).text == "rollout-9"
         await late.kill()
+
+
+async def test_a_wait_for_the_first_worker_says_what_to_start_or_what_that_waits_for() -> None:
+    waits = Waits()
+    router = RolloutRouter("env-0", 5.0, waits=waits)
+    ready = asyncio.create_task(router.wait_ready())
+    await until(lambda: waits.told == ["a rollout worker: start `dart rollout`"])
+    loading = heartbeat("rollout-0", "ipc:///nowhere", state="starting")
+    router.observe(loading.model_copy(update={"waiting_for": "the model to load"}))
+    await until(lambda: waits.told[-1] == "rollout-0 to be ready: it waits for the model to load")
+    router.observe(loading)
+    await until(lambda: waits.told[-1] == "rollout-0 to be ready: it is starting")
+    assert len(set(waits.since)) == 1, "one wait, whatever it is called"
+    ready.cancel()
+    await router.close()
 
 
 async def test_without_a_worker_the_deadline_says_what_to_start(tmp_path: Path) -> None:

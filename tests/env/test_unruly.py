@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import io
 import threading
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from bus.errors import EnvError
+from dart_cli.env import calls
 from dart_cli.env.episode import play_episode
 from dart_cli.env.threaded import MOST_HUNG, ThreadedEnv
-from envs.actions import Click, Done
-from envs.base import Task
+from envs.actions import Action, Click, Done
+from envs.base import Observation, Task, Verdict
 from tests.env.parts import Memory, Says, conventions, lease, threaded
-from tests.env.unruly_suite import Unruly, UnrulySuite
+from tests.env.unruly_suite import SCREEN, Unruly, UnrulySuite
+
+
+class Told(Unruly):
+    """Well, but for the info that its reset gives."""
+
+    def __init__(self, info: dict[str, Any]) -> None:
+        super().__init__()
+        self.info = info
+
+    def reset(self, **given: Any) -> tuple[Observation, dict[str, Any]]:
+        return super().reset(**given)[0], self.info
 
 
 def task(kind: str) -> Task:
@@ -48,6 +65,103 @@ async def test_whatever_an_environment_does_its_episode_is_invalid_and_the_next_
     assert where in reason
     await player.renew()
     assert (await play(player, "well"))[0] == "pass"
+    await player.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"screenshot": bytearray(SCREEN.screenshot)}, "screenshot must be bytes, got bytearray"),
+        ({"media_type": None}, "media_type must be str, got NoneType"),
+        ({"width": np.int64(32)}, "width must be int, got int64"),
+        ({"height": True}, "height must be int, got bool"),
+        ({"height": 0}, "32x0 pixels"),
+        ({"screenshot": b"xx"}, "a screenshot of 2 bytes is no PNG or JPEG image"),
+        ({"screenshot": SCREEN.screenshot[:20]}, "screenshot"),
+        ({"width": 64}, "64x32 pixels, its screenshot has 32x32"),
+    ],
+)
+@pytest.mark.parametrize("where", ["reset", "step"])
+async def test_a_screen_of_other_types_makes_its_episode_invalid_and_says_which(
+    where: str, wrong: dict[str, Any], said: str
+) -> None:
+    screen = replace(SCREEN, **wrong)
+
+    class Wrong(Unruly):
+        def reset(self, **given: Any) -> tuple[Observation, dict[str, Any]]:
+            seen, info = super().reset(**given)
+            return screen if where == "reset" else seen, info
+
+        def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+            return screen, *super().step(action)[1:]
+
+    player = threaded(Wrong)
+    outcome, stop, reason = await play(player, "well")
+    assert (outcome, stop) == ("invalid", "environment")
+    assert where in reason
+    assert said in reason
+    await player.close()
+
+
+@pytest.mark.parametrize("encoding", ["JPEG", "WEBP", "PNG"])
+async def test_a_screen_of_any_encoding_that_the_policy_reads_is_played(encoding: str) -> None:
+    encoded = io.BytesIO()
+    Image.new("RGB", (32, 32), "white").save(encoded, encoding)
+    screen = Observation(encoded.getvalue(), f"image/{encoding.lower()}", 32, 32)
+
+    class Other(Unruly):
+        def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+            return screen, *super().step(action)[1:]
+
+    player = threaded(Other)
+    assert (await play(player, "well"))[0] == "pass"
+    await player.close()
+
+
+@pytest.mark.parametrize(
+    ("template", "info", "told"),
+    [
+        ("click", {}, "click"),
+        ("click {colour}", {"instruction": "click red"}, "click red"),
+        ("write {}", {}, "write {}"),
+    ],
+)
+def test_an_instruction_is_the_tasks_own_where_reset_gives_none_and_no_field_is_left(
+    template: str, info: dict[str, Any], told: str
+) -> None:
+    assert calls.reset(Told(info), replace(task("well"), instruction=template), 0)[1] == told
+
+
+@pytest.mark.parametrize("info", [{}, {"instruction": None}])
+def test_a_reset_that_leaves_fields_of_the_instruction_open_is_refused(
+    info: dict[str, Any],
+) -> None:
+    asked = replace(task("well"), instruction="click the {colour} button")
+    with pytest.raises(EnvError, match=r"reset gave no info\['instruction'\].*fill in its fields"):
+        calls.reset(Told(info), asked, 0)
+
+
+async def test_names_that_are_no_utf_8_can_be_told() -> None:
+    class Wrong(Unruly):
+        def evaluate(self) -> Verdict:
+            return Verdict("fail", "no file na\udcefve.txt")
+
+    player = threaded(Wrong)
+    assert (await play(player, "well"))[2] == "no file na?ve.txt"
+    await player.close()
+    _, instruction = calls.reset(Told({"instruction": "open na\udcefve.txt"}), task("well"), 0)
+    assert instruction == "open na?ve.txt"
+
+
+async def test_a_verdict_without_a_reason_makes_its_episode_invalid() -> None:
+    class Wrong(Unruly):
+        def evaluate(self) -> Verdict:
+            return Verdict("fail", None)  # type: ignore[arg-type]
+
+    player = threaded(Wrong)
+    outcome, stop, reason = await play(player, "well")
+    assert (outcome, stop) == ("invalid", "environment")
+    assert "Verdict.reason must be str, got NoneType" in reason
     await player.close()
 
 

@@ -26,6 +26,7 @@ from bus.messages import (
     TrajectoryEnd,
 )
 from bus.sockets import Forwarder, Publisher, Replier, Subscriber
+from dart_cli import hearing
 from dart_cli.config import Config, run_endpoints
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, random_clicks
 from dart_cli.env import isolated, link, worker
@@ -212,6 +213,15 @@ async def test_processes_start_in_any_order_and_waits_are_told(config: Config) -
     await data.close()
 
 
+async def test_it_is_told_that_no_data_process_is_heard(
+    config: Config, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hearing, "AGAIN_S", 0.0)
+    async with env_process(config):
+        await until(lambda: caplog.text.count("has heard nothing of dart data at ipc://") >= 2)
+    assert "start it: `dart data CONFIG`" in caplog.text
+
+
 async def test_play_goes_on_when_data_is_restarted(config: Config) -> None:
     first, rollout = Data(config), Rollout(config)
     async with env_process(config):
@@ -348,7 +358,13 @@ async def test_an_environment_that_breaks_gives_invalid_episodes_and_is_made_ane
 async def test_an_unruly_environment_costs_its_slot_alone_which_is_restarted_and_counted(
     config: Config,
 ) -> None:
-    env = {"suite": SUITE, "slots": 2, "reset_deadline_s": 0.3, "step_deadline_s": 0.3}
+    env = {
+        "suite": SUITE,
+        "slots": 2,
+        "reset_deadline_s": 0.3,
+        "step_deadline_s": 0.3,
+        "evaluate_deadline_s": 0.3,
+    }
     config = config.model_copy(update={"env": config.env.model_copy(update=env)})
     data, rollout = Data(config), Rollout(config)
     data.task_id = "unruly/well"

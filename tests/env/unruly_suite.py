@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from PIL import Image
@@ -24,7 +25,7 @@ SUITE = f"{__file__}:UnrulySuite"
 """What `env.suite` calls it."""
 
 WHERE = ("reset", "step", "evaluate", "close", "solve")
-HOW = ("raise", "exit", "stop", "none", "hang", "spin", "eat", "die", "daemon")
+HOW = ("raise", "exit", "stop", "none", "hang", "spin", "eat", "die", "daemon", "fork")
 
 
 def _screen() -> bytes:
@@ -64,6 +65,12 @@ class Unruly:
             subprocess.run(["sh", "-c", command], check=False)
             time.sleep(3600 if where == "step" else 0)
             return False
+        if how == "fork":
+            first = subprocess.Popen(["sleep", "3600"])
+            Path(os.environ["UNRULY_PID"]).write_text(str(first.pid))
+            while True:
+                subprocess.Popen(["sleep", "3600"])
+                time.sleep(0.02)  # or the machine has thousands before anybody looks
         if how == "spin":
             while True:
                 pass

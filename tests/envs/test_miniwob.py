@@ -5,6 +5,7 @@ The real browser plays; where it or the package is not installed, these tests ar
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import signal
@@ -33,8 +34,14 @@ from envs.actions import (
     Wait,
 )
 from envs.base import GuiEnv, Observation, Solvable
+from envs.miniwob.browser import SPARE_PAGES
 from envs.miniwob.env import MiniwobEnv, MiniwobSuite, find_pages
-from envs.miniwob.process import PROFILE_PREFIX, find_chromium, remove_stale_profiles
+from envs.miniwob.process import (
+    PROFILE_PREFIX,
+    BrowserProcess,
+    find_chromium,
+    remove_stale_profiles,
+)
 from envs.miniwob.tasks import PAGES, RELOADED, TASKS
 from envs.registry import check_parts, make_env
 
@@ -78,7 +85,7 @@ def processes_of(browser: int) -> list[int]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
             except OSError:
                 continue
             if int(fields[2]) == browser and fields[0] != "Z":
@@ -89,6 +96,10 @@ def processes_of(browser: int) -> list[int]:
 def browser_of(env: MiniwobEnv) -> int:
     assert env._page is not None
     return env._page.browser.pid
+
+
+def command_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
 
 def profiles() -> set[Path]:
@@ -178,6 +189,39 @@ def test_a_seed_repeats_pixel_by_pixel_whatever_was_played_before(
     assert play(13, "same")[0] != first[0]
 
 
+def test_a_task_that_comes_back_finds_its_page_loaded_and_few_pages_are_kept() -> None:
+    env = MiniwobSuite().make_env()
+    try:
+        begin(env, "click-test")
+        value(env, "window.mark = 5")
+        begin(env, "enter-text")
+        begin(env, "click-test")
+        assert value(env, "window.mark") == 5
+        for page in ("click-color", "click-shape", "use-slider", "click-button", "click-tab"):
+            begin(env, page)
+        assert env._page is not None
+        targets = env._page.browser.call("Target.getTargets")["targetInfos"]
+        assert sum(target["type"] == "page" for target in targets) <= 1 + SPARE_PAGES
+    finally:
+        env.close()
+
+
+def test_a_page_that_crashed_while_nobody_played_it_costs_no_episode() -> None:
+    env = MiniwobSuite().make_env()
+    try:
+        begin(env, "click-test")
+        kept = env._page
+        begin(env, "enter-text")
+        assert kept is not None
+        with pytest.raises(EnvError):
+            kept._session.call("Page.crash")
+        first = begin(env, "click-test")
+        assert env._page is not kept
+        assert first.screenshot == begin(env, "click-test").screenshot
+    finally:
+        env.close()
+
+
 def test_how_long_a_policy_thinks_changes_nothing(env: MiniwobEnv) -> None:
     """A page's clock goes on by steps only: nothing moves meanwhile."""
     screen = begin(env, "moving-items")
@@ -226,6 +270,28 @@ def test_every_kind_of_input_reaches_the_page(env: MiniwobEnv) -> None:
     assert {"mousedown", "mousemove", "mouseup"} <= heard(Drag(path=[(5, 190), (90, 200)]))
     assert "wheel" in heard(Scroll(x=80, y=150, dy=1))
     assert heard(Wait(seconds=0)) == set()
+
+
+def test_a_time_is_typed_as_people_write_it(env: MiniwobEnv) -> None:
+    begin(env, "enter-time")
+    value(env, "document.querySelector('#tt').focus()")
+    env.step(Type(text="7:55 PM"))
+    assert value(env, "document.querySelector('#tt').value") == "19:55"
+
+
+@pytest.mark.parametrize("kind", ["color", "date", "datetime-local", "month", "time", "week"])
+def test_no_field_opens_a_window_of_its_own(env: MiniwobEnv, kind: str) -> None:
+    begin(env, "enter-time")
+    left, top, right, bottom = value(
+        env,
+        f"(() => {{ const field = document.querySelector('#tt'); field.type = '{kind}'; "
+        "field.focus(); const box = field.getBoundingClientRect(); "
+        "return [box.left, box.top, box.right, box.bottom].map(Math.round); })()",
+    )  # type: ignore[misc]
+    for keys in (["space"], ["f4"], ["alt", "down"], ["alt", "up"], ["enter"]):
+        env.step(KeyPress(keys=keys))
+    for x in range(left + 4, right, 4):
+        env.step(Click(x=x, y=(top + bottom) // 2))
 
 
 def test_slots_do_not_share_a_clipboard() -> None:
@@ -303,11 +369,35 @@ def test_a_partial_reward_is_no_pass(env: MiniwobEnv) -> None:
 
 
 def test_leaving_the_page_fails(env: MiniwobEnv) -> None:
+    for _ in range(5):  # the new document comes before, within or after a step
+        begin(env, "click-test")
+        value(env, "location.search = '?elsewhere', 0")
+        until = time.monotonic() + 20
+        while not env.step(Wait(seconds=0))[2]:
+            assert time.monotonic() < until, "the page was never left"
+        verdict = env.evaluate()
+        assert verdict.outcome == "fail"
+        assert "left" in verdict.reason
+
+
+@pytest.mark.parametrize("elsewhere", ["about:blank", "enter-text.html"])
+def test_the_episode_after_a_page_was_left_is_played_on_its_own(
+    env: MiniwobEnv, elsewhere: str
+) -> None:
     begin(env, "click-test")
-    value(env, "location.search = '?elsewhere', 0")
+    value(env, f"location.href = {elsewhere!r}, 0")
     until = time.monotonic() + 20
-    while value(env, "location.search") != "?elsewhere" and time.monotonic() < until:
-        time.sleep(0.01)
+    while not env.step(Wait(seconds=0))[2]:
+        assert time.monotonic() < until, "the page was never left"
+    assert "left" in env.evaluate().reason
+    assert solve(env, "click-test", 7) == "pass"
+
+
+def test_a_step_that_a_new_document_cuts_off_fails_too(env: MiniwobEnv) -> None:
+    begin(env, "click-test")
+    waits = "{complete: false, decode: () => new Promise(() => 0)}"  # an image that never comes
+    leaves = f"location.search = '?elsewhere'; return [{waits}]"
+    value(env, f"Object.defineProperty(document, 'images', {{get() {{ {leaves} }}}}), 0")
     assert env.step(Wait(seconds=0))[2]
     assert "left" in env.evaluate().reason
 
@@ -412,6 +502,34 @@ def test_no_browser_outlives_a_killed_process() -> None:
     assert profiles() - before  # what nobody could remove
     remove_stale_profiles()
     assert profiles() <= before
+
+
+def test_a_profile_that_is_taken_for_a_stale_one_while_it_is_made_is_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    locks, lock = iter([remove_stale_profiles]), fcntl.flock
+
+    def late(descriptor: int, how: int) -> None:
+        if how == fcntl.LOCK_EX:
+            next(locks, lambda: None)()  # what another process does meanwhile
+        lock(descriptor, how)
+
+    monkeypatch.setattr("envs.miniwob.process.fcntl.flock", late)
+    browser = BrowserProcess(find_chromium(), 1.0)
+    assert next(locks, None) is None
+    assert [path for path in profiles() if f"--user-data-dir={path}" in command_of(browser.pid)]
+    browser.close()
+
+
+def test_a_browser_that_cannot_be_started_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = descriptors()
+    for _ in range(3):
+        with pytest.raises(EnvError, match="cannot start"):
+            BrowserProcess(tmp_path / "nothing", 1.0)
+    assert descriptors() == before
 
 
 # --- mistakes -----------------------------------------------------------------------------------

@@ -102,6 +102,23 @@ def test_a_suite_in_a_package_is_named_by_its_import_path(
     assert load_suite("own:MySuite").name == "own"
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("\nx = 1 / 0\n", r"ZeroDivisionError: division by zero \(line 2\)"),
+        ("def x(:\n", r"SyntaxError: .*\(line 1\)"),
+        ("import no_such_package\n", "no module 'no_such_package'; install it"),
+    ],
+)
+def test_a_module_that_does_not_load_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, told: str
+) -> None:
+    (tmp_path / "does_not_load.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(TaskError, match=f"suite does_not_load:MySuite: .*{told}"):
+        load_suite("does_not_load:MySuite")
+
+
 def test_two_files_of_the_same_name_do_not_meet(tmp_path: Path) -> None:
     suites = []
     for folder in ("a", "b"):
@@ -117,6 +134,8 @@ def test_two_files_of_the_same_name_do_not_meet(tmp_path: Path) -> None:
     [
         ("no_such_package.at_all:X", "cannot import no_such_package.at_all"),
         ("nowhere/own.py:X", "no file nowhere/own.py"),
+        (":MySuite", "'' is no module; name my_package.my_module:MySuite"),
+        ("..own:MySuite", "'..own' is no module"),
         ("{file}:MySiute", "did you mean 'MySuite'"),
         ("{file}:NoSuite", "is no Suite; it needs name, tasks and make_env"),
     ],

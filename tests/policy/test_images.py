@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import zlib
 
 import pytest
 import torch
@@ -105,6 +106,16 @@ def test_the_cache_returns_the_same_patches_and_stays_within_its_bound() -> None
     assert torch.equal(preparer.prepare(blobs[0]).patches, first.patches)
 
 
+def test_what_somebody_holds_is_found_though_the_cache_has_let_it_go() -> None:
+    preparer = ImagePreparer(PROCESSORS["tiny"], cache_bytes=1)
+    blobs = [encoded(noise(168, 168 + 14 * i)) for i in range(3)]
+    held = [preparer.prepare(blob) for blob in blobs]
+    assert len(preparer._cache) == 1
+    assert all(preparer.prepare(blob) is image for blob, image in zip(blobs, held, strict=True))
+    del held
+    assert len(preparer._known) == 1
+
+
 def test_bytes_that_are_no_image_are_refused() -> None:
     preparer = ImagePreparer(PROCESSORS["tiny"])
     with pytest.raises(EngineError, match="no PNG or JPEG"):
@@ -113,7 +124,27 @@ def test_bytes_that_are_no_image_are_refused() -> None:
         preparer.token_count(b"not an image")
 
 
-def test_a_cut_off_image_is_refused() -> None:
-    blob = encoded(noise(168, 168))
-    with pytest.raises(EngineError):
-        ImagePreparer(PROCESSORS["tiny"]).prepare(blob[: len(blob) // 2])
+def broken_images() -> dict[str, bytes]:
+    whole = encoded(noise(400, 400))
+    chunk = whole.rindex(b"IDAT")
+    header = bytearray(encoded(noise(8, 8)))
+    header[16:24] = (30_000).to_bytes(4, "big") * 2
+    header[29:33] = zlib.crc32(header[12:29]).to_bytes(4, "big")
+    return {
+        "cut off": whole[: len(whole) // 2],
+        "an unknown chunk": whole[:chunk] + b"\x01\x02\x03\x04" + whole[chunk + 4 :],
+        "one pixel wide": encoded(noise(1, 300)),
+        "a bomb": bytes(header),
+    }
+
+
+@pytest.mark.parametrize("kind", broken_images())
+def test_a_broken_image_is_refused(kind: str) -> None:
+    with pytest.raises(EngineError, match="must send whole images"):
+        ImagePreparer(PROCESSORS["tiny"]).prepare(broken_images()[kind])
+
+
+@pytest.mark.parametrize("kind", ["one pixel wide", "a bomb"])
+def test_a_size_that_cannot_be_is_refused_by_its_header(kind: str) -> None:
+    with pytest.raises(EngineError, match="impossible size"):
+        ImagePreparer(PROCESSORS["tiny"]).token_count(broken_images()[kind])

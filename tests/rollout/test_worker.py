@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import re
 import signal
 import subprocess
 import sys
@@ -16,11 +17,12 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
-from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT, Endpoints
+from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT, TRAIN, Endpoints
 from bus.errors import (
     ConfigError,
     DeadlineError,
     EngineError,
+    EngineGoneError,
     ModelError,
     RefusedError,
     StoreError,
@@ -41,13 +43,16 @@ from bus.messages import (
 )
 from bus.sockets import Forwarder, Publisher, Replier, Requester, Subscriber
 from dart_cli.config import (
+    BusConfig,
     Config,
     ModelConfig,
     PolicyConfig,
     RolloutConfig,
     RunConfig,
     TimingConfig,
+    WeightsConfig,
 )
+from dart_cli.engines.base import UpdateTiming, WeightSource
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, say
 from dart_cli.policy.codec import make_codec
 from dart_cli.policy.frames import make_frame
@@ -57,7 +62,9 @@ from dart_cli.rollout import sync
 from dart_cli.rollout import worker as rollout_worker
 from dart_cli.rollout.worker import Model, run
 from dart_cli.tasks import background
+from dart_cli.train.loop import make_channel
 from dart_cli.weights.base import Published
+from dart_cli.weights.collective import CollectiveChannel
 from dart_cli.weights.file import WEIGHTS, FileChannel, publish
 from tests.waiting import until
 
@@ -118,9 +125,11 @@ class Data:
             while not condition():
                 await self._heard.wait()
 
-    async def heard(self, condition: Callable[[Heartbeat], bool]) -> Heartbeat:
+    async def heard(
+        self, condition: Callable[[Heartbeat], bool], deadline_s: float = 60.0
+    ) -> Heartbeat:
         """The first heartbeat that meets `condition`."""
-        await self.until(lambda: self.newest is not None and condition(self.newest))
+        await self.until(lambda: self.newest is not None and condition(self.newest), deadline_s)
         assert self.newest is not None
         return self.newest
 
@@ -259,6 +268,15 @@ async def test_nothing_is_answered_before_the_first_weights(config: Config) -> N
         } <= set(heartbeat.gauges)
 
 
+async def test_it_is_told_that_no_data_process_is_heard(
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    impatient = config.model_copy(update={"bus": BusConfig(deadline_s=0.1)})
+    async with worker(scripted(impatient)):
+        await until(lambda: "has heard nothing of dart data at ipc://" in caplog.text)
+    assert "start it: `dart data CONFIG`" in caplog.text
+
+
 async def test_the_end_of_the_run_ends_the_worker(config: Config) -> None:
     async with telemetry(config.run.dir) as data, worker(scripted(config)) as task:
         await data.heard(lambda hb: hb.role == "rollout")
@@ -277,7 +295,7 @@ async def test_a_refused_set_leaves_the_old_weights_serving_and_says_why(config:
         (bad.path / WEIGHTS).write_bytes(b"\0" * bad.size_bytes)
         data.announce(bad)
         heartbeat = await data.heard(lambda hb: "v2 refused" in hb.waiting_for)
-        assert "the digest differs" in heartbeat.waiting_for
+        assert "no safetensors file" in heartbeat.waiting_for
         assert (heartbeat.state, heartbeat.policy_version) == ("ready", 1)
         during = await client.request(act_request("t", 1), deadline_s=60)
         assert isinstance(before, Completion)
@@ -287,6 +305,46 @@ async def test_a_refused_set_leaves_the_old_weights_serving_and_says_why(config:
         data.announce(publish(weights_of(config), weights, 3))
         heartbeat = await data.heard(lambda hb: hb.policy_version == 3)
         assert heartbeat.waiting_for == ""
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [WeightsConfig(delta=True), WeightsConfig(channel="collective")],
+    ids=["delta", "collective"],
+)
+async def test_other_channels_serve_and_refuse_as_files_do(
+    config: Config, weights: WeightsConfig
+) -> None:
+    config = config.model_copy(update={"weights": weights})
+    channel = make_channel(config)
+    good = weights_of(config)
+    moved = {name: tensor + 1e-4 for name, tensor in good.items()}
+    poisoned = {name: tensor * float("nan") for name, tensor in good.items()}
+    async with contextlib.AsyncExitStack() as stack:
+        data = await stack.enter_async_context(telemetry(config.run.dir))
+        if isinstance(channel, CollectiveChannel):
+            replier = Replier(Endpoints(config.run.dir).address(TRAIN))
+            await stack.enter_async_context(replier)
+            await stack.enter_async_context(background(replier.serve(channel.answer)))
+        await stack.enter_async_context(worker(config))
+        client = await stack.enter_async_context(asks(config))
+        data.announce(channel.resume(good, 0))
+        await data.heard(lambda hb: hb.policy_version == 0)
+        data.announce(channel.publish(moved, 1))
+        await data.heard(lambda hb: hb.policy_version == 1)
+        data.announce(channel.publish(poisoned, 2))
+        heartbeat = await data.heard(lambda hb: "v2 refused" in hb.waiting_for)
+        assert "has values that are not finite" in heartbeat.waiting_for
+        reply = await client.request(act_request("t", 1), deadline_s=60)
+        assert isinstance(reply, Completion)
+        assert [span.version for span in reply.version_spans] == [1]
+        data.announce(channel.publish(good, 3))
+        await data.heard(lambda hb: hb.policy_version == 3 and not hb.waiting_for)
+        await data.until(lambda: len(data.done) == 4)
+        assert [bool(done.error) for done in data.done] == [False, False, True, False]
+        assert all(done.error or done.transfer_s > 0 for done in data.done)
+    assert not (config.run.dir / "copies" / "rollout-0").exists()
+    channel.close()
 
 
 async def test_the_worker_takes_what_the_permit_names_and_skips_what_is_in_between(
@@ -461,6 +519,50 @@ async def test_a_worker_whose_engine_fails_ever_again_ends_and_one_that_recovers
                 await running
 
 
+async def test_a_worker_whose_engine_is_gone_ends_at_once(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = ScriptedEngine(lambda _: say("click(1,2)"), policy_version=-1)
+
+    class Gone(ScriptedResponder):
+        async def answer(self, request: ActRequest) -> Completion:
+            raise EngineGoneError("its processes have died")
+
+    monkeypatch.setattr(rollout_worker, "load_model", lambda _: Model(engine, Gone(engine)))
+    async with telemetry(config.run.dir) as data, asks(config) as client:
+        running = asyncio.create_task(run(config, "rollout-0", asyncio.Event()))
+        data.announce(tiny_set(config.run.dir / "weights", 1))
+        with contextlib.suppress(EngineGoneError, DeadlineError):
+            await client.request(act_request("t", 0), deadline_s=20)
+        async with asyncio.timeout(20):
+            with pytest.raises(EngineError, match="have died"):
+                await running
+
+
+async def test_a_worker_whose_engine_breaks_as_it_takes_weights_says_so_and_ends(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Breaks(ScriptedEngine):
+        async def update_weights(self, source: WeightSource, policy_version: int) -> UpdateTiming:
+            if policy_version > 1:
+                raise EngineGoneError("its tensors are of two versions")
+            return await super().update_weights(source, policy_version)
+
+    engine = Breaks(lambda _: say("click(1,2)"), policy_version=-1)
+    model = Model(engine, ScriptedResponder(engine))
+    monkeypatch.setattr(rollout_worker, "load_model", lambda _: model)
+    weights = config.run.dir / "weights"
+    async with telemetry(config.run.dir) as data:
+        running = asyncio.create_task(run(config, "rollout-0", asyncio.Event()))
+        data.announce(tiny_set(weights, 1))
+        await data.heard(lambda hb: hb.state == "ready")
+        data.announce(tiny_set(weights, 2))
+        async with asyncio.timeout(20):
+            with pytest.raises(EngineGoneError, match="two versions"):
+                await running
+        assert [done.error for done in data.done] == ["", "its tensors are of two versions"]
+
+
 def partial_of(completion: Completion) -> Partial:
     return Partial(
         token_ids=completion.token_ids,
@@ -508,7 +610,7 @@ async def test_publication_under_load_loses_no_request(config: Config) -> None:
             asks(config) as client,
         ):
             data.announce(channel.publish(tensors, 0))
-            await data.heard(lambda hb: hb.state == "ready")
+            await data.heard(lambda hb: hb.state == "ready", 90)
             async with asyncio.TaskGroup() as group:
                 for index in versions:
                     group.create_task(ask(client, index))
@@ -520,6 +622,7 @@ async def test_publication_under_load_loses_no_request(config: Config) -> None:
             assert await asyncio.to_thread(process.wait, 20) == 0
     finally:
         process.kill()
+        process.wait()  # or another test is told that it runs still
     for seen in versions.values():
         assert seen == sorted(seen)
     assert len(set().union(*map(set, versions.values()))) > 2
@@ -563,12 +666,14 @@ async def test_a_worker_that_is_told_to_stop_while_it_loads_ends_cleanly(
             assert process.stdout is not None
             await asyncio.to_thread(process.stdout.readline)
         else:  # somewhere in the imports
-            await until((config.run.dir / "workers").exists)
+            address = Endpoints(config.run.dir).address("rollout-0")
+            await until(Path(address.removeprefix("ipc://")).exists)  # signals are heard by now
             await asyncio.sleep(after_s)
         process.send_signal(signal.SIGTERM)
         _, errors = await asyncio.to_thread(process.communicate, timeout=30)
     finally:
         process.kill()
+        process.wait()  # or another test is told that it runs still
     assert process.returncode == 0, errors.decode()
     assert b"did not end" not in errors
 
@@ -581,9 +686,10 @@ def test_a_folder_that_is_no_model_is_named(config: Config, tmp_path: Path) -> N
         asyncio.run(run(broken, "rollout-0", asyncio.Event()))
 
 
-async def test_a_host_that_cannot_be_reached_is_named(config: Config) -> None:
+@pytest.mark.parametrize("host", ["no.such.host.", "a..b"])
+async def test_a_host_that_cannot_be_reached_is_named(config: Config, host: str) -> None:
     beyond = config.model_copy(
-        update={"bus": config.bus.model_copy(update={"transport": "tcp", "host": "no.such.host."})}
+        update={"bus": config.bus.model_copy(update={"transport": "tcp", "host": host})}
     )
-    with pytest.raises(ConfigError, match=r"bus\.host = 'no\.such\.host\.' cannot be reached"):
+    with pytest.raises(ConfigError, match=rf"bus\.host = '{re.escape(host)}' cannot be reached"):
         await run(beyond, "rollout-0", asyncio.Event())

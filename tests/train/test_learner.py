@@ -504,6 +504,25 @@ def test_a_demonstration_joins_a_batch_without_log_probabilities(
     assert any(not torch.equal(gradient[name], other_gradient[name]) for name in gradient)
 
 
+def test_each_step_is_told_how_far_trainer_and_engine_are_apart(
+    config: Config, batches: list[Batch]
+) -> None:
+    samples = [sample for sample in batches[0].samples if sample.weight][:3]
+    off = [value - 0.25 for value in samples[0].behaviour_logprobs]
+    unknown = {"behaviour_logprobs": [], "version_spans": []}
+    given = [
+        samples[0].model_copy(update={"behaviour_logprobs": off}),
+        samples[1],
+        samples[2].model_copy(update=unknown),
+    ]
+    batch = batches[0].model_copy(update={"samples": given})
+    gaps = {(gap.trajectory_id, gap.step): gap for gap in learner(config).update(batch, 0).gaps}
+    assert gaps.keys() == {(sample.trajectory_id, sample.step) for sample in samples[:2]}
+    shifted, same = (gaps[sample.trajectory_id, sample.step] for sample in samples[:2])
+    assert (shifted.mean, shifted.largest) == (pytest.approx(0.25, abs=1e-3),) * 2
+    assert (same.mean, same.largest) == (pytest.approx(0, abs=1e-3),) * 2
+
+
 def test_parity_is_asked_of_tokens_that_one_version_alone_made(
     config: Config, batches: list[Batch]
 ) -> None:

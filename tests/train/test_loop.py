@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bus.endpoints import TELEMETRY_IN, TELEMETRY_OUT, Endpoints
-from bus.errors import CheckpointError, ProtocolError
+from bus.errors import CheckpointError, ConfigError, ProtocolError
 from bus.messages import (
     Batch,
     BatchReply,
@@ -25,12 +25,12 @@ from bus.messages import (
     WeightsPublished,
 )
 from bus.sockets import Forwarder, Publisher, Subscriber
-from dart_cli.config import Config
+from dart_cli.config import Config, WeightsConfig
 from dart_cli.train.checkpoint import Progress, load_newest, save
 from dart_cli.train.learner import Learner
 from dart_cli.train.loop import run
 from dart_cli.train.model import TrainModel
-from dart_cli.weights.file import load, newest
+from dart_cli.weights.file import WEIGHTS, load, newest
 from tests.train.parts import PATIENCE_S, Data, another_run, final_weights, serving, train, versions
 
 
@@ -53,6 +53,27 @@ async def test_a_run_publishes_each_version_before_it_acknowledges_its_batch(
     assert all(torch.equal(held[name], value) for name, value in final_weights(config).items())
 
 
+@pytest.mark.parametrize(
+    "weights",
+    [WeightsConfig(delta=True), WeightsConfig(channel="collective")],
+    ids=["delta", "collective"],
+)
+async def test_whatever_the_channel_the_last_weights_are_whole_on_disk_at_the_end(
+    config: Config, batches: list[Batch], weights: WeightsConfig
+) -> None:
+    config = config.model_copy(update={"weights": weights})
+    data = Data(batches)
+    await train(config, data)
+    assert versions(data) == [0, 1, 2, 3, 4]
+    published = newest(config.run.dir / "weights")
+    assert published is not None
+    assert published.policy_version == 4
+    assert (published.path / WEIGHTS).is_file()
+    held = load(published.path, final_weights(config))
+    assert all(torch.equal(held[name], value) for name, value in final_weights(config).items())
+    assert not any(path.is_symlink() for path in (config.run.dir / "weights").glob("**/*"))
+
+
 async def test_an_acknowledgement_carries_the_metrics_that_are_documented(
     config: Config, batches: list[Batch]
 ) -> None:
@@ -61,10 +82,13 @@ async def test_an_acknowledgement_carries_the_metrics_that_are_documented(
     page = (Path(__file__).parents[2] / "docs" / "objective.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`.*`) \|", page, re.MULTILINE)
     documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert all(message.gaps for message in data.of(BatchTrained))  # type: ignore[attr-defined]
     sent = [message.metrics.keys() for message in data.of(BatchTrained)]  # type: ignore[attr-defined]
     assert len(sent) == 4
     for names in sent:
-        assert names | {"parity_max"} == documented  # the one that a batch may lack
+        assert names <= documented
+        # What a batch may lack: tokens of the present weights, or of others.
+        assert all(name.startswith(("parity_", "stale_")) for name in documented - names)
     events = list((config.run.dir / "tensorboard").iterdir())
     assert events
     assert all(path.stat().st_size > 0 for path in events)
@@ -167,6 +191,24 @@ async def test_a_stop_ends_with_a_checkpoint_of_everything(
     assert checkpoint.progress.batches_trained == [1, 2, 3]
 
 
+async def test_a_trainer_that_is_stopped_says_goodbye(config: Config) -> None:
+    data, stop, endpoints = Data([]), asyncio.Event(), Endpoints(config.run.dir)
+    with Forwarder(endpoints.address(TELEMETRY_IN), endpoints.address(TELEMETRY_OUT)):
+        async with (
+            serving(config.run.dir, data),
+            asyncio.timeout(PATIENCE_S),
+            Subscriber(endpoints.address(TELEMETRY_OUT), [Heartbeat]) as heartbeats,
+        ):
+            task = asyncio.create_task(run(config, stop))
+            async for heartbeat in heartbeats:
+                assert isinstance(heartbeat, Heartbeat)
+                if heartbeat.state == "waiting":
+                    stop.set()
+                elif heartbeat.state == "stopping":
+                    break
+            await task
+
+
 async def test_the_end_of_the_run_ends_the_trainer(config: Config) -> None:
     data, endpoints = Data([]), Endpoints(config.run.dir)
     over = RunState(
@@ -214,6 +256,18 @@ async def test_a_batch_of_another_model_ends_the_trainer_with_its_cause(
     data = Data([batches[0].model_copy(update={"samples": [sample]})])
     with pytest.raises(ProtocolError, match="batch 1"):
         await train(config, data)
+
+
+async def test_a_batch_that_data_cannot_send_ends_the_trainer_with_its_line(config: Config) -> None:
+    class Refuses(Data):
+        async def handle(self, client: str, message: Request) -> Reply:
+            if isinstance(message, BatchRequest):
+                raise ConfigError("batch 1 cannot be sent; lower data.groups_per_batch")
+            return await super().handle(client, message)
+
+    with pytest.raises(ConfigError, match=r"lower data\.groups_per_batch") as ended:
+        await train(config, Refuses([]))
+    assert ended.value.exit_code == 2
 
 
 async def test_a_checkpoint_of_another_model_is_refused_with_the_cure(

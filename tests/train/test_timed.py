@@ -30,8 +30,8 @@ from dart_cli.config import Config, TimingConfig
 from dart_cli.train import loop
 from dart_cli.train.base import describe
 from dart_cli.train.loop import run
-from dart_cli.train.timed import TimedLearner
-from dart_cli.weights.file import newest
+from dart_cli.train.timed import TimedLearner, TimedUpdate
+from dart_cli.weights.file import load, newest
 from dart_cli.weights.manifest import check_whole
 from tests.train.parts import Data, another_run, final_weights, serving, versions
 
@@ -115,6 +115,29 @@ async def test_a_run_publishes_real_sets_and_resumes_from_real_checkpoints(timed
     assert trained.metrics["samples"] == 3
     assert trained.metrics["step_s"] >= 0.05
     assert {"waiting_s", "publish_s", "checkpoint_s", "staleness_mean"} <= trained.metrics.keys()
+
+
+async def test_weights_are_published_where_the_update_whose_turn_it_is_was_skipped(
+    timed: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Skips(TimedLearner):
+        def update(self, batch: Batch, number: int, version: int | None = None) -> TimedUpdate:
+            if batch.batch_id == 3:
+                return TimedUpdate(applied=False, metrics={"samples": 3.0, "tokens": 4.0})
+            return super().update(batch, number, version)
+
+    monkeypatch.setattr(loop, "make_learner", lambda _: Skips(TimingConfig(train_s=0.0)))
+    rarely = timed.model_copy(
+        update={"weights": timed.weights.model_copy(update={"publish_every": 4})}
+    )
+    data = Data([batch(number) for number in (1, 2, 3)])
+    async with serving(rarely.run.dir, data), asyncio.timeout(60):
+        await run(rarely, asyncio.Event())
+    assert versions(data) == [0, 1]
+    published = newest(rarely.run.dir / "weights")
+    assert published is not None
+    held = load(published.path, final_weights(rarely))
+    assert [int(value) for value in held.values()] == [2]
 
 
 async def test_the_trainer_outlives_a_data_process_whose_disk_is_full(

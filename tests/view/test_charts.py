@@ -8,7 +8,7 @@ from statistics import fmean
 from xml.etree import ElementTree as ET
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dart_cli.view.charts import (
@@ -26,6 +26,9 @@ values = st.lists(numbers, max_size=600)
 
 
 @given(values)
+@example([0.0, 5e-324])
+@example([1e-322])
+@example([1e-13, 3e-13])
 def test_any_numbers_make_a_picture_of_finite_places_or_none(ys: list[float]) -> None:
     points = [(float(x), y) for x, y in enumerate(ys)]
     for drawn in (

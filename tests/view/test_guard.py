@@ -166,6 +166,8 @@ def test_a_taken_port_is_one_line_and_without_a_port_the_next_one_is_taken(
         assert "name a free one, or --port 0 for any" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"--host no\.such\.host"):
         listen("no.such.host.invalid", 0)
+    with pytest.raises(UserError, match=r"--host a\.\.b: is no name of a host"):
+        listen("a..b", 0)
 
 
 def test_the_verb_exports(
@@ -182,6 +184,9 @@ def test_the_verb_exports(
     assert "g000001-00" in Bones.of(file.read_text()).text
     for words, cure in (
         (["--trajectory", "g000001-00"], "add --export FILE.html"),
+        (["--export", tmp_path], "name a file in it"),
+        (["--export", "."], "name a file in it"),
+        (["--export", "/"], "name a file in it"),
         (["--export", file, "--trajectory", "g1"], "group g000001 has"),
         (["--export", tmp_path / "no" / "a.html"], "cannot be written"),
     ):

@@ -29,7 +29,7 @@ HOSTILE = (
 BENIGN = "what a model says"
 
 
-def _play(run_dir: Path, word: str) -> str:
+def play_words(run_dir: Path, word: str) -> str:
     """A run in which everything that others write is `word`; the id of its trajectory."""
     config = small_config(run_dir)
     with open_store(config.run.dir) as store:
@@ -60,7 +60,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serv
         found = {}
         for name, word in (("hostile", HOSTILE), ("benign", BENIGN)):
             run_dir = tmp_path_factory.mktemp(name) / "run"
-            _play(run_dir, word)
+            play_words(run_dir, word)
             found[name] = stack.enter_context(serving(run_dir))
         yield found
 
@@ -105,7 +105,7 @@ def test_a_hostile_address_is_only_words_on_the_page_that_refuses_it(
 def test_an_exported_file_points_nowhere_and_runs_nothing(
     of_trajectory: bool, tmp_path: Path
 ) -> None:
-    name = _play(tmp_path / "run", HOSTILE)
+    name = play_words(tmp_path / "run", HOSTILE)
     file = tmp_path / "page.html"
     size = write_file(tmp_path / "run", file, name if of_trajectory else "")
     page = file.read_text(encoding="utf-8")
@@ -139,17 +139,6 @@ def _browse(folder: Path, *arguments: str) -> bytes:
         timeout=60,
         check=True,
     ).stdout
-
-
-@needs_chromium
-def test_a_browser_runs_nothing_of_a_hostile_trajectory(
-    servers: dict[str, Server], tmp_path: Path
-) -> None:
-    address = f"http://127.0.0.1:{servers['hostile'].port}/trajectories/g000001-00"
-    page = _browse(tmp_path, "--dump-dom", address).decode()
-    bones = Bones.of(page)
-    assert "<title>g000001-00" in page
-    assert not {tag for tag, _ in bones.elements} & {"script", "iframe"}
 
 
 @needs_chromium
@@ -193,7 +182,7 @@ def _box(image: Image.Image, colour: tuple[int, int, int]) -> tuple[int, int, in
 
 def test_the_hostile_run_is_whole(servers: dict[str, Server], tmp_path: Path) -> None:
     """What the tests above compare is really in the database."""
-    name = _play(tmp_path / "run", HOSTILE)
+    name = play_words(tmp_path / "run", HOSTILE)
     with open_reader(tmp_path / "run") as reader:
         assert reader.steps(name)[1].text == HOSTILE
         assert HOSTILE in set(reader.instructions().values())

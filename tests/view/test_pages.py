@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from bus.messages import VersionSpan
+from bus.messages import StepGap, VersionSpan
 from dart_cli.data.store import open_store
 from dart_cli.view.pages import ROWS
 from envs.base import content_hash
 from tests.cli.test_data_tools import Played
 from tests.data.parts import (
+    MIXED,
+    a_batch,
     ask_lease,
     heartbeat,
     make_ledger,
@@ -23,6 +25,7 @@ from tests.data.parts import (
     play_group,
     pool_member,
     small_config,
+    trained,
 )
 from tests.view.parts import Bones, Server, play_shown, png, serving
 
@@ -137,6 +140,40 @@ def test_a_trajectory_tells_why_each_step_was_kept_or_left_out(
             assert "left out batch 1, low_entropy the policy was surest here" in text
     assert "dropped all_success" in Bones.of(server.page(f"/trajectories/{played.solved}-01")).text
     assert "all 4 valid members passed" in server.page(f"/trajectories/{played.solved}-01")
+
+
+def test_a_step_that_was_trained_on_shows_how_far_trainer_and_engine_were_apart(
+    tmp_path: Path,
+) -> None:
+    config = small_config(tmp_path / "run")
+    with open_store(config.run.dir) as store, serving(config.run.dir) as server:
+        ledger = make_ledger(config, store)
+        for _ in range(config.data.groups_per_batch):
+            group = play_group(ledger, MIXED)
+        name = f"{group}-01"
+        batch = a_batch(ledger.next_batch(0))
+        gap = StepGap(trajectory_id=name, step=1, mean=-0.0125, largest=0.5)
+        told = trained(batch.batch_id).model_copy(update={"gaps": [gap]})
+        assert ledger.batch_trained(told).accepted
+        store.commit()
+        steps = store.sample_rows(name)
+        assert [(row.gap_mean, row.gap_largest) for row in steps] == [(None, None), (-0.0125, 0.5)]
+        text = Bones.of(server.page(f"/trajectories/{name}")).text
+        assert text.count("log-prob difference") == 1
+        assert "log-prob difference -0.013, at most 0.500" in text
+        assert "trainer minus engine" in text  # its story, too
+
+
+def test_a_trajectory_and_its_group_show_the_instruction_as_the_policy_was_told(
+    tmp_path: Path,
+) -> None:
+    config = small_config(tmp_path / "run")
+    with open_store(config.run.dir) as store, serving(config.run.dir) as server:
+        ledger = make_ledger(config, store)
+        name = play_shown(ledger, 0, instruction='click the "teal" button')
+        store.commit()
+        for page in (f"/trajectories/{name}", f"/groups/{name.partition('-')[0]}"):
+            assert "click the &#34;teal&#34; button" in server.page(page)
 
 
 def test_the_action_is_drawn_where_it_was(tmp_path: Path) -> None:

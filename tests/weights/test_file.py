@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from bus.errors import WeightsError
 from dart_cli.weights.file import (
+    FROZEN,
     MANIFEST,
     WEIGHTS,
     FileChannel,
@@ -91,14 +92,12 @@ def flip(path: Path) -> None:
 
 
 def foreign(path: Path) -> None:
-    """Another file under the old manifest, with a digest that was made to match."""
+    """A sound file, of other tensors."""
     save_file({"x": torch.zeros(2)}, path / WEIGHTS)
-    made = publish({"x": torch.zeros(2)}, path.parent / "elsewhere", 0)
-    told = json.loads((path / MANIFEST).read_text())
-    other = json.loads((made.path / MANIFEST).read_text())
-    save_file({"x": torch.zeros(2)}, path / WEIGHTS, metadata={"format": "pt"})
-    told |= {"digest": other["digest"], "size_bytes": other["size_bytes"]}
-    (path / MANIFEST).write_text(json.dumps(told))
+
+
+def no_header(path: Path) -> None:
+    (path / WEIGHTS).write_bytes(b"\0" * 500)
 
 
 def no_file(path: Path) -> None:
@@ -121,9 +120,10 @@ def unknown_field(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "cause"),
     [
-        (truncate, "bytes, its manifest says"),
+        (truncate, "bytes, its header says"),
         (flip, "the digest differs"),
         (foreign, "other tensors than its manifest lists"),
+        (no_header, "no safetensors file"),
         (no_file, "removed while it was read"),
         (no_manifest, "removed or never complete"),
         (bad_manifest, "no manifest"),
@@ -160,6 +160,31 @@ def test_a_disk_that_refuses_is_an_error_that_names_the_place(tmp_path: Path) ->
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(WeightsError, match="cannot be written"):
         publish(tensors(), tmp_path / "file", 1)
+
+
+def test_frozen_tensors_are_written_once_and_every_version_is_whole(tmp_path: Path) -> None:
+    channel = FileChannel(tmp_path, keep=2)
+    first = channel.resume(tensors(1.0), 0, frozen=["b.bias"])
+    for version in (1, 2, 3):
+        changed = tensors(1.0) | {"a.weight": torch.full((3, 4), float(version))}
+        last = channel.publish(changed, version)
+        assert torch.equal(load(last.path, tensors())["a.weight"], changed["a.weight"])
+        assert torch.equal(load(last.path, tensors())["b.bias"], tensors()["b.bias"])
+    files = [path / FROZEN for path in tmp_path.iterdir()]
+    assert len(files) == 2
+    assert len({file.stat().st_ino for file in files}) == 1
+    assert not first.path.exists()
+    assert load_file(last.path / WEIGHTS).keys() == {"a.weight", "scalar"}
+    assert read_manifest(last.path).frozen == ["b.bias"]
+
+
+def test_a_trainer_that_starts_again_writes_frozen_tensors_of_its_own(tmp_path: Path) -> None:
+    FileChannel(tmp_path).resume(tensors(1.0), 0, frozen=["b.bias"])
+    again = FileChannel(tmp_path)
+    moved = tensors(1.0) | {"b.bias": torch.ones(5, dtype=torch.bfloat16)}
+    published = again.resume(moved, 0, frozen=["b.bias"])
+    assert published.policy_version == 1
+    assert torch.equal(load(published.path, tensors())["b.bias"], moved["b.bias"])
 
 
 _PUBLISHER = """

@@ -121,6 +121,35 @@ def test_every_command_names_its_device(env: AndroidEnv, device: Device) -> None
     assert all(line.startswith("['-s', 'R58M', ") for line in told)
 
 
+def test_a_state_is_judged_once_and_another_one_again(tmp_path: Path, device: Device) -> None:
+    note = {"type": "adb_shell", "parameters": {"command": "echo judged >> $DEVICE/judged"}}
+    told = {"type": "adb_shell", "command": "wc -l < $DEVICE/judged"}
+    task = {
+        "id": "counts",
+        "instruction": "Be judged.",
+        "evaluator": {
+            "postconfig": [note],
+            "func": "exact_match",
+            "result": told,
+            "expected": {"type": "rule", "rules": {"expected": "1"}},
+        },
+    }
+    (tmp_path / "counts.json").write_text(json.dumps(task))
+    env = AndroidSuite(tmp_path).make_env(adb=device.adb, serial="R58M", pause_s=0)
+    try:
+        begin(env, "counts")
+        assert env.step(Done())[1:3] == (1.0, True)
+        assert [env.evaluate().outcome for _ in range(3)] == ["pass"] * 3
+        assert device.read("judged") == "judged\n"
+        begin(env, "counts")
+        assert env.evaluate().outcome == "fail"
+        env.step(Click(x=1, y=1))
+        assert "exact_match" in env.evaluate().reason
+        assert device.read("judged") == "judged\n" * 3
+    finally:
+        env.close()
+
+
 def test_a_device_that_went_away_is_invalid(env: AndroidEnv, device: Device) -> None:
     begin(env, "airplane")
     (device.folder / "devices").write_text("emulator-5554")

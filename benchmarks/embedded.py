@@ -1,6 +1,6 @@
 """How fast the embedded environment steps: events, drawing and encoding apart, per resolution.
 
-    python benchmarks/envs.py [--seeds 4] [--out benchmarks/results/envs.json]
+    python benchmarks/embedded.py [--seeds 4] [--out benchmarks/results/embedded.json]
 
 Every template of suite `desk` is played by its oracle; CPU seconds of one core are counted (so that
 other load on the machine does not), the oracle's own thinking is not. The baseline draws the same
@@ -28,7 +28,7 @@ from typing import TypeVar
 
 from PIL import Image, ImageDraw
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # else this file hides package envs
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from envs.actions import Done
 from envs.embedded.app import App
@@ -210,7 +210,7 @@ def main() -> None:
             "limit_steps_per_s": round(1000 / ours["deflate"]),
         }
     result = {
-        "benchmark": "envs",
+        "benchmark": "embedded",
         "unit": "per CPU second of one core",
         "limit": "deflate level 1 of one byte a pixel",
         "baseline": "RGB, nothing cached, Pillow PNG level 1",

@@ -1,7 +1,7 @@
 """Request and reply over the bus: latency, MB/s and CPU, beside raw pyzmq and Ray actor calls.
 
-    python benchmarks/bus.py [--rounds 3] [--seconds 1] [--out benchmarks/results/bus.json]
-    python benchmarks/bus.py --ray-python /tmp/rayvenv/bin/python    the Ray arm has its own Python:
+    python benchmarks/transport.py [--rounds 3] [--seconds 1] [--out benchmarks/results/transport.json]
+    python benchmarks/transport.py --ray-python /tmp/rayvenv/bin/python    the Ray arm has its own Python:
         python -m venv /tmp/rayvenv && /tmp/rayvenv/bin/pip install ray
 
 Two exchanges between two real processes over ipc://: a step with its screenshot is acknowledged
@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[0] = str(ROOT)  # in place of this folder, whose bus.py would hide the package
+sys.path.insert(0, str(ROOT))
 
 SIZES = {"448x336": 700, "1920x1080": 3200}  # screenshot -> prompt tokens
 IN_FLIGHT = (1, 64)
@@ -588,7 +588,7 @@ def main() -> None:
                 f"{row['per_s']:8.0f} {row['mb_s']:8.1f} {row['server_cpu_us']:7.0f}"
             )
     result = {
-        "benchmark": "bus",
+        "benchmark": "transport",
         "unit": "microseconds; MB of screenshots a second; CPU of the serving process a request",
         "screenshot_bytes": shots,
         "rounds": arguments.rounds,

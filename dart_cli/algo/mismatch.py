@@ -1,0 +1,58 @@
+"""How far two log-probabilities of the same tokens are apart; numpy, float64, no torch.
+
+mismatch   the engine's and the trainer's of tokens [N] -> Mismatch
+Mismatch   k3 KL, mean, quantiles and maximum of |difference|, nats
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+LIMIT = 20.0
+"""Differences count in the KL as at most +-20, as everywhere: a finite number."""
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Of `tokens` tokens, each sampled by the engine; all else in nats, 0 where there are none."""
+
+    tokens: int
+    kl: float  # k3 estimate of KL(engine || trainer), a mean over tokens
+    mean: float  # of |trainer - engine|
+    p50: float  # at least half of the tokens are no further apart
+    p99: float
+    max: float
+
+
+def mismatch(engine: ArrayLike, trainer: ArrayLike) -> Mismatch:
+    """Compare log-probabilities [N] of sampled tokens, natural log.
+
+    With d = trainer - engine the KL's estimate is the mean of exp(d) - 1 - d (k3; J. Schulman,
+    "Approximating KL divergence"), >= 0 and unbiased where the engine's are those sampled from. A
+    quantile is the smallest |d| that so many of the tokens do not exceed (nearest rank). What is
+    not finite counts as infinitely far apart. Raises ValueError for unequal lengths.
+    """
+    left, right = (np.asarray(values, dtype=np.float64) for values in (engine, trainer))
+    if left.shape != right.shape or left.ndim != 1:
+        raise ValueError(f"want two lists of the same length, got {left.shape} and {right.shape}")
+    if not left.size:
+        return Mismatch(0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    with np.errstate(invalid="ignore"):  # inf - inf
+        drift = right - left
+    gaps = np.sort(np.where(np.isfinite(drift), np.abs(drift), np.inf))
+    if np.isinf(gaps[-1]):
+        kl = math.inf
+    else:
+        held = drift.clip(-LIMIT, LIMIT)
+        kl = float((np.expm1(held) - held).mean())
+
+    def quantile(share: float) -> float:
+        return float(gaps[math.ceil(share * gaps.size) - 1])
+
+    return Mismatch(
+        gaps.size, kl, float(gaps.mean()), quantile(0.5), quantile(0.99), float(gaps[-1])
+    )

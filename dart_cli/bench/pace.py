@@ -1,0 +1,116 @@
+"""How fast a run learned, and how much faster one that nobody disturbed.
+
+    Course      success over batches, and when each batch was in the weights, from a run's database
+    pace_ratio  how much of an undisturbed run's pace a disturbed one kept
+    draw        both courses in one PNG
+
+A batch counts when it went into the weights that hold it: one that was trained again from an older
+checkpoint counts once, at its last time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dart_cli.data.store import Reader
+
+POINTS = 30
+"""Of a learning curve, at most."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """What one run did with its time."""
+
+    trained_at: list[float]  # of each batch in order, seconds since all processes worked
+    success: list[tuple[int, float]]  # (batches trained, success of what was played by then)
+
+
+def course_of(reader: Reader, began: float) -> Course:
+    """Read it from a run that is over; `began` in unix seconds."""
+    batches = [row for row in reader.batches() if row.state == "trained"]
+    times = [max(0.0, row.trained_at - began) for row in batches if row.trained_at is not None]
+    return Course(sorted(times), _success(reader, len(batches)))
+
+
+def _success(reader: Reader, batches: int) -> list[tuple[int, float]]:
+    """Success by the batches in the weights that played, mean over tasks, where most have a point."""
+    marks = [
+        (row.trained_version, row.id)
+        for row in reader.batches()
+        if row.state == "trained" and row.trained_version is not None
+    ]
+    versions = [version for version, _ in sorted(marks)]
+    numbers = [number for _, number in sorted(marks)]
+    bucket = max(1, -(-batches // POINTS))
+    found: dict[int, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    for row in reader.outcomes():
+        if row.outcome != "invalid" and row.oldest_version is not None:
+            at = bisect_right(versions, row.oldest_version)
+            played = numbers[at - 1] if at else 0
+            found[played // bucket][row.task_id].append(row.outcome == "pass")
+    most = max((len(tasks) for tasks in found.values()), default=0)
+    return [
+        (place * bucket, sum(sum(each) / len(each) for each in tasks.values()) / len(tasks))
+        for place, tasks in sorted(found.items())
+        if 2 * len(tasks) >= most
+    ]
+
+
+def pace_ratio(disturbed: Sequence[float], undisturbed: Sequence[float]) -> float | None:
+    """Time of the undisturbed run over the disturbed one's, to as many batches; None if too few.
+
+    Compared at the most batches that both have, so at the same point of learning. The arguments are
+    `Course.trained_at`.
+    """
+    both = min(len(disturbed), len(undisturbed))
+    if both < 2 or not disturbed[both - 1]:
+        return None
+    return undisturbed[both - 1] / disturbed[both - 1]
+
+
+def draw(path: Path, disturbed: Course, undisturbed: Course, kills_at: Sequence[float]) -> None:
+    """Write success over batches beside batches over minutes; `kills_at` in seconds."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4), dpi=110, layout="constrained")
+    left, right = figure.subplots(1, 2)
+    arms = (
+        (undisturbed, "undisturbed", "#2563eb"),
+        (disturbed, f"{len(kills_at)} kills", "#b91c1c"),
+    )
+    for course, label, colour in arms:
+        left.plot(
+            [batch for batch, _ in course.success],
+            [success for _, success in course.success],
+            color=colour,
+            label=label,
+        )
+        right.plot(
+            [seconds / 60 for seconds in course.trained_at],
+            range(1, len(course.trained_at) + 1),
+            color=colour,
+            label=label,
+        )
+    right.plot(
+        [seconds / 60 for seconds in kills_at],
+        [0] * len(kills_at),
+        "|",
+        color="#111827",
+        markersize=7,
+        alpha=0.5,
+        label="a kill",
+    )
+    left.set(xlabel="batches trained", ylabel="success, mean over tasks", ylim=(0, 1.02))
+    right.set(xlabel="minutes", ylabel="batches in the weights", ylim=(0, None))
+    for axis in (left, right):
+        axis.grid(alpha=0.25)
+        axis.legend(fontsize=9, frameon=False)
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)

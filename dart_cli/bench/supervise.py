@@ -1,0 +1,100 @@
+"""Keeps the commands of a run alive while somebody kills them.
+
+Supervisor   each command started again the moment it ends, in a session of its own
+role_of      what a process of that name does
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from dart_cli.process import GRACE_S, PARENT_VARIABLE
+
+STATUS = "status"
+"""The command whose output is read: it has no heartbeat, a line of its own tells that it works."""
+_PAUSE_S = 0.5
+"""Before a process that ended by itself is started again."""
+_LINE_BYTES = 2**24
+"""Longest line of a `dart status --json`."""
+
+
+def role_of(name: str) -> str:
+    """`env` for `env-0`."""
+    return name.partition("-")[0]
+
+
+@dataclass
+class Supervisor:
+    """Keeps commands of `dart` running until told to end."""
+
+    commands: Mapping[str, Sequence[str]]  # worker name -> arguments of `dart`, data last
+    log: TextIO
+    ended_alone: list[str] = field(default_factory=list)  # that nobody killed
+    spoken: set[int] = field(default_factory=set)  # process ids of STATUS that wrote a line
+    _processes: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
+    _killed: set[int] = field(default_factory=set)
+    _ending: bool = False
+
+    def pid(self, name: str) -> int:
+        """Of its present process; 0 between two, so from the kill on."""
+        process = self._processes.get(name)
+        if process is None or process.returncode is not None or process.pid in self._killed:
+            return 0
+        return process.pid
+
+    def kill(self, name: str) -> None:
+        """SIGKILL, children included."""
+        if pid := self.pid(name):
+            self._killed.add(pid)
+            _signal(pid, signal.SIGKILL)
+
+    async def keep(self, name: str) -> None:
+        """Run one command, again and again."""
+        while not self._ending:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "dart_cli", *self.commands[name]),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE if name == STATUS else self.log,
+                stderr=self.log,
+                limit=_LINE_BYTES,
+                start_new_session=True,
+                env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
+            )
+            self._processes[name] = process
+            if process.stdout is not None:
+                async for _ in process.stdout:
+                    self.spoken.add(process.pid)
+            code = await process.wait()
+            _signal(process.pid, signal.SIGKILL)  # whatever it left behind
+            if process.pid not in self._killed and not self._ending:
+                if not (name == STATUS and code == 1):  # its word for: data does not answer
+                    self.ended_alone.append(f"{name} ended with {code}")
+                await asyncio.sleep(_PAUSE_S)
+
+    async def end(self) -> None:
+        """End all cleanly, the last command last: the others still speak to it."""
+        self._ending = True
+        started = [self._processes[name] for name in self.commands if name in self._processes]
+        for part in (started[:-1], started[-1:]):
+            living = [process for process in part if process.returncode is None]
+            for process in living:
+                _signal(process.pid, signal.SIGTERM)
+            waits = [asyncio.create_task(process.wait()) for process in living]
+            if waits:
+                await asyncio.wait(waits, timeout=GRACE_S + 2)
+            for process in living:
+                if process.returncode is None:
+                    _signal(process.pid, signal.SIGKILL)
+            await asyncio.gather(*waits)
+
+
+def _signal(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)

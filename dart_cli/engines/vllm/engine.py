@@ -1,0 +1,397 @@
+"""An engine over vLLM: continuous batching, exact numbers, weights taken in flight.
+
+    generate        at most `max_batch` requests are in vLLM, the others wait here in their order
+    sampling        in vLLM's worker, by the request's seed (sampler.py): the batch it rides in, how
+                    often it was suspended and which engine began it are no matter
+    update_weights  checks the set, then: pause (keep), four phases of vLLM's transfer, resume
+    interrupt       aborts what is in vLLM; each request returns what it has
+
+What becomes of running requests at an update is `vllm.kv_cache`: with "recompute" their keys and
+values are computed again by the new weights, so that the numbers of every token are those of a
+fresh forward pass of the version its span names; with "keep" nothing is computed again, later
+tokens attend to keys and values of older weights, and their numbers are those of that mixture, as
+in the transformers engine; a request without a token is begun again, so that a completion of one
+version is of that version alone. Cached image features are dropped either way, and prefixes are shared
+by requests of one version alone (cache_salt).
+
+Temperature 0 is greedy: its log-probabilities and entropies are those of the untempered
+distribution. At any temperature the forbidden tokens have probability 0; entropies are exact, over
+the whole vocabulary.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bus.errors import EngineError, EngineGoneError, WeightsError
+from dart_cli.config import VllmConfig
+from dart_cli.engines.base import (
+    GenerateRequest,
+    Generation,
+    UpdateTiming,
+    WeightSource,
+    directory_of,
+)
+from dart_cli.engines.draft import Draft
+from dart_cli.engines.limits import Limits, Stop
+from dart_cli.engines.load import LoadMeter
+from dart_cli.engines.vllm.places import Places
+from dart_cli.engines.vllm.start import named, start
+from dart_cli.policy.images import PreparedImage
+from dart_cli.policy.model import LoadedPolicy, weight_tensors
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from dart_cli.engines.vllm.prompts import Drawn
+
+WeightLoader = Callable[[Path, Mapping[str, torch.Tensor]], object]
+"""Directory and the model's tensors by name; raises WeightsError if the set does not fit them."""
+
+UPDATE_DEADLINE_S = 600.0
+"""A weight set that is not in place after this long is an error."""
+CLOSE_DEADLINE_S = 20.0
+"""How long vLLM's processes may take to end before they are killed."""
+
+TRIES = 3
+"""How often a request is given to vLLM whose caches of images have got out of step with ours."""
+WHOLE = "model.safetensors"
+"""In the directory of a set that is whole (dart_cli/weights/manifest.py)."""
+CLOSED = "the engine is closed; start another rollout worker"
+DIED = "vLLM's processes have died; its own words stand above, in this log"
+SECTION = "dart"
+
+_STOPS: dict[str, Stop] = {"stop": "end", "length": "length", "abort": "suspended"}
+
+
+class VllmEngine:
+    """Serves one policy through vLLM. Bounds: `max_waiting` requests may wait.
+
+    `policy` needs no weights, vLLM loads its own. `load_weights` checks a published set
+    (dart_cli.weights.file.load). A request in vLLM for longer than `deadline_s` is an error.
+    """
+
+    def __init__(
+        self,
+        policy: LoadedPolicy,
+        config: VllmConfig | None = None,
+        *,
+        policy_version: int = 0,
+        load_weights: WeightLoader | None = None,
+        dtype: str = "float32",
+        device: str = "auto",
+        threads: int = 1,
+        max_batch: int = 32,
+        max_waiting: int = 4096,
+        deadline_s: float = 600.0,
+    ) -> None:
+        """Starts vLLM's processes, which takes up to a minute. Raises MissingPartError, EngineError."""
+        self.policy = policy
+        self._config = config or VllmConfig()
+        self._version = policy_version
+        self._load_weights = load_weights
+        self._limits = Limits(policy, self._config.max_model_len)
+        wanted = getattr(torch, dtype)
+        self._expected = {
+            name: torch.empty(tensor.shape, dtype=wanted, device="meta")
+            for name, tensor in weight_tensors(policy.model).items()
+        }
+        self._deadline_s = deadline_s
+        self._places = Places(max_batch, max_waiting)
+        self._in_work: dict[str, Drawn] = {}  # by vLLM's name of the request
+        self._interrupted: set[str] = set()
+        self._recalled: set[str] = set()  # to be begun again: they had no token at an update
+        self._takes_requests = asyncio.Event()  # but while weights are taken and caches kept
+        self._takes_requests.set()
+        self._interruptions = 0
+        self._aborting: set[asyncio.Task[None]] = set()
+        self._meter = LoadMeter(max_batch, serves=policy_version >= 0)
+        self._tokens = 0  # of requests that have ended
+        self._finished = 0
+        self._asked = 0
+        self._fault = ""  # why nothing is served any more
+        self._ended = False
+        self._labelling = asyncio.Lock()
+        self._updating = False
+        self._labelled = False  # vLLM has been told the version of its tokens
+        self._llm: AsyncLLM = start(
+            policy,
+            self._config,
+            dtype=dtype,
+            max_batch=max_batch,
+            device=device,
+            threads=threads,
+        )
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights that serve now."""
+        return self._version
+
+    # --- requests -----------------------------------------------------------------------------
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Draw one completion.
+
+        Raises EngineError if the prompt does not fit the model or its images, if the waiting line
+        is full, or if vLLM fails; EngineGoneError if it has died. Cancelling the awaiting task frees
+        the request's place.
+        """
+        arrived = time.monotonic()
+        draft, images = Draft(request.partial), self._limits.prepare(request)
+        if (whole := self._limits.end_of(request, draft)) is not None:
+            return draft.generation(whole, 0.0, 0.0)
+        self._check_serves()
+        seen = self._interruptions
+        if not await self._places.take():
+            return draft.generation("suspended", time.monotonic() - arrived, 0.0)
+        started = time.monotonic()
+        self._meter.run(self._places.taken)
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                stop: Stop = await self._draw(request, draft, images, seen)
+        except TimeoutError:
+            raise EngineError(
+                f"request {request.request_id} was in vLLM for {self._deadline_s:g} s and has not "
+                "ended; ask for fewer tokens, or allow more by rollout.deadline_s"
+            ) from None
+        finally:
+            self._places.leave()
+            self._meter.run(self._places.taken)
+        self._finished += stop != "suspended"
+        return draft.generation(stop, started - arrived, time.monotonic() - started)
+
+    async def _draw(
+        self, request: GenerateRequest, draft: Draft, images: list[PreparedImage], seen: int
+    ) -> Stop:
+        """Fill `draft` until the completion ends, or there are more interruptions than `seen`."""
+        from dart_cli.engines.vllm.prompts import sampling_params
+
+        await self._label()
+        params = sampling_params(request.sampling, len(draft), self.policy.end_token_ids)
+        token_ids = request.prompt_token_ids + draft.token_ids
+        tries = TRIES
+        while True:
+            await self._takes_requests.wait()
+            self._check_serves()
+            if self._interruptions != seen:
+                return "suspended"  # before vLLM had it
+            drawn = await self._ask(token_ids, images, params)
+            if drawn is None:
+                continue
+            tries -= 1
+            if drawn.finish != "error" or drawn.token_ids or not tries:
+                break
+            # An image that vLLM had forgotten: its cache and ours disagreed. It is sent now.
+        if drawn.finish not in _STOPS:
+            raise EngineError(
+                f"vLLM ended request {request.request_id}: {drawn.finish or 'no word'}"
+            )
+        draft.extend(drawn.token_ids, drawn.logprobs, drawn.entropies, drawn.versions)
+        return _STOPS[drawn.finish]
+
+    async def _ask(
+        self, token_ids: list[int], images: list[PreparedImage], params: Any
+    ) -> Drawn | None:
+        """One request of vLLM, to its end; None where it was recalled."""
+        from dart_cli.engines.vllm.prompts import Drawn
+
+        prompt = self._input(token_ids, images)
+        self._asked += 1
+        name = f"{SECTION}-{self._asked}"
+        drawn = self._in_work[name] = Drawn()
+        try:
+            async for output in self._llm.generate(prompt, params, name):
+                drawn.add(output.outputs[0])
+                if name in self._interrupted and not drawn.finish:
+                    await self._llm.abort(name)  # it was on its way to vLLM when all were ended
+        except Exception as error:
+            if self._llm.errored:
+                self._fault = self._fault or DIED
+            self._check_serves()
+            raise EngineError(f"vLLM failed: {named(error)}") from error
+        finally:
+            is_recalled = name in self._recalled
+            self._tokens += 0 if is_recalled else len(drawn.token_ids)
+            del self._in_work[name]
+            self._interrupted.discard(name)
+            self._recalled.discard(name)
+        return None if is_recalled else drawn
+
+    def _input(self, token_ids: list[int], images: list[PreparedImage]) -> Any:
+        """A prompt for vLLM; images that it holds already are named alone."""
+        from dart_cli.engines.vllm.prompts import engine_input
+
+        prompt = engine_input(token_ids, images, self.policy.image_token_id, str(self._version))
+        if images:
+            self._llm.input_processor.inject_into_mm_cache(prompt["mm_hashes"], prompt["mm_kwargs"])
+        return prompt
+
+    async def _label(self) -> None:
+        """Tell vLLM, once, the version that it serves."""
+        if self._labelled:
+            return
+        async with self._labelling:
+            if not self._labelled:
+                await self._llm.update_weight_version(str(self._version))
+                self._labelled = True
+
+    def interrupt(self) -> None:
+        """End every request now; each returns what it has, as `suspended`, or ended, if it has."""
+        self._interruptions += 1
+        self._places.send_away()
+        self._abort(list(self._in_work))
+
+    def _abort(self, names: list[str]) -> None:
+        if names:
+            self._interrupted.update(names)
+            aborting = asyncio.get_running_loop().create_task(self._llm.abort(names))
+            self._aborting.add(aborting)
+            aborting.add_done_callback(self._aborting.discard)
+
+    def gauges(self) -> dict[str, float]:
+        """Load: in_flight, waiting; tokens, finished since the start; LoadMeter's."""
+        return {
+            "in_flight": float(self._places.taken),
+            "waiting": float(self._places.waiting),
+            "tokens": float(self._tokens + sum(len(d.token_ids) for d in self._in_work.values())),
+            "finished": float(self._finished),
+            **self._meter.gauges(),
+        }
+
+    def _check_serves(self) -> None:
+        if self._fault:
+            raise EngineGoneError(self._fault)
+
+    # --- weights ------------------------------------------------------------------------------
+
+    async def update_weights(self, source: WeightSource, policy_version: int) -> UpdateTiming:
+        """Take a weight set while requests are in work; none is lost.
+
+        Raises WeightsError, with the old weights still serving, if the set is incomplete or does
+        not fit this model. An error within vLLM rises as EngineGoneError, and the engine is closed:
+        its tensors are of two versions.
+        """
+        started = time.monotonic()
+        load = self._load_weights
+        if load is None:
+            raise EngineError("this engine was started without load_weights; its weights stay")
+        self._check_serves()
+        if self._updating:
+            raise EngineError("another weight update is under way; wait for it")
+        self._updating = True
+        try:
+            if isinstance(source, Path):
+                await asyncio.to_thread(load, source, self._expected)
+            else:
+                await asyncio.to_thread(source.load, self._expected)
+        except BaseException:
+            self._updating = False
+            raise
+        read_s = time.monotonic() - started
+        # Once begun it goes on, though whoever brought the weights may be gone.
+        swap = asyncio.create_task(self._swap(directory_of(source), policy_version))
+        return replace(await asyncio.shield(swap), transfer_s=read_s)
+
+    async def _swap(self, directory: Path, policy_version: int) -> UpdateTiming:
+        """Put the tensors of a checked set in place, or raise EngineGoneError and close."""
+        try:
+            with _held(directory) as files:
+                async with asyncio.timeout(UPDATE_DEADLINE_S), self._labelling:
+                    return await self._take(files, policy_version)
+        except WeightsError:
+            raise
+        except Exception as error:
+            self._fault = (
+                f"vLLM did not take weights v{policy_version} and is closed, as its tensors are of "
+                f"two versions: {named(error)}"
+            )
+            await self._end_processes()
+            raise EngineGoneError(self._fault) from error
+        finally:
+            self._updating = False
+
+    async def _take(self, files: list[str], policy_version: int) -> UpdateTiming:
+        """Halt, four phases of vLLM's weight transfer, go on."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        recompute = self._config.kv_cache == "recompute"
+        llm = self._llm
+        halted = time.monotonic()
+        self._meter.halt()
+        if not recompute:
+            self._takes_requests.clear()
+        # vLLM would clear its caches unasked; here it is said.
+        await llm.pause_generation(mode="keep", clear_cache=recompute)
+        await llm.start_weight_update()
+        await llm.update_weights(WeightTransferUpdateRequest({"files": files}))
+        await llm.finish_weight_update(weight_version=str(policy_version))
+        placed = time.monotonic()
+        if not recompute:
+            await llm.reset_encoder_cache()  # keyed by image alone, of whatever version
+            self._recall()
+        finished = time.monotonic()
+        self._version, self._labelled = policy_version, True
+        self._takes_requests.set()
+        await llm.resume_generation()
+        self._meter.go()
+        return UpdateTiming(0.0, placed - halted, finished - placed, time.monotonic() - finished)
+
+    def _recall(self) -> None:
+        """End what has no token yet, its keys and values may be of older weights; it begins again."""
+        names = [name for name, drawn in self._in_work.items() if not drawn.token_ids]
+        self._recalled.update(names)
+        self._abort(names)
+
+    async def close(self) -> None:
+        """Refuse what comes, end what is in work, stop vLLM's processes."""
+        self._fault = self._fault or CLOSED
+        self._places.send_away()
+        await self._end_processes()
+
+    async def _end_processes(self) -> None:
+        """Stop vLLM, and tell those who still wait for it."""
+        if self._ended:
+            return
+        self._ended = True
+        self._takes_requests.set()
+        llm = self._llm
+        llm.output_processor.propagate_error(EngineGoneError(self._fault))
+        if llm.output_handler is not None:
+            llm.output_handler.cancel()  # it would log the end of its processes as a fault
+        await asyncio.to_thread(llm.shutdown, CLOSE_DEADLINE_S)
+        # Its __del__ would do so again, at the interpreter's end, when its modules have gone.
+        vars(llm)["shutdown"] = lambda timeout=None: None  # noqa: ARG005
+
+
+@contextlib.contextmanager
+def _held(directory: Path) -> Iterator[list[str]]:
+    """Paths to a set's files for other processes of this user, though they be removed meanwhile.
+
+    The trainer removes old versions; which one a worker is reading it does not know. Raises
+    WeightsError for a version that stands there as its delta alone.
+    """
+    if directory.is_dir() and not os.path.lexists(directory / WHOLE):
+        raise WeightsError(
+            f"{directory} holds only what changed since the version before, and vLLM reads whole "
+            "sets: take a version that has model.safetensors"
+        )
+    with contextlib.ExitStack() as stack:
+        try:
+            handles = [
+                stack.enter_context(file.open("rb")) for file in directory.glob("*.safetensors")
+            ]
+        except OSError as error:
+            raise WeightsError(f"{directory}: removed while it was read ({error})") from None
+        if not handles:
+            raise WeightsError(f"{directory}: removed while it was read")
+        yield [f"/proc/{os.getpid()}/fd/{handle.fileno()}" for handle in handles]

@@ -1,0 +1,150 @@
+"""What vLLM must know of screens before it has seen one: how many tokens the largest takes.
+
+vLLM would ask the model's own image processor, which needs torchvision and may expand and scale
+images otherwise than the trainer does. Our requests come with their images prepared and their
+placeholders in place (prompts.py), so the sizes are all that is left; they are put here in place of
+the processor of each supported model class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from vllm.inputs.engine import MultiModalInput, mm_input
+from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.inputs import (
+    MultiModalBatchedField,
+    MultiModalFieldElem,
+    MultiModalFlatField,
+    MultiModalKwargsItem,
+    MultiModalKwargsItems,
+    PlaceholderRange,
+)
+from vllm.multimodal.processing import (
+    BaseDummyInputsBuilder,
+    BaseMultiModalProcessor,
+    BaseProcessingInfo,
+)
+
+from dart_cli.engines.vllm.models import MODELS
+
+IMAGE = "image"
+SECTION = "dart"
+"""Key of our values in vLLM's `mm_processor_kwargs`."""
+
+
+def image_item(patches: torch.Tensor, grid: tuple[int, int, int]) -> MultiModalKwargsItem:
+    """One prepared screen: patches [N, values] and its grid (time, rows, columns)."""
+    return MultiModalKwargsItem(
+        {
+            "pixel_values": MultiModalFieldElem(
+                data=patches, field=MultiModalFlatField(slices=[slice(len(patches))])
+            ),
+            "image_grid_thw": MultiModalFieldElem(
+                data=torch.tensor(grid), field=MultiModalBatchedField(keep_on_cpu=True)
+            ),
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The largest screen of a model, as it stands in `mm_processor_kwargs`."""
+
+    rows: int  # image tokens
+    columns: int  # image tokens
+    merge: int  # patches per image token, each way
+    values: int  # numbers per patch
+
+    @property
+    def tokens(self) -> int:
+        """Placeholders it takes."""
+        return self.rows * self.columns
+
+
+class ImageSizes(BaseProcessingInfo):
+    """Images alone, each of at most so many tokens."""
+
+    @property
+    def largest(self) -> Largest:
+        """What the rollout worker told of its model."""
+        told: Any = (self.ctx.get_mm_config().mm_processor_kwargs or {})[SECTION]
+        return Largest(**told)
+
+    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
+        """Any number of images; no video, no sound."""
+        return {IMAGE: None}
+
+    def get_mm_max_tokens_per_item(
+        self,
+        seq_len: int,  # noqa: ARG002 (vLLM's signature)
+        mm_counts: Mapping[str, int],  # noqa: ARG002
+    ) -> Mapping[str, int]:
+        """Of the largest screen."""
+        return {IMAGE: self.largest.tokens}
+
+
+class NoDummies(BaseDummyInputsBuilder[ImageSizes]):
+    """Nothing is built from text and pictures."""
+
+    def get_dummy_text(self, mm_counts: Mapping[str, int]) -> NoReturn:
+        """Never asked: PreparedImages builds what vLLM measures with."""
+        raise NotImplementedError
+
+    def get_dummy_mm_data(
+        self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any
+    ) -> NoReturn:
+        """Never asked, likewise."""
+        raise NotImplementedError
+
+
+class PreparedImages(BaseMultiModalProcessor[ImageSizes]):
+    """At the place of the model's processor: images come prepared, so it is asked for sizes alone."""
+
+    requires_tokenizer = False
+
+    def get_dummy_mm_inputs(
+        self,
+        mm_counts: Mapping[str, int],
+        *,
+        cache: Any = None,  # noqa: ARG002 (vLLM's signature)
+        scheduler_config: Any = None,  # noqa: ARG002
+    ) -> MultiModalInput:
+        """The largest screen, black, to measure memory with."""
+        largest = self.info.largest
+        grid = (1, largest.rows * largest.merge, largest.columns * largest.merge)
+        item = image_item(torch.zeros(grid[1] * grid[2], largest.values), grid)
+        count = mm_counts.get(IMAGE, 0)
+        return mm_input(
+            prompt_token_ids=[0] * (count * largest.tokens),
+            mm_kwargs=MultiModalKwargsItems({IMAGE: [item] * count}),
+            mm_hashes={IMAGE: [f"{SECTION}-largest-{i}" for i in range(count)]},
+            mm_placeholders={
+                IMAGE: [
+                    PlaceholderRange(offset=i * largest.tokens, length=largest.tokens)
+                    for i in range(count)
+                ]
+            },
+        )
+
+    def _get_mm_fields_config(self, hf_inputs: Any, hf_processor_mm_kwargs: Any) -> NoReturn:
+        raise NotImplementedError
+
+    def _get_prompt_updates(
+        self, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any
+    ) -> NoReturn:
+        raise NotImplementedError
+
+
+def replace_processors() -> None:
+    """Let the supported model classes ask us for sizes, in this process."""
+    put = MULTIMODAL_REGISTRY.register_processor(
+        PreparedImages, info=ImageSizes, dummy_inputs=NoDummies
+    )
+    for model in MODELS:
+        if "_processor_factory" in model.__dict__:
+            del model._processor_factory  # noqa: SLF001 (vLLM warns of what is overwritten)
+        put(model)

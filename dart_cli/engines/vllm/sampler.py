@@ -1,0 +1,140 @@
+"""How tokens are drawn in vLLM's worker: by seed and place, with exact numbers.
+
+    Draws          which rows of the batch ask for what: vLLM keeps it up to date as rows come and go
+    ExactSampler   logits -> forbidden tokens out, temperature, one token per row, its log-probability
+                   and the entropy of the whole distribution
+
+vLLM's own sampler keys its random numbers by request too, but cannot go on in the midst of a
+completion, and tells entropies only by sending the whole vocabulary. Its `logprobs` of two columns
+carry both numbers here: the drawn token's log-probability and, in the second, minus the entropy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.v1.sample.logits_processor.interface import (
+    BatchUpdate,
+    LogitsProcessor,
+    MoveDirectionality,
+)
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.sampler import Sampler
+
+from dart_cli.engines.draw import draw, entropies, uniforms
+
+SECTION = "dart"
+"""Key of our values in vLLM's `additional_config` and in a request's `extra_args`."""
+COLUMNS = 2
+"""Log-probabilities told of each token: its own, and minus the entropy."""
+NO_TOKEN = -1
+"""Stands for a token in the second column. vLLM merges what belongs to the same token."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One request of the batch."""
+
+    uniform: NDArray[np.float64]  # for each place of its completion, the partial's included
+    first: int  # places that its partial took
+    drawn: Sequence[int]  # tokens since; vLLM appends to it
+
+    @property
+    def next_uniform(self) -> float:
+        """For the token to draw. A row that is only being prefilled draws too; nobody reads it."""
+        return float(self.uniform[min(self.first + len(self.drawn), len(self.uniform) - 1)])
+
+
+class Draws(LogitsProcessor):
+    """Rows of the present batch. It changes no logits: ExactSampler asks it."""
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        device: torch.device,
+        is_pin_memory: bool,  # noqa: ARG002 (vLLM's signature)
+    ) -> None:
+        forbidden = vllm_config.additional_config[SECTION]["forbidden"]
+        self.forbidden = torch.tensor(forbidden, dtype=torch.long, device=device)  # [K]
+        self._rows: dict[int, _Row] = {}
+
+    def is_argmax_invariant(self) -> bool:
+        """It changes nothing."""
+        return True
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """The same logits."""
+        return logits
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """Rows removed, added and moved, in this order."""
+        if batch_update is None:
+            return
+        for index in batch_update.removed:
+            self._rows.pop(index, None)
+        for index, params, _, drawn in batch_update.added:
+            asked = params.extra_args[SECTION]
+            places = asked["first"] + params.max_tokens
+            self._rows[index] = _Row(uniforms(asked["seed"], places), asked["first"], drawn)
+        for source, target, direction in batch_update.moved:
+            row, replaced = self._rows.pop(source, None), self._rows.pop(target, None)
+            if row is not None:
+                self._rows[target] = row
+            if replaced is not None and direction == MoveDirectionality.SWAP:
+                self._rows[source] = replaced
+
+    def uniform(self, rows: int, device: torch.device) -> torch.Tensor:
+        """The number [rows] with which each row draws now."""
+        numbers = [self._rows[i].next_uniform if i in self._rows else 0.0 for i in range(rows)]
+        return torch.tensor(numbers, dtype=torch.float64, device=device)
+
+
+class ExactSampler(Sampler):
+    """vLLM's sampler, replaced for batches of ours; its own dry runs go the usual way."""
+
+    def forward(
+        self,
+        logits: torch.Tensor,  # [B, V]
+        sampling_metadata: SamplingMetadata,
+        predict_bonus_token: bool = False,
+        logprobs_mode_override: Any = None,
+    ) -> SamplerOutput:
+        """Draw a token for each row."""
+        ours = [each for each in sampling_metadata.logitsprocs.all if isinstance(each, Draws)]
+        if not ours:
+            return super().forward(
+                logits, sampling_metadata, predict_bonus_token, logprobs_mode_override
+            )
+        [draws] = ours
+        values = logits.float().index_fill(-1, draws.forbidden, float("-inf"))
+        greedy = None
+        temperature = sampling_metadata.temperature  # [B]; None where all rows are greedy
+        if temperature is not None:
+            greedy = temperature == 0
+            values = values / torch.where(greedy, 1.0, temperature)[:, None]
+        logprobs = values.log_softmax(dim=-1)
+        likeliest = logprobs.argmax(dim=-1)
+        if greedy is None:
+            drawn = likeliest
+        else:
+            uniform = draws.uniform(len(logprobs), logprobs.device)
+            drawn = torch.where(greedy, likeliest, draw(logprobs, uniform))
+        told = torch.stack(
+            [logprobs.gather(1, drawn[:, None])[:, 0], -entropies(logprobs)], dim=1
+        )  # [B, 2]
+        tokens = drawn.to(torch.int32)[:, None]
+        return SamplerOutput(
+            sampled_token_ids=tokens,
+            logprobs_tensors=LogprobsTensors(
+                logprob_token_ids=F.pad(tokens, (0, COLUMNS - 1), value=NO_TOKEN),
+                logprobs=told,
+                selected_token_ranks=torch.zeros_like(drawn),
+            ),
+        )

@@ -1,0 +1,215 @@
+"""vLLM before its first request: which version, on what platform, with what arguments.
+
+engine_args  our configuration and the model, as vLLM's arguments
+start        the engine, or what went wrong and the cure
+
+What the CPU build needs is set here where the platform is a CPU: nothing is left to the user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from bus.errors import EngineError, MissingPartError
+from dart_cli.checks import VLLM, vllm_problem
+from dart_cli.config import VllmConfig
+from dart_cli.policy.model import LoadedPolicy
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+log = logging.getLogger(__name__)
+
+CPU_KV_MB = 512
+"""Keys and values on a CPU where the configuration says nothing, MiB."""
+_GPUS = "CUDA_VISIBLE_DEVICES"
+_WIDEST = 1 << 14  # pixels; a screen larger than any, to see how large the model takes one
+
+
+def engine_args(
+    policy: LoadedPolicy, config: VllmConfig, *, dtype: str, max_batch: int, on_cpu: bool
+) -> dict[str, Any]:
+    """Arguments for vLLM's AsyncEngineArgs."""
+    from dart_cli.engines.vllm.images import SECTION as IMAGES
+    from dart_cli.engines.vllm.plugin import Parts
+    from dart_cli.engines.vllm.sampler import SECTION as DRAWS
+    from dart_cli.engines.vllm.transfer import BACKEND
+
+    length = min(config.max_model_len or policy.max_positions, policy.max_positions)
+    arguments: dict[str, Any] = {
+        "model": str(policy.folder),
+        "dtype": dtype,
+        "seed": 0,
+        "skip_tokenizer_init": True,  # tokens in, tokens out
+        "tensor_parallel_size": config.tensor_parallel,
+        "max_model_len": length,
+        "max_num_seqs": max_batch,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "enforce_eager": config.enforce_eager or on_cpu,
+        "enable_prefix_caching": config.prefix_caching,
+        "async_scheduling": False,  # a token's place must be known when it is drawn
+        "limit_mm_per_prompt": {"image": max(1, length // 4)},  # as many as fit
+        "mm_processor_kwargs": {IMAGES: asdict(largest_screen(policy, length))},
+        "mm_device_do_normalize": False,  # images come scaled; vLLM would do it once more
+        "logits_processors": [Parts],
+        "additional_config": {DRAWS: {"forbidden": list(policy.forbidden_token_ids)}},
+        "max_logprobs": 1,
+        "weight_transfer_config": {"backend": BACKEND},
+        "disable_log_stats": True,
+    }
+    if config.kv_cache_mb or on_cpu:
+        arguments["kv_cache_memory_bytes"] = (config.kv_cache_mb or CPU_KV_MB) << 20
+    if on_cpu:
+        # Chunks of a prompt are prefilled by other kernels, which are slower at small sizes.
+        arguments["enable_chunked_prefill"] = False
+        arguments["max_num_batched_tokens"] = max(length, 4096)
+    return arguments | config.options
+
+
+def largest_screen(policy: LoadedPolicy, max_model_len: int) -> Any:
+    """The most image tokens that one screen can take, as images.Largest."""
+    from dart_cli.engines.vllm.images import Largest
+
+    images = policy.images
+    side = images.patch * images.merge
+    width, height = images.resized(_WIDEST, _WIDEST)
+    rows, columns = (
+        height // side + 1,
+        width // side + 1,
+    )  # of any shape: (r + 1)^2 > pixels / side^2
+    if rows * columns > max_model_len:
+        rows = math.isqrt(max_model_len)
+        columns = max_model_len // rows
+    values = 3 * images.temporal * images.patch**2
+    return Largest(rows=rows, columns=columns, merge=images.merge, values=values)
+
+
+def start(
+    policy: LoadedPolicy,
+    config: VllmConfig,
+    *,
+    dtype: str,
+    max_batch: int,
+    device: str = "auto",
+    threads: int = 1,
+) -> AsyncLLM:
+    """An AsyncLLM with its processes, serving the folder's own weights.
+
+    Raises MissingPartError for what is not installed, EngineError where it does not come up.
+    """
+    if problem := vllm_problem():
+        raise MissingPartError(f'rollout.engine = "vllm": {problem}')
+    with _environment(device, threads):
+        return _start(policy, config, dtype=dtype, max_batch=max_batch, device=device)
+
+
+def _start(
+    policy: LoadedPolicy, config: VllmConfig, *, dtype: str, max_batch: int, device: str
+) -> AsyncLLM:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    on_cpu = bool(current_platform.is_cpu())
+    _check_platform(config, device, on_cpu)
+    arguments = engine_args(policy, config, dtype=dtype, max_batch=max_batch, on_cpu=on_cpu)
+    log.info("starting vLLM %s: up to a minute", "on the CPU" if on_cpu else f"on {device}")
+    try:
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+    except TypeError as error:  # of AsyncEngineArgs: a name that it does not know
+        raise EngineError(f"vllm.options: {error}; see vLLM {VLLM}'s engine arguments") from error
+    except Exception as error:  # vLLM raises whatever its processes died of
+        raise EngineError(f"vLLM did not start: {_cause(error)}") from error
+
+
+@contextlib.contextmanager
+def _environment(device: str, threads: int) -> Iterator[None]:
+    """What vLLM's processes inherit. What the user has set stays, but where exactness needs it.
+
+    Of this process's GPUs none is hidden for good: `dart doctor` loads a trainer on another one.
+    """
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # its sampler has no place for ours
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a process with threads is not to fork
+    chosen = os.environ.get(_GPUS)
+    if device.startswith("cuda:"):
+        os.environ[_GPUS] = _visible(device)
+    for name, value in {
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # cores are shared with environments and trainer
+        # Of its 1024 matrix products a CPU build keeps one for each shape of batch and each set of
+        # weights: 300 MB after as many updates.
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
+        "OMP_NUM_THREADS": str(threads),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }.items():
+        os.environ.setdefault(name, value)
+    try:
+        yield
+    finally:
+        if chosen is None:
+            os.environ.pop(_GPUS, None)
+        else:
+            os.environ[_GPUS] = chosen
+
+
+def _visible(device: str) -> str:
+    """The one GPU meant, where the process may see a choice of them already."""
+    index = int(device.partition(":")[2])
+    chosen = os.environ.get(_GPUS, "")
+    names = [each.strip() for each in chosen.split(",") if each.strip()]
+    return names[index] if index < len(names) else str(index)
+
+
+def _check_platform(config: VllmConfig, device: str, on_cpu: bool) -> None:
+    """Raises MissingPartError where vLLM's build, the device asked for and the GPUs disagree."""
+    import torch
+
+    if on_cpu and device.startswith("cuda"):
+        raise MissingPartError(
+            f"rollout.device = {device!r}, but this vLLM is built for CPUs; "
+            f"pip install 'vllm=={VLLM}.*', or set the device to auto or cpu"
+        )
+    if not on_cpu and device == "cpu":
+        raise MissingPartError(
+            'rollout.device = "cpu", but this vLLM is built for GPUs; scripts/setup-vllm installs '
+            "the CPU build into an environment of its own"
+        )
+    if not on_cpu and torch.cuda.device_count() < config.tensor_parallel:
+        raise MissingPartError(
+            f"vllm.tensor_parallel = {config.tensor_parallel}, torch sees "
+            f"{torch.cuda.device_count()} GPUs; see `dart doctor`, and CUDA_VISIBLE_DEVICES"
+        )
+
+
+_MEMORY = ("out of memory", "available memory", "kv cache", "gpu memory utilization")
+
+
+def _cause(error: BaseException) -> str:
+    """One line: the first error of the chain, and a cure where it is known."""
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
+    text = " ".join(f"{type(error).__name__}: {error}".split())[:600]
+    if any(sign in text.lower() for sign in _MEMORY):
+        text += (
+            "; lower vllm.max_model_len or rollout.max_batch, set vllm.gpu_memory_utilization or "
+            "vllm.kv_cache_mb to what is free, or spread the model by vllm.tensor_parallel"
+        )
+    elif "engine core" in text.lower():
+        text += "; its own words stand above, in the log of this rollout worker"
+    return text
+
+
+def named(error: BaseException) -> str:
+    """An error and what it was raised from, in one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(f"{type(error).__name__}: {error}".split())[:400]

@@ -1,0 +1,105 @@
+"""Weight sets from files: a back end of vLLM's native weight transfer, named `file`.
+
+vLLM's four phases run in every worker process: the tensors are streamed from the safetensors
+files one by one into the model, re-packed and sharded as at the first load. Nothing is checked here: the
+rollout worker has checked the set before (dart_cli.weights.file), and an error here leaves a model
+of two versions behind, which must not serve again.
+
+A head that is tied to the embeddings is in no file: on a CPU it holds a packed copy of them, which
+vLLM's reload leaves as it was. It is tied, and packed, again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
+
+# It warns, at every update, of all that is in no file: rotary tables and tied heads.
+logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+
+BACKEND = "file"
+
+
+@dataclass
+class FileInit(WeightTransferInitInfo):
+    """Nothing is agreed beforehand."""
+
+
+@dataclass
+class FileUpdate(WeightTransferUpdateInfo):
+    """One weight set."""
+
+    files: list[str]  # safetensors, checked
+
+
+class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):
+    """Reads checked safetensors files."""
+
+    init_info_cls = FileInit
+    update_info_cls = FileUpdate
+
+    def __init__(
+        self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module
+    ) -> None:
+        super().__init__(config, vllm_config, device, model)
+        self._tied = list(tied_heads(model))
+
+    def init_transfer_engine(self, init_info: FileInit) -> None:
+        """Nothing to agree on."""
+
+    def start_weight_update(self) -> None:
+        """Prepare each layer to be loaded again."""
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: FileUpdate) -> None:
+        """Load the tensors; this worker keeps its shard of each."""
+        self.model.load_weights(_tensors(update_info.files, self.device))
+
+    def finish_weight_update(self) -> None:
+        """Re-pack what came last."""
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        finalize_layerwise_reload(self.model, self.model_config)
+        for head, embedding in self._tied:
+            head.tie_weights(embedding)
+            head.quant_method.process_weights_after_loading(head)
+
+    def shutdown(self) -> None:
+        """Nothing is held."""
+
+
+def tied_heads(
+    model: torch.nn.Module,
+) -> Iterator[tuple[ParallelLMHead, VocabParallelEmbedding]]:
+    """Heads that share their tensor with embeddings, and these."""
+    embeddings = {
+        module.weight.data_ptr(): module
+        for module in model.modules()
+        if isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead)
+    }
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead) and module.weight.data_ptr() in embeddings:
+            yield module, embeddings[module.weight.data_ptr()]
+
+
+def _tensors(files: Iterable[str], device: torch.device) -> Iterator[tuple[str, Any]]:
+    for file in files:
+        with safe_open(file, framework="pt", device=str(device)) as opened:
+            for name in opened.keys():  # noqa: SIM118 - no mapping, it has keys() alone
+                yield name, opened.get_tensor(name)

@@ -1,0 +1,38 @@
+"""What data publishes, and a word in the log where nothing comes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+from bus.endpoints import DATA
+from bus.messages import Message
+from bus.sockets import Subscriber
+from dart_cli.config import Config, run_endpoints
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 600.0
+"""From one warning of a silence to the next."""
+
+
+async def heard(subscriber: Subscriber, config: Config) -> AsyncIterator[Message]:
+    """The messages of `subscriber`, without end; a warning where none came in `bus.deadline_s`."""
+    first_s = config.bus.deadline_s
+    silent_s, pause_s = 0.0, first_s
+    while True:
+        try:
+            # Not asyncio.wait_for: until Python 3.12 it may swallow a cancellation.
+            async with asyncio.timeout(pause_s):
+                message = await subscriber.next()
+        except TimeoutError:
+            silent_s += pause_s
+            pause_s = max(AGAIN_S, first_s)
+            log.warning(
+                "has heard nothing of dart data at %s for %g s; start it: `dart data CONFIG`",
+                *(run_endpoints(config).address(DATA), silent_s),
+            )
+        else:
+            silent_s, pause_s = 0.0, first_s
+            yield message

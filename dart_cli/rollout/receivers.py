@@ -1,0 +1,55 @@
+"""A worker's end of the run's weight channel.
+
+    receiving      the one that a configuration asks for, removed at the end
+    FileReceiver   that of plain files
+
+The others import torch, which a scripted worker does without: dart_cli.weights.mirror, collective.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from bus.endpoints import TRAIN, Endpoints
+from bus.sockets import Requester
+from dart_cli.config import Config
+from dart_cli.weights.base import Received, Receiver
+from dart_cli.weights.manifest import check
+
+
+class FileReceiver:
+    """Takes the directory that was announced, as it stands. See dart_cli.weights.base.Receiver."""
+
+    async def receive(self, path: Path, policy_version: int, digest: str) -> Received:
+        """The announced directory; whoever loads it checks its files. Raises WeightsError."""
+        await asyncio.to_thread(check, path, policy_version, digest)
+        return Received(path, policy_version)
+
+    def close(self) -> None:
+        """It keeps nothing."""
+
+
+@contextlib.asynccontextmanager
+async def receiving(config: Config, worker: str) -> AsyncIterator[Receiver]:
+    """The receiver of `worker`. Raises RunDirectoryError."""
+    copy = config.run.dir / "copies" / worker
+    async with contextlib.AsyncExitStack() as stack:
+        receiver: Receiver = FileReceiver()
+        if config.weights.channel == "collective":
+            from dart_cli.weights.collective import CollectiveReceiver, meeting_place
+
+            train = await stack.enter_async_context(
+                Requester(Endpoints(config.run.dir).address(TRAIN), name=worker, peer="train")
+            )
+            receiver = CollectiveReceiver(
+                worker, train, copy, meeting_place(config.run.dir), config.sync.deadline_s
+            )
+        elif config.weights.delta:
+            from dart_cli.weights.mirror import DeltaReceiver
+
+            receiver = DeltaReceiver(copy)
+        stack.callback(receiver.close)
+        yield receiver

@@ -1,0 +1,32 @@
+"""How far trainer and engine are apart on each step, for the viewer: told with the acknowledgement.
+
+step_gaps   a scored micro-batch -> one StepGap for each sample whose behaviour policy is known
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+
+import torch
+
+from bus.messages import StepGap
+from dart_cli.train.batch import MicroBatch
+
+
+def step_gaps(proximal: torch.Tensor, part: MicroBatch) -> list[StepGap]:
+    """Of the samples of `part`, whose tokens' log-probabilities before the update are `proximal` [N].
+
+    A gap that is not finite is left out: the update says what is wrong there.
+    """
+    gaps = proximal.double().cpu() - part.behaviour_logprobs.double()
+    pieces = torch.split(gaps, [len(sample.token_ids) for sample in part.samples])
+    return [
+        StepGap(
+            trajectory_id=sample.trajectory_id,
+            step=sample.step,
+            mean=mean,
+            largest=piece.abs().max().item(),
+        )
+        for sample, piece in zip(part.samples, pieces, strict=True)
+        if sample.behaviour_logprobs and isfinite(mean := piece.mean().item())
+    ]

@@ -1,0 +1,246 @@
+"""Do engine and trainer mean the same distribution? The gate that asks it of each batch.
+
+    Compared   tokens with both log-probabilities, the version that sampled them, what was seen
+    compare    those of a micro-batch that has just been scored
+    Gate       what is told of them, which weights are kept to compare with, when the run must stop
+    describe, alarm_of   numbers and an explanation; `dart doctor --parity` tells the same
+
+Only tokens that one version alone sampled can be compared, and only with that version's weights:
+
+- Those of the present weights are scored by the update's first pass anyway.
+- With a trainer that is always ahead of its batches there are none. Then, every `parity_every`
+  versions, the gate keeps a copy of the weights until samples of theirs arrive, and scores a few of
+  them with the copy in the place of the present weights.
+
+All others are stale: their difference is how far the policy has moved, and stops nothing.
+
+Screens are told apart, since what goes wrong with images does so in one of them: prompts of text
+alone, of one screen, and of several, where positions and the order of images come in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bus.messages import Batch
+from dart_cli.algo.mismatch import Mismatch, mismatch
+from dart_cli.config import TrainConfig
+from dart_cli.train.batch import MicroBatch, micro_batches
+from dart_cli.train.model import Scores, TrainModel
+
+LIMITS = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""Nats. Rounding alone makes a mean of about 1e-6 in float32 and of 0.01 to 0.03 in bfloat16, where
+engine and trainer add in another order; other weights or another temperature make more than that."""
+
+LEAST_TOKENS = 32
+"""Of fewer tokens a mean says nothing: one that was unlikely may be far apart in bfloat16."""
+
+RESCORED = 64
+"""Samples that are scored with kept weights."""
+
+STALEST = 16
+"""Versions after which samples of kept weights are no longer waited for."""
+
+SEEN = ("text", "one", "several")
+"""How many screens a prompt shows: none, one, more."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Tokens [N] that an engine sampled; log-probabilities in nats."""
+
+    engine: NDArray[np.float64]
+    trainer: NDArray[np.float64]
+    versions: NDArray[np.int64]  # whose weights sampled it; -1 where no single one did
+    seen: NDArray[np.int64]  # index into SEEN
+
+    def only(self, chosen: NDArray[np.bool_]) -> Compared:
+        """Those of the tokens."""
+        return Compared(*(part[chosen] for part in vars(self).values()))
+
+    def mismatch(self) -> Mismatch:
+        """How far apart they are."""
+        return mismatch(self.engine, self.trainer)
+
+    def by_seen(self) -> dict[str, Mismatch]:
+        """The same by what the prompts showed; kinds that there are."""
+        kinds = {name: self.only(self.seen == index) for index, name in enumerate(SEEN)}
+        return {name: part.mismatch() for name, part in kinds.items() if part.engine.size}
+
+
+def compare(scores: Scores, part: MicroBatch) -> Compared:
+    """The sampled tokens of a micro-batch; demonstrations, which no engine sampled, are left out."""
+    lengths = [len(sample.token_ids) for sample in part.samples]
+    seen = [min(len(sample.image_hashes), len(SEEN) - 1) for sample in part.samples]
+    whole = Compared(
+        part.behaviour_logprobs.double().numpy(),
+        scores.logprobs.detach().double().cpu().numpy(),
+        part.versions.numpy(),
+        np.repeat(np.array(seen, dtype=np.int64), lengths),
+    )
+    return whole.only(~part.unknown.numpy())
+
+
+def joined(parts: Sequence[Compared]) -> Compared:
+    """All of their tokens."""
+    if not parts:
+        return Compared(np.zeros(0), np.zeros(0), *(np.zeros(0, dtype=np.int64) for _ in range(2)))
+    columns = zip(*(vars(part).values() for part in parts), strict=True)
+    return Compared(*(np.concatenate(column) for column in columns))
+
+
+@torch.no_grad()
+def rescore(model: TrainModel, batch: Batch, size: int) -> Compared:
+    """The trainer's forward pass over a batch, in parts of `size` samples."""
+    parts = micro_batches(batch, model.policy, size)
+    return joined([compare(model.score(part, batch.temperature), part) for part in parts])
+
+
+class Gate:
+    """Compares batch by batch. Not thread-safe: the learner's thread."""
+
+    def __init__(self, config: TrainConfig, model: TrainModel) -> None:
+        self._config = config
+        self._model = model
+        self._limit = limit_of(config.parity_limit, model)
+        self._due = -1  # the first version that is to be compared with
+        self._kept: _Kept | None = None
+
+    def look_back(self, batch: Batch, version: int | None) -> Compared:
+        """Tokens of the batch that the kept weights sampled, scored with them.
+
+        None where these are the present ones, `version`'s: an update that was skipped left them.
+        """
+        kept = self._kept
+        if kept is None or kept.version == version:
+            return joined([])
+        theirs = [
+            sample
+            for sample in batch.samples
+            if sample.weight != 0
+            and sample.behaviour_logprobs
+            and any(s.start == 0 and s.version == kept.version for s in sample.version_spans)
+        ]
+        if not theirs:
+            return joined([])
+        part = batch.model_copy(update={"samples": theirs[:RESCORED]})
+        with _in_place(self._model, kept.tensors):
+            scored = rescore(self._model, part, self._config.micro_batch)
+        return scored.only(scored.versions == kept.version)
+
+    def report(
+        self, tokens: Compared, looked_back: Compared, version: int | None
+    ) -> tuple[dict[str, float], str]:
+        """(metrics, why the run must stop; empty if it need not) of a batch.
+
+        `tokens` are all of it, scored with the present weights, which are `version`'s if they have
+        been published.
+        """
+        fresh = tokens.versions == (-2 if version is None else version)
+        same = joined([tokens.only(fresh), looked_back])
+        metrics = describe("parity", same) | describe("stale", tokens.only(~fresh))
+        if not self._config.parity_every or same.engine.size < LEAST_TOKENS:
+            return metrics, ""
+        newest = int(same.versions.max())
+        self._due = max(self._due, newest + self._config.parity_every)
+        if self._kept is not None and self._kept.version <= newest:
+            self._kept = None
+        return metrics, alarm_of(same, self._limit)
+
+    def keep(self, version: int | None) -> None:
+        """The present weights are about to change: copy them where they are still to be compared."""
+        if version is None or not self._config.parity_every or version < self._due:
+            return
+        if self._kept is None or version - self._kept.version > STALEST:
+            copies = {
+                name: value.detach().to("cpu", copy=True)
+                for name, value in self._model.trainable().items()
+            }
+            self._kept = _Kept(version, copies)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What a version was, in host memory."""
+
+    version: int
+    tensors: dict[str, torch.Tensor]
+
+
+@contextmanager
+def _in_place(model: TrainModel, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """The model with other weights. They are exchanged one by one, so no third copy is needed."""
+
+    def exchange() -> None:
+        with torch.no_grad():
+            for name, parameter in model.trainable().items():
+                present = parameter.detach().to("cpu", copy=True)
+                parameter.copy_(tensors[name])
+                tensors[name].copy_(present)
+
+    exchange()
+    try:
+        yield
+    finally:
+        exchange()
+
+
+# --- what is told -----------------------------------------------------------------------------
+
+
+def limit_of(asked: float, model: TrainModel) -> float:
+    """Nats that the mean may be apart; 0 asks for what the model's precision allows."""
+    return asked or LIMITS.get(model.policy.model.dtype, max(LIMITS.values()))
+
+
+def describe(prefix: str, tokens: Compared) -> dict[str, float]:
+    """Metrics of tokens, `prefix_mean` and so on; nothing where there are none."""
+    if not tokens.engine.size:
+        return {}
+    metrics = {
+        f"{prefix}_{name}": float(value) for name, value in asdict(tokens.mismatch()).items()
+    }
+    if prefix == "parity":
+        metrics |= {f"parity_mean_{name}": each.mean for name, each in tokens.by_seen().items()}
+    return metrics
+
+
+def alarm_of(same: Compared, limit: float) -> str:
+    """Why engine and trainer do not agree on tokens of the same weights; empty if they do."""
+    whole, kinds = same.mismatch(), same.by_seen()
+    judged = {"all": whole, **kinds}
+    beyond = {
+        name: each
+        for name, each in judged.items()
+        if each.tokens >= LEAST_TOKENS and not each.mean <= limit
+    }
+    if not beyond:
+        return ""
+    told = ", ".join(f"{name} {each.mean:.2g}" for name, each in kinds.items())
+    versions = sorted(set(same.versions.tolist()))
+    sampled = f"v{versions[0]}" + (f" to v{versions[-1]}" if len(versions) > 1 else "")
+    return (
+        f"engine and trainer disagree on {whole.tokens} tokens of {sampled}, under the same weights: "
+        f"log-probabilities differ by {whole.mean:.3g} nats on average, train.parity_limit allows "
+        f"{limit:g}; at most {whole.max:.3g}, k3 KL {whole.kl:.3g}; by screens in the prompt: {told}. "
+        f"{_likely(beyond)}; `dart doctor CONFIG --parity` compares without a run"
+    )
+
+
+def _likely(beyond: Mapping[str, Mismatch]) -> str:
+    """What is probably wrong, from where it is."""
+    if "text" in beyond or "one" in beyond:
+        return (
+            "Likely a rollout worker with another model folder, dtype or temperature, an engine that "
+            "did not take an update whole, or images that it resizes or normalises in its own way"
+        )
+    return (
+        "One screen agrees, so likely the positions or the order of several images, or a prefix or "
+        "encoder cache that outlived an update"
+    )

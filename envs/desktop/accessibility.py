@@ -1,0 +1,42 @@
+"""The accessibility tree of a desktop: what applications tell a screen reader of their widgets.
+
+has_accessibility   whether it can be read on this host
+read_widgets        the widgets of one desktop
+
+Applications tell it through AT-SPI on the desktop's own message bus, and only where the desktop was
+started with `accessible`: it costs them time.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bus.errors import EnvError
+
+if TYPE_CHECKING:
+    from envs.desktop.desktop import Desktop
+
+PACKAGES = "at-spi2-core python3-gi gir1.2-atspi-2.0"
+
+_PYTHON = "/usr/bin/python3"  # Debian's, for which the packages are
+_BINDINGS = "/usr/lib/python3/dist-packages/gi"
+_LAUNCHER = "/usr/libexec/at-spi-bus-launcher"
+_READER = Path(__file__).with_name("atspi.py")
+
+
+def has_accessibility() -> bool:
+    """Whether PACKAGES are installed."""
+    typelibs = Path("/usr/lib").glob("*/girepository-1.0/Atspi-2.0.typelib")
+    return all(Path(each).exists() for each in (_PYTHON, _LAUNCHER, _BINDINGS)) and any(typelibs)
+
+
+def read_widgets(desktop: Desktop) -> list[dict[str, Any]]:
+    """Role, name, text and states of each widget, depth first. Raises EnvError."""
+    said = desktop.run("atspi", [_PYTHON, "-W", "ignore", "-c", _READER.read_text()])
+    try:
+        widgets: list[dict[str, Any]] = json.loads(said.splitlines()[-1])
+    except (ValueError, IndexError) as error:
+        raise EnvError(f"the accessibility tree cannot be read: {error}") from error
+    return widgets

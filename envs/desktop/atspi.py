@@ -1,0 +1,57 @@
+"""Writes what AT-SPI tells of all windows of a desktop, as JSON: a list of widgets.
+
+Run in a desktop by Debian's own python3 (packages python3-gi, gir1.2-atspi-2.0), as its text: the user
+of the desktop need not be able to read this file. See envs/desktop/accessibility.py.
+"""
+
+import json
+import sys
+from typing import Any
+
+import gi  # type: ignore[import-not-found]
+
+gi.require_version("Atspi", "2.0")
+from gi.repository import Atspi, GLib  # type: ignore[import-not-found]  # noqa: E402
+
+MOST_WIDGETS = 5_000
+MOST_CHILDREN = 200  # of one: a sheet has a billion cells
+STATES = (
+    "ACTIVE",
+    "CHECKED",
+    "EDITABLE",
+    "EXPANDED",
+    "FOCUSED",
+    "SELECTED",
+    "SENSITIVE",
+    "SHOWING",
+)
+
+
+def describe(widget: Any) -> dict[str, Any]:
+    """One widget: role, name, text and states."""
+    states, text = widget.get_state_set(), widget.get_text_iface()
+    return {
+        "role": widget.get_role_name(),
+        "name": widget.get_name(),
+        "text": Atspi.Text.get_text(text, 0, 10_000) if text else "",
+        **{name.lower(): states.contains(getattr(Atspi.StateType, name)) for name in STATES},
+    }
+
+
+def main() -> None:
+    """Depth first; one that closes meanwhile is left out."""
+    found: list[dict[str, Any]] = []
+    waiting = [Atspi.get_desktop(0)]
+    while waiting and len(found) < MOST_WIDGETS:
+        widget = waiting.pop()
+        try:
+            found.append(describe(widget))
+            count = min(widget.get_child_count(), MOST_CHILDREN)
+            children = [widget.get_child_at_index(at) for at in reversed(range(count))]
+        except GLib.Error:
+            continue
+        waiting += [child for child in children if child is not None]
+    json.dump(found, sys.stdout)
+
+
+main()

@@ -1,0 +1,36 @@
+"""What a task needs that a host may do without: GIMP, or the accessibility tree.
+
+needs_widgets      whether its evaluator looks at widgets
+missing_packages   apt packages that it needs and this host does not have
+"""
+
+from __future__ import annotations
+
+import shutil
+
+from envs.desktop.accessibility import PACKAGES, has_accessibility
+from envs.desktop.place import PATH
+from envs.taskfile import TaskFile
+
+APPLICATIONS = ("gimp",)
+"""Optional ones: `snapshot` of their tasks, program and apt package alike."""
+
+
+def needs_widgets(task: TaskFile) -> bool:
+    """Whether an evaluator reads the accessibility tree."""
+    return any(
+        check.result is not None and check.result.type == "accessibility_tree"
+        for check in task.evaluator.checks
+    )
+
+
+def missing_packages(task: TaskFile) -> list[str]:
+    """What would have to be installed, [] if nothing."""
+    missing = [
+        name
+        for name in APPLICATIONS
+        if task.snapshot == name and shutil.which(name, path=PATH) is None
+    ]
+    if needs_widgets(task) and not has_accessibility():
+        missing.append(PACKAGES)
+    return missing

@@ -1,0 +1,104 @@
+"""`dart doctor --parity` tells whether an engine and the trainer mean the same distribution."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dart_cli.cli import main
+from dart_cli.config import Config
+from dart_cli.doctor.findings import is_healthy
+from dart_cli.doctor.parity import judge, parity
+from dart_cli.train.parity import Compared
+
+Family = Callable[[str], Path]
+
+pytestmark = pytest.mark.timeout(400)  # torch is loaded twice; on a busy machine that takes long
+
+
+def doctor(*arguments: object) -> int:
+    """The exit code of `dart doctor ARGUMENTS`, in this process."""
+    with pytest.raises(SystemExit) as exit_:
+        main(["doctor", *map(str, arguments)])
+    return int(exit_.value.code or 0)
+
+
+def compared(several_off: float) -> Compared:
+    """40 tokens of each kind of prompt; those of several screens are off by so much."""
+    engine = np.full(120, -2.0)
+    trainer = engine + np.repeat([0.0, 1e-6, several_off], 40)
+    return Compared(engine, trainer, np.zeros(120, np.int64), np.repeat([0, 1, 2], 40))
+
+
+def test_a_model_folder_is_compared_and_agrees(
+    family: Family, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert doctor(family("qwen3_vl"), "--parity", "--json", "--set", "rollout.max_tokens=8") == 0
+    told = json.loads(capsys.readouterr().out)
+    lines = [each["text"] for each in told["findings"] if each["subject"] == "parity"]
+    assert len(lines) == 5
+    for line, kind in zip(lines[1:4], ("no screen", "one screen", "several screens"), strict=True):
+        assert kind in line
+    assert "within 0.001 nats" in lines[-1]
+    assert "tasks" not in {each["subject"] for each in told["findings"]}
+
+
+def test_an_engine_that_says_other_numbers_ends_with_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A limit below what rounding makes stands for the engine that is wrong."""
+    path = tmp_path / "c.toml"
+    path.write_text(
+        f'[run]\ndir = "{tmp_path}/run"\n[rollout]\nmax_tokens = 8\n'
+        '[model]\ndtype = "bfloat16"\n[train]\nparity_limit = 1e-12\n'
+    )
+    assert doctor(path, "--parity") == 1
+    out = capsys.readouterr().out
+    assert "engine and trainer disagree" in out
+    assert "1e-12" in out
+    assert "Likely" in out
+
+
+def test_the_kind_of_prompt_that_disagrees_is_named() -> None:
+    *lines, verdict = judge(compared(0.2), 1e-3)
+    assert [line.level for line in lines] == ["ok", "ok", "warning"]
+    assert lines[2].text.startswith("several screens")
+    assert verdict.level == "error"
+    assert "One screen agrees" in verdict.cure
+    assert is_healthy(judge(compared(1e-6), 1e-3))
+
+
+def test_a_folder_of_another_class_is_an_error_with_the_classes_that_load(
+    family: Family, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "other"
+    shutil.copytree(family("qwen2_vl"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "llava"}))
+    assert doctor(folder, "--parity") == 1
+    assert "model_type is llava, supported are qwen2_vl, qwen2_5_vl, qwen3_vl" in (
+        capsys.readouterr().out
+    )
+
+
+def test_without_a_model_there_is_nothing_to_compare() -> None:
+    [finding] = parity(Config.model_validate({"rollout": {"engine": "scripted"}}))
+    assert finding.level == "warning"
+    assert "rollout.engine" in finding.cure
+
+
+def test_parity_needs_a_target(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor("--parity") == 2
+    assert "--parity needs to know what" in capsys.readouterr().err
+
+
+def test_a_model_folder_has_no_tasks_to_play(
+    family: Family, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert doctor(family("qwen3_vl"), "--play") == 2
+    assert "is a model folder" in capsys.readouterr().err

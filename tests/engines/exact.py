@@ -1,0 +1,63 @@
+"""What an engine's numbers must be: those of one forward pass without a cache."""
+
+from __future__ import annotations
+
+import torch
+
+from dart_cli.engines.base import GenerateRequest, Generation
+from dart_cli.policy.forward import logits, masked_logprobs
+from dart_cli.policy.model import LoadedPolicy, weight_tensors
+
+Weights = dict[str, torch.Tensor]
+
+
+@torch.inference_mode()
+def fresh_numbers(
+    policy: LoadedPolicy, request: GenerateRequest, token_ids: list[int], temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities [A] and entropies [A] of the policy as it is now."""
+    inputs = policy.inputs([request.prompt_token_ids + token_ids], [request.images])
+    values = logits(policy.model, inputs, last=len(token_ids) + 1)[0, :-1]
+    logprobs = masked_logprobs(values, policy.forbidden(values.device), temperature)
+    finite = logprobs.masked_fill(logprobs.isinf(), 0.0)
+    entropies = -(logprobs.exp() * finite).sum(dim=-1)
+    return logprobs.gather(1, torch.tensor(token_ids)[:, None])[:, 0], entropies
+
+
+def largest_error(
+    policy: LoadedPolicy,
+    request: GenerateRequest,
+    generation: Generation,
+    versions: list[Weights],
+    temperature: float = 1.0,
+) -> float:
+    """Largest difference of any number of a completion from its version's fresh forward pass."""
+    worst = 0.0
+    for span in generation.version_spans:
+        put(policy, versions[span.version])
+        fresh = fresh_numbers(policy, request, generation.token_ids, temperature)
+        told = generation.behaviour_logprobs, generation.entropies
+        for numbers, expected in zip(told, fresh, strict=True):
+            difference = torch.tensor(numbers) - expected
+            worst = max(worst, float(difference[span.start : span.end].abs().max()))
+    return worst
+
+
+def random_versions(policy: LoadedPolicy, count: int) -> list[Weights]:
+    """The policy's weights, and others, each a little away from the one before."""
+    generator = torch.Generator().manual_seed(0)
+    versions = [{name: t.clone() for name, t in weight_tensors(policy.model).items()}]
+    while len(versions) < count:
+        versions.append(
+            {
+                name: tensor + 0.02 * torch.randn(tensor.shape, generator=generator)
+                for name, tensor in versions[-1].items()
+            }
+        )
+    return versions
+
+
+def put(policy: LoadedPolicy, tensors: Weights) -> None:
+    """Let the policy have these weights."""
+    for name, tensor in weight_tensors(policy.model).items():
+        tensor.copy_(tensors[name])

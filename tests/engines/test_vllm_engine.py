@@ -1,0 +1,501 @@
+"""The real vLLM on this machine: one engine for all tests, in an event loop of its own.
+
+Each test leaves it serving the untrained policy; the last ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+
+from bus.errors import EngineError, WeightsError
+from bus.messages import Partial, VersionSpan
+from dart_cli.config import VllmConfig
+from dart_cli.engines.base import GenerateRequest, Generation
+from dart_cli.engines.transformers_engine import TransformersEngine
+from dart_cli.evaluate import take_weights
+from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
+from dart_cli.weights.file import WEIGHTS, FileChannel, load, publish
+from tests.engines.exact import Weights, fresh_numbers, largest_error, random_versions
+from tests.waiting import lives, until
+
+Asker = Callable[..., GenerateRequest]
+T = TypeVar("T")
+
+pytestmark = [
+    pytest.mark.skipif(
+        find_spec("vllm") is None, reason="vLLM is not installed: scripts/setup-vllm"
+    ),
+    pytest.mark.filterwarnings("ignore"),  # vLLM's own
+    pytest.mark.timeout(900),  # the first starts vLLM's processes
+    pytest.mark.slow,
+]
+
+EXACT = 1e-4  # nats, in float32
+MAX_BATCH = 8
+
+
+@dataclass
+class Served:
+    """The engine and the loop that it lives in."""
+
+    engine: Any
+    loop: asyncio.AbstractEventLoop
+    start: Weights  # what it serves before and after each test
+    published: Path
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(self._bounded(work), self.loop).result()
+
+    async def _bounded(self, work: Coroutine[Any, Any, T]) -> T:
+        async with asyncio.timeout(300):
+            return await work
+
+    async def generate(self, *requests: GenerateRequest) -> list[Generation]:
+        return await asyncio.gather(*(self.engine.generate(request) for request in requests))
+
+    async def take(self, tensors: Weights) -> int:
+        """Publish as the next version and serve it."""
+        version = self.engine.policy_version + 1
+        path = (await asyncio.to_thread(publish, tensors, self.published, version)).path
+        await self.engine.update_weights(path, version)
+        return int(version)
+
+
+@pytest.fixture(scope="module")
+def alive(untrained_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    from dart_cli.engines.vllm.engine import VllmEngine
+
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    engine = VllmEngine(
+        load_policy(untrained_folder, weights=False), load_weights=load, max_batch=MAX_BATCH
+    )
+    start = {n: t.clone() for n, t in weight_tensors(load_policy(untrained_folder).model).items()}
+    served = Served(engine, loop, start, tmp_path_factory.mktemp("weights"))
+    yield served
+    served.run(engine.close())
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(30)
+    loop.close()
+
+
+@pytest.fixture
+def served(alive: Served) -> Iterator[Served]:
+    ends, version = alive.engine.policy.end_token_ids, alive.engine.policy_version
+    yield alive
+    alive.engine.policy.end_token_ids = ends
+    if alive.engine.policy_version != version:
+        alive.run(alive.take(alive.start))
+
+
+@pytest.fixture
+def endless(served: Served) -> Served:
+    """No completion ends by itself."""
+    served.engine.policy.end_token_ids = ()
+    return served
+
+
+def errors(
+    policy: LoadedPolicy,
+    requests: list[GenerateRequest],
+    generations: list[Generation],
+    versions: list[Weights],
+    temperature: float = 1.0,
+) -> float:
+    pairs = zip(requests, generations, strict=True)
+    return max(largest_error(policy, *pair, versions, temperature) for pair in pairs)
+
+
+def at(served: Served, weights: Weights, *later: Weights) -> list[Weights]:
+    """Weights by version, `weights` the engine's present one."""
+    return [weights] * (served.engine.policy_version + 1) + list(later)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_numbers_match_a_fresh_forward_over_turns_and_images(
+    served: Served, policy: LoadedPolicy, ask: Asker, temperature: float
+) -> None:
+    requests = [ask(i, past_images=i % 3, temperature=temperature) for i in range(24)]
+    generations = served.run(served.generate(*requests))
+    assert {len(request.images) for request in requests} == {1, 2, 3}
+    assert errors(policy, requests, generations, at(served, served.start), temperature) < EXACT
+
+
+def test_greedy_takes_the_likeliest_and_scores_the_untempered_distribution(
+    served: Served, policy: LoadedPolicy, ask: Asker
+) -> None:
+    requests = [ask(i, temperature=0.0) for i in range(3)]
+    generations = served.run(served.generate(*requests, ask(9)))[:3]
+    assert errors(policy, requests, generations, at(served, served.start)) < EXACT
+    for request, generation in zip(requests, generations, strict=True):
+        at_once, _ = fresh_numbers(policy, request, generation.token_ids, 1.0)
+        nearly_greedy, _ = fresh_numbers(policy, request, generation.token_ids, 1e-3)
+        assert float(nearly_greedy.min()) > -0.7 > float(at_once.min())
+
+
+def test_the_same_seed_draws_the_same_tokens_as_the_transformers_engine(
+    served: Served, policy: LoadedPolicy, ask: Asker
+) -> None:
+    requests = [ask(i, past_images=i % 3) for i in range(12)]
+
+    async def elsewhere() -> list[Generation]:
+        engine = TransformersEngine(policy)
+        try:
+            return await asyncio.gather(*(engine.generate(request) for request in requests))
+        finally:
+            await engine.close()
+
+    ours = served.run(served.generate(*requests))
+    alone = [served.run(served.generate(request))[0] for request in requests[:4]]
+    for one, other in zip(ours, asyncio.run(elsewhere()), strict=True):
+        assert (one.token_ids, one.stop) == (other.token_ids, other.stop)
+        assert one.behaviour_logprobs == pytest.approx(other.behaviour_logprobs, abs=EXACT)
+        assert one.entropies == pytest.approx(other.entropies, abs=EXACT)
+    assert [each.token_ids for each in alone] == [each.token_ids for each in ours[:4]]
+
+
+def test_forbidden_tokens_are_never_drawn_though_likeliest(
+    served: Served, policy: LoadedPolicy, ask: Asker
+) -> None:
+    weights = {name: tensor.clone() for name, tensor in served.start.items()}
+    [rows] = [tensor for name, tensor in weights.items() if name.endswith("embed_tokens.weight")]
+    rows[list(policy.forbidden_token_ids)] *= 30
+    served.run(served.take(weights))
+    requests = [ask(i, temperature=2.0, max_tokens=12) for i in range(24)]
+    generations = served.run(served.generate(*requests))
+    drawn = {token for generation in generations for token in generation.token_ids}
+    assert not drawn & set(policy.forbidden_token_ids)
+    assert errors(policy, requests, generations, at(served, weights), 2.0) < EXACT
+
+
+def test_a_completion_ends_with_the_end_token_or_at_its_length(
+    served: Served, policy: LoadedPolicy, ask: Asker
+) -> None:
+    served.engine.policy.end_token_ids = tuple(range(8, 400))  # likely within a few tokens
+    requests = [ask(i, max_tokens=1 + i % 9) for i in range(24)]
+    generations = served.run(served.generate(*requests))
+    for request, generation in zip(requests, generations, strict=True):
+        ends = [8 <= token < 400 for token in generation.token_ids]
+        assert not any(ends[:-1])
+        assert ends[-1] == (generation.stop == "end")
+        assert generation.stop == "end" or len(ends) == request.sampling.max_tokens
+    assert {generation.stop for generation in generations} == {"end", "length"}
+
+
+def test_cancelling_frees_the_place(endless: Served, ask: Asker) -> None:
+    async def cancelled() -> list[Any]:
+        long = [ask(i, max_tokens=3000) for i in range(2 * MAX_BATCH)]
+        tasks = [asyncio.create_task(endless.engine.generate(request)) for request in long]
+        await until(lambda: endless.engine.gauges()["waiting"] == MAX_BATCH)
+        for task in tasks:
+            task.cancel()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        await endless.generate(*(ask(i, max_tokens=2) for i in range(4)))
+        return outcomes
+
+    outcomes = endless.run(cancelled())
+    assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
+    gauges = endless.engine.gauges()
+    assert gauges["in_flight"] == gauges["waiting"] == 0
+    assert not endless.engine._llm.output_processor.has_unfinished_requests()
+
+
+def test_a_partial_goes_on_token_for_token_from_any_place(
+    served: Served, policy: LoadedPolicy, ask: Asker
+) -> None:
+    requests = [ask(i, past_images=i % 2) for i in range(3)]
+    whole = served.run(served.generate(*requests))
+    resumed = [
+        replace(request, partial=cut(generation, length))
+        for request, generation in zip(requests, whole, strict=True)
+        for length in range(len(generation.token_ids) + 1)
+    ]
+    again = served.run(served.generate(*resumed))
+    expected = [generation for generation in whole for _ in range(len(generation.token_ids) + 1)]
+    for got, straight in zip(again, expected, strict=True):
+        assert (got.token_ids, got.stop) == (straight.token_ids, straight.stop)
+        assert got.version_spans == straight.version_spans
+        assert got.behaviour_logprobs == pytest.approx(straight.behaviour_logprobs, abs=EXACT)
+        assert got.entropies == pytest.approx(straight.entropies, abs=EXACT)
+
+
+def cut(generation: Generation, length: int) -> Partial:
+    """The partial of a completion of one version that was suspended after `length` tokens."""
+    version = generation.version_spans[0].version
+    return Partial(
+        token_ids=generation.token_ids[:length],
+        behaviour_logprobs=generation.behaviour_logprobs[:length],
+        entropies=generation.entropies[:length],
+        version_spans=[VersionSpan(version=version, start=0, end=length)] if length else [],
+    )
+
+
+def test_interrupted_every_request_returns_what_it_has_and_goes_on_as_if_nothing_had_been(
+    endless: Served, ask: Asker
+) -> None:
+    requests = [ask(i, max_tokens=60) for i in range(MAX_BATCH + 4)]
+
+    async def interrupted() -> list[Generation]:
+        asking = [asyncio.create_task(endless.engine.generate(request)) for request in requests]
+        in_work = endless.engine._in_work
+        await until(
+            lambda: len(in_work) == MAX_BATCH and all(drawn.token_ids for drawn in in_work.values())
+        )
+        endless.engine.interrupt()
+        return await asyncio.gather(*asking)
+
+    straight = endless.run(endless.generate(*requests))
+    found = endless.run(interrupted())
+    assert {generation.stop for generation in found} == {"suspended"}
+    assert [len(generation.token_ids) for generation in found[MAX_BATCH:]] == [0] * 4
+    assert all(0 < len(generation.token_ids) < 60 for generation in found[:MAX_BATCH])
+    resumed = [
+        replace(request, partial=cut(generation, len(generation.token_ids)))
+        for request, generation in zip(requests[:MAX_BATCH], found, strict=False)
+    ]
+    for got, expected in zip(endless.run(endless.generate(*resumed)), straight, strict=False):
+        assert got.token_ids == expected.token_ids
+
+
+def test_an_interruption_in_the_first_moment_is_heard(endless: Served, ask: Asker) -> None:
+    async def interrupted_at_once() -> list[Generation]:
+        long = [ask(i, max_tokens=3000) for i in range(MAX_BATCH + 2)]
+        asking = [asyncio.create_task(endless.engine.generate(request)) for request in long]
+        await asyncio.sleep(0)
+        endless.engine.interrupt()
+        return await asyncio.gather(*asking)
+
+    found = endless.run(interrupted_at_once())
+    assert {generation.stop for generation in found} == {"suspended"}
+
+
+def test_new_weights_are_those_that_serve_and_their_old_image_features_are_forgotten(
+    served: Served, policy: LoadedPolicy, ask: Asker
+) -> None:
+    requests = [ask(i, past_images=i % 3) for i in range(8)]
+    served.run(served.generate(*requests))
+    for factor in (1.3, 0.8):
+        weights = {name: t * factor if "visual" in name else t for name, t in served.start.items()}
+        version = served.run(served.take(weights))
+        generations = served.run(served.generate(*requests))
+        assert {span.version for g in generations for span in g.version_spans} == {version}
+        assert errors(policy, requests, generations, at(served, weights)) < EXACT
+
+
+def taken_in_flight(
+    served: Served, policy: LoadedPolicy, ask: Asker, updates: int
+) -> tuple[list[GenerateRequest], list[Generation], list[Weights]]:
+    """Long completions with new weights in their midst."""
+    versions = at(served, *random_versions(policy, updates + 1))
+    numbers = range(len(versions) - updates, len(versions))
+    # Beforehand: the engine would not wait for a slow disk.
+    paths = [publish(versions[number], served.published, number).path for number in numbers]
+    requests = [ask(i, past_images=i % 3, max_tokens=60) for i in range(MAX_BATCH + 2)]
+
+    async def both() -> list[Generation]:
+        asking = [asyncio.create_task(served.engine.generate(request)) for request in requests]
+        for path, number in zip(paths, numbers, strict=True):
+            drawn = served.engine.gauges()["tokens"]
+            await until(lambda drawn=drawn: served.engine.gauges()["tokens"] >= drawn + 40)
+            await served.engine.update_weights(path, number)
+        return await asyncio.gather(*asking)
+
+    return requests, served.run(both()), versions
+
+
+def test_weights_taken_in_flight_leave_every_token_the_numbers_of_its_version(
+    endless: Served, policy: LoadedPolicy, ask: Asker
+) -> None:
+    requests, generations, versions = taken_in_flight(endless, policy, ask, updates=3)
+    assert {generation.stop for generation in generations} == {"length"}
+    assert sum(len(generation.version_spans) > 1 for generation in generations) >= MAX_BATCH
+    assert errors(policy, requests, generations, versions) < EXACT
+
+
+def test_keys_and_values_that_are_kept_give_numbers_of_both_versions_and_lose_no_request(
+    endless: Served, policy: LoadedPolicy, ask: Asker
+) -> None:
+    recompute = endless.engine._config
+    endless.engine._config = VllmConfig(kv_cache="keep")
+    try:
+        requests, generations, versions = taken_in_flight(endless, policy, ask, updates=2)
+        later = endless.run(endless.generate(*requests[:3]))
+    finally:
+        endless.engine._config = recompute
+    assert {generation.stop for generation in generations} == {"length"}
+    assert errors(policy, requests, generations, versions) > EXACT  # as documented
+    assert errors(policy, requests[:3], later, versions) < EXACT
+
+
+def test_kept_keys_and_values_reach_no_completion_of_one_version(
+    endless: Served, policy: LoadedPolicy, ask: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = endless.engine
+    monkeypatch.setattr(engine, "_config", VllmConfig(kv_cache="keep"))
+    versions = at(endless, *random_versions(policy, 2))
+    path = publish(versions[-1], endless.published, len(versions) - 1).path
+    requests = [ask(i, past_images=2, max_tokens=8) for i in range(MAX_BATCH)]
+    halt, asking = engine._llm.start_weight_update, []
+
+    async def begin(which: list[GenerateRequest]) -> None:
+        asking.extend(asyncio.create_task(engine.generate(request)) for request in which)
+        await asyncio.sleep(0)
+
+    async def halted() -> None:
+        await begin(requests[MAX_BATCH // 2 :])
+        await asyncio.sleep(0.2)  # they would be with vLLM by now
+        await halt()
+
+    async def updated() -> list[Generation]:
+        await endless.generate(*requests)  # their prompts are held, under the version before
+        monkeypatch.setattr(engine._llm, "start_weight_update", halted)
+        await begin(requests[: MAX_BATCH // 2])
+        await engine.update_weights(path, len(versions) - 1)
+        return await asyncio.gather(*asking)
+
+    generations = endless.run(updated())
+    asked = requests[: MAX_BATCH // 2] + requests[MAX_BATCH // 2 :]
+    pure = [
+        pair for pair in zip(asked, generations, strict=True) if len(pair[1].version_spans) == 1
+    ]
+    assert len(pure) >= MAX_BATCH // 2
+    assert errors(policy, *map(list, zip(*pure, strict=True)), versions) < EXACT
+
+
+def test_bad_sets_are_refused_while_the_old_weights_go_on_serving(
+    served: Served, ask: Asker, tmp_path: Path
+) -> None:
+    good = served.start
+    first = next(iter(good))
+    bad: list[Weights] = [
+        dict(list(good.items())[1:]),
+        {**good, first: torch.zeros(3)},
+        {**good, first: good[first].bfloat16()},
+        {**good, first: good[first] * float("nan")},
+        {**good, "model.foreign.weight": torch.zeros(3)},
+    ]
+    paths = [publish(tensors, tmp_path, i).path for i, tensors in enumerate(bad)]
+    paths += [publish(good, tmp_path, 9).path, tmp_path / "absent"]
+    file = paths[-2] / WEIGHTS
+    file.write_bytes(file.read_bytes()[:-100])
+    requests = [ask(i) for i in range(4)]
+    before = served.run(served.generate(*requests))
+    version = served.engine.policy_version
+    for path in paths:
+        with pytest.raises(WeightsError):
+            served.run(served.engine.update_weights(path, version + 1))
+    after = served.run(served.generate(*requests))
+    assert served.engine.policy_version == version
+    assert [each.token_ids for each in after] == [each.token_ids for each in before]
+
+
+def test_a_version_of_which_only_the_change_was_kept_is_rebuilt_for_an_evaluation(
+    served: Served, policy: LoadedPolicy, ask: Asker, tmp_path: Path
+) -> None:
+    version = served.engine.policy_version + 2
+    name = next(name for name in served.start if "visual" in name)
+    moved = served.start | {name: served.start[name] * 1.5}
+    channel = FileChannel(tmp_path / "weights", delta=True, whole_every=100)
+    channel.resume(served.start, version - 1)
+    path = channel.publish(moved, version).path
+    assert not (path / WEIGHTS).exists()
+    with pytest.raises(WeightsError, match="only what changed"):
+        served.run(served.engine.update_weights(path, version))
+    served.run(take_weights(served.engine, path, version))
+    requests = [ask(i, past_images=1) for i in range(4)]
+    generations = served.run(served.generate(*requests))
+    assert errors(policy, requests, generations, at(served, moved)) < EXACT
+    channel.close()
+
+
+def test_prompts_that_cannot_be_served_are_refused_before_they_wait(
+    served: Served, policy: LoadedPolicy, ask: Asker
+) -> None:
+    good = ask(1)
+    bad = [
+        GenerateRequest("a", good.prompt_token_ids, [], good.sampling),
+        GenerateRequest("b", [], [], good.sampling),
+        GenerateRequest("c", [9] * policy.max_positions, [], good.sampling),
+        GenerateRequest("d", good.prompt_token_ids, [b"no image"], good.sampling),
+    ]
+    for request in bad:
+        with pytest.raises(EngineError):
+            served.run(served.generate(request))
+    assert served.run(served.generate(good))[0].token_ids
+
+
+def test_an_image_is_sent_once(served: Served, ask: Asker) -> None:
+    request = ask(77)
+    images = served.engine._limits.prepare(request)
+
+    async def sent() -> list[bool]:
+        found = []
+        for _ in range(2):
+            prompt = served.engine._input(request.prompt_token_ids, images)
+            found.append(prompt["mm_kwargs"]["image"][0] is not None)
+            await served.generate(request)
+        return found
+
+    assert served.run(sent())[1] is False
+
+
+def test_an_image_that_vllm_has_forgotten_is_sent_again(
+    served: Served, policy: LoadedPolicy, ask: Asker
+) -> None:
+    request = ask(78)
+
+    async def forgotten() -> list[Generation]:
+        await served.generate(request)
+        await served.engine._llm.engine_core.reset_mm_cache_async()
+        await served.engine._llm.reset_encoder_cache()
+        await served.engine._llm.reset_prefix_cache()
+        return await served.generate(request)
+
+    assert errors(policy, [request], served.run(forgotten()), at(served, served.start)) < EXACT
+
+
+@pytest.mark.timeout(400)  # two processes import vLLM
+def test_a_process_of_vllm_ends_with_a_parent_that_is_killed() -> None:
+    parent = subprocess.run(
+        [sys.executable, "-m", "tests.engines.parent"],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=350,
+        check=False,
+    )
+    assert parent.returncode == -signal.SIGKILL
+    asyncio.run(until(lambda: not lives(int(parent.stdout))))
+
+
+def test_an_engine_that_dies_is_an_error_and_no_silence(served: Served, ask: Asker) -> None:
+    """The last: nothing serves after it."""
+    served.engine.policy.end_token_ids = ()
+    [process] = served.engine._llm.engine_core.resources.engine_manager.processes
+
+    async def killed() -> list[Any]:
+        asking = [
+            asyncio.create_task(served.engine.generate(ask(i, max_tokens=3000))) for i in range(2)
+        ]
+        await until(lambda: served.engine.gauges()["tokens"] > 0)
+        os.kill(process.pid, signal.SIGKILL)
+        return await asyncio.gather(*asking, return_exceptions=True)
+
+    outcomes = served.run(killed())
+    assert all(isinstance(outcome, EngineError) for outcome in outcomes), outcomes
+    assert "died" in str(outcomes[0])
+    with pytest.raises(EngineError, match="died"):
+        served.run(served.generate(ask(1)))

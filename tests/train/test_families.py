@@ -1,0 +1,139 @@
+"""Engine and trainer mean the same distribution, and learn, with every class of model folder."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from bus.messages import Batch
+from dart_cli.config import Config, ModelConfig, TrainConfig
+from dart_cli.doctor.trial import Trial, play
+from dart_cli.engines.responder import Responder
+from dart_cli.engines.transformers_engine import TransformersEngine
+from dart_cli.policy.families import FAMILIES
+from dart_cli.policy.model import load_policy
+from dart_cli.train.batch import micro_batches
+from dart_cli.train.learner import Learner
+from dart_cli.train.model import TrainModel
+from dart_cli.train.parity import rescore
+from dart_cli.weights.file import load, publish
+
+Family = Callable[[str], Path]
+
+every_family = pytest.mark.parametrize("model_type", FAMILIES)
+
+CLOSE = 1e-4  # nats
+
+
+def config_of(folder: Path, **changes: object) -> Config:
+    train = TrainConfig(lr=1e-3, updates=4, micro_batch=4, **changes)  # type: ignore[arg-type]
+    return Config(model=ModelConfig(path=str(folder)), train=train)
+
+
+def trial_of(engine: TransformersEngine, temperature: float, seed: int = 0) -> Batch:
+    trial = Trial(temperature=temperature, max_tokens=6, trajectories=3, texts=2, seed=seed)
+    responder = Responder(engine.policy, engine)
+    return asyncio.run(play(engine.policy, engine, responder, trial))
+
+
+@every_family
+def test_engine_and_trainer_agree_before_and_after_a_step_that_moves_both_parts(
+    model_type: str, family: Family, tmp_path: Path
+) -> None:
+    folder = family(model_type)
+    config = config_of(folder)
+    engine = TransformersEngine(load_policy(folder), load_weights=load)
+    learner = Learner(TrainModel.load(config), config.train)
+    batch = trial_of(engine, temperature=0.7)
+    assert {len(sample.image_hashes) for sample in batch.samples} == {0, 1, 2, 3}
+    update = learner.update(batch, 0, policy_version=0)
+    assert update.applied
+    assert update.metrics["parity_tokens"] == update.metrics["tokens"]
+    assert update.metrics["parity_max"] <= CLOSE
+
+    moved = {"visual": 0.0, "language_model": 0.0}
+    for name, parameter in learner.model.trainable().items():
+        assert parameter.grad is not None, name
+        assert bool(torch.isfinite(parameter.grad).all()), name
+        for part in moved:
+            if part in name:
+                moved[part] += float(parameter.grad.abs().sum())
+    assert min(moved.values()) > 0
+
+    assert rescore(learner.model, batch, 4).mismatch().max > 10 * CLOSE  # the step did move it
+    published = publish(learner.model.weights(), tmp_path, 1)
+    asyncio.run(engine.update_weights(published.path, 1))
+    after = trial_of(engine, temperature=1.0, seed=1)
+    asyncio.run(engine.close())
+    found = rescore(learner.model, after, 4)
+    assert set(found.versions.tolist()) == {1}
+    assert found.mismatch().max <= CLOSE
+    assert set(found.by_seen()) == {"text", "one", "several"}
+
+
+@every_family
+def test_samples_that_share_a_row_score_as_alone(model_type: str, family: Family) -> None:
+    """Completions of one prompt branch from it; their positions and masks are each one's own."""
+    folder = family(model_type)
+    model = TrainModel.load(config_of(folder))
+    engine = TransformersEngine(model.policy)
+    batch = trial_of(engine, temperature=1.0)
+    asyncio.run(engine.close())
+    by_prompt = sorted(batch.samples, key=lambda sample: len(sample.image_hashes))[-3:]
+    crowd = [
+        sample.model_copy(
+            update={
+                "trajectory_id": f"{sample.trajectory_id}-{number}",
+                "token_ids": sample.token_ids[number:],
+                "behaviour_logprobs": sample.behaviour_logprobs[number:],
+            }
+        )
+        for sample in by_prompt
+        for number in range(3)
+    ]
+    crowded = batch.model_copy(update={"samples": crowd})
+
+    def scored(size: int) -> dict[tuple[str, int], list[float]]:
+        held: dict[tuple[str, int], list[float]] = {}
+        for part in micro_batches(crowded, model.policy, size):
+            values = model.score(part, 1.0).logprobs.tolist()
+            for sample in part.samples:
+                count = len(sample.token_ids)
+                held[sample.trajectory_id, sample.step] = values[:count]
+                values = values[count:]
+        return held
+
+    with torch.no_grad():
+        together, alone = scored(9), scored(1)
+    assert len(list(micro_batches(crowded, model.policy, 9))) == 1
+    assert together.keys() == alone.keys()
+    assert len(together) == 9
+    for key, values in alone.items():
+        assert together[key] == pytest.approx(values, abs=CLOSE), key
+
+
+@every_family
+def test_a_frozen_vision_tower_stays_and_the_language_learns(
+    model_type: str, family: Family
+) -> None:
+    config = config_of(family(model_type))
+    frozen = config.model_copy(
+        update={"model": config.model.model_copy(update={"freeze_vision": True})}
+    )
+    learner = Learner(TrainModel.load(frozen), frozen.train)
+    engine = TransformersEngine(load_policy(family(model_type)))
+    batch = trial_of(engine, temperature=1.0)
+    asyncio.run(engine.close())
+    before = {name: value.clone() for name, value in learner.model.weights().items()}
+    assert learner.update(batch, 0, policy_version=0).applied
+    changed = {
+        name
+        for name, value in learner.model.weights().items()
+        if not torch.equal(value, before[name])
+    }
+    assert changed
+    assert not [name for name in changed if "visual" in name]

@@ -1,0 +1,230 @@
+"""The parity gate stops a run whose engine and trainer disagree, and none other."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from bus.errors import ParityError
+from bus.messages import Batch, BatchTrained, Sample, VersionSpan
+from dart_cli.config import Config
+from dart_cli.engines.transformers_engine import TransformersEngine
+from dart_cli.policy.model import load_policy
+from dart_cli.train.learner import Learner
+from dart_cli.train.model import TrainModel
+from dart_cli.train.parity import LEAST_TOKENS, LIMITS, STALEST
+from tests.train.parts import Data, train
+
+Change = Callable[[Sample], dict[str, object]]
+
+
+def learner(config: Config, **changes: object) -> Learner:
+    train_config = config.train.model_copy(update=changes)
+    return Learner(TrainModel.load(config), train_config)
+
+
+def weights(made: Learner) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in made.model.weights().items()}
+
+
+def changed(batch: Batch, change: Change) -> Batch:
+    samples = [sample.model_copy(update=change(sample)) for sample in batch.samples]
+    return batch.model_copy(update={"samples": samples})
+
+
+def shifted(sample: Sample, by: float = 0.01) -> dict[str, object]:
+    return {"behaviour_logprobs": [value - by for value in sample.behaviour_logprobs]}
+
+
+def of_version(batch: Batch, version: int) -> Batch:
+    """The batch as if these weights had sampled it."""
+    return changed(
+        batch,
+        lambda sample: {
+            "version_spans": [VersionSpan(version=version, start=0, end=len(sample.token_ids))]
+        },
+    )
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(one[name], value) for name, value in other.items())
+
+
+# --- what is told -------------------------------------------------------------------------------
+
+
+def test_fresh_and_stale_tokens_are_told_apart(config: Config, batches: list[Batch]) -> None:
+    """Half of the samples are of other weights, and a long way off: nobody minds."""
+    half = len(batches[0].samples) // 2
+    mixed = batches[0].samples[:half] + [
+        sample.model_copy(update=shifted(sample, by=1.0))
+        for sample in of_version(batches[0], 3).samples[half:]
+    ]
+    batch = batches[0].model_copy(update={"samples": mixed})
+    update = learner(config).update(batch, 0, policy_version=0)
+    metrics = update.metrics
+    assert update.applied
+    assert not update.alarm
+    assert metrics["parity_tokens"] + metrics["stale_tokens"] == metrics["tokens"]
+    assert metrics["parity_max"] < 1e-4
+    assert metrics["stale_mean"] == pytest.approx(1.0, abs=1e-4)
+    assert metrics["stale_kl"] == pytest.approx(math.exp(1.0) - 2.0, abs=1e-3)
+    assert {"parity_mean_one", "parity_mean_several"} <= metrics.keys()
+
+
+# --- what stops ---------------------------------------------------------------------------------
+
+WRONG: dict[str, Callable[[Batch], Batch]] = {
+    "another temperature": lambda batch: batch.model_copy(update={"temperature": 1.05}),
+    "log-probabilities off by 0.01": lambda batch: changed(batch, shifted),
+    "numbers that are none": lambda batch: changed(
+        batch, lambda sample: {"behaviour_logprobs": [-40.0] * len(sample.token_ids)}
+    ),
+    "images in another order": lambda batch: changed(
+        batch, lambda sample: {"image_hashes": sample.image_hashes[::-1]}
+    ),
+}
+
+
+@pytest.mark.parametrize("spoil", WRONG.values(), ids=WRONG)
+def test_disagreement_under_the_same_weights_stops_before_anything_changes(
+    config: Config, batches: list[Batch], spoil: Callable[[Batch], Batch]
+) -> None:
+    made = learner(config)
+    before = weights(made)
+    update = made.update(spoil(batches[0]), 0, policy_version=0)
+    assert not update.applied
+    for part in ("train.parity_limit", "0.001", "dart doctor", "v0", "k3 KL", "Likely"):
+        assert part.lower() in update.alarm.lower()
+    assert "\n" not in update.alarm
+    assert update.metrics["parity_mean"] > 0.001
+    assert same(before, weights(made))
+    assert made.optimizer_tensors() == {}
+
+
+def test_only_prompts_of_several_screens_are_blamed_where_one_agrees(
+    config: Config, batches: list[Batch]
+) -> None:
+    spoilt = changed(
+        batches[0],
+        lambda sample: shifted(sample, by=0.5) if len(sample.image_hashes) > 1 else {},
+    )
+    update = learner(config).update(spoilt, 0, policy_version=0)
+    assert "One screen agrees" in update.alarm
+    assert update.metrics["parity_mean_one"] < 1e-4
+    assert update.metrics["parity_mean_several"] == pytest.approx(0.5, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "version"),
+    [({}, 1), ({}, None), ({"parity_every": 0}, 0), ({"parity_limit": 0.5}, 0)],
+    ids=["stale", "unpublished weights", "gate off", "limit above"],
+)
+def test_what_is_not_asked_for_stops_nothing(
+    config: Config, batches: list[Batch], changes: dict[str, object], version: int | None
+) -> None:
+    made = learner(config, **changes)
+    update = made.update(changed(batches[0], shifted), 0, policy_version=version)
+    assert update.applied
+    assert not update.alarm
+
+
+def test_a_few_tokens_are_told_and_not_judged(config: Config, batches: list[Batch]) -> None:
+    few = batches[0].model_copy(update={"samples": batches[0].samples[:2]})
+    assert sum(len(sample.token_ids) for sample in few.samples) < LEAST_TOKENS
+    update = learner(config).update(changed(few, shifted), 0, policy_version=0)
+    assert update.applied
+    assert update.metrics["parity_mean"] == pytest.approx(0.01, abs=1e-4)
+
+
+def test_rounding_of_a_bfloat16_engine_is_within_its_limit(
+    config: Config, tiny_folder: Path, play: Callable[..., Batch]
+) -> None:
+    half = config.model_copy(
+        update={"model": config.model.model_copy(update={"dtype": "bfloat16"})}
+    )
+    engine = TransformersEngine(load_policy(tiny_folder, "bfloat16"))
+    batch = play(engine, 6, 3)
+    asyncio.run(engine.close())
+    update = learner(half).update(batch, 0, policy_version=0)
+    assert update.applied
+    assert 1e-6 < update.metrics["parity_mean"] < LIMITS[torch.bfloat16] / 3
+
+
+# --- samples that come late -----------------------------------------------------------------------
+
+
+def late(config: Config, batches: list[Batch], **changes: object) -> Learner:
+    """A learner at version 2 that has never seen a sample of the weights that it then had."""
+    made = learner(config, **changes)
+    for version in (0, 1):
+        batch = of_version(batches[version], -5)
+        assert made.update(batch, version, policy_version=version).applied
+    return made
+
+
+def test_samples_of_older_weights_are_compared_with_those_weights(
+    config: Config, batches: list[Batch]
+) -> None:
+    """The untrained weights sampled batch 3, which comes two versions late."""
+    made = late(config, batches)
+    plain = late(config, batches, parity_every=0)
+    metrics = made.update(batches[2], 2, policy_version=2).metrics
+    assert metrics["parity_tokens"] > LEAST_TOKENS
+    assert metrics["parity_max"] < 1e-4
+    assert metrics["stale_mean"] > 10 * metrics["parity_max"]
+    plain.update(batches[2], 2, policy_version=2)
+    assert same(weights(made), weights(plain))  # looking back leaves no trace
+
+
+def test_their_disagreement_stops_the_run_too(config: Config, batches: list[Batch]) -> None:
+    made = late(config, batches)
+    before = weights(made)
+    update = made.update(changed(batches[2], shifted), 2, policy_version=2)
+    assert not update.applied
+    assert "v0" in update.alarm
+    assert same(before, weights(made))
+
+
+def test_after_a_comparison_the_next_one_is_due_so_many_versions_later(
+    config: Config, batches: list[Batch]
+) -> None:
+    made = learner(config, parity_every=3)
+    assert made.update(batches[0], 0, policy_version=0).metrics["parity_tokens"]
+    compared = []
+    for version in range(1, 6):  # each batch comes one version late
+        batch = of_version(batches[version % 4], version - 1)
+        told = made.update(batch, version, policy_version=version)
+        # As the batches are not what these weights said, being compared is to be stopped.
+        compared.append(bool(told.alarm))
+    assert compared == [False, False, False, True, False]  # v3's, when they come at v4
+
+
+def test_weights_whose_samples_never_come_are_given_up(
+    config: Config, batches: list[Batch]
+) -> None:
+    made = late(config, batches)
+    few = batches[0].model_copy(update={"samples": batches[0].samples[:1]})
+    there = STALEST + 2
+    made.update(of_version(few, -5), 2, policy_version=there)
+    told = made.update(of_version(changed(batches[1], shifted), there), 3, policy_version=there + 1)
+    assert f"v{there}" in told.alarm
+
+
+# --- the process ----------------------------------------------------------------------------------
+
+
+async def test_a_run_that_disagrees_ends_with_the_explanation_and_keeps_its_batch(
+    config: Config, batches: list[Batch]
+) -> None:
+    data = Data([batches[0], changed(of_version(batches[1], 1), shifted)])
+    with pytest.raises(ParityError, match=r"disagree on \d+ tokens of v1"):
+        await train(config, data)
+    assert ParityError.exit_code == 2
+    assert [message.batch_id for message in data.of(BatchTrained)] == [1]  # type: ignore[attr-defined]
+    assert data.trained == 1

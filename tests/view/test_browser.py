@@ -1,0 +1,118 @@
+"""The viewer in a real browser: actions stand where they were, and hostile text does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.browsing import Browser, browsing
+from bus.errors import MissingPartError
+from dart_cli.data.store import open_store
+from dart_cli.view.export import write_file
+from envs.base import content_hash
+from envs.miniwob.process import find_chromium
+from tests.data.parts import make_ledger, small_config
+from tests.view.parts import Server, play_shown, png, serving
+from tests.view.test_hostile import BENIGN, HOSTILE, play_words
+
+
+def _missing() -> str:
+    try:
+        find_chromium()
+    except MissingPartError as error:
+        return str(error)
+    return ""
+
+
+pytestmark = pytest.mark.skipif(bool(_missing()), reason=_missing() or "it is there")
+
+PAGES = ("/", "/tasks", "/tasks/mini/click", "/groups", "/groups/g000001", "/trajectories")
+TRAJECTORY = "/trajectories/g000001-00"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with browsing() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    run_dir = tmp_path_factory.mktemp("hostile") / "run"
+    play_words(run_dir, HOSTILE)
+    with serving(run_dir) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def benign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    run_dir = tmp_path_factory.mktemp("benign") / "run"
+    play_words(run_dir, BENIGN)
+    with serving(run_dir) as server:
+        yield server
+
+
+@pytest.mark.parametrize("path", [*PAGES, TRAJECTORY])
+def test_a_browser_makes_the_same_elements_of_hostile_text_and_runs_nothing(
+    path: str, browser: Browser, hostile: Server, benign: Server
+) -> None:
+    found = browser.open(f"http://127.0.0.1:{hostile.port}{path}")
+    assert found.ran == []
+    assert found.title != "taken"
+    assert found.bones == browser.open(f"http://127.0.0.1:{benign.port}{path}").bones
+
+
+def test_an_exported_hostile_trajectory_runs_nothing(browser: Browser, tmp_path: Path) -> None:
+    name = play_words(tmp_path / "run", HOSTILE)
+    write_file(tmp_path / "run", tmp_path / "page.html", name)
+    found = browser.open((tmp_path / "page.html").as_uri())
+    assert found.ran == []
+    assert name in found.title
+    assert not [each for each in found.bones if each.startswith(("SCRIPT", "IFRAME", "OBJECT"))]
+
+
+def test_the_same_words_without_escaping_do_run(browser: Browser, tmp_path: Path) -> None:
+    """What the tests above would see if they had something to see."""
+    (tmp_path / "page.html").write_text(f'<p title="{HOSTILE}">', encoding="utf-8")
+    found = browser.open((tmp_path / "page.html").as_uri())
+    assert "alert" in found.ran
+    assert found.title == "taken"
+
+
+@pytest.mark.parametrize("anchor", ["", "#step-0"])  # as it stands in the film, and enlarged
+@pytest.mark.parametrize(
+    ("action", "selector", "at"),
+    [
+        ({"kind": "click", "x": 300, "y": 60, "button": "left"}, "circle.mark", (300, 60)),
+        ({"kind": "double_click", "x": 7, "y": 231}, "circle.mark", (7, 231)),
+        ({"kind": "drag", "path": [[20, 40], [120, 90]]}, "path.mark", (70, 65)),
+    ],
+)
+def test_an_action_stands_on_the_screen_where_it_was(
+    anchor: str,
+    action: dict[str, object],
+    selector: str,
+    at: tuple[int, int],
+    browser: Browser,
+    tmp_path: Path,
+) -> None:
+    config, image = small_config(tmp_path / "run"), png(400, 240)
+    with open_store(config.run.dir) as store, serving(config.run.dir) as server:
+        name = play_shown(
+            make_ledger(config, store),
+            0,
+            steps=1,
+            action=action,
+            screenshot=image,
+            image_hashes=[content_hash(image)],
+        )
+        store.commit()
+        browser.open(f"http://127.0.0.1:{server.port}/trajectories/{name}{anchor}")
+        left, top, width, height = browser.box("#step-0 .screen image")
+        x, y, across, down = browser.box(f"#step-0 .screen {selector}")
+    assert width / height == pytest.approx(400 / 240, abs=0.01)
+    assert width > (900 if anchor else 200)
+    assert (x + across / 2 - left) / width * 400 == pytest.approx(at[0], abs=0.5)
+    assert (y + down / 2 - top) / height * 240 == pytest.approx(at[1], abs=0.5)
