@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,8 +117,9 @@ def step_until_it_breaks(env: DesktopEnv) -> None:
 def pid_of(keeper: int, name: str) -> int:
     """The process below `keeper` whose program is called `name`."""
     for pid in descendants(keeper):
-        if Path(f"/proc/{pid}/comm").read_text().strip() == name:
-            return pid
+        with suppress(OSError):  # it ended meanwhile
+            if Path(f"/proc/{pid}/comm").read_text().strip() == name:
+                return pid
     raise AssertionError(f"{name} does not run")
 
 
@@ -141,8 +143,8 @@ def traces(env: DesktopEnv, keeper: int) -> list[Path]:
     assert env._session is not None
     processes = [Path(f"/proc/{pid}") for pid in (keeper, *descendants(keeper))]
     found = [*processes, home(env).parent, env.desktop.socket]
-    assert all(path.exists() for path in found)
-    assert len(processes) >= 5  # keeper, server, bus, window manager, application
+    assert all(path.exists() for path in found[-2:])
+    assert sum(path.exists() for path in processes) >= 5  # keeper, server, bus, window manager, application
     return found
 
 
@@ -504,10 +506,14 @@ def test_desktops_stand_side_by_side(env: DesktopEnv) -> None:
 
 def test_applications_are_not_root(env: DesktopEnv) -> None:
     keeper = begin(env)
+    seen = 0
     for pid in (keeper, *descendants(keeper)):
-        status = Path(f"/proc/{pid}/status").read_text()
-        uids = next(line for line in status.splitlines() if line.startswith("Uid:")).split()[1:]
-        assert "0" not in uids, status
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            status = Path(f"/proc/{pid}/status").read_text()
+            uids = next(line for line in status.splitlines() if line.startswith("Uid:")).split()[1:]
+            assert "0" not in uids, status
+            seen += 1
+    assert seen >= 5
 
 
 def test_a_closed_environment_leaves_no_open_files() -> None:

@@ -5,6 +5,7 @@ The real browser plays; where it or the package is not installed, these tests ar
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import io
 import os
@@ -44,6 +45,7 @@ from envs.miniwob.process import (
 )
 from envs.miniwob.tasks import PAGES, RELOADED, TASKS
 from envs.registry import check_parts, make_env
+from tests.waiting import until
 
 try:
     find_chromium()
@@ -99,6 +101,7 @@ def browser_of(env: MiniwobEnv) -> int:
 
 
 def command_of(pid: int) -> list[str]:
+    """Empty for a moment after the process was started: the kernel writes it down late."""
     return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
 
@@ -517,8 +520,13 @@ def test_a_profile_that_is_taken_for_a_stale_one_while_it_is_made_is_made_again(
     monkeypatch.setattr("envs.miniwob.process.fcntl.flock", late)
     browser = BrowserProcess(find_chromium(), 1.0)
     assert next(locks, None) is None
-    assert [path for path in profiles() if f"--user-data-dir={path}" in command_of(browser.pid)]
-    browser.close()
+    try:
+        asyncio.run(until(lambda: command_of(browser.pid) != [""]))
+        own = [path for path in profiles() if f"--user-data-dir={path}" in command_of(browser.pid)]
+        assert len(own) == 1
+    finally:
+        browser.close()
+    assert not own[0].exists()
 
 
 def test_a_browser_that_cannot_be_started_leaves_no_descriptor_open(tmp_path: Path) -> None:
