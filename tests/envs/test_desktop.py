@@ -144,7 +144,8 @@ def traces(env: DesktopEnv, keeper: int) -> list[Path]:
     processes = [Path(f"/proc/{pid}") for pid in (keeper, *descendants(keeper))]
     found = [*processes, home(env).parent, env.desktop.socket]
     assert all(path.exists() for path in found[-2:])
-    assert sum(path.exists() for path in processes) >= 5  # keeper, server, bus, window manager, application
+    # The keeper, the server, the bus, the window manager, the application.
+    assert sum(path.exists() for path in processes) >= 5
     return found
 
 
