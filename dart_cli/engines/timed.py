@@ -94,10 +94,17 @@ class _Ask:
     begun: int  # iterations that stand behind the tokens of its partial
     future: asyncio.Future[Generation]
 
-    def shown(self, done: int) -> int:
-        """Tokens there are after `done` further iterations, those of the partial included."""
-        spread = len(self.reply.text) * (self.begun + done) // self.reply.iterations
-        return min(max(len(self.draft), spread), len(self.reply.text))
+    def shown(self, done: int, *, suspended: bool = False) -> int:
+        """Tokens there are after `done` further iterations, those of the partial included.
+
+        Where a token takes several, one that was begun counts as soon as it is suspended: a partial
+        holds whole tokens alone, and a request suspended again and again must get on.
+        """
+        length, whole = len(self.reply.text), self.reply.iterations
+        spread, begun = divmod(length * (self.begun + done), whole)
+        if suspended and done and begun and length < whole:
+            spread += 1
+        return min(max(len(self.draft), spread), length)
 
 
 class TimedEngine:
@@ -230,7 +237,8 @@ class TimedEngine:
         if ask is None or ask.future.done():
             return
         draft, text = ask.draft, ask.reply.text
-        bounds = [ask.shown(begin) for begin, _ in job.versions] + [ask.shown(job.done)]
+        end = ask.shown(job.done, suspended=stop == "suspended")
+        bounds = [*(ask.shown(begin) for begin, _ in job.versions), end]
         versions = [
             version
             for (_, version), (begin, end) in zip(job.versions, pairwise(bounds), strict=True)

@@ -16,7 +16,7 @@ from bus.messages import ActRequest, Partial, Sampling, VersionSpan
 from dart_cli.config import TimingConfig
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.scripted import ScriptedResponder
-from dart_cli.engines.timed import TimedEngine, random_replies
+from dart_cli.engines.timed import Reply, TimedEngine, random_replies
 from dart_cli.policy.codec import make_codec
 from dart_cli.policy.frames import make_frame
 from dart_cli.weights.file import WEIGHTS, publish
@@ -125,6 +125,31 @@ async def test_suspended_and_resumed_elsewhere_the_reply_is_the_same(codec: str)
         assert (
             len(found[i].behaviour_logprobs) == len(found[i].entropies) == len(found[i].token_ids)
         )
+
+
+async def test_who_is_suspended_again_and_again_gets_on() -> None:
+    """One byte stands for 40 iterations of 4 ms here, and each time there are 100 ms for it."""
+    text = b"click"
+    timing = SLOW.model_copy(update={"decode_s": 0.004})
+    engine = TimedEngine(
+        lambda request: Reply(text, 40 * len(text)),
+        timing,
+        check_weights=check_whole,
+        policy_version=0,
+    )
+    request, lengths = ask(0), []
+    while True:
+        asking = asyncio.create_task(engine.generate(request))
+        await asyncio.sleep(0.1)
+        engine.interrupt()
+        generation = await asking
+        lengths.append(len(generation.token_ids))
+        if generation.stop == "end":
+            break
+        request = replace(request, partial=partial_of(generation))
+    await engine.close()
+    assert bytes(generation.token_ids) == text
+    assert lengths == sorted(lengths)
 
 
 async def test_weights_are_taken_in_flight_and_the_versions_cover_the_tokens(
