@@ -29,6 +29,7 @@ from dart_cli.cli_options import (
     DryRun,
     Overrides,
     Worker,
+    check_out,
     config_of,
     load_checked,
     tell,
@@ -405,7 +406,9 @@ def efficiency(
         typer.Option(help="Broken and slow environments, killed rollout workers."),
     ] = "none",
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each arm; medians are told.")] = 1,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep the JSON here.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keep the JSON here.", callback=check_out)
+    ] = None,
     pictures: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Draw a timeline of each arm here.")
     ] = None,

@@ -19,6 +19,7 @@ from dart_cli.cli_options import (
     Overrides,
     ProcessOrTool,
     Worker,
+    check_out,
     load_checked,
     tell,
 )
@@ -146,7 +147,8 @@ def check(
         bool, typer.Option("--json", help="Print the report as one line of JSON.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keep the report here as JSON.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep the report here as JSON.", callback=check_out),
     ] = None,
 ) -> None:
     """Probe a suite: does anything pass without being done, break, or not repeat?
@@ -216,7 +218,11 @@ def play(
     options: EnvOptions = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Keep a film: a strip (.png) or moving (.gif)."),
+        typer.Option(
+            metavar="FILE",
+            help="Keep a film: a strip (.png) or moving (.gif).",
+            callback=check_out,
+        ),
     ] = None,
 ) -> None:
     """Play one task and see what becomes of it: by hand, by its solution, or by random clicks.

@@ -89,7 +89,6 @@ def run_efficiency(options: Options) -> dict[str, Any]:
     result = summary(medians, found, options)
     line = json.dumps(result)
     if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     sys.stdout.write(line + "\n")
     return result

@@ -73,9 +73,6 @@ def run_check(wanted: Wanted, *, as_json: bool = False, out: Path | None = None)
     Raises TaskError for an unknown suite, task or option, MissingPartError, UserError where `out`
     cannot be written.
     """
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        why = "a folder" if out.is_dir() else f"there is no folder {out.parent}"
-        raise UserError(f"--out {out}: {why}; name a file in a folder that is there")
     tasks = select_tasks(wanted.suite, wanted.tasks)
     check_options(wanted.suite, wanted.options)
     check_parts(wanted.suite, wanted.options)

@@ -255,7 +255,7 @@ def test_a_first_screen_that_cannot_be_decoded_is_one_line(
         (["mini", "poppup"], "no task 'poppup'; did you mean"),
         (["mini", "popup", "--solution", "--random"], "choose one"),
         (["mini", "popup", "--out", "film.mp4"], "want a film called .png or .gif"),
-        (["mini", "popup", "--solution", "--out", "/no/such/film.png"], "cannot be written"),
+        (["mini", "popup", "--solution", "--out", "/no/such/film.png"], "there is no folder"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(

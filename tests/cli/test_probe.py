@@ -222,15 +222,6 @@ def test_a_mistake_on_the_command_line_is_one_line_and_exit_code_2(
     assert "Traceback" not in error
 
 
-def test_a_place_that_cannot_be_written_is_refused_before_anything_is_played(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dart_cli.probe.report.check_tasks", None)
-    for out in (tmp_path, tmp_path / "no" / "x.json"):
-        with pytest.raises(UserError, match="name a file in a folder that is there"):
-            run_check(Wanted("mini", ["mini/click"]), out=out)
-
-
 def test_what_was_found_is_told_though_it_cannot_be_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

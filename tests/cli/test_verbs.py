@@ -43,6 +43,33 @@ def run(*arguments: str) -> int:
     return int(exit_.value.code or 0)
 
 
+@pytest.mark.parametrize(
+    ("play", "arguments"),
+    [
+        ("dart_cli.probe.report.run_check", ["env", "check", "mini"]),
+        ("dart_cli.play.session.run_play", ["env", "play", "mini", "popup"]),
+        (
+            "dart_cli.bench.efficiency.run_efficiency",
+            ["bench", "efficiency", "configs/efficiency.toml"],
+        ),
+    ],
+    ids=["check", "play", "efficiency"],
+)
+def test_an_out_that_can_be_no_file_is_refused_before_anything_is_played(
+    play: str,
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(play, None)
+    for out, why in ((tmp_path, "a folder"), (tmp_path / "no" / "x.png", "there is no folder")):
+        assert run(*arguments, "--out", str(out)) == 2
+        told = capsys.readouterr().err
+        assert f"--out {out}: {why}" in told.replace("\n", "")
+        assert "name a file in a folder that is there" in told
+
+
 def loaded_by(*arguments: str) -> tuple[list[str], str]:
     """(heavy modules that `dart ARGUMENTS` imports, its output), in a process of its own."""
     script = (
