@@ -12,7 +12,6 @@ of the forwarder bind in data), `rollout-<id>` (request/reply, one for each roll
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import json
 import os
 import re
@@ -25,6 +24,7 @@ from urllib.parse import urlsplit
 import zmq
 
 from bus.errors import ConfigError, RunDirectoryError
+from bus.loopback import is_loopback
 
 DATA = "data"
 TRAIN = "train"
@@ -174,7 +174,6 @@ def check_secure(endpoint: str, curve: Curve | None) -> None:
 
 def _is_loopback(endpoint: str) -> bool:
     try:
-        host = urlsplit(endpoint).hostname or ""
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return is_loopback(urlsplit(endpoint).hostname or "")
     except ValueError:
         return False

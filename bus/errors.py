@@ -7,6 +7,11 @@ run (exit code 1). Each message names the place and the cure in one line.
 from __future__ import annotations
 
 
+def first_line(error: BaseException) -> str:
+    """What another library's error says, in one line that fits into ours."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
 class DartError(Exception):
     """Root of all errors raised on purpose; `exit_code` is what the command line ends with."""
 

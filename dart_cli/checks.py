@@ -10,7 +10,6 @@ One place for all of it, torch-free and fast, so that every verb refuses before 
 from __future__ import annotations
 
 import importlib.metadata
-import ipaddress
 import json
 import logging
 import os
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bus.errors import ConfigError, MissingPartError, TaskError
+from bus.loopback import is_loopback
 from bus.messages import Role
 from dart_cli.config import (
     KEY_FILE,
@@ -280,7 +280,7 @@ def _bus(config: Config) -> Iterator[Mistake]:
         yield Mistake(
             "bus.keys", f"has no {KEY_FILE}: {bus.keys}; make it with `dart keys {bus.keys}`"
         )
-    if bus.transport == "tcp" and bus.keys is None and not _is_loopback(bus.host):
+    if bus.transport == "tcp" and bus.keys is None and not is_loopback(bus.host):
         yield Mistake(
             "bus.host",
             f"= {shown(bus.host)} is beyond loopback and needs CURVE keys; set bus.keys, "
@@ -298,20 +298,13 @@ def _weights(config: Config) -> Iterator[Mistake]:
             'is of weights.channel = "file"; "collective" sends what a worker lacks anyway; '
             "set it to false",
         )
-    if config.bus.transport == "tcp" and not _is_loopback(config.bus.host):
+    if config.bus.transport == "tcp" and not is_loopback(config.bus.host):
         yield Mistake(
             "weights.channel",
             f'= "collective" stays on one host, its sockets have no keys, and bus.host = '
             f'{shown(config.bus.host)} is beyond loopback; set "file", with weights.directory on a '
             "file system that all hosts see",
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _task_lists(config: Config) -> dict[str, list[str]]:

@@ -19,6 +19,7 @@ Encoding = Literal["png", "jpeg"]
 
 JPEG_QUALITY = 85
 
+_CURE = "the environment must send encoded images"
 BROKEN = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 """What Pillow raises for bytes that are no image, or only a part of one."""
 
@@ -43,7 +44,7 @@ def pixels_of(image: bytes) -> Image.Image:
         with Image.open(io.BytesIO(image)) as opened:
             return opened.convert("RGB")
     except BROKEN as error:
-        raise EnvError(f"the screenshot cannot be decoded: {error}") from None
+        raise EnvError(f"the screenshot cannot be decoded: {error}; {_CURE}") from None
 
 
 def size_of(image: bytes) -> tuple[int, int]:
@@ -53,8 +54,7 @@ def size_of(image: bytes) -> tuple[int, int]:
             return opened.size
     except UnidentifiedImageError:
         raise EnvError(
-            f"a screenshot of {len(image)} bytes is no PNG or JPEG image; "
-            "the environment must send encoded images"
+            f"a screenshot of {len(image)} bytes is no PNG or JPEG image; {_CURE}"
         ) from None
     except BROKEN as error:
-        raise EnvError(f"the screenshot cannot be read: {error}") from None
+        raise EnvError(f"the screenshot cannot be read: {error}; {_CURE}") from None

@@ -87,12 +87,15 @@ class Supervisor:
             for process in living:
                 _signal(process.pid, signal.SIGTERM)
             waits = [asyncio.create_task(process.wait()) for process in living]
-            if waits:
-                await asyncio.wait(waits, timeout=GRACE_S + 2)
+            if not waits:
+                continue
+            await asyncio.wait(waits, timeout=GRACE_S + 2)
             for process in living:
                 if process.returncode is None:
                     _signal(process.pid, signal.SIGKILL)
-            await asyncio.gather(*waits)
+            _, stuck = await asyncio.wait(waits, timeout=GRACE_S)
+            for each in stuck:
+                each.cancel()
 
 
 def _signal(group: int, number: signal.Signals) -> None:

@@ -26,7 +26,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from bus.errors import ModelError
+from bus.errors import ModelError, first_line
 from dart_cli.checks import BUILTIN, MODEL_TYPES
 from dart_cli.config import model_folder
 from dart_cli.policy import folder as files
@@ -146,7 +146,7 @@ def load_policy(
         preparer = ImagePreparer(Qwen2VLImageProcessorPil.from_dict(processor))
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(
-            f"{folder}: tokenizer or image processor does not load ({_first_line(error)}); "
+            f"{folder}: tokenizer or image processor does not load ({first_line(error)}); "
             "copy the files anew from the model's source"
         ) from error
     if not tokenizer.chat_template:
@@ -208,7 +208,7 @@ def _without_weights(folder: Path) -> PreTrainedModel:
             )
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(
-            f"{folder}: config.json does not load ({_first_line(error)}); copy it anew"
+            f"{folder}: config.json does not load ({first_line(error)}); copy it anew"
         ) from error
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
@@ -230,13 +230,13 @@ def _load_weights(folder: Path, dtype: str | torch.dtype) -> PreTrainedModel:
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelError(
-            f"{folder}: the weights do not load ({_first_line(error)}); copy them anew"
+            f"{folder}: the weights do not load ({first_line(error)}); copy them anew"
         ) from error
     except Exception as error:  # safetensors raises a bare Exception subclass for a broken file
         if type(error).__name__ != "SafetensorError":
             raise
         raise ModelError(
-            f"{folder}: a safetensors file is broken ({_first_line(error)}); copy it anew"
+            f"{folder}: a safetensors file is broken ({first_line(error)}); copy it anew"
         ) from error
     finally:
         transformers_logging.set_verbosity(verbosity)
@@ -263,7 +263,3 @@ def _as_ids(value: Any) -> set[int]:
     if value is None:
         return set()
     return {int(token) for token in value} if isinstance(value, list | tuple) else {int(value)}
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

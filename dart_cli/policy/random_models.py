@@ -3,8 +3,8 @@
     build    one folder: config.json, weights, tokenizer, chat template, preprocessor
 
 Embeddings have more rows than there are tokens, as in the real ones, and the generation config asks for
-penalties that nobody may apply. Tests, benchmarks and `dart doctor --parity` use such folders where
-no real checkpoint is at hand:
+penalties that nobody may apply. Tests and benchmarks use such folders, and
+`dart doctor --parity` can be tried on one where no real checkpoint is at hand:
 
     python -m dart_cli.policy.random_models qwen3_vl runs/models/qwen3
 """

@@ -119,14 +119,6 @@ def host_names(host: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether nobody beyond this machine can reach it."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _is_unspecified(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_unspecified

@@ -83,7 +83,6 @@ class Courier:
         self._pairs: dict[str, Pair] = {}
         self._changed = threading.Condition()
         self._closing = False
-        self.sent_bytes = 0
         self._thread = threading.Thread(target=self._serve, name="courier", daemon=True)
         self._thread.start()
 
@@ -117,7 +116,6 @@ class Courier:
                 log.warning("%s did not get v%d: %s", worker, _version(job), error)
                 self._leave(worker)
             else:
-                self.sent_bytes += size
                 log.debug("%s got %d bytes in %.3f s", worker, size, time.monotonic() - began)
         for worker in list(self._pairs):
             self._leave(worker)

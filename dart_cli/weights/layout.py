@@ -35,6 +35,7 @@ CODES = {
 """A dtype's name in torch -> its name in safetensors, and its bytes."""
 _NAMES = {code: name for name, (code, _) in CODES.items()}
 _LARGEST_HEADER_BYTES = 64 << 20
+_CURE = "copy it anew, or take another version"
 
 
 class Shaped(Protocol):
@@ -96,7 +97,9 @@ def read_layout(file: Path) -> Layout:
         with file.open("rb") as handle:
             length = int.from_bytes(handle.read(8), "little")
             if length > _LARGEST_HEADER_BYTES:
-                raise WeightsError(f"{file} is no safetensors file: its header is too large")
+                raise WeightsError(
+                    f"{file} is no safetensors file: its header is too large; {_CURE}"
+                )
             text = handle.read(length)
             size = handle.seek(0, 2)
         tree = json.loads(text)
@@ -104,15 +107,17 @@ def read_layout(file: Path) -> Layout:
     except OSError as error:
         raise WeightsError(f"{file}: removed while it was read ({error.strerror})") from None
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise WeightsError(f"{file} is no safetensors file: its header does not read") from None
+        raise WeightsError(
+            f"{file} is no safetensors file: its header does not read; {_CURE}"
+        ) from None
     end = 0
     places = dict(sorted(places.items(), key=lambda item: (item[1].begin, item[1].end)))
     for place in places.values():
         if place.begin != end:
-            raise WeightsError(f"{file} is no safetensors file: its tensors leave gaps")
+            raise WeightsError(f"{file} is no safetensors file: its tensors leave gaps; {_CURE}")
         end = place.end
     if size != 8 + length + end:
-        raise WeightsError(f"{file} has {size} bytes, its header says {8 + length + end}")
+        raise WeightsError(f"{file} has {size} bytes, its header says {8 + length + end}; {_CURE}")
     return Layout(length.to_bytes(8, "little") + text, places, end)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from bus.errors import WeightsError
+from bus.errors import WeightsError, first_line
 
 _distributed: Any = torch.distributed  # whose type stubs lack most of what is used here
 
@@ -52,7 +52,7 @@ class Pair:
             self._group = _distributed.ProcessGroupGloo(store, rank, 2, options)
         except RuntimeError as error:
             raise WeightsError(
-                f"the other end did not join in {JOIN_S:g} s: {_line(error)}"
+                f"the other end did not join in {JOIN_S:g} s: {first_line(error)}"
             ) from None
 
     def send(self, data: torch.Tensor, deadline: float) -> None:
@@ -74,8 +74,4 @@ class Pair:
         try:
             start().wait(timedelta(seconds=left))
         except RuntimeError as error:
-            raise WeightsError(f"the transfer broke off: {_line(error)}") from None
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            raise WeightsError(f"the transfer broke off: {first_line(error)}") from None

@@ -38,5 +38,8 @@ def read_widgets(desktop: Desktop) -> list[dict[str, Any]]:
     try:
         widgets: list[dict[str, Any]] = json.loads(said.splitlines()[-1])
     except (ValueError, IndexError) as error:
-        raise EnvError(f"the accessibility tree cannot be read: {error}") from error
+        raise EnvError(
+            f"the accessibility tree cannot be read ({error}); its reader said {said[-200:]!r}, "
+            f"is {', '.join(PACKAGES)} installed as Debian has it?"
+        ) from error
     return widgets

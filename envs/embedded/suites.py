@@ -1,7 +1,7 @@
 """The embedded suites: which templates they hold, and at which size they are drawn.
 
 Instances differ by seed: layout, theme, colours and distractors. By convention seeds below
-`HELDOUT_SEEDS` are for training and those from it on for evaluation; templates whose split is
+1,000,000 are for training and those from there on for evaluation; templates whose split is
 `heldout` are never trained on at all.
 """
 
@@ -17,9 +17,6 @@ from envs.embedded.png import Encoding
 from envs.embedded.scene import SceneFactory
 from envs.embedded.tasks import files, mini, panels, small
 from envs.embedded.theme import DESK_THEMES
-
-HELDOUT_SEEDS = 1_000_000
-"""Seeds below are for training, seeds from here on for evaluation."""
 
 _MINI_KINDS: dict[str, tuple[type[mini.MiniScene], int]] = {
     "click": (mini.ClickScene, 1),

@@ -178,15 +178,7 @@ class Guest:
         """One of the server's own set-up steps: `launch`, `open_file`, `activate_window`, ..."""
         self._ask("POST", f"/setup/{step}", body=dict(parameters), deadline_s=deadline_s)
 
-    # --- recording and life ---
-
-    def start_recording(self) -> None:
-        """Begin to film the screen."""
-        self._ask("POST", "/start_recording")
-
-    def end_recording(self, *, deadline_s: float = 120.0) -> bytes:
-        """End the film; its bytes (MP4)."""
-        return self._ask("POST", "/end_recording", deadline_s=deadline_s)
+    # --- life ---
 
     def wait_ready(self, deadline_s: float) -> None:
         """Return when the guest shows its screen. Raises EnvError after `deadline_s`."""

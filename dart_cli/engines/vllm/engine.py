@@ -45,7 +45,7 @@ from dart_cli.engines.draft import Draft
 from dart_cli.engines.limits import Limits, Stop
 from dart_cli.engines.load import LoadMeter
 from dart_cli.engines.vllm.places import Places
-from dart_cli.engines.vllm.start import named, start
+from dart_cli.engines.vllm.start import WORDS, named, start
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy, weight_tensors
 
@@ -67,7 +67,7 @@ TRIES = 3
 WHOLE = "model.safetensors"
 """In the directory of a set that is whole (dart_cli/weights/manifest.py)."""
 CLOSED = "the engine is closed; start another rollout worker"
-DIED = "vLLM's processes have died; its own words stand above, in this log"
+DIED = f"vLLM's processes have died; {WORDS}"
 SECTION = "dart"
 
 _STOPS: dict[str, Stop] = {"stop": "end", "length": "length", "abort": "suspended"}
@@ -194,7 +194,7 @@ class VllmEngine:
             # An image that vLLM had forgotten: its cache and ours disagreed. It is sent now.
         if drawn.finish not in _STOPS:
             raise EngineError(
-                f"vLLM ended request {request.request_id}: {drawn.finish or 'no word'}"
+                f"vLLM ended request {request.request_id}: {drawn.finish or 'no word'}; {WORDS}"
             )
         draft.extend(drawn.token_ids, drawn.logprobs, drawn.entropies, drawn.versions)
         return _STOPS[drawn.finish]
@@ -218,7 +218,7 @@ class VllmEngine:
             if self._llm.errored:
                 self._fault = self._fault or DIED
             self._check_serves()
-            raise EngineError(f"vLLM failed: {named(error)}") from error
+            raise EngineError(f"vLLM failed: {named(error)}; {WORDS}") from error
         finally:
             is_recalled = name in self._recalled
             self._tokens += 0 if is_recalled else len(drawn.token_ids)

@@ -130,6 +130,8 @@ class PreparedImages(BaseMultiModalProcessor[ImageSizes]):
             },
         )
 
+    # What vLLM asks for pictures that are not prepared yet, of which it gets none.
+
     def _get_mm_fields_config(self, hf_inputs: Any, hf_processor_mm_kwargs: Any) -> NoReturn:
         raise NotImplementedError
 

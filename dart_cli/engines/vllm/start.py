@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 CPU_KV_MB = 512
 """Keys and values on a CPU where the configuration says nothing, MiB."""
+WORDS = "its own words stand above, in the log of this rollout worker"
+
 _GPUS = "CUDA_VISIBLE_DEVICES"
 _WIDEST = 1 << 14  # pixels; a screen larger than any, to see how large the model takes one
 
@@ -204,7 +206,7 @@ def _cause(error: BaseException) -> str:
             "vllm.kv_cache_mb to what is free, or spread the model by vllm.tensor_parallel"
         )
     elif "engine core" in text.lower():
-        text += "; its own words stand above, in the log of this rollout worker"
+        text += f"; {WORDS}"
     return text
 
 
