@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -84,12 +85,23 @@ def find_run(target: Path | None, overrides: Sequence[str] = ()) -> Path:
 
 
 def _newest_run() -> Path:
-    found = list(RUNS.glob(f"*/{DATABASE}*"))
+    found = [path.parent for path in RUNS.glob(f"*/{DATABASE}")]
     if not found:
         raise RunDirectoryError(
             f"no run below {RUNS}; name the one you mean: a run directory or its TOML file"
         )
-    return max(found, key=lambda path: path.stat().st_mtime).parent
+    return max(found, key=_written_at)
+
+
+def _written_at(run_dir: Path) -> float:
+    """When a run was last written to: who only reads leaves an empty log beside its database."""
+    times = [0.0]
+    for name in (DATABASE, f"{DATABASE}-wal"):
+        with suppress(OSError):
+            found = (run_dir / name).stat()
+            if found.st_size or name == DATABASE:
+                times.append(found.st_mtime)
+    return max(times)
 
 
 @dataclass(frozen=True)

@@ -274,8 +274,8 @@ def view(
 ) -> None:
     """Serve pages to look into a run: curves, tasks, groups, trajectories as filmstrips.
 
-    Also of a live run, which is not disturbed. On loopback alone; to a machine far away make a
-    tunnel: ssh -L 8470:localhost:8470 HOST.
+    Also of a live run, which is not disturbed. On loopback unless --host says otherwise; to a
+    machine far away rather make a tunnel: ssh -L 8470:localhost:8470 HOST.
 
     Example: dart view runs/quickstart
 
@@ -361,17 +361,29 @@ def evaluate(
     if episodes is not None:
         changes.append(f"eval.episodes={episodes}")
     config = load_checked(config_path, changes, "eval")
-    if dry_run:
-        tell(config, "eval")
-        return
-    from dart_cli.evaluate import run_eval
+    from dart_cli.evaluate import plan_eval, run_eval
 
+    modes: tuple[Literal["sampled", "greedy"], ...] = (
+        ("sampled", "greedy") if mode == "both" else (mode,)
+    )
+    chosen, as_it_comes = tasks or [], bool(model)
+    if dry_run:
+        plan = plan_eval(
+            config,
+            weights=weights,
+            as_it_comes=as_it_comes,
+            modes=modes,
+            tasks=chosen,
+            name=keep_as,
+        )
+        tell(config, "eval", plan)
+        return
     run_eval(
         config,
         weights=weights,
-        as_it_comes=bool(model),
-        modes=("sampled", "greedy") if mode == "both" else (mode,),
-        tasks=tasks or [],
+        as_it_comes=as_it_comes,
+        modes=modes,
+        tasks=chosen,
         name=keep_as,
         as_json=as_json,
     )

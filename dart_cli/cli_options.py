@@ -11,6 +11,7 @@ tell           what `--dry-run` prints
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -79,11 +80,11 @@ def load_checked(path: Path, overrides: list[str] | None, role: Role | None) -> 
     return config
 
 
-def tell(config: Config, role: Role | None) -> None:
-    """What `--dry-run` prints."""
+def tell(config: Config, role: Role | None, sharper: Mapping[str, str] | None = None) -> None:
+    """What `--dry-run` prints; `sharper` is what a verb's own options make of a subject."""
     from dart_cli.plan import describe
 
-    for subject, text in describe(config, role):
+    for subject, text in {**dict(describe(config, role)), **(sharper or {})}.items():
         typer.echo(f"{subject + ':':<10} {text}")
     typer.echo("valid; nothing was started")
 

@@ -108,10 +108,7 @@ def run_eval(
     default the weights' version. Raises UserError, WeightsError, ModelError, TaskError, and EnvError
     where every episode was invalid: nothing is kept then.
     """
-    if name and not _NAME.fullmatch(name):
-        raise UserError(
-            f"--keep-as {name!r}: use letters, digits, '.', '_' and '-', a letter or digit first"
-        )
+    _check_name(name)
     limit_threads(config.rollout.threads)
     end_with_parent()
     make_private_dir(config.run.dir)
@@ -132,6 +129,43 @@ def run_eval(
 
 
 # --- what is played -------------------------------------------------------------------------
+
+
+def plan_eval(
+    config: Config,
+    *,
+    weights: Path | None,
+    as_it_comes: bool,
+    modes: Sequence[Mode],
+    tasks: Sequence[str],
+    name: str,
+) -> dict[str, str]:
+    """What `run_eval` would play, for people, by subject. Raises what it raises before it plays."""
+    _check_name(name)
+    chosen = [task.id for part in _chosen(config, tasks) for task in part]
+    directory, _ = (None, -1) if as_it_comes else chosen_weights(config, weights)
+    count = config.eval.episodes
+    return {
+        "tasks": f"{len(chosen)} of {config.env.suite}: {', '.join(chosen)}",
+        "eval": f"{' and '.join(f'{count} episodes {mode}' for mode in modes)} of each kind of task, "
+        f"seeds from {config.eval.seed}",
+        "weights": str(directory or "the model's own"),
+    }
+
+
+def _check_name(name: str) -> None:
+    if name and not _NAME.fullmatch(name):
+        raise UserError(
+            f"--keep-as {name!r}: use letters, digits, '.', '_' and '-', a letter or digit first"
+        )
+
+
+def _chosen(config: Config, tasks: Sequence[str]) -> tuple[list[Task], list[Task]]:
+    """Tasks as they were trained on, and compositions of them."""
+    trained, composed = trained_tasks(config, tasks), composed_tasks(config, tasks)
+    if not config.eval.episodes or not (trained or composed):
+        raise TaskError("nothing to evaluate: set eval.episodes >= 1 and name a task")
+    return trained, composed
 
 
 def planned(tasks: Sequence[Task], episodes: int, first_seed: int) -> list[Planned]:
@@ -256,11 +290,9 @@ async def _evaluate(
 ) -> tuple[Evaluation, list[Played]]:
     from dart_cli.rollout.worker import load_model
 
-    trained, composed = trained_tasks(config, tasks), composed_tasks(config, tasks)
+    trained, composed = _chosen(config, tasks)
     count, seed = config.eval.episodes, config.eval.seed
     rounds = [planned(trained, count, seed), planned(composed, count, seed + count)]
-    if not any(rounds):
-        raise TaskError("nothing to evaluate: set eval.episodes >= 1 and name a task")
     directory, version = (None, -1) if as_it_comes else chosen_weights(config, weights)
     began = time.monotonic()
     model = await asyncio.to_thread(load_model, config)

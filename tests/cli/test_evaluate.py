@@ -159,6 +159,30 @@ def test_the_verb_prints_each_task_with_its_interval(
     assert "eval/mine.json" in out.replace("\n", "")
 
 
+def test_a_dry_run_tells_what_the_options_choose_and_refuses_what_they_cannot(
+    config_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(*arguments: str) -> tuple[object, str, str]:
+        with pytest.raises(SystemExit) as exit_:
+            main(["eval", str(config_path), "--dry-run", *arguments])
+        return (exit_.value.code, *capsys.readouterr())
+
+    code, out, _ = told("--mode", "greedy", "--tasks", "mini/click", "--episodes", "4")
+    assert not code
+    assert "1 of mini: mini/click" in out
+    assert "4 episodes greedy" in out
+    assert "sampled" not in out
+    assert "the model's own" in out
+    for arguments, why in (
+        (("--weights", "no/weights"), "no such directory"),
+        (("--tasks", "nosuch"), "no task 'nosuch'"),
+        (("--keep-as", "a b"), "--keep-as 'a b'"),
+    ):
+        code, _, error = told(*arguments)
+        assert code == 2
+        assert why in error
+
+
 def test_weights_that_are_not_there_are_named(config_path: Path) -> None:
     config = load_config(config_path)
     with pytest.raises(UserError, match="no such directory"):

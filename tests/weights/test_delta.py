@@ -191,7 +191,6 @@ def test_the_last_version_is_whole_once_the_trainer_has_ended(channel: FileChann
     made, tensors = published(channel, 3)
     channel.close()
     assert same(load(made[2].path, first()), tensors)
-    assert not any(path.is_symlink() for path in channel.directory.glob("**/*"))
     assert (made[2].path / WEIGHTS).exists()
 
 
