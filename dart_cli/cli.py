@@ -274,8 +274,9 @@ def view(
 ) -> None:
     """Serve pages to look into a run: curves, tasks, groups, trajectories as filmstrips.
 
-    Also of a live run, which is not disturbed. On loopback unless --host says otherwise; to a
-    machine far away rather make a tunnel: ssh -L 8470:localhost:8470 HOST.
+    Also of a live run, which is not disturbed. On loopback unless --host says
+    otherwise; to a machine far away rather make a tunnel:
+    ssh -L 8470:localhost:8470 HOST.
 
     Example: dart view runs/quickstart
 
