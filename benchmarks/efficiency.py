@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from dart_cli.cli import main
+from dart_cli.cli.main import main
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "efficiency.toml"
 

@@ -1,6 +1,6 @@
 """`python -m dart_cli` is `dart`."""
 
-from dart_cli.cli import main
+from dart_cli.cli.main import main
 
 if __name__ == "__main__":
     main()

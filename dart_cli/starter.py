@@ -70,7 +70,7 @@ def config_reference() -> str:
         "",
         "One TOML file per run. `dart init DIR` writes one with every key and these texts as",
         "comments; `--set section.key=value` changes a key for one start. This page is made from",
-        "the code (`python -m dart_cli.reference`), and a test compares them.",
+        "the code (`python -m dart_cli.cli.reference`), and a test compares them.",
     ]
     for name, section in section_types().items():
         lines += ["", f"## `[{name}]`", "", summary(section), ""]

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from bus.errors import ConfigError
 from bus.messages import Role
 from dart_cli.checks import check_config, find_mistakes, visible_gpus
-from dart_cli.cli import main
+from dart_cli.cli.main import main
 from dart_cli.config import (
     BusConfig,
     Config,
@@ -484,7 +484,7 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
 
 def test_the_reference_page_is_what_the_fields_say() -> None:
     written = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
-    assert written == config_reference(), "run: python -m dart_cli.reference"
+    assert written == config_reference(), "run: python -m dart_cli.cli.reference"
 
 
 SHIPPED = sorted((ROOT / "configs").glob("*.toml"))

@@ -31,10 +31,10 @@ from dart_cli.bench.measure import Measured, measure
 from dart_cli.bench.recording import Plan, record
 from dart_cli.bench.timeline import draw
 from dart_cli.checks import check_config
+from dart_cli.cli.up import commands_of
 from dart_cli.config import Source, load_config
 from dart_cli.data.store import DATABASE, open_reader
 from dart_cli.status.page import page_table
-from dart_cli.up import commands_of
 
 FAULT_RATE = 0.05
 """Share of episodes whose environment breaks or is slow, where faults are injected."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bus.errors import ExchangeError, RunDirectoryError, TaskError, UserError
 from bus.messages import ActRequest, Completion, TrajectoryEnd, Turn
-from dart_cli.cli import main
+from dart_cli.cli.main import main
 from dart_cli.collect import (
     HintedSeat,
     PolicySeat,

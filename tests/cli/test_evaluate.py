@@ -16,7 +16,8 @@ from matplotlib.axes import Axes
 from PIL import Image
 
 from bus.errors import EnvError, RunDirectoryError, TaskError, UserError
-from dart_cli.cli import main
+from dart_cli.cli.main import main
+from dart_cli.cli.up import run_up, set_aside
 from dart_cli.config import Config, load_config
 from dart_cli.data.rows import CurvePoint
 from dart_cli.evaluate import planned, play_all, run_eval, summary
@@ -36,7 +37,6 @@ from dart_cli.scores import (
     wilson,
 )
 from dart_cli.split import composed_tasks, trained_tasks
-from dart_cli.up import run_up, set_aside
 from dart_cli.weights.manifest import MANIFEST, path_of
 from tests.env.unruly_suite import SUITE as UNRULY
 
@@ -342,7 +342,7 @@ def crews(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         async def run(self, stop: asyncio.Event) -> None:
             stop.set()
 
-    monkeypatch.setattr("dart_cli.up.Crew", Recorded)
+    monkeypatch.setattr("dart_cli.cli.up.Crew", Recorded)
     return started
 
 

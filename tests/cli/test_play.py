@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from bus.errors import ActionError
-from dart_cli.cli import main
+from dart_cli.cli.main import main
 from dart_cli.play.words import parse, spell
 from envs.actions import (
     Action,

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from bus.errors import EnvError, UserError
-from dart_cli.cli import main
+from dart_cli.cli.main import main
 from dart_cli.probe.judge import Bounds, difference, judge, percentile
 from dart_cli.probe.play import Probed
 from dart_cli.probe.report import Wanted, check_tasks, run_check

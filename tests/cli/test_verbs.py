@@ -12,11 +12,11 @@ import torch
 
 from bus.errors import ConfigError
 from dart_cli import __version__
-from dart_cli.cli import main
+from dart_cli.cli.main import main
+from dart_cli.cli.reference import cli_reference
 from dart_cli.config import Config, load_config
 from dart_cli.data.store import open_store
 from dart_cli.process import read_run, save_config
-from dart_cli.reference import cli_reference
 from dart_cli.train.checkpoint import Progress, save
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +74,7 @@ def loaded_by(*arguments: str) -> tuple[list[str], str]:
     """(heavy modules that `dart ARGUMENTS` imports, its output), in a process of its own."""
     script = (
         "import sys\n"
-        "from dart_cli.cli import main\n"
+        "from dart_cli.cli.main import main\n"
         "try:\n    main(sys.argv[1:])\n"
         "finally:\n"
         f"    print('loaded:', *(name for name in {HEAVY} if name in sys.modules))\n"
@@ -149,7 +149,7 @@ def test_a_wrong_verb_or_option_ends_with_two(capsys: pytest.CaptureFixture[str]
 
 def test_the_reference_page_is_what_help_says() -> None:
     written = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    assert written == cli_reference(), "run: python -m dart_cli.reference"
+    assert written == cli_reference(), "run: python -m dart_cli.cli.reference"
 
 
 # --- init -----------------------------------------------------------------------------------

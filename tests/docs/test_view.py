@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from dart_cli.cli import app
+from dart_cli.cli.main import app
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "view.md").read_text(encoding="utf-8")

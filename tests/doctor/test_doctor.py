@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from dart_cli.cli import main
+from dart_cli.cli.main import main
 from dart_cli.config import Config
 from dart_cli.data.store import open_store
 from dart_cli.doctor import machine, run

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dart_cli.cli import main
+from dart_cli.cli.main import main
 from dart_cli.config import Config
 from dart_cli.doctor.findings import is_healthy
 from dart_cli.doctor.parity import judge, parity

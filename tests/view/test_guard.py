@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bus.errors import UserError
-from dart_cli.cli import main
+from dart_cli.cli.main import main
 from dart_cli.data.store import open_store
 from dart_cli.view.server import listen
 from tests.data.parts import make_ledger, play, small_config

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dart_cli.cli_options import (
+from dart_cli.cli.options import (
     ConfigPath,
     DryRun,
     Overrides,

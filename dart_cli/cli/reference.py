@@ -1,4 +1,4 @@
-"""Reference pages made from the code: `python -m dart_cli.reference` writes docs/cli.md, config.md.
+"""Reference pages made from the code: `python -m dart_cli.cli.reference` writes docs/cli.md, config.md.
 
 cli_reference     every verb with its arguments and options, as Markdown
 config_reference  every key (see starter.py)
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typer
 
-from dart_cli.cli import app
+from dart_cli.cli.main import app
 from dart_cli.starter import config_reference
 
 
@@ -20,7 +20,7 @@ def cli_reference() -> str:
     lines = [
         "# Command line",
         "",
-        "This page is made from the code (`python -m dart_cli.reference`); a test compares them.",
+        "This page is made from the code (`python -m dart_cli.cli.reference`); a test compares them.",
         "Every verb answers `--help`. Exit codes: 0 done, 1 a fault of the run, 2 a mistake that the",
         "message says how to mend, 130 interrupted. `dart status` ends with 1 where the run is not",
         "healthy, `dart doctor` where it cannot work, `dart env check` where a task is to be mended.",

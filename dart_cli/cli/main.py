@@ -22,9 +22,9 @@ import typer
 import typer.core
 
 from bus.errors import DartError
-from dart_cli.cli_data import data
-from dart_cli.cli_env import env
-from dart_cli.cli_options import (
+from dart_cli.cli.data import data
+from dart_cli.cli.env import env
+from dart_cli.cli.options import (
     ConfigPath,
     DryRun,
     Overrides,
@@ -180,7 +180,7 @@ def up(
     if dry_run:
         tell(config, None)
         return
-    from dart_cli.up import run_up
+    from dart_cli.cli.up import run_up
 
     raise typer.Exit(run_up(config, config_path, overrides or [], fresh=fresh))
 

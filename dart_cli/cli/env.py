@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dart_cli.cli_options import (
+from dart_cli.cli.options import (
     ConfigPath,
     DryRun,
     Overrides,
