@@ -57,8 +57,8 @@ from bus.messages import (  # noqa: E402
 )
 from bus.snapshot import Snapshot  # noqa: E402
 from bus.sockets import Requester  # noqa: E402
-from dart_cli.checks import check_config  # noqa: E402
-from dart_cli.config import Config, load_config, run_endpoints  # noqa: E402
+from dart_cli.config.schema import Config, load_config, run_endpoints  # noqa: E402
+from dart_cli.config.validate import check_config  # noqa: E402
 from dart_cli.data import service  # noqa: E402
 from dart_cli.data.store import open_reader, open_store  # noqa: E402
 

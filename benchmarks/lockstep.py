@@ -33,7 +33,8 @@ from bus.messages import (
     TrajectoryEnd,
 )
 from dart_cli.algo.advantage import group_advantages
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
+from dart_cli.config.task_split import trained_tasks
 from dart_cli.data.scheduler import task_seed
 from dart_cli.engines.draft import completion, generate_request
 from dart_cli.engines.transformers_engine import TransformersEngine
@@ -42,7 +43,6 @@ from dart_cli.env.episode import conventions_of, play_episode
 from dart_cli.policy.device import pick_device
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer
-from dart_cli.split import trained_tasks
 from dart_cli.train.learner import Learner
 from dart_cli.train.model import TrainModel
 from envs.actions import Action

@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bus.errors import DartError
 from bus.messages import Batch
-from dart_cli.config import Config, RolloutConfig, config_of_model
+from dart_cli.config.schema import Config, RolloutConfig, config_of_model
 from dart_cli.doctor.trial import Trial, play
 from dart_cli.engines.responder import Responder
 from dart_cli.policy.families import FAMILIES

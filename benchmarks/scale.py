@@ -25,7 +25,7 @@ from dart_cli.bench.bound import bound_of
 from dart_cli.bench.measure import measure
 from dart_cli.bench.recording import Plan, Recording, record
 from dart_cli.cli.up import commands_of
-from dart_cli.config import load_config
+from dart_cli.config.schema import load_config
 from dart_cli.data.store import open_reader
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "efficiency.toml"

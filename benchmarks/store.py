@@ -36,11 +36,11 @@ from typing import TypeVar
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bus.messages import Lease, LeaseRequest, StepRecord, TrajectoryEnd, VersionSpan
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
+from dart_cli.config.task_split import training_tasks
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import make_scheduler
 from dart_cli.data.store import DATABASE, Store, open_store
-from dart_cli.split import training_tasks
 from envs.actions import Action, Click
 from envs.base import Task, content_hash
 from envs.registry import make_env

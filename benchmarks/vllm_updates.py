@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bus.errors import DartError
 from bus.messages import Sampling
-from dart_cli.config import VllmConfig
+from dart_cli.config.schema import VllmConfig
 from dart_cli.engines.base import GenerateRequest, Generation, UpdateTiming
 from dart_cli.engines.vllm.engine import VllmEngine
 from dart_cli.env.tree import descendants

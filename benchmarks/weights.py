@@ -46,7 +46,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bus.endpoints import TRAIN, Endpoints
 from bus.messages import ActRequest, Batch, Sample, Sampling
 from bus.sockets import Replier, Requester
-from dart_cli.config import Config, ModelConfig, TrainConfig
+from dart_cli.config.schema import Config, ModelConfig, TrainConfig
 from dart_cli.tasks import background
 from dart_cli.weights import delta
 from dart_cli.weights.base import Published, Receiver, WeightChannel

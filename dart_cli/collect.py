@@ -44,7 +44,8 @@ from bus.messages import (
     TrajectoryEnd,
 )
 from dart_cli.bar import progress
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
+from dart_cli.config.task_split import heldout_tasks, training_tasks
 from dart_cli.data.exchange import join
 from dart_cli.data.fits import model_facts
 from dart_cli.data.parquet import Trajectory, content_id, write_folder
@@ -57,7 +58,6 @@ from dart_cli.evaluate import chosen_weights, environment, take_weights
 from dart_cli.log import logging_to
 from dart_cli.process import end_with_parent, limit_threads
 from dart_cli.rollout.worker import Answers, load_model, load_scribe
-from dart_cli.split import heldout_tasks, training_tasks
 from dart_cli.status.tables import page_table
 from envs.base import Task, content_hash
 from envs.registry import tasks_of

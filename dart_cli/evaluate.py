@@ -41,7 +41,8 @@ from bus.messages import (
     TrajectoryEnd,
 )
 from dart_cli.bar import progress
-from dart_cli.config import Config, weights_dir
+from dart_cli.config.schema import Config, weights_dir
+from dart_cli.config.task_split import composed_tasks, trained_tasks
 from dart_cli.env.calls import Hosted
 from dart_cli.env.episode import conventions_of, play_episode
 from dart_cli.env.isolated import hosted
@@ -58,7 +59,6 @@ from dart_cli.scores import (
     eval_dir,
     films_dir,
 )
-from dart_cli.split import composed_tasks, trained_tasks
 from dart_cli.status.page import fraction, page_table
 from envs.base import Task, content_hash
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from bus.endpoints import DATA
 from bus.messages import Message
 from bus.sockets import Subscriber
-from dart_cli.config import Config, run_endpoints
+from dart_cli.config.schema import Config, run_endpoints
 
 log = logging.getLogger(__name__)
 

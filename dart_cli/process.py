@@ -36,7 +36,7 @@ from bus.endpoints import make_private_dir
 from bus.errors import ConfigError, DartError, RunDirectoryError
 from bus.messages import Role
 from dart_cli import stacks
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
 from dart_cli.log import logging_to
 from dart_cli.pids import when_orphaned
 

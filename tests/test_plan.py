@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from bus.errors import ModelError
-from dart_cli.config import Config
+from dart_cli.config.dry_run import describe, parameter_count
+from dart_cli.config.schema import Config
+from dart_cli.config.task_split import training_tasks
 from dart_cli.data.groups import Board
 from dart_cli.data.scheduler import Situation, make_scheduler
-from dart_cli.plan import describe, parameter_count
-from dart_cli.split import training_tasks
 
 ARMS: list[dict[str, Any]] = [
     {},

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bus.errors import ConfigError
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
 from dart_cli.engines.replica import limits
 from envs.timed import expected
 

@@ -22,7 +22,7 @@ from bus.endpoints import TELEMETRY_OUT
 from bus.errors import DartError, DeadlineError
 from bus.messages import Heartbeat
 from bus.sockets import Subscriber
-from dart_cli.config import Config, run_curve, run_endpoints
+from dart_cli.config.schema import Config, run_curve, run_endpoints
 from dart_cli.crew import Crew
 from dart_cli.log import log_dir
 

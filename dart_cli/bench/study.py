@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from bus.errors import ConfigError
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
 from dart_cli.crew import ChildError
 
 Result = dict[str, Any]

@@ -488,7 +488,7 @@ def doctor(
     Example: dart doctor models/ui-tars --parity --set model.dtype=bfloat16
     """
     from bus.errors import ConfigError
-    from dart_cli.checks import is_model_folder
+    from dart_cli.config.validate import is_model_folder
     from dart_cli.doctor.examine import run_doctor
 
     if (play or parity) and target is None:
@@ -511,7 +511,7 @@ def init(
 
     Example: dart init my-run && dart up my-run/dart.toml
     """
-    from dart_cli.starter import write_starter
+    from dart_cli.config.template import write_starter
 
     path = write_starter(folder)
     typer.echo(f"wrote {path}; edit it, then: dart up {path}")
@@ -528,7 +528,7 @@ def keys(
     Example: dart keys keys && scp -pr keys gpu-box:
     """
     from bus.endpoints import make_private_dir, write_key_pair
-    from dart_cli.config import KEY_FILE
+    from dart_cli.config.schema import KEY_FILE
 
     write_key_pair(make_private_dir(folder) / KEY_FILE)
     typer.echo(f'wrote {folder / KEY_FILE}; set bus.keys = "{folder}" on every host')

@@ -20,7 +20,7 @@ import typer.core
 
 if TYPE_CHECKING:
     from bus.messages import Role
-    from dart_cli.config import Config
+    from dart_cli.config.schema import Config
 
 ConfigPath = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="TOML file of the run; `dart init` writes one.")
@@ -72,8 +72,8 @@ class ProcessOrTool(typer.core.TyperGroup):
 
 def load_checked(path: Path, overrides: list[str] | None, role: Role | None) -> Config:
     """The configuration, checked for `role`. Raises ConfigError."""
-    from dart_cli.checks import check_config
-    from dart_cli.config import Source, load_config
+    from dart_cli.config.schema import Source, load_config
+    from dart_cli.config.validate import check_config
 
     config = load_config(path, overrides)
     check_config(config, Source(path, tuple(overrides or ())), role)
@@ -82,7 +82,7 @@ def load_checked(path: Path, overrides: list[str] | None, role: Role | None) -> 
 
 def tell(config: Config, role: Role | None, sharper: Mapping[str, str] | None = None) -> None:
     """What `--dry-run` prints; `sharper` is what a verb's own options make of a subject."""
-    from dart_cli.plan import describe
+    from dart_cli.config.dry_run import describe
 
     for subject, text in {**dict(describe(config, role)), **(sharper or {})}.items():
         typer.echo(f"{subject + ':':<10} {text}")
@@ -91,7 +91,7 @@ def tell(config: Config, role: Role | None, sharper: Mapping[str, str] | None = 
 
 def config_of(target: Path, overrides: list[str] | None = None) -> Config:
     """The configuration in a file, or the one that a run directory was started with."""
-    from dart_cli.config import load_config, refuse_overrides
+    from dart_cli.config.schema import load_config, refuse_overrides
     from dart_cli.process import read_run
 
     if not target.is_dir():

@@ -11,7 +11,7 @@ from pathlib import Path
 import typer
 
 from dart_cli.cli.main import app
-from dart_cli.starter import config_reference
+from dart_cli.config.template import config_reference
 
 
 def cli_reference() -> str:

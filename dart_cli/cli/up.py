@@ -29,7 +29,7 @@ from bus.endpoints import make_private_dir
 from bus.errors import BusError, RunDirectoryError
 from bus.snapshot import Snapshot
 from dart_cli import stacks
-from dart_cli.config import Config, weights_dir
+from dart_cli.config.schema import Config, weights_dir
 from dart_cli.crew import Crew
 from dart_cli.data.store import DATABASE, open_reader
 from dart_cli.log import log_dir, logging_to

@@ -22,7 +22,8 @@ from pathlib import Path
 
 from bus.errors import ExchangeError, RunDirectoryError, StoreError, TaskError
 from bus.messages import Outcome
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
+from dart_cli.config.task_split import heldout_tasks
 from dart_cli.data.fits import model_facts
 from dart_cli.data.parquet import (
     Check,
@@ -36,7 +37,6 @@ from dart_cli.data.parquet import (
 from dart_cli.data.rows import PoolRow, PoolSource
 from dart_cli.data.scheduler import TRAIN_SEEDS
 from dart_cli.data.store import DATABASE, Reader, Store, open_store
-from dart_cli.split import heldout_tasks
 from envs.registry import find_task, load_suite
 
 log = logging.getLogger(__name__)

@@ -47,7 +47,7 @@ from bus.messages import (
 )
 from dart_cli.algo.schedule import group_size
 from dart_cli.algo.selection import mean_entropy
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
 from dart_cli.data.blobs import in_range
 from dart_cli.data.curate import (
     Decision,

@@ -23,7 +23,7 @@ from bus.snapshot import (
     TaskView,
     WaitView,
 )
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import Scheduler
 from dart_cli.data.store import Store

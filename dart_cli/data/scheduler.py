@@ -27,7 +27,7 @@ from typing import Protocol
 from bus.errors import TaskError
 from bus.messages import LeaseRequest
 from dart_cli.algo.schedule import frontier_weights, uniform_weights
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
 from dart_cli.data.groups import Board, Group
 from envs.base import Task
 

@@ -50,7 +50,8 @@ from bus.messages import (
     WeightsPublished,
 )
 from bus.sockets import Forwarder, Publisher, Replier, Subscriber
-from dart_cli.config import Config, run_curve, run_endpoints
+from dart_cli.config.schema import Config, run_curve, run_endpoints
+from dart_cli.config.task_split import training_tasks
 from dart_cli.data.exchange import import_pool
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.overview import Moment, Overview
@@ -59,7 +60,6 @@ from dart_cli.data.scheduler import Scheduler, Wait, make_scheduler
 from dart_cli.data.store import RunRow, Store, open_store
 from dart_cli.data.usage import Usage
 from dart_cli.data.vigil import Stillness, Told
-from dart_cli.split import training_tasks
 from envs.base import Task
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from pathlib import Path
 from rich.console import Console
 
 from bus.errors import DartError
-from dart_cli.checks import is_model_folder
-from dart_cli.config import Config, config_of_model, load_config, refuse_overrides
+from dart_cli.config.schema import Config, config_of_model, load_config, refuse_overrides
+from dart_cli.config.validate import is_model_folder
 from dart_cli.doctor import machine, run
 from dart_cli.doctor.findings import (
     Finding,

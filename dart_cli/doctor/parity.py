@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from bus.errors import DartError
 from bus.messages import Batch
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
 from dart_cli.doctor.findings import Finding, error, ok, warning
 from dart_cli.doctor.play import LOAD_S
 from dart_cli.doctor.trial import Trial, play

@@ -29,7 +29,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dart_cli.config import TimingConfig
+from dart_cli.config.schema import TimingConfig
 from dart_cli.engines.load import LoadMeter
 
 TRAJECTORIES_PER_PLACE = 8

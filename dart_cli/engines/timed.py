@@ -22,7 +22,7 @@ from random import Random
 from typing import Any, Literal
 
 from bus.errors import EngineError
-from dart_cli.config import TimingConfig
+from dart_cli.config.schema import TimingConfig
 from dart_cli.engines.base import (
     GenerateRequest,
     Generation,

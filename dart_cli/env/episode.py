@@ -31,7 +31,7 @@ from bus.messages import (
     TrajectoryEnd,
     Turn,
 )
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
 from dart_cli.env.calls import Stepped, sendable
 from dart_cli.policy.codec import Codec, make_codec
 from dart_cli.policy.frames import Frame, make_frame, resize_of

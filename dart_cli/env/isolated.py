@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bus.errors import EnvError, NoOracleError, TaskError
-from dart_cli.config import EnvConfig
+from dart_cli.config.schema import EnvConfig
 from dart_cli.env.calls import Deadlines, Hosted, Stepped, Waits, telling
 from dart_cli.env.child import TOO_MANY
 from dart_cli.env.pipe import Frame, pack, read

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from bus.errors import ActionError
-from dart_cli.config import PolicyConfig
+from dart_cli.config.schema import PolicyConfig
 
 Coordinates = Literal["thousandths", "thousand", "resized"]
 

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from bus.errors import DartError, TaskError, UserError
 from dart_cli.bar import progress
-from dart_cli.config import EnvConfig
+from dart_cli.config.schema import EnvConfig
 from dart_cli.env.isolated import hosted
 from dart_cli.probe.agents import PROBES, Probe
 from dart_cli.probe.judge import Bounds, TaskReport, judge

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bus.endpoints import TRAIN, Endpoints
 from bus.sockets import Requester
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
 from dart_cli.weights.base import Received, Receiver
 from dart_cli.weights.manifest import check
 

@@ -29,7 +29,7 @@ from bus.errors import ConfigError, EngineError, EngineGoneError, ProtocolError
 from bus.heartbeat import HeartbeatSender, Load
 from bus.messages import ActRequest, Completion, Message, Partial, Reply, Request, RunState
 from bus.sockets import Publisher, Replier, Requester, Subscriber
-from dart_cli.config import MODEL_ENGINES, Config, run_curve, run_endpoints
+from dart_cli.config.schema import MODEL_ENGINES, Config, run_curve, run_endpoints
 from dart_cli.engines.base import Engine
 from dart_cli.hearing import heard
 from dart_cli.rollout.receivers import receiving

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from bus.errors import BusError, ConfigError, MissingPartError
 from bus.snapshot import ProcessView, Snapshot
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
 from dart_cli.status.health import problems
 from dart_cli.status.watch import Watcher
 

@@ -21,7 +21,7 @@ from typing import Any, Self
 from torch.utils.tensorboard import SummaryWriter
 
 from bus.errors import MissingPartError
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
 
 FLUSH_S = 10
 

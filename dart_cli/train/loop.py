@@ -50,7 +50,7 @@ from bus.messages import (
 )
 from bus.sockets import RETRY_S as REPEAT_S
 from bus.sockets import Publisher, Replier, Requester, Subscriber
-from dart_cli.config import Config, run_curve, run_endpoints, weights_dir
+from dart_cli.config.schema import Config, run_curve, run_endpoints, weights_dir
 from dart_cli.process import finishing
 from dart_cli.tasks import background
 from dart_cli.timesplit import TimeSplit, as_gauges

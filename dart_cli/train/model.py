@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dart_cli.algo.entropy import entropy
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
 from dart_cli.policy.device import pick_device
 from dart_cli.policy.forward import logits, masked_logprobs
 from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from bus.messages import Batch
 from dart_cli.algo.mismatch import Mismatch, mismatch
-from dart_cli.config import TrainConfig
+from dart_cli.config.schema import TrainConfig
 from dart_cli.train.batch import MicroBatch, micro_batches
 from dart_cli.train.model import Scores, TrainModel
 

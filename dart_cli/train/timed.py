@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from bus.messages import Batch, StepGap
-from dart_cli.config import TimingConfig
+from dart_cli.config.schema import TimingConfig
 from dart_cli.train.base import Tensors
 
 _NAME = "timed.updates"

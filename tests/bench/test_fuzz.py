@@ -22,13 +22,13 @@ from benchmarks.fuzz import (
 )
 from bus.errors import UserError
 from bus.messages import MESSAGES
-from dart_cli.checks import check_config
-from dart_cli.config import Config, load_config, section_types
+from dart_cli.config.schema import Config, load_config, section_types
+from dart_cli.config.task_split import training_tasks
+from dart_cli.config.validate import check_config
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import make_scheduler
 from dart_cli.data.store import open_store
 from dart_cli.process import claim, save_config
-from dart_cli.split import training_tasks
 from dart_cli.train.checkpoint import Progress, save
 from dart_cli.weights.file import publish
 from envs.registry import load_suite

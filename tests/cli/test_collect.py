@@ -25,7 +25,7 @@ from dart_cli.collect import (
     run_collect,
     task_seed,
 )
-from dart_cli.config import Config, load_config
+from dart_cli.config.schema import Config, load_config
 from dart_cli.data.exchange import import_folder
 from dart_cli.data.parquet import Shards, Trajectory, read_folder
 from dart_cli.data.store import open_reader, open_store

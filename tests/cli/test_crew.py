@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dart_cli.config import Config, load_config
+from dart_cli.config.schema import Config, load_config
 from dart_cli.crew import Child, ChildError, Crew, _appended
 from dart_cli.process import claim
 

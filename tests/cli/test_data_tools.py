@@ -16,7 +16,7 @@ from PIL import Image
 from dart_cli.algo.schedule import group_size
 from dart_cli.browse import action_words, count, find_run, find_subject
 from dart_cli.cli.main import main
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
 from dart_cli.data.rows import PoolRow
 from dart_cli.data.store import Reader, Store, open_reader, open_store
 from dart_cli.pictures import draw_all, fate, outlooks

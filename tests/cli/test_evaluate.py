@@ -18,7 +18,8 @@ from PIL import Image
 from bus.errors import EnvError, RunDirectoryError, TaskError, UserError
 from dart_cli.cli.main import main
 from dart_cli.cli.up import run_up, set_aside
-from dart_cli.config import Config, load_config
+from dart_cli.config.schema import Config, load_config
+from dart_cli.config.task_split import composed_tasks, trained_tasks
 from dart_cli.data.rows import CurvePoint
 from dart_cli.evaluate import planned, play_all, run_eval, summary
 from dart_cli.process import claim
@@ -36,7 +37,6 @@ from dart_cli.scores import (
     total,
     wilson,
 )
-from dart_cli.split import composed_tasks, trained_tasks
 from dart_cli.weights.manifest import MANIFEST, path_of
 from tests.env.unruly_suite import SUITE as UNRULY
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bus.errors import ConfigError, MissingPartError
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
 from dart_cli.status.prometheus import run_prometheus
 from dart_cli.train.curves import Curves, check_wandb
 from tests.data.parts import MIXED, serving, small_config

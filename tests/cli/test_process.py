@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from bus.errors import ConfigError, EngineError, ModelError, RunDirectoryError
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
 from dart_cli.log import logging_to
 from dart_cli.process import claim, run_role
 from dart_cli.status.absent import last_error
@@ -68,7 +68,7 @@ def test_the_name_of_a_process_that_a_run_has_once_is_no_other_s(config: Config,
 def test_the_name_of_a_killed_process_is_free_again(config: Config) -> None:
     script = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from dart_cli.config import Config\nfrom dart_cli.process import claim\n"
+        "from dart_cli.config.schema import Config\nfrom dart_cli.process import claim\n"
         "config = Config.model_validate({'run': {'dir': Path(sys.argv[1])}})\n"
         "with claim(config, 'train') as name:\n    print(name, flush=True)\n    time.sleep(60)\n"
     )
@@ -138,7 +138,7 @@ BUSY = """
 import asyncio, sys, time
 from pathlib import Path
 from dart_cli import process
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
 process.GRACE_S = float(sys.argv[2])
 
 async def never_ends(name, stop):
@@ -184,7 +184,7 @@ FINISHING = """
 import asyncio, sys, time
 from pathlib import Path
 from dart_cli import process
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
 process.GRACE_S = 2
 process.LAST_WORK_S = float(sys.argv[2])
 

@@ -18,7 +18,7 @@ from dart_cli.status.stacks import run_stacks
 PROCESS = """
 import asyncio, sys, threading
 from pathlib import Path
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
 from dart_cli.process import run_role
 
 async def inner():

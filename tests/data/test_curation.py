@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from bus.messages import Batch, Outcome
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
+from dart_cli.config.task_split import training_tasks
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.store import Store, open_store
-from dart_cli.split import training_tasks
 from tests.data.parts import (
     MIXED,
     a_batch,

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from bus.errors import ExchangeError, MissingPartError, RunDirectoryError
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
 from dart_cli.data.exchange import (
     Choice,
     add_folder,

@@ -21,7 +21,7 @@ from bus.messages import (
     VersionSpan,
     WeightsPublished,
 )
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import Wait
 from dart_cli.data.store import Store, open_store

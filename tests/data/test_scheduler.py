@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from bus.errors import TaskError
 from bus.messages import LeaseRequest
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
+from dart_cli.config.task_split import training_tasks
 from dart_cli.data.groups import Attempt, Board, Group
 from dart_cli.data.scheduler import (
     NewGroup,
@@ -25,7 +26,6 @@ from dart_cli.data.scheduler import (
     sampling_seed,
     task_seed,
 )
-from dart_cli.split import training_tasks
 from envs.base import Task
 
 TASKS = [Task(f"t/{name}", "t", "do it", 5) for name in ("easy", "half", "hard")]

@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bus.messages import Batch, Lease, LeaseRequest, Outcome, SyncDone, WeightsPublished
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
+from dart_cli.config.task_split import training_tasks
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import Wait
 from dart_cli.data.store import Store, open_store
-from dart_cli.split import training_tasks
 from tests.data.parts import (
     Clock,
     a_batch,

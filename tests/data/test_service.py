@@ -34,11 +34,11 @@ from bus.messages import (
     WeightsPublished,
 )
 from bus.snapshot import Snapshot
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
+from dart_cli.config.task_split import training_tasks
 from dart_cli.data import service
 from dart_cli.data.scheduler import make_scheduler
 from dart_cli.data.store import Store, open_reader, open_store
-from dart_cli.split import training_tasks
 from dart_cli.tasks import background
 from tests.data.parts import (
     DEADLINE_S,
@@ -72,7 +72,7 @@ def short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 _PROCESS = """
 import asyncio, pathlib, sys
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
 from dart_cli.data.service import run
 config = Config.model_validate_json(pathlib.Path(sys.argv[1]).read_text())
 asyncio.run(run(config, asyncio.Event()))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dart_cli.cli.main import main
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
 from dart_cli.doctor.findings import is_healthy
 from dart_cli.doctor.parity import judge, parity
 from dart_cli.train.parity import Compared

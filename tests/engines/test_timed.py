@@ -13,7 +13,7 @@ import torch
 
 from bus.errors import EngineError, WeightsError
 from bus.messages import ActRequest, Partial, Sampling, VersionSpan
-from dart_cli.config import TimingConfig
+from dart_cli.config.schema import TimingConfig
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.scripted import ScriptedResponder
 from dart_cli.engines.timed import Reply, TimedEngine, random_replies

@@ -22,7 +22,7 @@ import torch
 
 from bus.errors import EngineError, WeightsError
 from bus.messages import Partial, VersionSpan
-from dart_cli.config import VllmConfig
+from dart_cli.config.schema import VllmConfig
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.evaluate import take_weights

@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from dart_cli.config import EnvConfig
+from dart_cli.config.schema import EnvConfig
 from dart_cli.env.isolated import hosted
 from envs.actions import Action, Answer, Click, Done, Fail
 from tests.env.unruly_suite import SUITE, UnrulySuite

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bus.errors import EnvError, NoOracleError, TaskError
-from dart_cli.config import EnvConfig
+from dart_cli.config.schema import EnvConfig
 from dart_cli.env.calls import Deadlines
 from dart_cli.env.episode import play_episode
 from dart_cli.env.isolated import IsolatedEnv, hosted

@@ -27,7 +27,7 @@ from bus.messages import (
 )
 from bus.sockets import Forwarder, Publisher, Replier, Subscriber
 from dart_cli import hearing
-from dart_cli.config import Config, run_endpoints
+from dart_cli.config.schema import Config, run_endpoints
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, random_clicks
 from dart_cli.env import isolated, link, worker
 from tests.env.parts import heartbeat, lease

@@ -42,7 +42,7 @@ from bus.messages import (
     SyncRequest,
 )
 from bus.sockets import Forwarder, Publisher, Replier, Requester, Subscriber
-from dart_cli.config import (
+from dart_cli.config.schema import (
     BusConfig,
     Config,
     ModelConfig,
@@ -578,7 +578,7 @@ def tiny_set(weights: Path, version: int) -> Published:
 
 _WORKER_PROCESS = """
 import asyncio, sys
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
 from dart_cli.rollout.worker import run
 asyncio.run(run(Config.model_validate_json(sys.argv[1]), "rollout-0", asyncio.Event()))
 """
@@ -630,7 +630,7 @@ async def test_publication_under_load_loses_no_request(config: Config) -> None:
 
 _LOADING_PROCESS = """
 import sys
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
 from dart_cli.process import run_role
 from dart_cli.rollout import worker
 

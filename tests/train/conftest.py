@@ -12,7 +12,7 @@ import torch
 
 from bus.errors import ActionError
 from bus.messages import ActRequest, Batch, Sample, Sampling, Turn
-from dart_cli.config import Config, ModelConfig, RunConfig, TrainConfig
+from dart_cli.config.schema import Config, ModelConfig, RunConfig, TrainConfig
 from dart_cli.engines.responder import Responder
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.codec import make_codec

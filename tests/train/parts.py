@@ -22,7 +22,7 @@ from bus.messages import (
     WeightsPublished,
 )
 from bus.sockets import Replier
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
 from dart_cli.train.checkpoint import load_newest
 from dart_cli.train.loop import run
 

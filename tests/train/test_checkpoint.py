@@ -10,7 +10,7 @@ import torch
 
 from bus.errors import CheckpointError
 from bus.messages import Batch
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
 from dart_cli.train.checkpoint import MODEL, OPTIMIZER, STATE, Progress, load_newest, save
 from dart_cli.train.learner import Learner
 from dart_cli.train.model import TrainModel

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bus.messages import Batch
-from dart_cli.config import Config, ModelConfig, TrainConfig
+from dart_cli.config.schema import Config, ModelConfig, TrainConfig
 from dart_cli.doctor.trial import Trial, play
 from dart_cli.engines.responder import Responder
 from dart_cli.engines.transformers_engine import TransformersEngine

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bus.errors import ProtocolError
 from bus.messages import Batch, Sample, VersionSpan
-from dart_cli.config import Config, TrainConfig
+from dart_cli.config.schema import Config, TrainConfig
 from dart_cli.policy.forward import logits
 from dart_cli.train.batch import (
     MicroBatch,

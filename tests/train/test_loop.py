@@ -25,7 +25,7 @@ from bus.messages import (
     WeightsPublished,
 )
 from bus.sockets import Forwarder, Publisher, Subscriber
-from dart_cli.config import Config, WeightsConfig
+from dart_cli.config.schema import Config, WeightsConfig
 from dart_cli.train.checkpoint import Progress, load_newest, save
 from dart_cli.train.learner import Learner
 from dart_cli.train.loop import run

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bus.messages import Batch
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.model import load_policy
 from dart_cli.train.batch import micro_batches

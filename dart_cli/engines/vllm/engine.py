@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bus.errors import EngineError, EngineGoneError, WeightsError
-from dart_cli.config import VllmConfig
+from dart_cli.config.schema import VllmConfig
 from dart_cli.engines.base import (
     GenerateRequest,
     Generation,

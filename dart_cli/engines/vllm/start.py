@@ -17,8 +17,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from bus.errors import EngineError, MissingPartError
-from dart_cli.checks import VLLM, vllm_problem
-from dart_cli.config import VllmConfig
+from dart_cli.config.schema import VllmConfig
+from dart_cli.config.validate import VLLM, vllm_problem
 from dart_cli.policy.model import LoadedPolicy
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from bus.errors import ConfigError, MissingPartError, TaskError
 from bus.loopback import is_loopback
 from bus.messages import Role
-from dart_cli.config import (
+from dart_cli.config.schema import (
     KEY_FILE,
     MODEL_ENGINES,
     Config,
@@ -30,7 +30,7 @@ from dart_cli.config import (
     model_folder,
     shown,
 )
-from dart_cli.split import composed_tasks, trained_tasks, training_tasks
+from dart_cli.config.task_split import composed_tasks, trained_tasks, training_tasks
 from envs.registry import (
     SHIPPED,
     check_options,

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from bus.errors import ConfigError
-from dart_cli.config import Section, section_types
+from dart_cli.config.schema import Section, section_types
 
 CONFIG_NAME = "dart.toml"
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dart_cli.config import Config
+from dart_cli.config.schema import Config
 from envs.base import Task
 from envs.registry import tasks_of
 from envs.selection import select_tasks
