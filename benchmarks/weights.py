@@ -47,7 +47,7 @@ from bus.endpoints import TRAIN, Endpoints
 from bus.messages import ActRequest, Batch, Sample, Sampling
 from bus.sockets import Replier, Requester
 from dart_cli.config.schema import Config, ModelConfig, TrainConfig
-from dart_cli.tasks import background
+from dart_cli.runtime.background import background
 from dart_cli.weights import delta
 from dart_cli.weights.base import Published, Receiver, WeightChannel
 from dart_cli.weights.collective import CollectiveChannel, CollectiveReceiver, meeting_place

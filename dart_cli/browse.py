@@ -40,8 +40,8 @@ from dart_cli.data.rows import (
     TrajectoryState,
 )
 from dart_cli.data.store import DATABASE, Reader
+from dart_cli.runtime.tables import page_table
 from dart_cli.status.page import fraction
-from dart_cli.status.tables import page_table
 from envs.registry import did_you_mean
 
 Json = dict[str, Any]

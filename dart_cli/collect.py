@@ -43,7 +43,6 @@ from bus.messages import (
     StepRecord,
     TrajectoryEnd,
 )
-from dart_cli.bar import progress
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import heldout_tasks, training_tasks
 from dart_cli.data.exchange import join
@@ -55,10 +54,11 @@ from dart_cli.data.store import open_store
 from dart_cli.env.calls import Hosted
 from dart_cli.env.episode import Conventions, conventions_of, play_episode
 from dart_cli.evaluate import chosen_weights, environment, take_weights
-from dart_cli.log import logging_to
-from dart_cli.process import end_with_parent, limit_threads
 from dart_cli.rollout.worker import Answers, load_model, load_scribe
-from dart_cli.status.tables import page_table
+from dart_cli.runtime.logs import logging_to
+from dart_cli.runtime.progress import progress
+from dart_cli.runtime.role import end_with_parent, limit_threads
+from dart_cli.runtime.tables import page_table
 from envs.base import Task, content_hash
 from envs.registry import tasks_of
 from envs.selection import select_tasks

@@ -40,15 +40,15 @@ from bus.messages import (
     StepRecord,
     TrajectoryEnd,
 )
-from dart_cli.bar import progress
 from dart_cli.config.schema import Config, weights_dir
 from dart_cli.config.task_split import composed_tasks, trained_tasks
 from dart_cli.env.calls import Hosted
 from dart_cli.env.episode import conventions_of, play_episode
 from dart_cli.env.isolated import hosted
 from dart_cli.filmstrip import frame
-from dart_cli.log import log_dir, logging_to
-from dart_cli.process import end_with_parent, limit_threads
+from dart_cli.runtime.logs import log_dir, logging_to
+from dart_cli.runtime.progress import progress
+from dart_cli.runtime.role import end_with_parent, limit_threads
 from dart_cli.scores import (
     Evaluation,
     Film,

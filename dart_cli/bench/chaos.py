@@ -38,9 +38,9 @@ from dart_cli.bench.pace import Course, course_of
 from dart_cli.bench.supervise import STATUS, Supervisor, role_of
 from dart_cli.config.schema import Config
 from dart_cli.data.store import Reader, open_reader
-from dart_cli.log import log_dir
+from dart_cli.runtime.background import background
+from dart_cli.runtime.logs import log_dir
 from dart_cli.status.watch import Watcher
-from dart_cli.tasks import background
 
 TRAIN = "train"
 LOOK_S = 0.1

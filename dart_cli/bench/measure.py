@@ -4,7 +4,7 @@
     Measured  one run's figures
 
 Shares are of the seconds of the window: of every environment slot, of every rollout worker, of the
-trainer. Each process splits its own time (dart_cli.timesplit) and tells it in its heartbeats; what
+trainer. Each process splits its own time (dart_cli.runtime.phase_timer) and tells it in its heartbeats; what
 nobody accounts for, because a process was dead, counts as `dead`. All per-minute figures are of
 simulated minutes: seconds on the wall times the speedup.
 """
@@ -22,7 +22,7 @@ from dart_cli.bench.bound import Bound
 from dart_cli.bench.recording import Cost, Recording
 from dart_cli.data.rows import EpisodeTimes
 from dart_cli.data.store import Reader
-from dart_cli.timesplit import PREFIX
+from dart_cli.runtime.phase_timer import PREFIX
 
 AT_WORK = ("playing", "waiting", "resetting")
 """Phases in which an environment slot is at work on an episode."""

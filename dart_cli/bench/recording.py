@@ -23,8 +23,8 @@ from bus.errors import DartError, DeadlineError
 from bus.messages import Heartbeat
 from bus.sockets import Subscriber
 from dart_cli.config.schema import Config, run_curve, run_endpoints
-from dart_cli.crew import Crew
-from dart_cli.log import log_dir
+from dart_cli.runtime.logs import log_dir
+from dart_cli.runtime.supervisor import Crew
 
 START_S = 60.0
 """Longest time until every process of a run has been heard and plays."""

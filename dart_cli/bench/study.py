@@ -27,7 +27,7 @@ from typing import Any, TextIO
 
 from bus.errors import ConfigError
 from dart_cli.config.schema import Config
-from dart_cli.crew import ChildError
+from dart_cli.runtime.supervisor import ChildError
 
 Result = dict[str, Any]
 

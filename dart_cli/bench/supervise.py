@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from dart_cli.process import GRACE_S, PARENT_VARIABLE
+from dart_cli.runtime.role import GRACE_S, PARENT_VARIABLE
 
 STATUS = "status"
 """The command whose output is read: it has no heartbeat, a line of its own tells that it works."""

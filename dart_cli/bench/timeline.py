@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dart_cli.bench.recording import Recording
 from dart_cli.data.rows import EpisodeTimes, StepTimes
 from dart_cli.data.store import Reader
-from dart_cli.timesplit import PREFIX
+from dart_cli.runtime.phase_timer import PREFIX
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -69,7 +69,7 @@ def serve(config_path: ConfigPath, overrides: Overrides = None, dry_run: DryRun 
     if dry_run:
         tell(config, "data")
         return
-    from dart_cli.process import run_role
+    from dart_cli.runtime.role import run_role
 
     async def keep(_name: str, stop: asyncio.Event) -> None:
         from dart_cli.data.service import run
@@ -327,9 +327,9 @@ def export(
     Example: dart data export runs/quickstart successes --outcome pass
     """
     from dart_cli import browse
-    from dart_cli.bar import progress
     from dart_cli.data.exchange import Choice, chosen, export_run
     from dart_cli.data.store import open_reader
+    from dart_cli.runtime.progress import progress
 
     if pool and outcome:
         raise typer.BadParameter("--pool exports successes alone: --outcome chooses none of them")
@@ -366,9 +366,9 @@ def import_(
 
     Example: dart data import configs/quickstart.toml successes
     """
-    from dart_cli.bar import progress
     from dart_cli.data.exchange import import_folder
     from dart_cli.data.parquet import count_rows
+    from dart_cli.runtime.progress import progress
 
     config = config_of(target, overrides)
     with progress("checking and importing", 2 * count_rows(folder), "rows") as told:

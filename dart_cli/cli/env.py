@@ -80,7 +80,7 @@ def run_(
     if dry_run:
         tell(config, "env")
         return
-    from dart_cli.process import run_role
+    from dart_cli.runtime.role import run_role
 
     async def play(name: str, stop: asyncio.Event) -> None:
         from dart_cli.env.worker import run

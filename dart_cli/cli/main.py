@@ -125,7 +125,7 @@ def rollout(
     if dry_run:
         tell(config, "rollout")
         return
-    from dart_cli.process import run_role
+    from dart_cli.runtime.role import run_role
 
     async def serve(name: str, stop: asyncio.Event) -> None:
         from dart_cli.rollout.worker import run
@@ -148,7 +148,7 @@ def train(config_path: ConfigPath, overrides: Overrides = None, dry_run: DryRun 
     if dry_run:
         tell(config, "train")
         return
-    from dart_cli.process import run_role
+    from dart_cli.runtime.role import run_role
 
     async def learn(_name: str, stop: asyncio.Event) -> None:
         from dart_cli.train.loop import run

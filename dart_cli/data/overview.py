@@ -29,7 +29,7 @@ from dart_cli.data.scheduler import Scheduler
 from dart_cli.data.store import Store
 from dart_cli.data.usage import Usage
 from dart_cli.data.vigil import Stillness, next_batch
-from dart_cli.pids import fate
+from dart_cli.runtime.liveness import fate
 from dart_cli.stalls import diagnose
 from envs.base import Task
 

@@ -1,7 +1,7 @@
 """Where the time of the run's processes goes, as their heartbeats tell it.
 
 Every process says with each heartbeat how many seconds it has spent in each phase since it began
-(dart_cli.timesplit). Here they become, by role, the last minute for the status page and totals
+(dart_cli.runtime.phase_timer). Here they become, by role, the last minute for the status page and totals
 that add up over restarts of any process, `dart data` included:
 
     observe   a heartbeat came: what it says more than the one before is booked
@@ -24,7 +24,7 @@ from bus.heartbeat import DEAD_AFTER_S, FORGET_AFTER_S
 from bus.messages import Heartbeat
 from bus.snapshot import UsageView
 from dart_cli.data.rows import UsageRow
-from dart_cli.timesplit import PREFIX
+from dart_cli.runtime.phase_timer import PREFIX
 
 WINDOW_S = 60
 DEAD = "dead"

@@ -27,7 +27,7 @@ from dart_cli.doctor.findings import (
     summary,
     tell,
 )
-from dart_cli.process import read_run
+from dart_cli.runtime.role import read_run
 
 
 def run_doctor(

@@ -21,8 +21,8 @@ from dart_cli.doctor.findings import Finding, error, ok, warning
 from dart_cli.doctor.play import LOAD_S
 from dart_cli.doctor.trial import Trial, play
 from dart_cli.engines.responder import Responder
-from dart_cli.process import limit_threads
 from dart_cli.rollout.worker import load_model
+from dart_cli.runtime.role import limit_threads
 from dart_cli.train.model import TrainModel
 from dart_cli.train.parity import LEAST_TOKENS, Compared, alarm_of, limit_of, rescore
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from dart_cli.timesplit import TimeSplit, as_gauges
+from dart_cli.runtime.phase_timer import TimeSplit, as_gauges
 
 PHASES = ("starting", "idle", "busy", "syncing")
 

@@ -24,7 +24,7 @@ from bus.errors import DartError, EnvError, NoOracleError
 from dart_cli.env import calls
 from dart_cli.env.pipe import Frame, pack, read_from
 from dart_cli.env.tree import adopt_orphans, descendants, kill_below
-from dart_cli.pids import when_orphaned
+from dart_cli.runtime.liveness import when_orphaned
 from envs.actions import action_from_dict, action_to_dict
 from envs.base import GuiEnv, Observation, Verdict
 from envs.registry import find_task, make_env

@@ -36,7 +36,7 @@ from dart_cli.env.calls import Stepped, sendable
 from dart_cli.policy.codec import Codec, make_codec
 from dart_cli.policy.frames import Frame, make_frame, resize_of
 from dart_cli.policy.history import History
-from dart_cli.timesplit import TimeSplit
+from dart_cli.runtime.phase_timer import TimeSplit
 from envs.actions import Action, Answer, Done, Fail, action_to_dict
 from envs.base import Observation, Task, Verdict, content_hash
 

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from bus.messages import ActRequest, Completion, Partial, RunState
 from dart_cli.env.episode import Policy
 from dart_cli.env.router import Waits
-from dart_cli.timesplit import TimeSplit
+from dart_cli.runtime.phase_timer import TimeSplit
 
 NOTICE_S = 0.05
 """A worker may hear of the suspension before us; what it cut off is not asked again sooner."""

@@ -29,8 +29,8 @@ from dart_cli.env.gate import Gate, Resuming
 from dart_cli.env.isolated import hosted
 from dart_cli.env.link import DataLink
 from dart_cli.env.router import RolloutRouter
-from dart_cli.hearing import heard
-from dart_cli.timesplit import as_gauges
+from dart_cli.runtime.phase_timer import as_gauges
+from dart_cli.runtime.telemetry import heard
 from envs.registry import find_task
 
 logger = logging.getLogger(__name__)

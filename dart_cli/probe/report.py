@@ -21,13 +21,13 @@ from typing import Any
 from rich.console import Console
 
 from bus.errors import DartError, TaskError, UserError
-from dart_cli.bar import progress
 from dart_cli.config.schema import EnvConfig
 from dart_cli.env.isolated import hosted
 from dart_cli.probe.agents import PROBES, Probe
 from dart_cli.probe.judge import Bounds, TaskReport, judge
 from dart_cli.probe.play import play_task
-from dart_cli.status.tables import page_table
+from dart_cli.runtime.progress import progress
+from dart_cli.runtime.tables import page_table
 from envs.base import Task
 from envs.registry import check_options, check_parts, load_suite, make_env
 from envs.selection import select_tasks

@@ -31,11 +31,11 @@ from bus.messages import ActRequest, Completion, Message, Partial, Reply, Reques
 from bus.sockets import Publisher, Replier, Requester, Subscriber
 from dart_cli.config.schema import MODEL_ENGINES, Config, run_curve, run_endpoints
 from dart_cli.engines.base import Engine
-from dart_cli.hearing import heard
 from dart_cli.rollout.receivers import receiving
 from dart_cli.rollout.sync import WeightSync
-from dart_cli.tasks import background
-from dart_cli.timesplit import PREFIX
+from dart_cli.runtime.background import background
+from dart_cli.runtime.phase_timer import PREFIX
+from dart_cli.runtime.telemetry import heard
 
 if TYPE_CHECKING:
     from dart_cli.engines.responder import Scribe

@@ -6,8 +6,8 @@ import os
 import re
 from pathlib import Path
 
-from dart_cli.log import log_dir
-from dart_cli.pids import workers_of
+from dart_cli.runtime.liveness import workers_of
+from dart_cli.runtime.logs import log_dir
 
 _TAIL_BYTES = 65536
 _STARTS = " starts, pid "

@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from bus.snapshot import ProcessView, Snapshot
+from dart_cli.runtime.tables import page_table
 from dart_cli.status.health import problems
-from dart_cli.status.tables import page_table
 from dart_cli.status.utilisation import utilisation
 
 __all__ = ["fraction", "minutes", "page_table", "progress_line", "sparkline", "status_page"]

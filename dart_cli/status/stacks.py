@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bus.errors import RunDirectoryError
-from dart_cli.log import log_dir
-from dart_cli.pids import Worker, workers_of
-from dart_cli.stacks import END, SIGNAL
+from dart_cli.runtime.liveness import Worker, workers_of
+from dart_cli.runtime.logs import log_dir
+from dart_cli.runtime.stack_dump import END, SIGNAL
 
 DUMP_S = 5.0
 """Seconds that all processes together have to write their stacks."""

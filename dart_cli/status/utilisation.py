@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bus.snapshot import Snapshot, SyncView, UsageView
-from dart_cli.status.tables import page_table
+from dart_cli.runtime.tables import page_table
 
 ROLES = ("env", "rollout", "train")
 _PHASES = {  # in a bar's order: what earns its keep first, what is lost last

@@ -51,9 +51,9 @@ from bus.messages import (
 from bus.sockets import RETRY_S as REPEAT_S
 from bus.sockets import Publisher, Replier, Requester, Subscriber
 from dart_cli.config.schema import Config, run_curve, run_endpoints, weights_dir
-from dart_cli.process import finishing
-from dart_cli.tasks import background
-from dart_cli.timesplit import TimeSplit, as_gauges
+from dart_cli.runtime.background import background
+from dart_cli.runtime.phase_timer import TimeSplit, as_gauges
+from dart_cli.runtime.role import finishing
 from dart_cli.train.base import Trains, Updated, describe
 from dart_cli.train.checkpoint import Progress, load_newest, save
 from dart_cli.train.curves import Curves, check_wandb

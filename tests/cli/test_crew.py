@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from dart_cli.config.schema import Config, load_config
-from dart_cli.crew import Child, ChildError, Crew, _appended
-from dart_cli.process import claim
+from dart_cli.runtime.role import claim
+from dart_cli.runtime.supervisor import Child, ChildError, Crew, _appended
 
 PATIENCE_S = 100  # a bound, no expectation: the machine may be busy
 
@@ -136,8 +136,8 @@ async def test_a_killed_child_is_started_again_and_stop_ends_all(
 async def test_a_stop_does_not_wait_for_a_child_that_is_to_start_again_later(
     tmp_path: Path, config_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dart_cli.crew._BACKOFF_S", 1000.0)
-    monkeypatch.setattr("dart_cli.crew._MAX_BACKOFF_S", 1000.0)
+    monkeypatch.setattr("dart_cli.runtime.supervisor._BACKOFF_S", 1000.0)
+    monkeypatch.setattr("dart_cli.runtime.supervisor._MAX_BACKOFF_S", 1000.0)
     made, told = crew(tmp_path, {"data": ["data", str(config_path)]}, ["data"], restarts=1)
     stop = asyncio.Event()
     running = asyncio.create_task(made.run(stop))
@@ -170,7 +170,7 @@ async def test_a_child_that_keeps_dying_ends_the_others(tmp_path: Path, config_p
 async def test_a_child_that_says_what_it_still_does_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speaks: bool
 ) -> None:
-    monkeypatch.setattr("dart_cli.crew.GRACE_S", 0.0)
+    monkeypatch.setattr("dart_cli.runtime.supervisor.GRACE_S", 0.0)
     made, told = crew(tmp_path, {"one": []}, ["one"])
     child, stream, log = Child("one", []), asyncio.StreamReader(), io.StringIO()
     reading = asyncio.create_task(made._read(child, stream, log))

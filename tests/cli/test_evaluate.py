@@ -22,9 +22,9 @@ from dart_cli.config.schema import Config, load_config
 from dart_cli.config.task_split import composed_tasks, trained_tasks
 from dart_cli.data.rows import CurvePoint
 from dart_cli.evaluate import planned, play_all, run_eval, summary
-from dart_cli.process import claim
 from dart_cli.report import draw_curve, draw_films, pick_films, summarize
 from dart_cli.rollout.worker import load_model
+from dart_cli.runtime.role import claim
 from dart_cli.scores import (
     Evaluation,
     Film,

@@ -18,8 +18,8 @@ import pytest
 
 from bus.errors import ConfigError, EngineError, ModelError, RunDirectoryError
 from dart_cli.config.schema import Config
-from dart_cli.log import logging_to
-from dart_cli.process import claim, run_role
+from dart_cli.runtime.logs import logging_to
+from dart_cli.runtime.role import claim, run_role
 from dart_cli.status.absent import last_error
 
 
@@ -68,7 +68,7 @@ def test_the_name_of_a_process_that_a_run_has_once_is_no_other_s(config: Config,
 def test_the_name_of_a_killed_process_is_free_again(config: Config) -> None:
     script = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from dart_cli.config.schema import Config\nfrom dart_cli.process import claim\n"
+        "from dart_cli.config.schema import Config\nfrom dart_cli.runtime.role import claim\n"
         "config = Config.model_validate({'run': {'dir': Path(sys.argv[1])}})\n"
         "with claim(config, 'train') as name:\n    print(name, flush=True)\n    time.sleep(60)\n"
     )
@@ -137,7 +137,7 @@ def test_the_first_signal_asks_for_a_clean_end(config: Config, number: signal.Si
 BUSY = """
 import asyncio, sys, time
 from pathlib import Path
-from dart_cli import process
+from dart_cli.runtime import role as process
 from dart_cli.config.schema import Config
 process.GRACE_S = float(sys.argv[2])
 
@@ -183,7 +183,7 @@ def test_a_process_that_does_not_end_in_time_is_ended(config: Config) -> None:
 FINISHING = """
 import asyncio, sys, time
 from pathlib import Path
-from dart_cli import process
+from dart_cli.runtime import role as process
 from dart_cli.config.schema import Config
 process.GRACE_S = 2
 process.LAST_WORK_S = float(sys.argv[2])

@@ -16,7 +16,7 @@ import pytest
 from bus.errors import RunDirectoryError
 from dart_cli.data.rows import BatchRow
 from dart_cli.data.store import open_reader
-from dart_cli.pids import workers_of
+from dart_cli.runtime.liveness import workers_of
 
 UPDATES = 3
 CONFIG = """

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bus.errors import RunDirectoryError
-from dart_cli.pids import fate, workers_of
+from dart_cli.runtime.liveness import fate, workers_of
 from dart_cli.status.absent import last_error, why_absent
 from dart_cli.status.stacks import run_stacks
 
@@ -19,7 +19,7 @@ PROCESS = """
 import asyncio, sys, threading
 from pathlib import Path
 from dart_cli.config.schema import Config
-from dart_cli.process import run_role
+from dart_cli.runtime.role import run_role
 
 async def inner():
     print("ready", flush=True)

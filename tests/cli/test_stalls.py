@@ -20,7 +20,7 @@ from bus.messages import WeightsPublished
 from bus.snapshot import Snapshot, StallView
 from dart_cli.config.schema import Config, load_config
 from dart_cli.data import service
-from dart_cli.process import claim
+from dart_cli.runtime.role import claim
 from dart_cli.status import watch
 from dart_cli.status.watch import run_status
 from dart_cli.weights.file import publish

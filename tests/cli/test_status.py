@@ -25,7 +25,7 @@ from bus.snapshot import (
     TaskView,
     UsageView,
 )
-from dart_cli.log import log_dir
+from dart_cli.runtime.logs import log_dir
 from dart_cli.status import watch
 from dart_cli.status.health import problems
 from dart_cli.status.page import minutes, progress_line, sparkline, status_page

@@ -19,7 +19,7 @@ from dart_cli.config.schema import Config
 from dart_cli.data.store import open_store
 from dart_cli.doctor import machine, run
 from dart_cli.doctor.findings import Finding, guarded, is_healthy, ok, summary
-from dart_cli.process import save_config
+from dart_cli.runtime.role import save_config
 from tests.data.parts import make_ledger, play, small_config
 
 GIB = 2**30

@@ -26,10 +26,10 @@ from bus.messages import (
     TrajectoryEnd,
 )
 from bus.sockets import Forwarder, Publisher, Replier, Subscriber
-from dart_cli import hearing
 from dart_cli.config.schema import Config, run_endpoints
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, random_clicks
 from dart_cli.env import isolated, link, worker
+from dart_cli.runtime import telemetry as hearing
 from tests.env.parts import heartbeat, lease
 from tests.env.unruly_suite import SUITE
 from tests.waiting import until

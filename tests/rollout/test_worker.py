@@ -61,7 +61,7 @@ from dart_cli.policy.tiny import build_tiny, save
 from dart_cli.rollout import sync
 from dart_cli.rollout import worker as rollout_worker
 from dart_cli.rollout.worker import Model, run
-from dart_cli.tasks import background
+from dart_cli.runtime.background import background
 from dart_cli.train.loop import make_channel
 from dart_cli.weights.base import Published
 from dart_cli.weights.collective import CollectiveChannel
@@ -631,7 +631,7 @@ async def test_publication_under_load_loses_no_request(config: Config) -> None:
 _LOADING_PROCESS = """
 import sys
 from dart_cli.config.schema import Config
-from dart_cli.process import run_role
+from dart_cli.runtime.role import run_role
 from dart_cli.rollout import worker
 
 def slow(config):

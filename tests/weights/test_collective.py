@@ -18,7 +18,7 @@ from bus.endpoints import TRAIN, Endpoints
 from bus.errors import ProtocolError, WeightsError
 from bus.messages import TransferRequest
 from bus.sockets import Replier, Requester
-from dart_cli.tasks import background
+from dart_cli.runtime.background import background
 from dart_cli.weights import collective, pair
 from dart_cli.weights.base import Published
 from dart_cli.weights.collective import CollectiveChannel, CollectiveReceiver, meeting_place

@@ -18,7 +18,7 @@ from vllm.v1.worker import gpu_model_runner
 from dart_cli.engines.vllm import images, transfer
 from dart_cli.engines.vllm.models import register_models
 from dart_cli.engines.vllm.sampler import Draws, ExactSampler
-from dart_cli.pids import when_orphaned
+from dart_cli.runtime.liveness import when_orphaned
 
 
 class Parts(Draws):

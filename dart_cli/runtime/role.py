@@ -35,10 +35,10 @@ from pydantic import ValidationError
 from bus.endpoints import make_private_dir
 from bus.errors import ConfigError, DartError, RunDirectoryError
 from bus.messages import Role
-from dart_cli import stacks
 from dart_cli.config.schema import Config
-from dart_cli.log import logging_to
-from dart_cli.pids import when_orphaned
+from dart_cli.runtime import stack_dump as stacks
+from dart_cli.runtime.liveness import when_orphaned
+from dart_cli.runtime.logs import logging_to
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TextIO
 
 from bus.errors import DartError, UserError
-from dart_cli.process import GRACE_S, LAST_WORK_S, PARENT_VARIABLE
+from dart_cli.runtime.role import GRACE_S, LAST_WORK_S, PARENT_VARIABLE
 
 FOLLOW_S = 20.0
 """Seconds the other children may go on once one leader has ended cleanly."""

@@ -1,0 +1,1 @@
+"""What every process needs: its life, children, logs, progress and tables."""
