@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dart_cli.config.schema import Config, load_config, weights_dir
 from dart_cli.config.task_split import trained_tasks
-from dart_cli.evaluate import planned, play_all
+from dart_cli.evaluation.held_out import planned, play_all
 from dart_cli.rollout.worker import load_model
 from dart_cli.runtime.role import end_with_parent, limit_threads
 from dart_cli.weights.manifest import path_of

@@ -24,8 +24,8 @@ from bus.errors import UserError
 from dart_cli.browse import Subject
 from dart_cli.config.schema import Config
 from dart_cli.data.store import CurvePoint, Reader, RunRow, open_reader
-from dart_cli.filmstrip import film_strip, frame
-from dart_cli.scores import (
+from dart_cli.evaluation.filmstrip import film_strip, frame
+from dart_cli.evaluation.results import (
     Evaluation,
     Film,
     ModeScore,

@@ -297,7 +297,7 @@ def collect(
     if player == "oracle" and (weights is not None or hints):
         raise ConfigError("--weights and --hints are for a policy: add --from policy")
     config = load_checked(config_path, overrides, "env" if player == "oracle" else "eval")
-    from dart_cli.collect import Wanted, run_collect
+    from dart_cli.evaluation.demonstrations import Wanted, run_collect
 
     wanted = Wanted(per_task, tuple(tasks or ()), player, weights, hints)
     run_collect(config, wanted, out=out, as_json=as_json)

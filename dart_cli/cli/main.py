@@ -362,7 +362,7 @@ def evaluate(
     if episodes is not None:
         changes.append(f"eval.episodes={episodes}")
     config = load_checked(config_path, changes, "eval")
-    from dart_cli.evaluate import plan_eval, run_eval
+    from dart_cli.evaluation.held_out import plan_eval, run_eval
 
     modes: tuple[Literal["sampled", "greedy"], ...] = (
         ("sampled", "greedy") if mode == "both" else (mode,)

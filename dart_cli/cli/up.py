@@ -30,13 +30,13 @@ from bus.errors import BusError, RunDirectoryError
 from bus.snapshot import Snapshot
 from dart_cli.config.schema import Config, weights_dir
 from dart_cli.data.store import DATABASE, open_reader
+from dart_cli.evaluation.results import Evaluation, read_evaluation
 from dart_cli.report import AFTER, BEFORE, write_report
 from dart_cli.runtime import stack_dump as stacks
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.logs import log_dir, logging_to
 from dart_cli.runtime.role import claim, refuse_another_model
 from dart_cli.runtime.supervisor import Crew
-from dart_cli.scores import Evaluation, read_evaluation
 from dart_cli.status.page import progress_line, status_page
 from dart_cli.status.watch import Watcher
 

@@ -14,7 +14,7 @@ from bus.errors import DartError
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import trained_tasks
 from dart_cli.doctor.findings import Finding, error, ok
-from dart_cli.evaluate import Played, chosen_weights, planned, play_all, take_weights
+from dart_cli.evaluation.held_out import Played, chosen_weights, planned, play_all, take_weights
 from dart_cli.runtime.role import limit_threads
 
 LOAD_S = 900.0

@@ -18,9 +18,9 @@ from typing import Any
 
 from PIL import Image, ImageChops
 
+from dart_cli.evaluation.results import wilson
 from dart_cli.probe.agents import EXCUSES
 from dart_cli.probe.play import Probed
-from dart_cli.scores import wilson
 from envs.base import Task
 
 LEAST_GUESSES = 3

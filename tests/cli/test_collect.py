@@ -15,7 +15,12 @@ from hypothesis import strategies as st
 from bus.errors import ExchangeError, RunDirectoryError, TaskError, UserError
 from bus.messages import ActRequest, Completion, TrajectoryEnd, Turn
 from dart_cli.cli.main import main
-from dart_cli.collect import (
+from dart_cli.config.schema import Config, load_config
+from dart_cli.data.exchange import import_folder
+from dart_cli.data.parquet import Shards, Trajectory, read_folder
+from dart_cli.data.store import open_reader, open_store
+from dart_cli.env.episode import conventions_of
+from dart_cli.evaluation.demonstrations import (
     HintedSeat,
     PolicySeat,
     Quota,
@@ -25,11 +30,6 @@ from dart_cli.collect import (
     run_collect,
     task_seed,
 )
-from dart_cli.config.schema import Config, load_config
-from dart_cli.data.exchange import import_folder
-from dart_cli.data.parquet import Shards, Trajectory, read_folder
-from dart_cli.data.store import open_reader, open_store
-from dart_cli.env.episode import conventions_of
 from dart_cli.policy.codec import make_codec
 from dart_cli.policy.forward import image_features, logits, masked_logprobs
 from dart_cli.policy.frames import make_frame

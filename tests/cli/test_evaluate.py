@@ -21,11 +21,8 @@ from dart_cli.cli.up import run_up, set_aside
 from dart_cli.config.schema import Config, load_config
 from dart_cli.config.task_split import composed_tasks, trained_tasks
 from dart_cli.data.rows import CurvePoint
-from dart_cli.evaluate import planned, play_all, run_eval, summary
-from dart_cli.report import draw_curve, draw_films, pick_films, summarize
-from dart_cli.rollout.worker import load_model
-from dart_cli.runtime.role import claim
-from dart_cli.scores import (
+from dart_cli.evaluation.held_out import planned, play_all, run_eval, summary
+from dart_cli.evaluation.results import (
     Evaluation,
     Film,
     Frame,
@@ -37,6 +34,9 @@ from dart_cli.scores import (
     total,
     wilson,
 )
+from dart_cli.report import draw_curve, draw_films, pick_films, summarize
+from dart_cli.rollout.worker import load_model
+from dart_cli.runtime.role import claim
 from dart_cli.weights.manifest import MANIFEST, path_of
 from tests.env.unruly_suite import SUITE as UNRULY
 

@@ -45,11 +45,8 @@ from dart_cli.config.task_split import composed_tasks, trained_tasks
 from dart_cli.env.calls import Hosted
 from dart_cli.env.episode import conventions_of, play_episode
 from dart_cli.env.isolated import hosted
-from dart_cli.filmstrip import frame
-from dart_cli.runtime.logs import log_dir, logging_to
-from dart_cli.runtime.progress import progress
-from dart_cli.runtime.role import end_with_parent, limit_threads
-from dart_cli.scores import (
+from dart_cli.evaluation.filmstrip import frame
+from dart_cli.evaluation.results import (
     Evaluation,
     Film,
     Films,
@@ -59,6 +56,9 @@ from dart_cli.scores import (
     eval_dir,
     films_dir,
 )
+from dart_cli.runtime.logs import log_dir, logging_to
+from dart_cli.runtime.progress import progress
+from dart_cli.runtime.role import end_with_parent, limit_threads
 from dart_cli.status.page import fraction, page_table
 from envs.base import Task, content_hash
 

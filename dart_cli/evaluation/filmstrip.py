@@ -15,7 +15,7 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 from bus.errors import RunDirectoryError
-from dart_cli.scores import Film, Frame
+from dart_cli.evaluation.results import Film, Frame
 
 MAX_FRAMES = 7
 """Screens of a strip, unless more are asked for."""

@@ -53,7 +53,7 @@ from dart_cli.data.scheduler import TRAIN_SEEDS
 from dart_cli.data.store import open_store
 from dart_cli.env.calls import Hosted
 from dart_cli.env.episode import Conventions, conventions_of, play_episode
-from dart_cli.evaluate import chosen_weights, environment, take_weights
+from dart_cli.evaluation.held_out import chosen_weights, environment, take_weights
 from dart_cli.rollout.worker import Answers, load_model, load_scribe
 from dart_cli.runtime.logs import logging_to
 from dart_cli.runtime.progress import progress
