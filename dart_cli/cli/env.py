@@ -25,7 +25,7 @@ from dart_cli.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from dart_cli.probe.agents import Probe
+    from dart_cli.evaluation.suite_check.agents import Probe
 
 
 class _EnvGroup(ProcessOrTool):
@@ -161,8 +161,8 @@ def check(
 
     Example: dart env check miniwob --task 'miniwob/click-*' --seeds 5 --out probes.json
     """
-    from dart_cli.probe.judge import Bounds
-    from dart_cli.probe.report import Wanted, run_check
+    from dart_cli.evaluation.suite_check.findings import Bounds
+    from dart_cli.evaluation.suite_check.report import Wanted, run_check
 
     wanted = Wanted(
         suite,
@@ -179,7 +179,7 @@ def check(
 
 def _probes(names: str) -> tuple[Probe, ...]:
     from bus.errors import UserError
-    from dart_cli.probe.agents import PROBES
+    from dart_cli.evaluation.suite_check.agents import PROBES
 
     if names == "all":
         return PROBES

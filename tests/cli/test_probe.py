@@ -18,9 +18,9 @@ from PIL import Image
 
 from bus.errors import EnvError, UserError
 from dart_cli.cli.main import main
-from dart_cli.probe.judge import Bounds, difference, judge, percentile
-from dart_cli.probe.play import Probed
-from dart_cli.probe.report import Wanted, check_tasks, run_check
+from dart_cli.evaluation.suite_check.episodes import Probed
+from dart_cli.evaluation.suite_check.findings import Bounds, difference, judge, percentile
+from dart_cli.evaluation.suite_check.report import Wanted, check_tasks, run_check
 from envs.actions import Action, Click, Done, Fail, Wait
 from envs.base import GuiEnv, Observation, Task, Verdict
 from tests.env.unruly_suite import SUITE as UNRULY

@@ -46,7 +46,7 @@ def run(*arguments: str) -> int:
 @pytest.mark.parametrize(
     ("play", "arguments"),
     [
-        ("dart_cli.probe.report.run_check", ["env", "check", "mini"]),
+        ("dart_cli.evaluation.suite_check.report.run_check", ["env", "check", "mini"]),
         ("dart_cli.play.session.run_play", ["env", "play", "mini", "popup"]),
         (
             "dart_cli.bench.efficiency.run_efficiency",

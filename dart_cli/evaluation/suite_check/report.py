@@ -23,9 +23,9 @@ from rich.console import Console
 from bus.errors import DartError, TaskError, UserError
 from dart_cli.config.schema import EnvConfig
 from dart_cli.env.isolated import hosted
-from dart_cli.probe.agents import PROBES, Probe
-from dart_cli.probe.judge import Bounds, TaskReport, judge
-from dart_cli.probe.play import play_task
+from dart_cli.evaluation.suite_check.agents import PROBES, Probe
+from dart_cli.evaluation.suite_check.episodes import play_task
+from dart_cli.evaluation.suite_check.findings import Bounds, TaskReport, judge
 from dart_cli.runtime.progress import progress
 from dart_cli.runtime.tables import page_table
 from envs.base import Task

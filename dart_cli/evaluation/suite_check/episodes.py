@@ -17,7 +17,7 @@ from bus.errors import EnvError, NoOracleError
 from bus.messages import StopReason
 from dart_cli.env.calls import Hosted
 from dart_cli.env.episode import admitted, already_true
-from dart_cli.probe.agents import Probe, act
+from dart_cli.evaluation.suite_check.agents import Probe, act
 from envs.actions import Answer, Done, Fail, Wait
 from envs.base import Outcome, Task
 from envs.screenshots import pixels_of

@@ -19,8 +19,8 @@ from typing import Any
 from PIL import Image, ImageChops
 
 from dart_cli.evaluation.results import wilson
-from dart_cli.probe.agents import EXCUSES
-from dart_cli.probe.play import Probed
+from dart_cli.evaluation.suite_check.agents import EXCUSES
+from dart_cli.evaluation.suite_check.episodes import Probed
 from envs.base import Task
 
 LEAST_GUESSES = 3
