@@ -235,7 +235,7 @@ def play(
     Example: dart env play mini popup --seed 7 --solution --out film.png
     """
     from bus.errors import UserError
-    from dart_cli.play.session import Player, Wanted, run_play
+    from dart_cli.evaluation.manual.session import Player, Wanted, run_play
 
     if solution and random:
         raise UserError("--solution and --random are two players: choose one")

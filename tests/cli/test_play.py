@@ -14,7 +14,7 @@ from PIL import Image
 
 from bus.errors import ActionError
 from dart_cli.cli.main import main
-from dart_cli.play.words import parse, spell
+from dart_cli.evaluation.manual.commands import parse, spell
 from envs.actions import (
     Action,
     Answer,
@@ -228,7 +228,7 @@ def test_a_step_that_breaks_has_a_film_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Breaks, "seen", seen)
-    monkeypatch.setattr("dart_cli.play.session.make_env", lambda *_: Breaks())
+    monkeypatch.setattr("dart_cli.evaluation.manual.session.make_env", lambda *_: Breaks())
     out = tmp_path / f"film.{format_}"
     code, printed, error = run([UNRULY, "well", "--random", "--out", str(out)], capsys, monkeypatch)
     assert (code, error) == (1, "")
@@ -242,7 +242,7 @@ def test_a_first_screen_that_cannot_be_decoded_is_one_line(
 ) -> None:
     cut = replace(SCREEN, screenshot=SCREEN.screenshot[:45])
     monkeypatch.setattr("tests.env.unruly_suite.SCREEN", cut)
-    monkeypatch.setattr("dart_cli.play.session.make_env", lambda *_: Unruly())
+    monkeypatch.setattr("dart_cli.evaluation.manual.session.make_env", lambda *_: Unruly())
     code, _, error = run([UNRULY, "well", "--random"], capsys, monkeypatch)
     assert code == 1
     assert error.startswith("error: reset: the screenshot cannot be decoded: ")

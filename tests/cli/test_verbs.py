@@ -47,7 +47,7 @@ def run(*arguments: str) -> int:
     ("play", "arguments"),
     [
         ("dart_cli.evaluation.suite_check.report.run_check", ["env", "check", "mini"]),
-        ("dart_cli.play.session.run_play", ["env", "play", "mini", "popup"]),
+        ("dart_cli.evaluation.manual.session.run_play", ["env", "play", "mini", "popup"]),
         (
             "dart_cli.bench.efficiency.run_efficiency",
             ["bench", "efficiency", "configs/efficiency.toml"],

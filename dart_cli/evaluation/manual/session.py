@@ -28,8 +28,8 @@ from bus.messages import StopReason
 from dart_cli.env import calls
 from dart_cli.env.episode import admitted, already_true
 from dart_cli.evaluation.filmstrip import animation, film_strip, frame
+from dart_cli.evaluation.manual.commands import HELP, parse, spell
 from dart_cli.evaluation.results import Film, Frame
-from dart_cli.play.words import HELP, parse, spell
 from envs.actions import Action, Answer, Click, Done, Fail, action_to_dict
 from envs.base import GuiEnv, Observation, Task, Verdict
 from envs.registry import check_options, check_parts, find_task, load_suite, make_env
