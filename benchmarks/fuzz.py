@@ -423,12 +423,12 @@ async def fuzz_requests(config: Config, count: int, seed: int) -> dict[str, Any]
 
 def readers(run_dir: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     """Everything that reads files of a run, by name."""
-    from dart_cli.browse import find_subject
     from dart_cli.evaluation.results import read_evaluation
+    from dart_cli.inspection.explain import tell_story
+    from dart_cli.inspection.show import find_subject
     from dart_cli.runtime.liveness import workers_of
     from dart_cli.runtime.role import read_run
     from dart_cli.status.absent import why_absent
-    from dart_cli.story import tell_story
     from dart_cli.train.checkpoint import load_newest
     from dart_cli.weights.file import newest
     from dart_cli.weights.manifest import check_whole

@@ -140,8 +140,8 @@ def list_(
 
     Example: dart data ls runs/quickstart --state dropped --reason stale --json | jq .task
     """
-    from dart_cli import browse
     from dart_cli.data.store import open_reader
+    from dart_cli.inspection import show as browse
 
     if pool and (outcome or state or reason):
         raise typer.BadParameter(
@@ -178,14 +178,14 @@ def show(
 
     Example: dart data show g000001-00 --film first.png
     """
-    from dart_cli import browse
     from dart_cli.data.store import open_reader
+    from dart_cli.inspection import show as browse
 
     with open_reader(browse.find_run(run)) as reader:
         subject = browse.find_subject(reader, trajectory)
         shown = browse.show(reader, subject)
         if film is not None:
-            from dart_cli.report import draw_trajectory
+            from dart_cli.inspection.report import draw_trajectory
 
             draw_trajectory(film, reader, subject)
         if as_json:
@@ -202,8 +202,8 @@ def stats(target: RunTarget = None, as_json: AsJson = False) -> None:
 
     Example: dart data stats runs/quickstart --json | jq .tasks
     """
-    from dart_cli import browse
     from dart_cli.data.store import open_reader
+    from dart_cli.inspection import show as browse
 
     with open_reader(browse.find_run(target)) as reader:
         counted = browse.count(reader)
@@ -222,8 +222,9 @@ def why(trajectory: Trajectory, run: RunOption = None, as_json: AsJson = False) 
 
     Example: dart data why g000001-00 --run runs/quickstart
     """
-    from dart_cli import browse, story
     from dart_cli.data.store import open_reader
+    from dart_cli.inspection import explain as story
+    from dart_cli.inspection import show as browse
 
     with open_reader(browse.find_run(run)) as reader:
         subject = browse.find_subject(reader, trajectory)
@@ -250,8 +251,9 @@ def draw(
 
     Example: dart data draw runs/quickstart --out pictures
     """
-    from dart_cli import browse, pictures
     from dart_cli.data.store import open_reader
+    from dart_cli.inspection import curation_plots as pictures
+    from dart_cli.inspection import show as browse
 
     with open_reader(browse.find_run(target)) as reader:
         for path in pictures.draw_all(reader, out or reader.path.parent / "pictures"):
@@ -326,9 +328,9 @@ def export(
 
     Example: dart data export runs/quickstart successes --outcome pass
     """
-    from dart_cli import browse
     from dart_cli.data.exchange import Choice, chosen, export_run
     from dart_cli.data.store import open_reader
+    from dart_cli.inspection import show as browse
     from dart_cli.runtime.progress import progress
 
     if pool and outcome:

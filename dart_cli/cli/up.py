@@ -31,7 +31,7 @@ from bus.snapshot import Snapshot
 from dart_cli.config.schema import Config, weights_dir
 from dart_cli.data.store import DATABASE, open_reader
 from dart_cli.evaluation.results import Evaluation, read_evaluation
-from dart_cli.report import AFTER, BEFORE, write_report
+from dart_cli.inspection.report import AFTER, BEFORE, write_report
 from dart_cli.runtime import stack_dump as stacks
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.logs import log_dir, logging_to

@@ -21,7 +21,6 @@ from typing import Any, Literal, TypeVar, get_args
 
 from bus.errors import StoreError, UserError
 from bus.messages import Outcome
-from dart_cli.browse import STATES, find_subject
 from dart_cli.data.rows import (
     CurvePoint,
     GroupRow,
@@ -32,7 +31,8 @@ from dart_cli.data.rows import (
     TrajectoryRow,
 )
 from dart_cli.data.store import Reader
-from dart_cli.story import tell_story
+from dart_cli.inspection.explain import tell_story
+from dart_cli.inspection.show import STATES, find_subject
 from dart_cli.view import film
 from dart_cli.view.charts import MOST_POINTS, Series, bar, line_chart, sparkline
 from dart_cli.view.site import Site

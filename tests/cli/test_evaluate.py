@@ -34,7 +34,7 @@ from dart_cli.evaluation.results import (
     total,
     wilson,
 )
-from dart_cli.report import draw_curve, draw_films, pick_films, summarize
+from dart_cli.inspection.report import draw_curve, draw_films, pick_films, summarize
 from dart_cli.rollout.worker import load_model
 from dart_cli.runtime.role import claim
 from dart_cli.weights.manifest import MANIFEST, path_of

@@ -21,7 +21,6 @@ from PIL import Image
 from rich.console import Console
 
 from bus.errors import UserError
-from dart_cli.browse import Subject
 from dart_cli.config.schema import Config
 from dart_cli.data.store import CurvePoint, Reader, RunRow, open_reader
 from dart_cli.evaluation.filmstrip import film_strip, frame
@@ -34,6 +33,7 @@ from dart_cli.evaluation.results import (
     read_evaluation,
     read_films,
 )
+from dart_cli.inspection.show import Subject
 from dart_cli.status.page import fraction, minutes, page_table
 
 BEFORE, AFTER = "before", "after"

@@ -19,11 +19,11 @@ from typing import Any
 from rich.console import Console
 
 from bus.errors import StoreError
-from dart_cli.browse import Subject, action_words, moment, versions_words
 from dart_cli.data.curate import may_join
 from dart_cli.data.groups import group_of
 from dart_cli.data.rows import BatchRow, GroupRow, PoolRow, SampleRow, StepRow, TrajectoryRow
 from dart_cli.data.store import Reader
+from dart_cli.inspection.show import Subject, action_words, moment, versions_words
 
 LEFT_OUT: dict[str, str] = {
     "low_entropy": "the policy was surest here; data.high_entropy leaves such steps out",

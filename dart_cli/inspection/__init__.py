@@ -1,0 +1,1 @@
+"""Looking into a run: its rows, its stories, its plots, its report."""
