@@ -27,7 +27,7 @@ from typing import Any, Literal
 from bus.errors import ConfigError, DartError
 from dart_cli.bench.curves import isotonic, reach
 from dart_cli.bench.study import Cell, Result, call, call_until, dart, overrides
-from dart_cli.data.store import Reader, open_reader
+from dart_cli.data.store.writer import Reader, open_reader
 
 Cost = Literal["trajectories", "actions", "minutes"]
 COSTS: tuple[Cost, ...] = ("trajectories", "actions", "minutes")

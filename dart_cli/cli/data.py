@@ -140,7 +140,7 @@ def list_(
 
     Example: dart data ls runs/quickstart --state dropped --reason stale --json | jq .task
     """
-    from dart_cli.data.store import open_reader
+    from dart_cli.data.store.writer import open_reader
     from dart_cli.inspection import show as browse
 
     if pool and (outcome or state or reason):
@@ -178,7 +178,7 @@ def show(
 
     Example: dart data show g000001-00 --film first.png
     """
-    from dart_cli.data.store import open_reader
+    from dart_cli.data.store.writer import open_reader
     from dart_cli.inspection import show as browse
 
     with open_reader(browse.find_run(run)) as reader:
@@ -202,7 +202,7 @@ def stats(target: RunTarget = None, as_json: AsJson = False) -> None:
 
     Example: dart data stats runs/quickstart --json | jq .tasks
     """
-    from dart_cli.data.store import open_reader
+    from dart_cli.data.store.writer import open_reader
     from dart_cli.inspection import show as browse
 
     with open_reader(browse.find_run(target)) as reader:
@@ -222,7 +222,7 @@ def why(trajectory: Trajectory, run: RunOption = None, as_json: AsJson = False) 
 
     Example: dart data why g000001-00 --run runs/quickstart
     """
-    from dart_cli.data.store import open_reader
+    from dart_cli.data.store.writer import open_reader
     from dart_cli.inspection import explain as story
     from dart_cli.inspection import show as browse
 
@@ -251,7 +251,7 @@ def draw(
 
     Example: dart data draw runs/quickstart --out pictures
     """
-    from dart_cli.data.store import open_reader
+    from dart_cli.data.store.writer import open_reader
     from dart_cli.inspection import curation_plots as pictures
     from dart_cli.inspection import show as browse
 
@@ -329,7 +329,7 @@ def export(
     Example: dart data export runs/quickstart successes --outcome pass
     """
     from dart_cli.data.exchange import Choice, chosen, export_run
-    from dart_cli.data.store import open_reader
+    from dart_cli.data.store.writer import open_reader
     from dart_cli.inspection import show as browse
     from dart_cli.runtime.progress import progress
 

@@ -34,9 +34,9 @@ from dart_cli.data.parquet import (
     read_folder,
     write_folder,
 )
-from dart_cli.data.rows import PoolRow, PoolSource
 from dart_cli.data.scheduler import TRAIN_SEEDS
-from dart_cli.data.store import DATABASE, Reader, Store, open_store
+from dart_cli.data.store.rows import PoolRow, PoolSource
+from dart_cli.data.store.writer import DATABASE, Reader, Store, open_store
 from envs.registry import find_task, load_suite
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from bus.messages import Outcome
-from dart_cli.data.rows import PoolRow
+from dart_cli.data.store.rows import PoolRow
 
 AttemptState = Literal["leased", "playing", "finished", "dropped"]
 

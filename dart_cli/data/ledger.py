@@ -48,7 +48,6 @@ from bus.messages import (
 from dart_cli.algo.schedule import group_size
 from dart_cli.algo.selection import mean_entropy
 from dart_cli.config.schema import Config
-from dart_cli.data.blobs import in_range
 from dart_cli.data.curate import (
     Decision,
     FinishedGroup,
@@ -64,9 +63,10 @@ from dart_cli.data.groups import Attempt, Board, Group, group_id, trajectory_id
 from dart_cli.data.permits import Versions
 from dart_cli.data.pool import Pool
 from dart_cli.data.progress import Progress
-from dart_cli.data.rows import PoolRow
 from dart_cli.data.scheduler import NewGroup, Scheduler, Situation, Wait, sampling_seed
-from dart_cli.data.store import BatchRow, GroupRow, Store, TrajectoryRow
+from dart_cli.data.store.encoding import in_range
+from dart_cli.data.store.rows import PoolRow
+from dart_cli.data.store.writer import BatchRow, GroupRow, Store, TrajectoryRow
 from envs.base import Task, content_hash
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from bus.snapshot import (
 from dart_cli.config.schema import Config
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import Scheduler
-from dart_cli.data.store import Store
+from dart_cli.data.store.writer import Store
 from dart_cli.data.usage import Usage
 from dart_cli.data.vigil import Stillness, next_batch
 from dart_cli.runtime.liveness import fate

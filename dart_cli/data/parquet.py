@@ -32,7 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bus.errors import ActionError, ExchangeError, MissingPartError
 from bus.messages import Outcome
-from dart_cli.data.rows import PoolSource, StepRow
+from dart_cli.data.store.rows import PoolSource, StepRow
 from envs.actions import action_from_dict
 from envs.base import content_hash
 

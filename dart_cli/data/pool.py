@@ -13,7 +13,7 @@ import random
 from bisect import insort
 from itertools import chain
 
-from dart_cli.data.rows import PoolRow, PoolSource
+from dart_cli.data.store.rows import PoolRow, PoolSource
 
 
 class Pool:

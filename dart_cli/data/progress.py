@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from bus.messages import Outcome
 from bus.snapshot import Rates
 from dart_cli.algo.schedule import MovingAverage
-from dart_cli.data.rows import TaskRow
+from dart_cli.data.store.rows import TaskRow
 
 CURVE_POINTS = 32
 """Points of a sparkline."""

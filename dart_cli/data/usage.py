@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from bus.heartbeat import DEAD_AFTER_S, FORGET_AFTER_S
 from bus.messages import Heartbeat
 from bus.snapshot import UsageView
-from dart_cli.data.rows import UsageRow
+from dart_cli.data.store.rows import UsageRow
 from dart_cli.runtime.phase_timer import PREFIX
 
 WINDOW_S = 60

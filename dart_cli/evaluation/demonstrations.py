@@ -48,9 +48,9 @@ from dart_cli.config.task_split import heldout_tasks, training_tasks
 from dart_cli.data.exchange import join
 from dart_cli.data.fits import model_facts
 from dart_cli.data.parquet import Trajectory, content_id, write_folder
-from dart_cli.data.rows import PoolRow, PoolSource, StepRow
 from dart_cli.data.scheduler import TRAIN_SEEDS
-from dart_cli.data.store import open_store
+from dart_cli.data.store.rows import PoolRow, PoolSource, StepRow
+from dart_cli.data.store.writer import open_store
 from dart_cli.env.calls import Hosted
 from dart_cli.env.episode import Conventions, conventions_of, play_episode
 from dart_cli.evaluation.held_out import chosen_weights, environment, take_weights

@@ -30,7 +30,7 @@ from bus.messages import Outcome
 from dart_cli.config.schema import load_config, refuse_overrides
 from dart_cli.data.exchange import run_id
 from dart_cli.data.groups import group_id
-from dart_cli.data.rows import (
+from dart_cli.data.store.rows import (
     GroupRow,
     PoolRow,
     SampleRow,
@@ -39,7 +39,7 @@ from dart_cli.data.rows import (
     TrajectoryRow,
     TrajectoryState,
 )
-from dart_cli.data.store import DATABASE, Reader
+from dart_cli.data.store.writer import DATABASE, Reader
 from dart_cli.runtime.tables import page_table
 from dart_cli.status.page import fraction
 from envs.registry import did_you_mean

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from bus.errors import StoreError, UserError
 from bus.messages import Outcome
-from dart_cli.data.rows import (
+from dart_cli.data.store.rows import (
     CurvePoint,
     GroupRow,
     GroupState,
@@ -30,7 +30,7 @@ from dart_cli.data.rows import (
     TallyRow,
     TrajectoryRow,
 )
-from dart_cli.data.store import Reader
+from dart_cli.data.store.writer import Reader
 from dart_cli.inspection.explain import tell_story
 from dart_cli.inspection.show import STATES, find_subject
 from dart_cli.view import film

@@ -18,7 +18,7 @@ from dart_cli.bench.measure import (
 )
 from dart_cli.bench.recording import Plan
 from dart_cli.bench.timeline import PHASES, phases_of_slots
-from dart_cli.data.rows import EpisodeTimes, StepTimes
+from dart_cli.data.store.rows import EpisodeTimes, StepTimes
 
 NUMBER = {name: number for number, name in enumerate(PHASES)}
 

@@ -16,8 +16,8 @@ from PIL import Image
 from dart_cli.algo.schedule import group_size
 from dart_cli.cli.main import main
 from dart_cli.config.schema import Config
-from dart_cli.data.rows import PoolRow
-from dart_cli.data.store import Reader, Store, open_reader, open_store
+from dart_cli.data.store.rows import PoolRow
+from dart_cli.data.store.writer import Reader, Store, open_reader, open_store
 from dart_cli.inspection.curation_plots import draw_all, fate, outlooks
 from dart_cli.inspection.explain import tell_story
 from dart_cli.inspection.show import action_words, count, find_run, find_subject

@@ -20,7 +20,7 @@ from dart_cli.cli.main import main
 from dart_cli.cli.up import run_up, set_aside
 from dart_cli.config.schema import Config, load_config
 from dart_cli.config.task_split import composed_tasks, trained_tasks
-from dart_cli.data.rows import CurvePoint
+from dart_cli.data.store.rows import CurvePoint
 from dart_cli.evaluation.held_out import planned, play_all, run_eval, summary
 from dart_cli.evaluation.results import (
     Evaluation,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dart_cli.data.store import open_reader
+from dart_cli.data.store.writer import open_reader
 
 CONFIG = """
 [run]

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from bus.errors import RunDirectoryError
-from dart_cli.data.rows import BatchRow
-from dart_cli.data.store import open_reader
+from dart_cli.data.store.rows import BatchRow
+from dart_cli.data.store.writer import open_reader
 from dart_cli.runtime.liveness import workers_of
 
 UPDATES = 3

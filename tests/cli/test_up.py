@@ -18,7 +18,7 @@ import pytest
 
 from bus.errors import RunDirectoryError
 from dart_cli.config.schema import load_config
-from dart_cli.data.store import open_reader
+from dart_cli.data.store.writer import open_reader
 from dart_cli.runtime.role import claim
 
 HERE = Path(__file__).parent

@@ -43,9 +43,9 @@ from dart_cli.config.task_split import training_tasks
 from dart_cli.data import service
 from dart_cli.data.curate import FinishedGroup, Member
 from dart_cli.data.ledger import Ledger
-from dart_cli.data.rows import PoolRow, PoolSource, StepRow
 from dart_cli.data.scheduler import Wait, make_scheduler
-from dart_cli.data.store import Store
+from dart_cli.data.store.rows import PoolRow, PoolSource, StepRow
+from dart_cli.data.store.writer import Store
 from envs.base import content_hash
 
 DEADLINE_S = 20.0

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.messages import VersionSpan
-from dart_cli.data.blobs import (
+from dart_cli.data.store.encoding import (
     in_range,
     pack_floats,
     pack_ids,

@@ -37,8 +37,8 @@ from dart_cli.data.parquet import (
     read_folder,
     write_folder,
 )
-from dart_cli.data.rows import StepRow
-from dart_cli.data.store import open_reader, open_store
+from dart_cli.data.store.rows import StepRow
+from dart_cli.data.store.writer import open_reader, open_store
 from dart_cli.policy.model import load_policy
 from envs.base import content_hash
 from tests.data.parts import make_ledger, play_group, small_config

@@ -24,7 +24,7 @@ from bus.messages import (
 from dart_cli.config.schema import Config
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import Wait
-from dart_cli.data.store import Store, open_store
+from dart_cli.data.store.writer import Store, open_store
 from envs.base import content_hash
 from tests.data.parts import (
     MIXED,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dart_cli.data.pool import Pool
-from dart_cli.data.rows import PoolRow, PoolSource
+from dart_cli.data.store.rows import PoolRow, PoolSource
 from tests.data.parts import pool_member
 
 SOURCES: list[PoolSource] = ["oracle", "online"]

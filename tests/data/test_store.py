@@ -14,8 +14,8 @@ from bus.errors import ProtocolError, RunDirectoryError, StoreError
 from bus.messages import BatchTrained, WeightsPublished
 from dart_cli.data.curate import Decision, PlannedSample
 from dart_cli.data.groups import Attempt
-from dart_cli.data.migrations import MIGRATIONS
-from dart_cli.data.store import BatchRow, GroupRow, Store, UsageRow, open_reader, open_store
+from dart_cli.data.store.migrations import MIGRATIONS
+from dart_cli.data.store.writer import BatchRow, GroupRow, Store, UsageRow, open_reader, open_store
 from envs.base import Task
 from tests.data.parts import (
     make_ledger,

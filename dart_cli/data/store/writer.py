@@ -43,7 +43,9 @@ from bus.messages import (
     VersionSpan,
     WeightsPublished,
 )
-from dart_cli.data.blobs import (
+from dart_cli.data.curate import Decision, PlannedSample
+from dart_cli.data.groups import Attempt
+from dart_cli.data.store.encoding import (
     in_range,
     pack_floats,
     pack_ids,
@@ -55,10 +57,8 @@ from dart_cli.data.blobs import (
     unpack_prompt,
     unpack_spans,
 )
-from dart_cli.data.curate import Decision, PlannedSample
-from dart_cli.data.groups import Attempt
-from dart_cli.data.migrations import APPLICATION_ID, MIGRATIONS, unknown_steps
-from dart_cli.data.rows import (
+from dart_cli.data.store.migrations import APPLICATION_ID, MIGRATIONS, unknown_steps
+from dart_cli.data.store.rows import (
     BatchRow,
     CurvePoint,
     EpisodeTimes,

@@ -76,7 +76,7 @@ CREATE TABLE steps (
     at REAL NOT NULL,
     screenshot TEXT NOT NULL,            -- key of screenshots: the screen before the action
     image_hashes TEXT NOT NULL,          -- JSON list: the prompt's images, the last is screenshot
-    prompt_token_ids BLOB NOT NULL,      -- see dart_cli/data/blobs.py for the four blobs
+    prompt_token_ids BLOB NOT NULL,      -- see dart_cli/data/store/encoding.py for the four blobs
     token_ids BLOB NOT NULL,
     behaviour_logprobs BLOB NOT NULL,
     entropies BLOB NOT NULL,

@@ -1,0 +1,1 @@
+"""The run's database: the only room that touches SQLite."""
