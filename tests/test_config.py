@@ -25,7 +25,7 @@ from dart_cli.config.schema import (
 )
 from dart_cli.config.template import config_reference, starter_toml, to_toml
 from dart_cli.config.validate import check_config, find_mistakes, visible_gpus
-from dart_cli.data.fits import model_facts
+from dart_cli.data.exchange.compatibility import model_facts
 
 ROOT = Path(__file__).parents[1]
 

@@ -328,7 +328,7 @@ def export(
 
     Example: dart data export runs/quickstart successes --outcome pass
     """
-    from dart_cli.data.exchange import Choice, chosen, export_run
+    from dart_cli.data.exchange.transfer import Choice, chosen, export_run
     from dart_cli.data.store.writer import open_reader
     from dart_cli.inspection import show as browse
     from dart_cli.runtime.progress import progress
@@ -368,8 +368,8 @@ def import_(
 
     Example: dart data import configs/quickstart.toml successes
     """
-    from dart_cli.data.exchange import import_folder
-    from dart_cli.data.parquet import count_rows
+    from dart_cli.data.exchange.parquet_schema import count_rows
+    from dart_cli.data.exchange.transfer import import_folder
     from dart_cli.runtime.progress import progress
 
     config = config_of(target, overrides)

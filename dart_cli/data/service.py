@@ -52,7 +52,7 @@ from bus.messages import (
 from bus.sockets import Forwarder, Publisher, Replier, Subscriber
 from dart_cli.config.schema import Config, run_curve, run_endpoints
 from dart_cli.config.task_split import training_tasks
-from dart_cli.data.exchange import import_pool
+from dart_cli.data.exchange.transfer import import_pool
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.overview import Moment, Overview
 from dart_cli.data.permits import Permits

@@ -45,9 +45,9 @@ from bus.messages import (
 )
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import heldout_tasks, training_tasks
-from dart_cli.data.exchange import join
-from dart_cli.data.fits import model_facts
-from dart_cli.data.parquet import Trajectory, content_id, write_folder
+from dart_cli.data.exchange.compatibility import model_facts
+from dart_cli.data.exchange.parquet_schema import Trajectory, content_id, write_folder
+from dart_cli.data.exchange.transfer import join
 from dart_cli.data.scheduler import TRAIN_SEEDS
 from dart_cli.data.store.rows import PoolRow, PoolSource, StepRow
 from dart_cli.data.store.writer import open_store

@@ -28,7 +28,7 @@ from rich.table import Table
 from bus.errors import RunDirectoryError, UserError
 from bus.messages import Outcome
 from dart_cli.config.schema import load_config, refuse_overrides
-from dart_cli.data.exchange import run_id
+from dart_cli.data.exchange.transfer import run_id
 from dart_cli.data.groups import group_id
 from dart_cli.data.store.rows import (
     GroupRow,

@@ -16,8 +16,8 @@ from bus.errors import ExchangeError, RunDirectoryError, TaskError, UserError
 from bus.messages import ActRequest, Completion, TrajectoryEnd, Turn
 from dart_cli.cli.main import main
 from dart_cli.config.schema import Config, load_config
-from dart_cli.data.exchange import import_folder
-from dart_cli.data.parquet import Shards, Trajectory, read_folder
+from dart_cli.data.exchange.parquet_schema import Shards, Trajectory, read_folder
+from dart_cli.data.exchange.transfer import import_folder
 from dart_cli.data.store.writer import open_reader, open_store
 from dart_cli.env.episode import conventions_of
 from dart_cli.evaluation.demonstrations import (

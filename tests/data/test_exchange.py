@@ -21,21 +21,21 @@ from PIL import Image
 
 from bus.errors import ExchangeError, MissingPartError, RunDirectoryError
 from dart_cli.config.schema import Config
-from dart_cli.data.exchange import (
+from dart_cli.data.exchange.compatibility import model_facts
+from dart_cli.data.exchange.parquet_schema import (
+    COLUMNS,
+    Trajectory,
+    content_id,
+    read_folder,
+    write_folder,
+)
+from dart_cli.data.exchange.transfer import (
     Choice,
     add_folder,
     chosen,
     export_run,
     import_folder,
     import_pool,
-)
-from dart_cli.data.fits import model_facts
-from dart_cli.data.parquet import (
-    COLUMNS,
-    Trajectory,
-    content_id,
-    read_folder,
-    write_folder,
 )
 from dart_cli.data.store.rows import StepRow
 from dart_cli.data.store.writer import open_reader, open_store

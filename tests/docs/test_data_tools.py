@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from dart_cli.cli.data import data
-from dart_cli.data.parquet import COLUMNS
+from dart_cli.data.exchange.parquet_schema import COLUMNS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data-tools.md").read_text(encoding="utf-8")
 

@@ -24,8 +24,8 @@ from bus.errors import ExchangeError, RunDirectoryError, StoreError, TaskError
 from bus.messages import Outcome
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import heldout_tasks
-from dart_cli.data.fits import model_facts
-from dart_cli.data.parquet import (
+from dart_cli.data.exchange.compatibility import model_facts
+from dart_cli.data.exchange.parquet_schema import (
     Check,
     Trajectory,
     about_folder,

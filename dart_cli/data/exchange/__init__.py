@@ -1,0 +1,1 @@
+"""Trajectories leave and enter runs, as parquet files."""
