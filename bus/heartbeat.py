@@ -101,7 +101,7 @@ class HeartbeatSender:
 
         `deadline_s` is only shown; the wait itself keeps it. `since` is when it began
         (time.monotonic) where this goes on with an earlier wait. `on` names who could end it, as
-        dart_cli.stalls reads it.
+        dart_cli.data.stall_rules reads it.
         """
         self._entered += 1
         key = self._entered

@@ -27,9 +27,9 @@ class WaitView(Part):
 
 
 class StallView(Part):
-    """Something that has stood still for too long; dart_cli.stalls finds it."""
+    """Something that has stood still for too long; dart_cli.data.stall_rules finds it."""
 
-    kind: str  # one of dart_cli.stalls.KINDS
+    kind: str  # one of dart_cli.data.stall_rules.KINDS
     who: str  # worker that has it
     since_s: float  # for how long
     text: str  # one line: who waits for whom, since when, and the likely cure

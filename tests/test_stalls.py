@@ -15,7 +15,7 @@ from bus.snapshot import (
     StallView,
     WaitView,
 )
-from dart_cli.stalls import LONG, MODEL_S, diagnose
+from dart_cli.data.stall_rules import LONG, MODEL_S, diagnose
 
 STALL_S = 20.0
 

@@ -26,11 +26,11 @@ from bus.snapshot import (
 from dart_cli.config.schema import Config
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import Scheduler
+from dart_cli.data.stall_monitor import Stillness, next_batch
+from dart_cli.data.stall_rules import diagnose
 from dart_cli.data.store.writer import Store
 from dart_cli.data.usage import Usage
-from dart_cli.data.vigil import Stillness, next_batch
 from dart_cli.runtime.liveness import fate
-from dart_cli.stalls import diagnose
 from envs.base import Task
 
 RECENT_BATCHES = 20

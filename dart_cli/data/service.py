@@ -57,9 +57,9 @@ from dart_cli.data.ledger import Ledger
 from dart_cli.data.overview import Moment, Overview
 from dart_cli.data.permits import Permits
 from dart_cli.data.scheduler import Scheduler, Wait, make_scheduler
+from dart_cli.data.stall_monitor import Stillness, Told
 from dart_cli.data.store.writer import RunRow, Store, open_store
 from dart_cli.data.usage import Usage
-from dart_cli.data.vigil import Stillness, Told
 from envs.base import Task
 
 log = logging.getLogger(__name__)
