@@ -27,7 +27,7 @@ from dart_cli.algo.normalise import Shares, loss_shares
 from dart_cli.algo.objective import Objective, ess_factor
 from dart_cli.config.schema import TrainConfig
 from dart_cli.train.batch import MicroBatch, check, completion_tokens, micro_batches
-from dart_cli.train.gaps import step_gaps
+from dart_cli.train.logprob_gaps import step_gaps
 from dart_cli.train.model import Scores, TrainModel
 from dart_cli.train.parity import Compared, Gate, compare, joined
 
