@@ -36,7 +36,7 @@ from dart_cli.algo.advantage import group_advantages
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import trained_tasks
 from dart_cli.data.scheduler import task_seed
-from dart_cli.engines.draft import completion, generate_request
+from dart_cli.engines.completions import completion, generate_request
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.env.calls import Stepped
 from dart_cli.env.episode import conventions_of, play_episode

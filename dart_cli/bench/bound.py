@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from bus.errors import ConfigError
 from dart_cli.config.schema import Config
-from dart_cli.engines.replica import limits
+from dart_cli.engines.simulated_gpu import limits
 from envs.timed import expected
 
 

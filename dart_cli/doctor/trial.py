@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw
 
 from bus.messages import ActRequest, Batch, Completion, Sample, Sampling, Turn
 from dart_cli.engines.base import Engine, GenerateRequest
-from dart_cli.engines.draft import completion
+from dart_cli.engines.completions import completion
 from dart_cli.policy.history import History
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.rollout.worker import Answers

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from transformers import DynamicCache
 
 from dart_cli.engines.base import GenerateRequest, Generation
-from dart_cli.engines.draft import Draft
+from dart_cli.engines.completions import Draft
 from dart_cli.engines.features import FeatureCache
 from dart_cli.engines.rowcache import RowCache, token_bytes
 from dart_cli.engines.sampling import draw, uniforms

@@ -6,7 +6,7 @@ from typing import Literal
 
 from bus.errors import EngineError
 from dart_cli.engines.base import GenerateRequest
-from dart_cli.engines.draft import Draft
+from dart_cli.engines.completions import Draft
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy
 

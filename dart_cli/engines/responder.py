@@ -14,7 +14,7 @@ from typing import Protocol
 from bus.errors import EngineError
 from bus.messages import ActRequest, Completion
 from dart_cli.engines.base import Engine
-from dart_cli.engines.draft import completion, generate_request
+from dart_cli.engines.completions import completion, generate_request
 from dart_cli.policy.frames import Coordinates, Resize, make_frame
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy

@@ -29,7 +29,7 @@ from dart_cli.engines.base import (
     WeightSource,
     directory_of,
 )
-from dart_cli.engines.draft import Draft, completion, generate_request
+from dart_cli.engines.completions import Draft, completion, generate_request
 from dart_cli.engines.load import LoadMeter
 from dart_cli.policy.codec import make_codec
 from dart_cli.policy.frames import THOUSAND, Frame

@@ -30,8 +30,8 @@ from dart_cli.engines.base import (
     WeightSource,
     directory_of,
 )
-from dart_cli.engines.draft import Draft
-from dart_cli.engines.replica import Costs, Job, Replica, Swap
+from dart_cli.engines.completions import Draft
+from dart_cli.engines.simulated_gpu import Costs, Job, Replica, Swap
 from dart_cli.policy.codec import make_codec
 from dart_cli.policy.frames import THOUSAND, Frame
 from envs.actions import Click

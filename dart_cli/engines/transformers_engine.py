@@ -37,7 +37,7 @@ import torch
 from bus.errors import DartError, EngineError
 from dart_cli.engines.base import GenerateRequest, Generation, UpdateTiming, WeightSource
 from dart_cli.engines.batch import Batch, Job, Patience
-from dart_cli.engines.draft import Draft
+from dart_cli.engines.completions import Draft
 from dart_cli.engines.features import FeatureCache
 from dart_cli.engines.limits import Limits, Stop
 from dart_cli.engines.load import LoadMeter

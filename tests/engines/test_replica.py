@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from dart_cli.config.schema import TimingConfig
-from dart_cli.engines.replica import Costs, Job, Replica, limits, mean_tokens
+from dart_cli.engines.simulated_gpu import Costs, Job, Replica, limits, mean_tokens
 
 COSTS = Costs(prefill_s=0.5, prefill_cached_s=0.125, decode_s=0.01, decode_each_s=0.0025)
 

@@ -11,7 +11,7 @@ import pytest
 from bus.errors import EngineError, WeightsError
 from bus.messages import Partial, Sampling, VersionSpan
 from dart_cli.engines.base import GenerateRequest
-from dart_cli.engines.draft import version_spans
+from dart_cli.engines.completions import version_spans
 from dart_cli.engines.scripted import ScriptedEngine, random_clicks, say
 from dart_cli.policy.codec import make_codec
 from dart_cli.policy.frames import make_frame

@@ -41,7 +41,7 @@ from dart_cli.engines.base import (
     WeightSource,
     directory_of,
 )
-from dart_cli.engines.draft import Draft
+from dart_cli.engines.completions import Draft
 from dart_cli.engines.limits import Limits, Stop
 from dart_cli.engines.load import LoadMeter
 from dart_cli.engines.vllm.places import Places
