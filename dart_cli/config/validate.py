@@ -44,7 +44,7 @@ from envs.selection import is_pattern, select_tasks
 logger = logging.getLogger(__name__)
 
 BUILTIN = {
-    f"builtin:{name}": Path(__file__).parent / "policy" / name for name in ("tiny", "miniwob")
+    f"builtin:{name}": Path(__file__).parents[1] / "policy" / name for name in ("tiny", "miniwob")
 }
 """Models that ship with dart, and their folders; both are of the same tiny kind."""
 
