@@ -19,7 +19,7 @@ from dart_cli.data.scheduler import make_scheduler
 from dart_cli.data.store.writer import open_reader, open_store
 from tests.data.parts import MIXED, a_batch, make_ledger, play_group, small_config, trained
 
-SUITE = Path(__file__).parents[1] / "cli" / "coin_suite.py"
+SUITE = Path(__file__).parents[1] / "suites" / "coin_suite.py"
 CONFIG = """
 [run]
 dir = "{folder}/run"

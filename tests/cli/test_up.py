@@ -21,7 +21,7 @@ from dart_cli.config.schema import load_config
 from dart_cli.data.store.writer import open_reader
 from dart_cli.runtime.role import claim
 
-HERE = Path(__file__).parent
+SUITES = Path(__file__).parents[1] / "suites"
 CONFIG = """
 [run]
 dir = "{folder}/run"
@@ -66,7 +66,7 @@ def write_config(folder: Path, model: Path, *, updates: int, around: bool) -> Pa
     """The configuration of a small run in `folder`."""
     (folder / "model").symlink_to(model)
     path = folder / "c.toml"
-    suite = HERE / "coin_suite.py"
+    suite = SUITES / "coin_suite.py"
     around_ = str(around).lower()
     path.write_text(CONFIG.format(folder=folder, suite=suite, updates=updates, around=around_))
     return path

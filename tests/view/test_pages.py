@@ -14,7 +14,6 @@ from bus.messages import StepGap, VersionSpan
 from dart_cli.data.store.writer import open_store
 from dart_cli.view.pages import ROWS
 from envs.base import content_hash
-from tests.cli.test_data_tools import Played
 from tests.data.parts import (
     MIXED,
     a_batch,
@@ -27,6 +26,7 @@ from tests.data.parts import (
     small_config,
     trained,
 )
+from tests.inspection.test_data_tools import Played
 from tests.view.parts import Bones, Server, play_shown, png, serving
 
 LISTS = ("/", "/tasks", "/groups", "/trajectories")

@@ -27,7 +27,7 @@ from dart_cli.config.template import config_reference, starter_toml, to_toml
 from dart_cli.config.validate import check_config, find_mistakes, visible_gpus
 from dart_cli.data.exchange.compatibility import model_facts
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 class Case(NamedTuple):

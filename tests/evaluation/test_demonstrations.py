@@ -39,7 +39,7 @@ from dart_cli.rollout.worker import load_model, load_scribe
 from envs.actions import action_from_dict
 from envs.registry import find_task, make_env
 
-HERE = Path(__file__).parent
+SUITES = Path(__file__).parents[1] / "suites"
 KINDS = ["mini/popup", "mini/page", "mini/scroll"]
 
 
@@ -267,7 +267,7 @@ def test_held_out_tasks_and_live_runs_are_refused(config: Config) -> None:
 
 
 def test_an_environment_without_an_oracle_says_so(config: Config, tmp_path: Path) -> None:
-    suite = f"{HERE / 'coin_suite.py'}:CoinSuite"
+    suite = f"{SUITES / 'coin_suite.py'}:CoinSuite"
     changed = config.model_copy(
         update={"env": config.env.model_copy(update={"suite": suite, "tasks": []})}
     )

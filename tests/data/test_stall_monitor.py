@@ -26,7 +26,7 @@ from dart_cli.status.watch import run_status
 from dart_cli.weights.file import publish
 from tests.data.parts import Client, connect, serving
 
-HERE = Path(__file__).parent
+SUITES = Path(__file__).parents[1] / "suites"
 PATIENCE_S = 100.0  # a bound, no expectation: the machine may be busy
 CONFIG = """
 [run]
@@ -195,7 +195,7 @@ async def test_an_engine_that_never_answers_is_named(
 async def test_an_evaluator_that_sleeps_is_named(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = run.configure(suite=f"{HERE / 'sleepy_suite.py'}:SleepySuite")
+    config = run.configure(suite=f"{SUITES / 'sleepy_suite.py'}:SleepySuite")
     async with serving(config) as client:
         await client.tell(publish_weights(config, 0))
         run.start("rollout")

@@ -40,7 +40,7 @@ from dart_cli.runtime.role import claim
 from dart_cli.weights.manifest import MANIFEST, path_of
 from tests.env.unruly_suite import SUITE as UNRULY
 
-HERE = Path(__file__).parent
+SUITES = Path(__file__).parents[1] / "suites"
 
 
 @pytest.fixture
