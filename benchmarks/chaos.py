@@ -29,8 +29,9 @@ from bus.errors import DartError  # noqa: E402 - after the path
 from dart_cli.bench.chaos import Played, report, run_chaos  # noqa: E402
 from dart_cli.bench.pace import draw, pace_ratio  # noqa: E402
 from dart_cli.bench.supervise import STATUS  # noqa: E402
-from dart_cli.cli.up import commands_of, set_aside  # noqa: E402
+from dart_cli.cli.up import set_aside  # noqa: E402
 from dart_cli.config.schema import Config, load_config  # noqa: E402
+from dart_cli.runtime.commands import commands_of  # noqa: E402
 
 ROLES = ("env", "rollout", "data", "train", STATUS)
 SETTINGS = ("train.updates=1000000", "train.max_minutes=0", "train.checkpoint_every=2")

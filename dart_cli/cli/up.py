@@ -33,6 +33,7 @@ from dart_cli.data.store.writer import DATABASE, open_reader
 from dart_cli.evaluation.results import Evaluation, read_evaluation
 from dart_cli.inspection.report import AFTER, BEFORE, write_report
 from dart_cli.runtime import stack_dump as stacks
+from dart_cli.runtime.commands import commands_of
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.logs import log_dir, logging_to
 from dart_cli.runtime.role import claim, refuse_another_model
@@ -173,18 +174,6 @@ async def _bring_to_end(config: Config, arguments: Sequence[str]) -> bool:
         if around and not stop.is_set() and _outdated(config):
             await evaluate(AFTER)
     return not stop.is_set()
-
-
-def commands_of(config: Config, arguments: Sequence[str]) -> dict[str, list[str]]:
-    """The processes of the run by name; data last, for the others speak to it to the end."""
-    commands = {}
-    for role, count in (("env", config.up.envs), ("rollout", config.up.rollouts)):
-        for index in range(count):
-            name = f"{role}-{index}"
-            commands[name] = [role, *arguments, "--worker", name]
-    commands["train"] = ["train", *arguments]
-    commands["data"] = ["data", *arguments]
-    return commands
 
 
 def is_finished(config: Config) -> bool:

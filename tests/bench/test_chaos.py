@@ -11,12 +11,12 @@ from dart_cli.bench.audit import Lineage, Witness, audit, lineage
 from dart_cli.bench.chaos import Advance, report, run_chaos
 from dart_cli.bench.pace import course_of, pace_ratio
 from dart_cli.bench.supervise import STATUS
-from dart_cli.cli.up import commands_of
 from dart_cli.config.schema import load_config
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import make_scheduler
 from dart_cli.data.store.writer import open_reader, open_store
+from dart_cli.runtime.commands import commands_of
 from tests.data.parts import MIXED, a_batch, make_ledger, play_group, small_config, trained
 
 SUITE = Path(__file__).parents[1] / "suites" / "coin_suite.py"

@@ -40,8 +40,6 @@ from dart_cli.runtime.role import claim
 from dart_cli.weights.manifest import MANIFEST, path_of
 from tests.env.unruly_suite import SUITE as UNRULY
 
-SUITES = Path(__file__).parents[1] / "suites"
-
 
 @pytest.fixture
 def config_path(tmp_path: Path) -> Path:

@@ -1,0 +1,19 @@
+"""The command lines of a run's processes, as a person would type them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dart_cli.config.schema import Config
+
+
+def commands_of(config: Config, arguments: Sequence[str]) -> dict[str, list[str]]:
+    """The processes of the run by name; data last, for the others speak to it to the end."""
+    commands = {}
+    for role, count in (("env", config.up.envs), ("rollout", config.up.rollouts)):
+        for index in range(count):
+            name = f"{role}-{index}"
+            commands[name] = [role, *arguments, "--worker", name]
+    commands["train"] = ["train", *arguments]
+    commands["data"] = ["data", *arguments]
+    return commands
