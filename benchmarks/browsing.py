@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bus.errors import EnvError
-from envs.miniwob.cdp import Call, Chromium, Session
+from envs.miniwob.cdp import Call, Chromium, PageSession
 from envs.miniwob.process import find_chromium
 
 WIDTH, HEIGHT = 1280, 900
@@ -55,7 +55,7 @@ class Opened:
 class Browser:
     """One page of a browser; an address is opened in the place of the one before."""
 
-    def __init__(self, page: Session) -> None:
+    def __init__(self, page: PageSession) -> None:
         self._page = page
         page.send([Call("Page.enable", {}), Call("Network.enable", {})])
         page.call("Network.setCacheDisabled", cacheDisabled=True)

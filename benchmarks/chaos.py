@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bus.errors import DartError  # noqa: E402 - after the path
-from dart_cli.bench.chaos import Played, report, run_chaos  # noqa: E402
+from dart_cli.bench.chaos import ChaosRun, report, run_chaos  # noqa: E402
 from dart_cli.bench.pace import draw, pace_ratio  # noqa: E402
 from dart_cli.bench.supervise import STATUS  # noqa: E402
 from dart_cli.cli.up import set_aside  # noqa: E402
@@ -86,7 +86,7 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def play(arguments: argparse.Namespace, *, kills: bool) -> Played:
+def play(arguments: argparse.Namespace, *, kills: bool) -> ChaosRun:
     """One run, in a fresh run directory."""
 
     def say(text: str) -> None:

@@ -27,7 +27,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bus.errors import DartError
-from dart_cli.bench.bands import PALETTE, Line, Panel, draw
+from dart_cli.bench.bands import PALETTE, ArmLine, ArmPanel, draw
 from dart_cli.bench.curation import (
     ALL,
     BUDGET,
@@ -35,7 +35,7 @@ from dart_cli.bench.curation import (
     OTHERS,
     PARTS,
     UNIFORM,
-    Cost,
+    CostAxis,
     Study,
     collect_pool,
     curve,
@@ -104,15 +104,15 @@ def draw_curves(path: Path, results: Mapping[Cell, Result], level: float | None)
     """Parts alone on the left, parts left out on the right; by trajectories above, minutes below."""
     arms = list(dict.fromkeys(cell.arm for cell in results))
 
-    def line(arm: str, cost: Cost) -> Line:
+    def line(arm: str, cost: CostAxis) -> ArmLine:
         return line_of(arm, [curve(run, cost) for cell, run in results.items() if cell.arm == arm])
 
     whole = [arm for arm in arms if arm in (UNIFORM, ALL)]
     alone = [arm for arm in arms if arm in (*PARTS, *OTHERS)]
     left_out = [arm for arm in arms if arm.startswith("no-")]
-    labels: dict[Cost, str] = {"trajectories": "trajectories played", "minutes": "minutes"}
+    labels: dict[CostAxis, str] = {"trajectories": "trajectories played", "minutes": "minutes"}
     panels = [
-        Panel(title, label, [line(arm, cost) for arm in (*whole, *group)], level)
+        ArmPanel(title, label, [line(arm, cost) for arm in (*whole, *group)], level)
         for cost, label in labels.items()
         for title, group in (("each part alone", alone), ("each part left out", left_out))
     ]
@@ -128,15 +128,15 @@ def draw_out_of_reach(path: Path, results: Mapping[Cell, Result]) -> None:
         if runs:
             lines.append(line_of(arm, [curve(run, "trajectories", tasks) for run in runs]))
     title = f"the {len(tasks)} tasks that begin at {HOPELESS:.0%} or less"
-    draw(path, [Panel(title, "trajectories played", lines)], columns=1)
+    draw(path, [ArmPanel(title, "trajectories played", lines)], columns=1)
 
 
-def line_of(arm: str, curves: list[list[tuple[float, float]]]) -> Line:
+def line_of(arm: str, curves: list[list[tuple[float, float]]]) -> ArmLine:
     """An arm's line: a part alone and the same part left out have one colour."""
     if arm in (UNIFORM, ALL):
-        return Line(arm, curves, "#6b7280" if arm == UNIFORM else "#111827", is_bold=True)
+        return ArmLine(arm, curves, "#6b7280" if arm == UNIFORM else "#111827", is_bold=True)
     colours = dict(zip([*PARTS, *OTHERS], PALETTE, strict=True))
-    return Line(arm, curves, colours[arm.removeprefix("no-")], is_dashed=arm.startswith("no-"))
+    return ArmLine(arm, curves, colours[arm.removeprefix("no-")], is_dashed=arm.startswith("no-"))
 
 
 def tell(text: str) -> None:

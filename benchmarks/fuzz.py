@@ -424,7 +424,7 @@ async def fuzz_requests(config: Config, count: int, seed: int) -> dict[str, Any]
 def readers(run_dir: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     """Everything that reads files of a run, by name."""
     from dart_cli.evaluation.results import read_evaluation
-    from dart_cli.inspection.explain import tell_story
+    from dart_cli.inspection.explain import explain_trajectory
     from dart_cli.inspection.show import find_subject
     from dart_cli.runtime.liveness import workers_of
     from dart_cli.runtime.role import read_run
@@ -438,7 +438,7 @@ def readers(run_dir: Path) -> Iterator[tuple[str, Callable[[], object]]]:
             ledger_of(run_dir)
             for row in reader.trajectories():
                 reader.steps(row.id)
-                tell_story(reader, find_subject(reader, row.id))
+                explain_trajectory(reader, find_subject(reader, row.id))
             for batch in reader.batches():
                 reader.batch_samples(batch.id)
 

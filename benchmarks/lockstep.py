@@ -43,7 +43,7 @@ from dart_cli.env.episode import conventions_of, play_episode
 from dart_cli.policy.device import pick_device
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer
-from dart_cli.train.learner import Learner
+from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from envs.actions import Action
 from envs.base import GuiEnv, Observation, Task, Verdict
@@ -170,7 +170,7 @@ class Player:
     def __init__(self, config: Config, policy: LoadedPolicy, engine: TransformersEngine) -> None:
         self._config = config
         self._rounds = Rounds(policy, engine, config)
-        self._conventions = conventions_of(config)
+        self._action_spec = conventions_of(config)
         make = [make_env(config.env.suite, **config.env.options) for _ in range(self._seats)]
         self._envs = [_Direct(env) for env in make]
 
@@ -190,7 +190,7 @@ class Player:
                     records = _Records()
                     lease = self._lease(each)
                     end = await play_episode(
-                        env, lease, each.task, self._rounds, records, self._conventions
+                        env, lease, each.task, self._rounds, records, self._action_spec
                     )
                     played[index] = Played(each, end, records.steps)
             finally:
@@ -233,7 +233,7 @@ class Loop:
     def __post_init__(self) -> None:
         config = self.config
         device = pick_device(config.train.device)
-        self.learner = Learner(TrainModel.load(config), config.train)
+        self.learner = PolicyLearner(TrainModel.load(config), config.train)
         policy = load_policy(config.model.path, config.model.dtype, device)
         self._tasks = trained_tasks(config)
         self._engine = TransformersEngine(

@@ -28,7 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bus.errors import ConfigError, DartError
-from dart_cli.bench.bands import Line, Panel, draw
+from dart_cli.bench.bands import ArmLine, ArmPanel, draw
 from dart_cli.bench.study import (
     Cell,
     Cells,
@@ -207,17 +207,17 @@ def draw_curves(path: Path, results: Mapping[Cell, Result]) -> None:
     delays = sorted({delay_of(arm) for arm in arms})
     colours = dict(zip(delays, (COLOURS * len(delays)), strict=False))
 
-    def line(arm: str) -> Line:
+    def line(arm: str) -> ArmLine:
         curves = [
             [(point["updates"], point["success"]) for point in result["points"]]
             for cell, result in results.items()
             if cell.arm == arm
         ]
         delay = delay_of(arm)
-        return Line(f"{delay} versions late", curves, colours[delay], is_bold=delay == 0)
+        return ArmLine(f"{delay} versions late", curves, colours[delay], is_bold=delay == 0)
 
     panels = [
-        Panel(correction, "updates", [line(arm) for arm in arms if _is_of(arm, correction)])
+        ArmPanel(correction, "updates", [line(arm) for arm in arms if _is_of(arm, correction)])
         for correction in CORRECTIONS
         if any(arm.endswith(f"-{correction}") for arm in arms)
     ]

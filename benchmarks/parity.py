@@ -38,11 +38,11 @@ from bus.errors import DartError
 from bus.messages import Batch
 from dart_cli.config.schema import Config, RolloutConfig, config_of_model
 from dart_cli.doctor.trial import Trial, play
-from dart_cli.engines.responder import Responder
+from dart_cli.engines.responder import PolicyResponder
 from dart_cli.policy.families import FAMILIES
 from dart_cli.policy.random_models import build
 from dart_cli.rollout.worker import Model, load_model
-from dart_cli.train.learner import Learner
+from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.train.parity import SEEN, Compared, joined, rescore
 from dart_cli.weights.file import FileChannel
@@ -154,7 +154,7 @@ class Tally:
 
 async def compare(config: Config, updates: int, weights: FileChannel) -> Tally:
     """Play, score, step, publish, update; so many times."""
-    learner = Learner(TrainModel.load(config), config.train)
+    learner = PolicyLearner(TrainModel.load(config), config.train)
     model = await asyncio.to_thread(load_model, config)
     tally = Tally()
     try:
@@ -190,7 +190,7 @@ async def compare(config: Config, updates: int, weights: FileChannel) -> Tally:
 
 async def trial(model: Model, temperature: float, seed: int) -> Batch:
     """A few short trajectories."""
-    assert isinstance(model.responder, Responder)
+    assert isinstance(model.responder, PolicyResponder)
     wanted = Trial(temperature, max_tokens=8, trajectories=3, texts=2, seed=seed)
     return await play(model.responder.policy, model.engine, model.responder, wanted)
 

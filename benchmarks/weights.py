@@ -281,7 +281,7 @@ def timed(action: Callable[[], object], rounds: int) -> float:
 
 def tiny_deltas(updates: int) -> list[dict[str, object]]:
     """Bytes of the deltas between consecutive updates of the shipped tiny model."""
-    from dart_cli.train.learner import Learner
+    from dart_cli.train.learner import PolicyLearner
     from dart_cli.train.model import TrainModel
 
     batches = [played(number) for number in range(1, updates + 1)]
@@ -292,7 +292,7 @@ def tiny_deltas(updates: int) -> list[dict[str, object]]:
                 model=ModelConfig(path="builtin:tiny", dtype=dtype),
                 train=TrainConfig(lr=rate, updates=updates, micro_batch=8),
             )
-            learner = Learner(TrainModel.load(config), config.train)
+            learner = PolicyLearner(TrainModel.load(config), config.train)
             with tempfile.TemporaryDirectory() as folder:
                 channel = FileChannel(Path(folder), keep=updates + 1, delta=True, whole_every=1000)
                 made = [channel.resume(learner.model.weights(), 0)]
@@ -315,14 +315,14 @@ def tiny_deltas(updates: int) -> list[dict[str, object]]:
 
 def played(number: int) -> Batch:
     """First steps that the shipped model plays in suite `mini`, with rewards by parity."""
-    from dart_cli.engines.responder import Responder
+    from dart_cli.engines.responder import PolicyResponder
     from dart_cli.engines.transformers_engine import TransformersEngine
     from dart_cli.policy.model import load_policy
     from envs.base import content_hash
     from envs.registry import load_suite, make_env
 
     engine = TransformersEngine(load_policy("builtin:tiny"), max_batch=32)
-    responder = Responder(engine.policy, engine)
+    responder = PolicyResponder(engine.policy, engine)
     tasks = list(load_suite("mini").tasks.values())
     images: dict[str, bytes] = {}
 

@@ -33,7 +33,7 @@ MAX_FRAME_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
-class Limits:
+class MessageLimits:
     """How large one message may be."""
 
     blobs: int
@@ -41,8 +41,8 @@ class Limits:
     total_bytes: int  # of all frames together
 
 
-LIMITS = Limits(blobs=16_384, packed_bytes=64 * 2**20, total_bytes=2**30)
-BATCH_LIMITS = Limits(blobs=65_536, packed_bytes=512 * 2**20, total_bytes=8 * 2**30)
+LIMITS = MessageLimits(blobs=16_384, packed_bytes=64 * 2**20, total_bytes=2**30)
+BATCH_LIMITS = MessageLimits(blobs=65_536, packed_bytes=512 * 2**20, total_bytes=8 * 2**30)
 """48 trajectories of 36 steps, 9,000-token prompts and full-HD screens are 6,912 blobs, 73 MB of lists
 and 1.4 GB. Only who asked for a batch takes that much."""
 
@@ -76,12 +76,12 @@ def encode(message: Message) -> list[bytes]:
     return frames
 
 
-def limits_of(expected: type[Message]) -> Limits:
+def limits_of(expected: type[Message]) -> MessageLimits:
     """The limits of the messages that come where this kind is expected."""
     return BATCH_LIMITS if expected is BatchReply else LIMITS
 
 
-def decode(frames: Sequence[bytes], limits: Limits = LIMITS) -> Message:
+def decode(frames: Sequence[bytes], limits: MessageLimits = LIMITS) -> Message:
     """The message of frames `[kind, header, *blobs]`; never anything but it or ProtocolError."""
     if len(frames) < 2:
         raise ProtocolError(f"message of {len(frames)} frames: a kind and a header are needed")
@@ -171,7 +171,7 @@ def _kind_of(frame: bytes) -> str:
     return kind
 
 
-def _check_sizes(kind: str, frames: Sequence[bytes], limits: Limits) -> None:
+def _check_sizes(kind: str, frames: Sequence[bytes], limits: MessageLimits) -> None:
     header, blobs = frames[1], frames[2:]
     if len(header) > MAX_FRAME_BYTES:
         raise OversizeError(f"{kind}: header of {len(header)} bytes, limit {MAX_FRAME_BYTES}")
@@ -185,14 +185,14 @@ def _check_sizes(kind: str, frames: Sequence[bytes], limits: Limits) -> None:
         raise OversizeError(f"{kind}: {total} bytes in all, limit {limits.total_bytes}")
 
 
-def _check_packed(kind: str, packed_bytes: int, limits: Limits) -> None:
+def _check_packed(kind: str, packed_bytes: int, limits: MessageLimits) -> None:
     if packed_bytes > limits.packed_bytes:
         raise OversizeError(
             f"{kind}: packed lists of {packed_bytes} bytes, limit {limits.packed_bytes}"
         )
 
 
-def _unpack(kind: str, header: bytes, blobs: Sequence[bytes], limits: Limits) -> Any:
+def _unpack(kind: str, header: bytes, blobs: Sequence[bytes], limits: MessageLimits) -> Any:
     """The header's body with every blob in its place, each used exactly once."""
     unused = dict(enumerate(blobs))
     packed_bytes = 0

@@ -2,7 +2,7 @@
 
     Endpoints        name -> address: ipc:// below the run directory, tcp:// where configured
     make_private_dir a directory that nobody else can enter
-    Curve            the keys of one process; read_curve and write_key_pair for its files
+    CurveKeys            the keys of one process; read_curve and write_key_pair for its files
     check_secure     refuses a socket beyond loopback that has no keys
 
 Names: `data`, `train` (request/reply), `telemetry-in` and `telemetry-out` (publish, subscribe; both ends
@@ -102,7 +102,7 @@ class Endpoints:
 
 
 @dataclass(frozen=True)
-class Curve:
+class CurveKeys:
     """The CURVE keys of one process, Z85 text of 40 characters each.
 
     A process that serves needs `allowed`, the public keys it lets in; a process that connects
@@ -130,7 +130,7 @@ def write_key_pair(path: Path) -> str:
     return public
 
 
-def read_curve(path: Path, *, server: str = "", allowed: Path | None = None) -> Curve:
+def read_curve(path: Path, *, server: str = "", allowed: Path | None = None) -> CurveKeys:
     """Keys of this process from its key file.
 
     `server` is the public key of the other side. `allowed` is a file of lines "KEY any comment";
@@ -147,14 +147,14 @@ def read_curve(path: Path, *, server: str = "", allowed: Path | None = None) -> 
     if not isinstance(value, dict) or value.keys() != {"public", "secret"}:
         raise ConfigError(f"{path}: want a JSON object of public and secret")
     keys = {words[0] for words in map(str.split, lines) if words} - {"#"}
-    curve = Curve(value["public"], value["secret"], server, frozenset(keys))
+    curve = CurveKeys(value["public"], value["secret"], server, frozenset(keys))
     for key in (curve.public, curve.secret, *([server] if server else []), *curve.allowed):
         if not isinstance(key, str) or not _Z85_KEY.fullmatch(key):
             raise ConfigError(f"{path}: not a CURVE key of 40 Z85 characters: {str(key)[:8]}...")
     return curve
 
 
-def check_secure(endpoint: str, curve: Curve | None) -> None:
+def check_secure(endpoint: str, curve: CurveKeys | None) -> None:
     """Refuse an address that others can reach unless keys guard it.
 
     ipc:// and inproc:// are private by their directory; tcp:// to loopback is left to the user.

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
 DEAD_AFTER_S = 10.0
 """Ten heartbeats missed: long enough for a machine that is busy compiling or swapping."""
+REROUTE_AFTER_S = 5.0
+"""A rollout worker silent for this long is asked nothing more; its requests go to another one."""
 FORGET_AFTER_S = 3600.0
 MAX_WAITS = 8
 """Waits told in one heartbeat, the longest ones."""
@@ -47,7 +49,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class _Wait:
+class _OpenWait:
     what: str
     since: float  # monotonic seconds
     on: str
@@ -75,7 +77,7 @@ class HeartbeatSender:
         self._every_s = every_s
         self._started_at = time.time()
         self._host = socket.gethostname()
-        self._waits: dict[int, _Wait] = {}
+        self._waits: dict[int, _OpenWait] = {}
         self._entered = 0
         self._task: asyncio.Task[None] | None = None
 
@@ -106,7 +108,7 @@ class HeartbeatSender:
         self._entered += 1
         key = self._entered
         shown = what if deadline_s is None else f"{what} (at most {deadline_s:g} s)"
-        self._waits[key] = _Wait(
+        self._waits[key] = _OpenWait(
             shown, time.monotonic() if since is None else since, on, deadline_s or 0.0
         )
         try:
@@ -222,7 +224,7 @@ class Liveness:
         seen = self._seen.get(worker)
         return self._clock() - seen.at if seen else float("inf")
 
-    def excuse(self, seconds: float) -> None:
+    def discount_pause(self, seconds: float) -> None:
         """Nobody was listened to for so long: that silence is ours and counts against no one."""
         for seen in self._seen.values():
             seen.at += seconds

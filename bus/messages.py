@@ -341,7 +341,7 @@ class BatchRequest(Request):
     policy_version: Integer
 
 
-class StepGap(Message):
+class StepMismatch(Message):
     """Part of BatchTrained: proximal minus behaviour log-probability over one step's tokens, nats."""
 
     trajectory_id: str
@@ -357,7 +357,9 @@ class BatchTrained(Request):
     batch_id: Integer
     policy_version: Integer  # after the update
     metrics: dict[str, float]  # of a skipped update perhaps not finite: data files those that are
-    gaps: list[StepGap] = []  # of steps that were trained on and whose behaviour policy is known
+    gaps: list[
+        StepMismatch
+    ] = []  # of steps that were trained on and whose behaviour policy is known
 
 
 class WeightsPublished(Request):

@@ -35,7 +35,7 @@ import zmq
 from bus import errors
 from bus.channel import Channel, PeerWatch
 from bus.codec import decode, encode, limits_of
-from bus.endpoints import Curve
+from bus.endpoints import CurveKeys
 from bus.errors import BusError, DartError, DeadlineError, ProtocolError, RefusedError
 from bus.messages import ErrorReply, Message, Reply, Request
 from bus.transport import HIGH_WATER_MARK, LINGER_S, bind, bound_address, connect
@@ -101,7 +101,7 @@ class Requester:
         *,
         name: str = "client",
         peer: str = "",
-        curve: Curve | None = None,
+        curve: CurveKeys | None = None,
         max_in_flight: int = HIGH_WATER_MARK,
     ) -> None:
         if max_in_flight > HIGH_WATER_MARK:  # a ROUTER drops the answers its queue has no room for
@@ -286,7 +286,7 @@ def _kind(message: Message) -> str:
 # --- reply ----------------------------------------------------------------------------------
 
 
-class _Record:
+class _ReplyCache:
     """The newest replies by request id, bounded by count and by bytes."""
 
     def __init__(self, max_count: int, max_bytes: int) -> None:
@@ -320,7 +320,7 @@ class Served:
 
 
 @dataclass(slots=True)
-class _Job:
+class _Execution:
     task: asyncio.Task[None]
     clients: set[bytes]
 
@@ -336,7 +336,7 @@ class Replier:
         self,
         endpoint: str,
         *,
-        curve: Curve | None = None,
+        curve: CurveKeys | None = None,
         max_handlers: int = 64,
         record_count: int = 8192,
         record_bytes: int = 256 * 2**20,
@@ -352,8 +352,8 @@ class Replier:
         self._channel.pause()  # until there is a handler
         self._handler: Handler | None = None
         self._max_handlers = max_handlers
-        self._record = _Record(record_count, record_bytes)
-        self._jobs: dict[bytes, _Job] = {}
+        self._record = _ReplyCache(record_count, record_bytes)
+        self._jobs: dict[bytes, _Execution] = {}
         self._answered_at = -PARTING_S  # monotonic seconds
         self._closing = asyncio.Event()
 
@@ -416,7 +416,7 @@ class Replier:
         self.served.requests += 1
         assert self._handler is not None  # the channel is paused without one
         work = self._work(self._handler, client, key, message)
-        self._jobs[key] = _Job(asyncio.create_task(work), {client})
+        self._jobs[key] = _Execution(asyncio.create_task(work), {client})
         if len(self._jobs) >= self._max_handlers:
             self._channel.pause()
 
@@ -464,7 +464,7 @@ def _error_reply(error: DartError) -> ErrorReply:
 class Publisher:
     """Sends messages to telemetry-in; drops them where nobody listens or the queue is full."""
 
-    def __init__(self, endpoint: str, *, curve: Curve | None = None) -> None:
+    def __init__(self, endpoint: str, *, curve: CurveKeys | None = None) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._socket = connect(context.socket(zmq.PUB), endpoint, curve)
 
@@ -487,7 +487,7 @@ class Subscriber:
     """Messages of the given types from telemetry-out, as an async iterator that never ends."""
 
     def __init__(
-        self, endpoint: str, types: Iterable[type[Message]], *, curve: Curve | None = None
+        self, endpoint: str, types: Iterable[type[Message]], *, curve: CurveKeys | None = None
     ) -> None:
         self.malformed = 0
         self._complaints = _Complaints()
@@ -546,7 +546,9 @@ class Forwarder:
     and one ill-made message of theirs ends it.
     """
 
-    def __init__(self, publish_at: str, subscribe_at: str, *, curve: Curve | None = None) -> None:
+    def __init__(
+        self, publish_at: str, subscribe_at: str, *, curve: CurveKeys | None = None
+    ) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._inlet = bind(context.socket(zmq.SUB), publish_at, curve)
         self._inlet.subscribe(b"")

@@ -22,7 +22,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from bus.codec import MAX_FRAME_BYTES
-from bus.endpoints import Curve, check_secure
+from bus.endpoints import CurveKeys, check_secure
 from bus.errors import BusError, ConfigError, DartError
 
 HIGH_WATER_MARK = 256
@@ -65,7 +65,7 @@ def _closed_on_error(socket: zmq.Socket[Any], task: str) -> Iterator[None]:
         raise BusError(f"{task}: {error.strerror}") from None
 
 
-def connect(socket: _Socket, endpoint: str, curve: Curve | None) -> _Socket:
+def connect(socket: _Socket, endpoint: str, curve: CurveKeys | None) -> _Socket:
     """Connect, at once or whenever the other side appears. Raises ConfigError, BusError."""
     with _closed_on_error(socket, f"cannot connect to {endpoint}"):
         check_secure(endpoint, curve)
@@ -80,7 +80,7 @@ def connect(socket: _Socket, endpoint: str, curve: Curve | None) -> _Socket:
     return socket
 
 
-def bind(socket: _Socket, endpoint: str, curve: Curve | None) -> _Socket:
+def bind(socket: _Socket, endpoint: str, curve: CurveKeys | None) -> _Socket:
     """Serve at the address, the allow-list in force.
 
     Raises ConfigError, for a tcp port that is taken too; BusError for an ipc address that is.

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from bus.errors import ActionError
 
-Button = Literal["left", "right", "middle"]
+MouseButton = Literal["left", "right", "middle"]
 
 
 class _Action(BaseModel):
@@ -24,7 +24,7 @@ class Click(_Action):
     kind: Literal["click"] = "click"
     x: int
     y: int
-    button: Button = "left"
+    button: MouseButton = "left"
 
 
 class DoubleClick(_Action):

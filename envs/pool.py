@@ -11,7 +11,7 @@ from bus.errors import EnvError, TaskError
 T = TypeVar("T", bound=Hashable)
 
 
-class Pool(Generic[T]):
+class ResourcePool(Generic[T]):
     """`items` of option `option`, each one slot's at a time. Raises TaskError where one is twice."""
 
     def __init__(self, items: Sequence[T], option: str) -> None:

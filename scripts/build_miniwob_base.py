@@ -39,7 +39,7 @@ from dart_cli.policy.images import ImagePreparer
 from dart_cli.policy.model import load_policy
 from envs.actions import Click
 from envs.miniwob.env import MiniwobEnv
-from envs.miniwob.oracle import WidgetInfo
+from envs.miniwob.oracle import PageWidget
 from envs.miniwob.tasks import FIRST_TEST_SEED
 from envs.registry import make_env
 
@@ -168,7 +168,7 @@ ROLES: Mapping[str, str] = {
 """HTML element -> the word for it."""
 
 
-def _spoken(widget: WidgetInfo) -> str:
+def _spoken(widget: PageWidget) -> str:
     return widget.label if len(widget.label) <= 10 else ""
 
 

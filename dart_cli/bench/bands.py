@@ -1,7 +1,7 @@
 """Pictures of learning curves: a line for each arm, the range over its seeds as a band.
 
-Line    one arm's curves, one for each seed
-Panel   lines on one pair of axes
+ArmLine    one arm's curves, one for each seed
+ArmPanel   lines on one pair of axes
 draw    panels side by side, a PNG
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dart_cli.bench.curves import Curve, band
+from dart_cli.bench.curves import Points, band
 
 PALETTE = (
     *("#2563eb", "#059669", "#d97706", "#db2777"),
@@ -20,27 +20,27 @@ PALETTE = (
 
 
 @dataclass(frozen=True)
-class Line:
+class ArmLine:
     """One arm."""
 
     label: str
-    curves: Sequence[Curve]
+    curves: Sequence[Points]
     colour: str
     is_bold: bool = False
     is_dashed: bool = False
 
 
 @dataclass(frozen=True)
-class Panel:
+class ArmPanel:
     """Lines that are compared."""
 
     title: str
     x_label: str
-    lines: Sequence[Line]
+    lines: Sequence[ArmLine]
     level: float | None = None  # drawn across
 
 
-def draw(path: Path, panels: Sequence[Panel], *, columns: int) -> None:
+def draw(path: Path, panels: Sequence[ArmPanel], *, columns: int) -> None:
     """Write the panels, rows of `columns`, sharing their y axis: held-out success."""
     from matplotlib.figure import Figure
 

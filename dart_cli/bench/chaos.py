@@ -1,7 +1,7 @@
 """Kill a random process of a run every few seconds, and see what is lost.
 
     Watch        when a killed process is back at work
-    Played       a run that was disturbed, or not: the control
+    ChaosRun       a run that was disturbed, or not: the control
     run_chaos    starts the run, kills for so long (or never), ends it
     report       audits its database (bench/audit.py) and says what the kills cost
 
@@ -128,7 +128,7 @@ class Advance:
 
 
 @dataclass
-class Played:
+class ChaosRun:
     """What happened to a run."""
 
     config: Config
@@ -155,7 +155,7 @@ async def run_chaos(
     roles: Sequence[str],
     seed: int,
     say: Callable[[str], None],
-) -> Played:
+) -> ChaosRun:
     """Run `commands` for `seconds`, killing one about every `every_s` seconds; 0 kills none.
 
     The `roles` are killed in turn, in random order, so that each is killed as often. `commands` is worker
@@ -166,7 +166,7 @@ async def run_chaos(
     log_dir(config.run.dir).mkdir(exist_ok=True)
     choice = Random(seed)  # noqa: S311 - of whom to kill
     with (log_dir(config.run.dir) / "chaos.log").open("a", encoding="utf-8") as log:
-        played = Played(config, Watch(Supervisor(commands, log)), Advance(config))
+        played = ChaosRun(config, Watch(Supervisor(commands, log)), Advance(config))
         watch, supervisor = played.watch, played.watch.supervisor
         keeping = [asyncio.create_task(supervisor.keep(name)) for name in commands]
         try:
@@ -187,7 +187,7 @@ async def run_chaos(
 
 
 async def _kill(
-    played: Played,
+    played: ChaosRun,
     seconds: float,
     every_s: float,
     roles: Sequence[str],
@@ -212,7 +212,7 @@ async def _kill(
         say(f"{played.kills_at[-1]:.0f} s: killed {name}")
 
 
-async def _look(played: Played) -> None:
+async def _look(played: ChaosRun) -> None:
     """Ask data how the run is, and note what is finished, without end."""
     run_dir = played.config.run.dir
     async with Watcher(played.config) as watcher:
@@ -236,7 +236,7 @@ async def _until(condition: Callable[[], bool], what: str) -> None:
 # --- what it cost ---------------------------------------------------------------------------
 
 
-def report(played: Played) -> dict[str, Any]:
+def report(played: ChaosRun) -> dict[str, Any]:
     """What the last line of benchmarks/chaos.py holds, less what needs the control."""
     run_dir, watch = played.config.run.dir, played.watch
     with (

@@ -29,8 +29,8 @@ from dart_cli.bench.curves import isotonic, reach
 from dart_cli.bench.study import Cell, Result, call, call_until, dart, overrides
 from dart_cli.data.store.writer import Reader, open_reader
 
-Cost = Literal["trajectories", "actions", "minutes"]
-COSTS: tuple[Cost, ...] = ("trajectories", "actions", "minutes")
+CostAxis = Literal["trajectories", "actions", "minutes"]
+COSTS: tuple[CostAxis, ...] = ("trajectories", "actions", "minutes")
 
 PARTS: dict[str, tuple[str, ...]] = {
     "frontier": ("data.task_sampling=frontier",),
@@ -182,13 +182,13 @@ def spread(versions: Sequence[int], points: int = POINTS) -> list[int]:
     ]
 
 
-Scores = dict[int, dict[str, tuple[int, int]]]
+ScoresByStep = dict[int, dict[str, tuple[int, int]]]
 """Version -> task -> (passed, judged)."""
 
 
 def _held_out(
     study: Study, options: Sequence[str], log: Path, versions: Sequence[int], episodes: int
-) -> Scores:
+) -> ScoresByStep:
     """The versions on held-out episodes, in two processes: training is over, both cores are free."""
     plans = [
         (version, episodes * (FINAL if version == versions[-1] else 1)) for version in versions
@@ -208,14 +208,14 @@ def _held_out(
     return {int(key): {t: (p, n) for t, (p, n) in found[key].items()} for key in found}
 
 
-def costs(reader: Reader) -> dict[int, dict[Cost, float]]:
+def costs(reader: Reader) -> dict[int, dict[CostAxis, float]]:
     """By version: what had been played when it was published, from the first lease on."""
     episodes = reader.episode_times()
     began = min(episode.leased_at for episode in episodes)
     ended = sorted((e.ended_at, e.steps or 0) for e in episodes if e.ended_at is not None)
     times = [at for at, _ in ended]
     actions = [0, *accumulate(steps for _, steps in ended)]
-    found: dict[int, dict[Cost, float]] = {0: dict.fromkeys(COSTS, 0)}
+    found: dict[int, dict[CostAxis, float]] = {0: dict.fromkeys(COSTS, 0)}
     for batch in reader.batches():
         if batch.trained_at is None or batch.trained_version is None:
             continue
@@ -248,7 +248,7 @@ def _groups(reader: Reader) -> dict[str, int]:
 
 
 def curve(
-    result: Result, cost: Cost, tasks: Sequence[str] | None = None
+    result: Result, cost: CostAxis, tasks: Sequence[str] | None = None
 ) -> list[tuple[float, float]]:
     """One run's held-out success against a cost: the mean over all tasks, or over these."""
 
@@ -319,7 +319,7 @@ def _ratio(arms: Mapping[str, Any], table: str, key: object) -> float | None:
 
 
 def cost_to(
-    runs: Sequence[Result], cost: Cost, level: float | None, defines_level: bool
+    runs: Sequence[Result], cost: CostAxis, level: float | None, defines_level: bool
 ) -> float | None:
     """What these runs, one arm's, took to come to `level`.
 

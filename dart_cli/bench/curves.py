@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-Curve = Sequence[tuple[float, float]]
+Points = Sequence[tuple[float, float]]
 
 
-def isotonic(points: Curve) -> list[tuple[float, float]]:
+def isotonic(points: Points) -> list[tuple[float, float]]:
     """The non-decreasing curve nearest to `points` in least squares (pool adjacent violators).
 
     Success measured on some hundred episodes is off by a few hundredths; the first noisy point above
@@ -37,7 +37,7 @@ def isotonic(points: Curve) -> list[tuple[float, float]]:
     ]
 
 
-def reach(curve: Curve, level: float) -> float | None:
+def reach(curve: Points, level: float) -> float | None:
     """The x at which a rising curve first comes to `level`, between points on a line; else None."""
     if not curve or curve[-1][1] < level:
         return None
@@ -49,7 +49,7 @@ def reach(curve: Curve, level: float) -> float | None:
     raise AssertionError("its last point is at the level")
 
 
-def value_at(curve: Curve, x: float) -> float:
+def value_at(curve: Points, x: float) -> float:
     """The curve at `x`, on a line between its points and level beyond its ends."""
     if x <= curve[0][0]:
         return curve[0][1]
@@ -69,7 +69,7 @@ class Band:
     high: list[float]
 
 
-def band(curves: Sequence[Curve], points: int = 60) -> Band:
+def band(curves: Sequence[Points], points: int = 60) -> Band:
     """Mean, lowest and highest of `curves` as far as all of them go."""
     begin = max(curve[0][0] for curve in curves)
     end = min(curve[-1][0] for curve in curves)

@@ -19,7 +19,7 @@ from typing import Any
 
 from bus.messages import Heartbeat
 from dart_cli.bench.bound import Bound
-from dart_cli.bench.recording import Cost, Recording
+from dart_cli.bench.recording import ProcessCost, Recording
 from dart_cli.data.store.rows import EpisodeTimes
 from dart_cli.data.store.writer import Reader
 from dart_cli.runtime.phase_timer import PREFIX
@@ -230,7 +230,7 @@ def _finished_lost(episodes: Sequence[EpisodeTimes], env_beats: Sequence[Heartbe
     return missing + sum(each.reason in LOST for each in judged)
 
 
-def _cores(costs: Sequence[Cost], began: float, ended: float) -> dict[str, float]:
+def _cores(costs: Sequence[ProcessCost], began: float, ended: float) -> dict[str, float]:
     """CPU seconds per second in the window, by the first word of the worker's name."""
     lives: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     for cost in costs:

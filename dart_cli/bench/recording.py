@@ -24,7 +24,7 @@ from bus.messages import Heartbeat
 from bus.sockets import Subscriber
 from dart_cli.config.schema import Config, run_curve, run_endpoints
 from dart_cli.runtime.logs import log_dir
-from dart_cli.runtime.supervisor import Crew
+from dart_cli.runtime.supervisor import Supervisor
 
 START_S = 60.0
 """Longest time until every process of a run has been heard and plays."""
@@ -33,7 +33,7 @@ _RESTARTS = 1000
 
 
 @dataclass(frozen=True)
-class Cost:
+class ProcessCost:
     """What one process had used at one moment."""
 
     at: float  # unix seconds
@@ -50,7 +50,7 @@ class Recording:
     began: float = 0.0
     ended: float = 0.0
     beats: list[Heartbeat] = field(default_factory=list)
-    costs: list[Cost] = field(default_factory=list)
+    costs: list[ProcessCost] = field(default_factory=list)
     kills: list[tuple[float, str]] = field(default_factory=list)  # (unix seconds, worker)
 
     @property
@@ -80,7 +80,7 @@ async def record(config: Config, commands: Mapping[str, Sequence[str]], plan: Pl
     """
     recording = Recording()
     stop = asyncio.Event()
-    crew = Crew(
+    supervisor = Supervisor(
         commands,
         leaders=["data", "train"],
         restarts=_RESTARTS,
@@ -90,7 +90,7 @@ async def record(config: Config, commands: Mapping[str, Sequence[str]], plan: Pl
     async with Subscriber(
         run_endpoints(config).address(TELEMETRY_OUT), [Heartbeat], curve=run_curve(config)
     ) as heartbeats:
-        running = asyncio.create_task(crew.run(stop))
+        running = asyncio.create_task(supervisor.run(stop))
         watching = [
             asyncio.create_task(_listen(heartbeats, recording)),
             asyncio.create_task(_sample(recording)),
@@ -168,7 +168,7 @@ async def _sample(recording: Recording) -> None:
         await asyncio.sleep(SAMPLE_S)
 
 
-def cost_of(worker: str, pid: int) -> Cost | None:
+def cost_of(worker: str, pid: int) -> ProcessCost | None:
     """What a process of this host has used so far; None if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
@@ -177,4 +177,4 @@ def cost_of(worker: str, pid: int) -> Cost | None:
         return None
     ticks = os.sysconf("SC_CLK_TCK")
     used = (int(fields[11]) + int(fields[12])) / ticks  # utime and stime, proc(5)
-    return Cost(time.time(), worker, pid, used, pages * os.sysconf("SC_PAGE_SIZE"))
+    return ProcessCost(time.time(), worker, pid, used, pages * os.sysconf("SC_PAGE_SIZE"))

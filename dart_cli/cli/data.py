@@ -96,7 +96,7 @@ RunOption = Annotated[
         show_default=False,
     ),
 ]
-Trajectory = Annotated[
+TrajectoryArgument = Annotated[
     str, typer.Argument(metavar="TRAJECTORY", help="Its id, as `dart data ls` shows it.")
 ]
 Tasks = Annotated[
@@ -166,7 +166,7 @@ def list_(
 
 @data.command()
 def show(
-    trajectory: Trajectory,
+    trajectory: TrajectoryArgument,
     run: RunOption = None,
     film: Annotated[
         Path | None,
@@ -214,7 +214,7 @@ def stats(target: RunTarget = None, as_json: AsJson = False) -> None:
 
 
 @data.command()
-def why(trajectory: Trajectory, run: RunOption = None, as_json: AsJson = False) -> None:
+def why(trajectory: TrajectoryArgument, run: RunOption = None, as_json: AsJson = False) -> None:
     """Tell the story of one trajectory: lease, steps, verdict, its group, what it was used for.
 
     For each step whether it was trained on, with which weight, or why not; for a dropped one the
@@ -228,7 +228,7 @@ def why(trajectory: Trajectory, run: RunOption = None, as_json: AsJson = False) 
 
     with open_reader(browse.find_run(run)) as reader:
         subject = browse.find_subject(reader, trajectory)
-        events = story.tell_story(reader, subject)
+        events = story.explain_trajectory(reader, subject)
         if as_json:
             _say_json({"id": subject.id, "task": subject.task_id, "story": story.as_json(events)})
             return
@@ -299,9 +299,9 @@ def collect(
     if player == "oracle" and (weights is not None or hints):
         raise ConfigError("--weights and --hints are for a policy: add --from policy")
     config = load_checked(config_path, overrides, "env" if player == "oracle" else "eval")
-    from dart_cli.evaluation.demonstrations import Wanted, run_collect
+    from dart_cli.evaluation.demonstrations import CollectOptions, run_collect
 
-    wanted = Wanted(per_task, tuple(tasks or ()), player, weights, hints)
+    wanted = CollectOptions(per_task, tuple(tasks or ()), player, weights, hints)
     run_collect(config, wanted, out=out, as_json=as_json)
 
 

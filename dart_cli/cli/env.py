@@ -18,7 +18,7 @@ from dart_cli.cli.options import (
     DryRun,
     Overrides,
     ProcessOrTool,
-    Worker,
+    WorkerOption,
     check_out,
     load_checked,
     tell,
@@ -58,7 +58,7 @@ def _env() -> None:
 def run_(
     config_path: ConfigPath,
     overrides: Overrides = None,
-    worker: Worker = "",
+    worker: WorkerOption = "",
     slots: Annotated[
         int | None,
         typer.Option(
@@ -162,9 +162,9 @@ def check(
     Example: dart env check miniwob --task 'miniwob/click-*' --seeds 5 --out probes.json
     """
     from dart_cli.evaluation.suite_check.findings import Bounds
-    from dart_cli.evaluation.suite_check.report import Wanted, run_check
+    from dart_cli.evaluation.suite_check.report import CheckOptions, run_check
 
-    wanted = Wanted(
+    chosen = CheckOptions(
         suite,
         tasks or [],
         seeds,
@@ -174,7 +174,7 @@ def check(
         Bounds(step_s=slow_step, reset_s=slow_reset, guessable=guessable),
         isolated=isolate,
     )
-    raise typer.Exit(run_check(wanted, as_json=as_json, out=out))
+    raise typer.Exit(run_check(chosen, as_json=as_json, out=out))
 
 
 def _probes(names: str) -> tuple[Probe, ...]:
@@ -235,10 +235,10 @@ def play(
     Example: dart env play mini popup --seed 7 --solution --out film.png
     """
     from bus.errors import UserError
-    from dart_cli.evaluation.manual.session import Player, Wanted, run_play
+    from dart_cli.evaluation.manual.session import Player, PlayOptions, run_play
 
     if solution and random:
         raise UserError("--solution and --random are two players: choose one")
     player: Player = "solution" if solution else "random" if random else "person"
-    wanted = Wanted(suite, task, seed, player, read_options(options or []), out)
-    raise typer.Exit(run_play(wanted))
+    chosen = PlayOptions(suite, task, seed, player, read_options(options or []), out)
+    raise typer.Exit(run_play(chosen))

@@ -28,7 +28,7 @@ from dart_cli.cli.options import (
     ConfigPath,
     DryRun,
     Overrides,
-    Worker,
+    WorkerOption,
     check_out,
     config_of,
     load_checked,
@@ -112,7 +112,7 @@ app.add_typer(env, name="env")
 def rollout(
     config_path: ConfigPath,
     overrides: Overrides = None,
-    worker: Worker = "",
+    worker: WorkerOption = "",
     dry_run: DryRun = False,
 ) -> None:
     """Serve the policy: answer environments with actions, take new weights while serving.

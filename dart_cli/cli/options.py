@@ -1,6 +1,6 @@
 """What several verbs of the command line share: their arguments, and how they read a configuration.
 
-ConfigPath, Overrides, DryRun, Worker   arguments and options by type
+ConfigPath, Overrides, DryRun, WorkerOption   arguments and options by type
 check_out      the file of an --out, refused before anything is played
 ProcessOrTool  a verb that is a process of the run, and has tools beside it
 load_checked   a configuration file, checked for a role
@@ -32,7 +32,7 @@ Overrides = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Check everything, say what would run, start nothing.")
 ]
-Worker = Annotated[
+WorkerOption = Annotated[
     str, typer.Option("--worker", metavar="NAME", help="Name in the run; default ROLE-0, -1, ...")
 ]
 

@@ -1,9 +1,9 @@
 """The whole run from one command: the `dart up` verb.
 
     run_up     evaluate, train, evaluate, report; what an earlier start did is not done again
-    Board      what a person sees meanwhile: a live page on a terminal, short lines elsewhere
+    LiveDisplay      what a person sees meanwhile: a live page on a terminal, short lines elsewhere
 
-The parts are child processes (crew.py), the same commands a person would type; `RUN/logs/up.log`
+The parts are child processes (supervisor.py), the same commands a person would type; `RUN/logs/up.log`
 holds what all of them print.
 """
 
@@ -37,7 +37,7 @@ from dart_cli.runtime.commands import commands_of
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.logs import log_dir, logging_to
 from dart_cli.runtime.role import claim, refuse_another_model
-from dart_cli.runtime.supervisor import Crew
+from dart_cli.runtime.supervisor import Supervisor
 from dart_cli.status.page import progress_line, status_page
 from dart_cli.status.watch import Watcher
 
@@ -83,7 +83,7 @@ def refuse_second(config: Config) -> None:
     """Raise RunDirectoryError if the data or the train process of the run lives: started by hand."""
     for worker in workers_of(config.run.dir):
         # The lock decides; one that is surely free is left alone, as it would get our pid.
-        if worker.name in ("data", "train") and worker.fate != "gone":
+        if worker.name in ("data", "train") and worker.liveness != "gone":
             with claim(config, worker.name, worker.name):
                 pass
 
@@ -129,16 +129,16 @@ def _is_run(folder: Path) -> bool:
 async def _bring_to_end(config: Config, arguments: Sequence[str]) -> bool:
     """Evaluate, train, evaluate; False if a signal stopped it."""
     stop = asyncio.Event()
-    board = Board(config)
-    crews: list[Crew] = []
+    display = LiveDisplay(config)
+    supervisors: list[Supervisor] = []
 
     def on_signal() -> None:
         if stop.is_set():
-            for crew in crews:
-                crew.kill()
-            board.leave()
+            for supervisor in supervisors:
+                supervisor.kill()
+            display.leave()
             os._exit(INTERRUPTED)
-        board.notice("stopping; a second Ctrl-C stops at once")
+        display.notice("stopping; a second Ctrl-C stops at once")
         stop.set()
 
     loop = asyncio.get_running_loop()
@@ -148,28 +148,30 @@ async def _bring_to_end(config: Config, arguments: Sequence[str]) -> bool:
     async def run(
         commands: Mapping[str, Sequence[str]], leaders: Sequence[str], restarts: int
     ) -> None:
-        crew = Crew(
+        supervisor = Supervisor(
             commands,
             leaders=leaders,
             restarts=restarts,
             log_file=log_dir(config.run.dir) / "up.log",
-            notice=board.notice,
+            notice=display.notice,
         )
-        crews.append(crew)
-        await crew.run(stop)
+        supervisors.append(supervisor)
+        await supervisor.run(stop)
 
     async def evaluate(name: str, *how: str) -> None:
-        board.notice(f"evaluating {name} the run: {config.eval.episodes} held-out episodes a mode")
+        display.notice(
+            f"evaluating {name} the run: {config.eval.episodes} held-out episodes a mode"
+        )
         await run({"eval": ["eval", *arguments, "--json", "--keep-as", name, *how]}, ["eval"], 0)
 
-    async with board.shown():
+    async with display.shown():
         around = config.eval.around
         if around and _judged(config, BEFORE) is None and not stop.is_set():
             await evaluate(BEFORE, "--model", config.model.path)
         if is_finished(config):
-            board.notice(f"all {config.train.updates} updates are done; --fresh begins anew")
+            display.notice(f"all {config.train.updates} updates are done; --fresh begins anew")
         elif not stop.is_set():
-            async with board.watching():
+            async with display.watching():
                 await run(commands_of(config, arguments), ["data", "train"], config.up.restart)
         if around and not stop.is_set() and _outdated(config):
             await evaluate(AFTER)
@@ -201,7 +203,7 @@ def _judged(config: Config, name: str) -> Evaluation | None:
     return evaluation if evaluation is not None and evaluation.judged else None
 
 
-class Board:
+class LiveDisplay:
     """What a person sees while the run goes on."""
 
     def __init__(self, config: Config) -> None:

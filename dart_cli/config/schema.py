@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT, Curve, Endpoints, read_curve
+from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT, CurveKeys, Endpoints, read_curve
 from bus.errors import ConfigError
 from bus.messages import MAX_TEMPERATURE, MIN_TEMPERATURE
 
@@ -792,7 +792,7 @@ def run_endpoints(config: Config) -> Endpoints:
     return Endpoints(config.run.dir, tcp)
 
 
-def run_curve(config: Config) -> Curve | None:
+def run_curve(config: Config) -> CurveKeys | None:
     """The run's CURVE keys: one pair, copied to `curve.json` in `bus.keys` of every host.
 
     Raises ConfigError if the file is missing, malformed or readable by others.

@@ -1,7 +1,7 @@
 """The live groups of a run: who plays what, in memory, rebuilt from the store at each start.
 
     Attempt  one lease of one member      Group  the attempts at one task instance
-    Board    all groups that are open or wait for a batch
+    GroupTable    all groups that are open or wait for a batch
 
 A group wants `size` valid trajectories, of at most `max_steps` steps each. An attempt that ends
 without a verdict (invalid, its lease lost) is replaced, at most `size` times in all; after that the
@@ -19,7 +19,7 @@ from dart_cli.data.store.rows import PoolRow
 
 AttemptState = Literal["leased", "playing", "finished", "dropped"]
 
-Slot = tuple[str, int]
+SlotKey = tuple[str, int]
 """Name of an environment process, and the slot's index there."""
 
 
@@ -101,12 +101,12 @@ class Group:
 
 
 @dataclass
-class Board:
+class GroupTable:
     """All live groups, in the order they were opened; changed through its methods only."""
 
     groups: dict[str, Group] = field(default_factory=dict)
     opened: int = 0  # groups ever opened: the newest one's number
-    _played: dict[Slot, list[tuple[Group, Attempt]]] = field(init=False, default_factory=dict)
+    _played: dict[SlotKey, list[tuple[Group, Attempt]]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         for group in self.groups.values():

@@ -59,11 +59,11 @@ from dart_cli.data.curate import (
     no_gradient,
     use_decisions,
 )
-from dart_cli.data.groups import Attempt, Board, Group, group_id, trajectory_id
+from dart_cli.data.groups import Attempt, Group, GroupTable, group_id, trajectory_id
 from dart_cli.data.permits import Versions
-from dart_cli.data.pool import Pool
-from dart_cli.data.progress import Progress
-from dart_cli.data.scheduler import NewGroup, Scheduler, Situation, Wait, sampling_seed
+from dart_cli.data.pool import ExperiencePool
+from dart_cli.data.progress import RunProgress
+from dart_cli.data.scheduler import NewGroup, NoLease, Scheduler, Situation, sampling_seed
 from dart_cli.data.store.encoding import in_range
 from dart_cli.data.store.rows import PoolRow
 from dart_cli.data.store.writer import BatchRow, GroupRow, Store, TrajectoryRow
@@ -91,7 +91,7 @@ class Ledger:
         monotonic: Clock = time.monotonic,
     ) -> None:
         self.store = store
-        self.board = Board()
+        self.group_table = GroupTable()
         self.versions = Versions()  # what the rollout workers serve
         self.trainer_version = 0  # what the trainer said last
         self.weights: WeightsPublished | None = None
@@ -100,9 +100,9 @@ class Ledger:
         self._scheduler = scheduler
         self._wall = wall
         self._monotonic = monotonic
-        self.progress = Progress(self._tasks, monotonic())
+        self.progress = RunProgress(self._tasks, monotonic())
         self._success = self.progress.success()
-        self.pool = Pool(config.data.pool_per_task)
+        self.pool = ExperiencePool(config.data.pool_per_task)
         self._run_id = ""
         self._longest: dict[str, int] = {}  # task id -> steps of its longest success
         self._formed = 0  # batches; their ids are 1 .. _formed
@@ -167,19 +167,19 @@ class Ledger:
 
     # --- playing ------------------------------------------------------------------------
 
-    def lease(self, request: LeaseRequest) -> Lease | Wait:
+    def lease(self, request: LeaseRequest) -> Lease | NoLease:
         """The next trajectory for a free slot.
 
         A slot that asks again before its first step gets the same lease again: the answer was
         lost. One that has begun to play has given up what it played.
         """
         self.give_up(request.worker, request.slot)
-        for group, attempt in self.board.played_by(request.worker, request.slot):
+        for group, attempt in self.group_table.played_by(request.worker, request.slot):
             if attempt.state == "leased":
                 attempt.renewed_at = self._monotonic()
                 return self._as_lease(group, attempt)
         choice = self._scheduler.next(self._situation(), request)
-        if isinstance(choice, Wait):
+        if isinstance(choice, NoLease):
             return choice
         group = self._open_group(choice) if isinstance(choice, NewGroup) else choice
         return self._as_lease(group, self._add_attempt(group, request))
@@ -187,7 +187,9 @@ class Ledger:
     def give_up(self, worker: str, slot: int) -> bool:
         """The slot is free: what it had begun to play is lost; whether it had."""
         lost = [
-            found for found in self.board.played_by(worker, slot) if found[1].state == "playing"
+            found
+            for found in self.group_table.played_by(worker, slot)
+            if found[1].state == "playing"
         ]
         for group, attempt in lost:
             self._drop_attempt(group, attempt, "worker_lost")
@@ -196,7 +198,7 @@ class Ledger:
     def step(self, record: StepRecord) -> Ack:
         """File one step. Raises ProtocolError if its parts do not fit together."""
         _check_step(record)
-        found = self.board.find(record.trajectory_id)
+        found = self.group_table.find(record.trajectory_id)
         if found is None or not found[1].live:
             return self._late(record.trajectory_id)
         attempt = found[1]
@@ -222,7 +224,7 @@ class Ledger:
         where = f"end of {end.trajectory_id}"
         _check_range(where, "steps", [end.steps])
         _check_times(where, end.reset_s, end.wall_s)
-        found = self.board.find(end.trajectory_id)
+        found = self.group_table.find(end.trajectory_id)
         if found is None or not found[1].live:
             return self._late(end.trajectory_id)
         group, attempt = found
@@ -252,12 +254,12 @@ class Ledger:
     def renew(self, trajectory_ids: Iterable[str]) -> None:
         """These are still being played, says their worker's heartbeat."""
         for name in trajectory_ids:
-            if found := self.board.find(name):
+            if found := self.group_table.find(name):
                 found[1].renewed_at = self._monotonic()
 
-    def excuse(self, seconds: float) -> None:
+    def discount_pause(self, seconds: float) -> None:
         """Nobody was listened to for so long: leases are out that much longer."""
-        for _, attempt in self.board.live():
+        for _, attempt in self.group_table.live():
             attempt.renewed_at += seconds
 
     def take_back_expired(self) -> int:
@@ -271,7 +273,7 @@ class Ledger:
 
     # --- training -----------------------------------------------------------------------
 
-    def next_batch(self, trainer_version: int) -> Batch | Wait:
+    def next_batch(self, trainer_version: int) -> Batch | NoLease:
         """The oldest batch that is not trained on yet; else a new one, if there is enough.
 
         Raises ConfigError if it cannot be sent; a new one is then not filed, its groups stay ready.
@@ -343,9 +345,9 @@ class Ledger:
         kept = self.store.first_group(
             newest - train.checkpoint_every * (train.keep_checkpoints + 1)
         )
-        live = [group.number for group in self.board.groups.values()]
+        live = [group.number for group in self.group_table.groups.values()]
         needed = live + ([] if kept is None else [kept])
-        return self.store.remove_screenshots(min(needed, default=self.board.opened + 1), most)
+        return self.store.remove_screenshots(min(needed, default=self.group_table.opened + 1), most)
 
     # --- inside -------------------------------------------------------------------------
 
@@ -357,13 +359,13 @@ class Ledger:
             self._join_pool(pooled)
         if self._config.data.dynamic_length:
             self._longest = self.store.longest_successes()
-        self.board.opened = self.store.newest_group()
+        self.group_table.opened = self.store.newest_group()
         for row in self.store.groups("open", "ready"):
-            self.board.add(self._restored_group(row))
-        for member in self.store.trajectories(group_ids=list(self.board.groups)):
-            group = self.board.groups[member.group_id]
+            self.group_table.add(self._restored_group(row))
+        for member in self.store.trajectories(group_ids=list(self.group_table.groups)):
+            group = self.group_table.groups[member.group_id]
             group.max_steps = member.max_steps or group.max_steps  # of all its leases alike
-            self.board.add_attempt(group, self._restored(member, now))
+            self.group_table.add_attempt(group, self._restored(member, now))
         for batch in self.store.batches():
             self._formed = batch.id
             if batch.state == "batched":
@@ -391,7 +393,7 @@ class Ledger:
 
     def _reconcile(self) -> None:
         """The configuration may have changed: drop groups of tasks that are gone, close others."""
-        for group in list(self.board.groups.values()):
+        for group in list(self.group_table.groups.values()):
             if group.task_id in self._tasks:
                 self._settle(group)
             else:
@@ -437,7 +439,7 @@ class Ledger:
     def _situation(self) -> Situation:
         newest = -1 if self.weights is None else self.weights.policy_version
         return Situation(
-            board=self.board,
+            group_table=self.group_table,
             success=self._success,
             untrained=len(self._untrained),
             unpublished=self.updates % self._config.weights.publish_every,
@@ -451,7 +453,7 @@ class Ledger:
         self._success[task_id] = self.progress.tasks[task_id].average.value
 
     def _open_group(self, new: NewGroup) -> Group:
-        number = self.board.opened + 1
+        number = self.group_table.opened + 1
         group = Group(
             group_id(number),
             number,
@@ -461,7 +463,7 @@ class Ledger:
             self.next_size(new.task.id),
             self.step_limit(new.task.id),
         )
-        self.board.add(group)
+        self.group_table.add(group)
         self.store.add_group(
             GroupRow(
                 id=group.id,
@@ -490,7 +492,7 @@ class Ledger:
             self._monotonic(),
         )
         self.store.add_lease(attempt, group.id, self._wall(), group.max_steps)
-        self.board.add_attempt(group, attempt)
+        self.group_table.add_attempt(group, attempt)
         return attempt
 
     def _as_lease(self, group: Group, attempt: Attempt) -> Lease:
@@ -520,7 +522,7 @@ class Ledger:
         return Ack(accepted=False, note=f"{name} was dropped: {row.reason}")
 
     def _take_back(self, gone: Callable[[Attempt], bool], reason: str) -> int:
-        lost = [(group, attempt) for group, attempt in self.board.live() if gone(attempt)]
+        lost = [(group, attempt) for group, attempt in self.group_table.live() if gone(attempt)]
         for group, attempt in lost:
             self._drop_attempt(group, attempt, reason)
         if lost:
@@ -563,7 +565,7 @@ class Ledger:
 
     def _remove(self, group: Group) -> None:
         """The group is in a batch or dropped: its successes may be drawn for others from now on."""
-        self.board.remove(group)
+        self.group_table.remove(group)
         data = self._config.data
         if not (data.pool_ratio and data.pool_online):
             return
@@ -605,14 +607,14 @@ class Ledger:
         """Drop what the trainer has left behind, so that no more work goes into it."""
         self.trainer_version = version
         limit = self._config.data.max_staleness
-        for group in list(self.board.groups.values()):
+        for group in list(self.group_table.groups.values()):
             if is_stale(group.oldest_version, version, limit):
                 self._drop_group(group, "stale")
 
-    def _form_batch(self) -> Batch | Wait:
+    def _form_batch(self) -> Batch | NoLease:
         data = self._config.data
         curation = curate(
-            [_finished(group) for group in self.board.ready],
+            [_finished(group) for group in self.group_table.ready],
             groups_per_batch=data.groups_per_batch,
             trainer_version=self.trainer_version,
             max_staleness=data.max_staleness,
@@ -620,11 +622,11 @@ class Ledger:
             high_entropy_share=data.high_entropy,
         )
         for group, reason in curation.dropped:
-            self._drop_group(self.board.groups[group.id], reason)
+            self._drop_group(self.group_table.groups[group.id], reason)
         if not curation.chosen:
-            return Wait(
+            return NoLease(
                 f"{len(curation.waiting)} of {data.groups_per_batch} groups with a gradient are "
-                f"ready, {len(self.board.open)} more play{self._told_drops()}"
+                f"ready, {len(self.group_table.open)} more play{self._told_drops()}"
             )
         now = self._wall()
         row = BatchRow(
@@ -649,9 +651,9 @@ class Ledger:
         weights = curation.weights
         for group in curation.chosen:
             self.store.add_decisions(use_decisions(group, row.id, weights), now)
-            self._remove(self.board.groups[group.id])
+            self._remove(self.group_table.groups[group.id])
         if data.scheduling == "april" and not data.recycle:
-            for unfinished in self.board.open:
+            for unfinished in self.group_table.open:
                 self._drop_group(unfinished, "surplus")
         self._formed = row.id
         self._untrained.add(row.id)

@@ -26,11 +26,11 @@ from bus.snapshot import (
 from dart_cli.config.schema import Config
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import Scheduler
-from dart_cli.data.stall_monitor import Stillness, next_batch
+from dart_cli.data.stall_monitor import ProgressMonitor, next_batch
 from dart_cli.data.stall_rules import diagnose
 from dart_cli.data.store.writer import Store
 from dart_cli.data.usage import Usage
-from dart_cli.runtime.liveness import fate
+from dart_cli.runtime.liveness import process_liveness
 from envs.base import Task
 
 RECENT_BATCHES = 20
@@ -65,7 +65,7 @@ class Overview:
         tasks: list[Task],
         liveness: Liveness,
         usage: Usage,
-        stillness: Stillness,
+        stillness: ProgressMonitor,
     ) -> None:
         self._config = config
         self._store = store
@@ -117,18 +117,18 @@ class Overview:
             store_bytes=self._store.bytes_on_disk(),
             stall_s=self._config.bus.stall_s,
             quiet_s=moment.quiet_s,
-            next_batch=next_batch(ledger.board, self._config.data.groups_per_batch),
+            next_batch=next_batch(ledger.group_table, self._config.data.groups_per_batch),
             permits=dict(moment.permits),
             warnings=self._warnings(moment),
         )
         return seen.model_copy(update={"stalls": diagnose(seen)})
 
     def _groups(self) -> GroupsView:
-        board, counts = self._ledger.board, self._store.count("groups")
+        group_table, counts = self._ledger.group_table, self._store.count("groups")
         states = _by_state(counts)
         return GroupsView(
-            open=len(board.open),
-            ready=len(board.ready),
+            open=len(group_table.open),
+            ready=len(group_table.ready),
             batched=states.get("batched", 0),
             trained=states.get("trained", 0),
             limit=self._ledger.group_limit,
@@ -164,7 +164,9 @@ class Overview:
             gauges=beat.gauges,
             waits=[WaitView.model_validate(wait.model_dump()) for wait in beat.waits],
             still_s=self._stillness.seconds(beat.worker),
-            fate="" if is_alive or not is_here else fate(beat.pid, time.time() - silent_s),
+            process_liveness=""
+            if is_alive or not is_here
+            else process_liveness(beat.pid, time.time() - silent_s),
         )
 
     def _queues(self, free_slots: int) -> QueuesView:
@@ -172,7 +174,7 @@ class Overview:
         return QueuesView(
             in_flight=int(sum(gauges.get("in_flight", 0.0) for gauges in rollouts)),
             waiting=int(sum(gauges.get("waiting", 0.0) for gauges in rollouts)),
-            leases=sum(1 for _ in self._ledger.board.live()),
+            leases=sum(1 for _ in self._ledger.group_table.live()),
             free_slots=free_slots,
         )
 
@@ -210,7 +212,7 @@ class Overview:
                     invalid=fares.invalid,
                     success=fares.average.value,
                     weight=weights[task.id],
-                    curve=fares.tally.curve(newest),
+                    curve=fares.counters.curve(newest),
                 )
             )
         return views

@@ -16,7 +16,7 @@ from itertools import chain
 from dart_cli.data.store.rows import PoolRow, PoolSource
 
 
-class Pool:
+class ExperiencePool:
     """Members that may be drawn."""
 
     def __init__(self, per_task: int) -> None:

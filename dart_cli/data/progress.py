@@ -20,14 +20,14 @@ CURVE_POINTS = 32
 """Points of a sparkline."""
 
 _BUCKETS = 2 * CURVE_POINTS
-"""Of a tally at most; so its width is never above that of a curve's points."""
+"""Of a task at most; so its width is never above that of a curve's points."""
 
 WINDOW_S = 60
 """Seconds over which throughput is averaged."""
 
 
 @dataclass
-class Tally:
+class RunCounters:
     """Passed and judged trajectories by the policy version that sampled their oldest token.
 
     In equal buckets of versions, whose width doubles when there are too many: a run of any length
@@ -88,7 +88,7 @@ class TaskProgress(Verdicts):
     """One task's outcomes."""
 
     average: MovingAverage = field(default_factory=MovingAverage)
-    tally: Tally = field(default_factory=Tally)
+    counters: RunCounters = field(default_factory=RunCounters)
 
     def add(self, outcome: Outcome, version: int | None) -> None:
         """Count one trajectory; an invalid one says nothing about success."""
@@ -99,7 +99,7 @@ class TaskProgress(Verdicts):
         self.passed += passed
         self.failed += not passed
         self.average = self.average.add(float(passed))
-        self.tally.add(-1 if version is None else version, passed)
+        self.counters.add(-1 if version is None else version, passed)
 
     @classmethod
     def from_row(cls, row: TaskRow) -> TaskProgress:
@@ -109,7 +109,7 @@ class TaskProgress(Verdicts):
             row.failed,
             row.invalid,
             MovingAverage(row.average_total, row.average_weight),
-            Tally(**json.loads(row.curve)),
+            RunCounters(**json.loads(row.curve)),
         )
 
     def row(self, task_id: str) -> TaskRow:
@@ -121,7 +121,7 @@ class TaskProgress(Verdicts):
             self.invalid,
             self.average.total,
             self.average.weight,
-            json.dumps(vars(self.tally), separators=(",", ":")),
+            json.dumps(vars(self.counters), separators=(",", ":")),
         )
 
 
@@ -153,7 +153,7 @@ class Meter:
             self._buckets.popleft()
 
 
-class Progress:
+class RunProgress:
     """All of the above for one run."""
 
     def __init__(self, task_ids: Iterable[str], now: float) -> None:
@@ -195,9 +195,9 @@ class Progress:
 
     def mean_curve(self, newest_version: int) -> list[float | None]:
         """Mean of the curves of the run's tasks, where a task has a point."""
-        tallies = [self.tasks[task_id].tally for task_id in self._present]
-        newest = max([newest_version, *(tally.newest for tally in tallies)])
-        curves = [tally.curve(newest) for tally in tallies]
+        tallies = [self.tasks[task_id].counters for task_id in self._present]
+        newest = max([newest_version, *(counters.newest for counters in tallies)])
+        curves = [counters.curve(newest) for counters in tallies]
         return [_mean(points) for points in zip(*filter(None, curves), strict=True)]
 
     def train_metrics(self, batch_id: int, values: Mapping[str, float]) -> None:

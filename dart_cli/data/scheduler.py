@@ -28,7 +28,7 @@ from bus.errors import TaskError
 from bus.messages import LeaseRequest
 from dart_cli.algo.schedule import frontier_weights, uniform_weights
 from dart_cli.config.schema import Config
-from dart_cli.data.groups import Board, Group
+from dart_cli.data.groups import Group, GroupTable
 from envs.base import Task
 
 TRAIN_SEEDS = 1_000_000
@@ -44,7 +44,7 @@ Success = Mapping[str, float | None]
 class Situation:
     """What a scheduler sees."""
 
-    board: Board
+    group_table: GroupTable
     success: Success
     untrained: int = 0  # batches served and not trained yet
     unpublished: int = 0  # updates since the newest published weights
@@ -62,7 +62,7 @@ class NewGroup:
 
 
 @dataclass(frozen=True)
-class Wait:
+class NoLease:
     """Nothing may be leased now; `reason` says what has to happen first."""
 
     reason: str
@@ -72,7 +72,7 @@ class Wait:
 class Scheduler(Protocol):
     """Chooses the next trajectory."""
 
-    def next(self, seen: Situation, request: LeaseRequest) -> Group | NewGroup | Wait:
+    def next(self, seen: Situation, request: LeaseRequest) -> Group | NewGroup | NoLease:
         """What a free slot does next.
 
         Raises TaskError if it plays none of the run's suites.
@@ -126,13 +126,13 @@ class RolloutWise:
         self._publish_every = config.weights.publish_every
         self._tasks = list(tasks)
 
-    def next(self, seen: Situation, request: LeaseRequest) -> Group | NewGroup | Wait:
+    def next(self, seen: Situation, request: LeaseRequest) -> Group | NewGroup | NoLease:
         """See Scheduler."""
         if self._suite not in request.suites:
             only = ", ".join(request.suites)
             raise TaskError(f"the run plays {self._suite}, this worker only {only}")
         if seen.turn:
-            return Wait(seen.turn)
+            return NoLease(seen.turn)
         return self._next(seen, request)
 
     def limit(self, seen: Situation) -> int:
@@ -145,14 +145,14 @@ class RolloutWise:
 
     # --- inside -------------------------------------------------------------------------
 
-    def _next(self, seen: Situation, _request: LeaseRequest) -> Group | NewGroup | Wait:
-        for group in seen.board.groups.values():
+    def _next(self, seen: Situation, _request: LeaseRequest) -> Group | NewGroup | NoLease:
+        for group in seen.group_table.groups.values():
             if self._wants(group):
                 return group
         limit, why = min(self._bounds(seen))
-        if len(seen.board.groups) >= limit:
-            return Wait(f"{_told(seen)}; {why}")
-        number = seen.board.opened + 1
+        if len(seen.group_table.groups) >= limit:
+            return NoLease(f"{_told(seen)}; {why}")
+        number = seen.group_table.opened + 1
         # One generator for each group: which task comes next depends on no hidden state.
         choice = random.Random(f"{self._seed}:{number}")  # noqa: S311 - not for secrets
         [task] = choice.choices(self._tasks, self._weights(seen.success))
@@ -193,8 +193,8 @@ class TaskWise(RolloutWise):
     It must help: a group may want more members than there are slots, or one in another's place.
     """
 
-    def _next(self, seen: Situation, request: LeaseRequest) -> Group | NewGroup | Wait:
-        played = seen.board.played_by(request.worker, request.slot)
+    def _next(self, seen: Situation, request: LeaseRequest) -> Group | NewGroup | NoLease:
+        played = seen.group_table.played_by(request.worker, request.slot)
         unfinished = [group for group, _ in played if group.state == "open"]
         for group in unfinished:
             if self._wants(group):
@@ -202,7 +202,7 @@ class TaskWise(RolloutWise):
         if unfinished:
             group = unfinished[-1]
             reason = f"group {group.id} is not over, {len(group.live)} of its trajectories play"
-            return Wait(reason, one_slot=True)
+            return NoLease(reason, one_slot=True)
         return super()._next(seen, request)
 
 
@@ -243,9 +243,9 @@ def make_scheduler(config: Config, tasks: Sequence[Task]) -> Scheduler:
 
 
 def _told(seen: Situation) -> str:
-    """The board in words, e.g. "6 groups play and 2 wait for the trainer"."""
-    board = seen.board
-    told = f"{len(board.open)} groups play and {len(board.ready)} wait for the trainer"
+    """The groups in words, e.g. "6 groups play and 2 wait for the trainer"."""
+    group_table = seen.group_table
+    told = f"{len(group_table.open)} groups play and {len(group_table.ready)} wait for the trainer"
     return f"{told}, batches before them: {seen.untrained}" if seen.untrained else told
 
 

@@ -3,7 +3,7 @@
     Replier     the `data` address: leases, steps, hand-ins, batches, status   -> DataService.handle
     Forwarder   telemetry of all processes, in a thread of its own
     _listen     heartbeats: who lives, which leases go on, who serves what     -> Ledger.renew
-    _tend       each second: expiry, dead workers, RunState, limits of the run
+    _housekeeping       each second: expiry, dead workers, RunState, limits of the run
     Commits     many requests share one transaction; each is answered after it is durable
     Permits     which rollout workers take new weights now
     Overview    what status sees
@@ -56,8 +56,8 @@ from dart_cli.data.exchange.transfer import import_pool
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.overview import Moment, Overview
 from dart_cli.data.permits import Permits
-from dart_cli.data.scheduler import Scheduler, Wait, make_scheduler
-from dart_cli.data.stall_monitor import Stillness, Told
+from dart_cli.data.scheduler import NoLease, Scheduler, make_scheduler
+from dart_cli.data.stall_monitor import AlertLog, ProgressMonitor
 from dart_cli.data.store.writer import RunRow, Store, open_store
 from dart_cli.data.usage import Usage
 from envs.base import Task
@@ -69,7 +69,7 @@ HOLD_S = 2.0
 """Longest time a request is held that cannot be answered yet."""
 COMMIT_S = 0.005
 """How long a transaction stays open for more requests to join."""
-TEND_S = 1.0
+HOUSEKEEPING_S = 1.0
 SAVE_S = 5.0
 """Between notes of what the processes last said and moves of the database's log."""
 SNAPSHOT_S = 0.5
@@ -99,7 +99,7 @@ class _FreeSlot:
     """An environment slot whose request for a lease may be held."""
 
     request: LeaseRequest
-    answer: asyncio.Future[Lease | Wait]
+    answer: asyncio.Future[Lease | NoLease]
     reason: str = ""  # why it waits
 
 
@@ -178,8 +178,8 @@ class DataService:
         self._commits = Commits(store)
         self._liveness = Liveness(DEAD_AFTER_S)
         self._usage = Usage(store.usage())
-        self._stillness = Stillness()
-        self._told = Told()
+        self._stillness = ProgressMonitor()
+        self._told = AlertLog()
         self._overview = Overview(
             *(config, store, self.ledger, scheduler, tasks),
             *(self._liveness, self._usage, self._stillness),
@@ -241,7 +241,7 @@ class DataService:
                 for name, job in (
                     ("replier", replier.serve(self.handle)),
                     ("heartbeats", self._listen(heartbeats)),
-                    ("tend", self._tend()),
+                    ("tend", self._housekeeping()),
                     ("end", self._end(stop)),
                 )
             ]
@@ -299,7 +299,7 @@ class DataService:
             return LeaseReply(retry_after_s=1.0, reason=refusal)
         key = (request.worker, request.slot)
         if before := self._slots.pop(key, None):
-            before.answer.set_result(Wait("the slot has asked again since"))
+            before.answer.set_result(NoLease("the slot has asked again since"))
         slot = _FreeSlot(request, asyncio.get_running_loop().create_future())
         gave_up = self.ledger.give_up(*key)
         self._lease_to(slot)  # before those that wait: what it has been leased is its own
@@ -312,19 +312,19 @@ class DataService:
             del self._slots[key]
             return LeaseReply(reason=slot.reason)
         found = slot.answer.result()
-        if isinstance(found, Wait):
+        if isinstance(found, NoLease):
             return LeaseReply(reason=found.reason)
         await self._commits.durable()
         return LeaseReply(lease=found)
 
-    def _lease_to(self, slot: _FreeSlot) -> Wait | None:
+    def _lease_to(self, slot: _FreeSlot) -> NoLease | None:
         """Answer the slot, or return what it must wait for."""
         try:
             found = self.ledger.lease(slot.request)
         except DartError as error:
             slot.answer.set_exception(error)
             return None
-        if isinstance(found, Wait):
+        if isinstance(found, NoLease):
             slot.reason = found.reason
             return found
         slot.answer.set_result(found)
@@ -346,22 +346,22 @@ class DataService:
         """Answer the slots that wait, all or one worker's, with no lease."""
         for key in list(self._slots):
             if worker in (None, key[0]):
-                self._slots.pop(key).answer.set_result(Wait(reason))
+                self._slots.pop(key).answer.set_result(NoLease(reason))
 
     async def _on_batch(self, request: BatchRequest) -> BatchReply:
         deadline = time.monotonic() + HOLD_S
         while True:
-            groups = len(self.ledger.board.groups)
+            groups = len(self.ledger.group_table.groups)
             try:
                 found = self.ledger.next_batch(request.policy_version)
             except ConfigError as error:  # the trainer ends with it
                 log.warning("%s", error)
                 raise
-            if not isinstance(found, Wait):
+            if not isinstance(found, NoLease):
                 self._wake()
                 await self._commits.durable()
                 return BatchReply.model_construct(batch=found, retry_after_s=0.0, reason="")
-            if len(self.ledger.board.groups) < groups:  # some were too old for the trainer
+            if len(self.ledger.group_table.groups) < groups:  # some were too old for the trainer
                 self._lease_to_slots()
             if refusal := self._refusal():
                 return BatchReply(retry_after_s=1.0, reason=refusal)
@@ -496,7 +496,7 @@ class DataService:
         if is_changed:
             self._wake()
 
-    async def _tend(self) -> None:
+    async def _housekeeping(self) -> None:
         saved = looked = time.monotonic()
         if self._run.stop_reason:  # the last start died before all were told
             self._finish_run(self._run.stop_reason)
@@ -518,14 +518,16 @@ class DataService:
                 self._save()
                 await asyncio.to_thread(self._store.checkpoint)
             slept = time.monotonic()
-            await asyncio.sleep(TEND_S)
-            overslept_s = time.monotonic() - slept - TEND_S
-            if overslept_s > TEND_S:  # stopped (Ctrl-Z), or starved: others may have been, too
+            await asyncio.sleep(HOUSEKEEPING_S)
+            overslept_s = time.monotonic() - slept - HOUSEKEEPING_S
+            if (
+                overslept_s > HOUSEKEEPING_S
+            ):  # stopped (Ctrl-Z), or starved: others may have been, too
                 log.warning("was away for %.0f s; leases are out that much longer", overslept_s)
-                self._liveness.excuse(overslept_s)
-                self._usage.excuse(overslept_s)
+                self._liveness.discount_pause(overslept_s)
+                self._usage.discount_pause(overslept_s)
                 self._advanced_at += overslept_s
-                self.ledger.excuse(overslept_s)
+                self.ledger.discount_pause(overslept_s)
 
     def _tend_workers(self) -> None:
         """Take back what the silent held, and forget those that had said goodbye."""
@@ -628,14 +630,14 @@ class DataService:
         )
 
     def _load(self) -> Load:
-        board = self.ledger.board
+        group_table = self.ledger.group_table
         return Load(
             state="stopping" if self._over.is_set() else "ready",
             policy_version=self.ledger.weights.policy_version if self.ledger.weights else -1,
             gauges={
-                "open_groups": float(len(board.open)),
-                "ready_groups": float(len(board.ready)),
-                "leases": float(sum(1 for _ in board.live())),
+                "open_groups": float(len(group_table.open)),
+                "ready_groups": float(len(group_table.ready)),
+                "leases": float(sum(1 for _ in group_table.live())),
             },
         )
 

@@ -1,8 +1,8 @@
 """What data knows of a run that stands still, beyond what the heartbeats say.
 
-Stillness    since when the work that a rollout worker has in hand has brought no token
+ProgressMonitor    since when the work that a rollout worker has in hand has brought no token
 next_batch   what the next batch still wants, in words
-Told         findings for the log: each is told when it begins and when it is over
+AlertLog         findings for the log: each is told when it begins and when it is over
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bus.messages import Heartbeat
-from dart_cli.data.groups import Board, Group
+from dart_cli.data.groups import Group, GroupTable
 
 log = logging.getLogger(__name__)
 
@@ -22,18 +22,18 @@ _TOKENS = "tokens"
 
 
 @dataclass
-class _Work:
+class _WorkerTokens:
     tokens: float
     in_hand: bool
     since: float  # monotonic seconds
 
 
-class Stillness:
+class ProgressMonitor:
     """Rollout workers by the tokens they bring."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._work: dict[str, _Work] = {}
+        self._work: dict[str, _WorkerTokens] = {}
 
     def observe(self, heartbeat: Heartbeat) -> None:
         """Note what a rollout worker's heartbeat tells."""
@@ -45,7 +45,7 @@ class Stillness:
         before = self._work.get(heartbeat.worker)
         tokens = gauges[_TOKENS]
         if before is None or before.tokens != tokens or not (before.in_hand and in_hand):
-            self._work[heartbeat.worker] = _Work(tokens, in_hand, self._clock())
+            self._work[heartbeat.worker] = _WorkerTokens(tokens, in_hand, self._clock())
 
     def seconds(self, worker: str) -> float:
         """How long its work in hand has brought nothing; 0 where it has none."""
@@ -57,12 +57,12 @@ class Stillness:
         self._work.pop(worker, None)
 
 
-def next_batch(board: Board, groups_per_batch: int) -> str:
+def next_batch(group_table: GroupTable, groups_per_batch: int) -> str:
     """E.g. `1 of 2 groups are ready; 3 of 8 trajectories of mini/popup have ended, 1 plays`."""
-    ready = f"{len(board.ready)} of {groups_per_batch} groups are ready"
-    if not board.open:
+    ready = f"{len(group_table.ready)} of {groups_per_batch} groups are ready"
+    if not group_table.open:
         return f"{ready}, none is in play"
-    nearest = min(board.open, key=_wanting)
+    nearest = min(group_table.open, key=_wanting)
     return (
         f"{ready}; {len(nearest.finished)} of {nearest.size} trajectories of {nearest.task_id} "
         f"have ended, {len(nearest.live)} play"
@@ -73,7 +73,7 @@ def _wanting(group: Group) -> tuple[int, int]:
     return group.size - len(group.finished), group.number
 
 
-class Told:
+class AlertLog:
     """Logs findings, each once."""
 
     def __init__(self) -> None:

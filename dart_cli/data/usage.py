@@ -31,7 +31,7 @@ DEAD = "dead"
 
 
 @dataclass
-class _Worker:
+class _WorkerUsage:
     """The processes that had one name, one after the other."""
 
     role: str
@@ -49,7 +49,7 @@ class _Worker:
         return _added(self.before, self.seconds)
 
 
-class _Window:
+class _RecentPhases:
     """Seconds by phase of one role, in a bucket for each of the last WINDOW_S seconds."""
 
     def __init__(self) -> None:
@@ -82,10 +82,10 @@ class Usage:
 
     def __init__(self, saved: Iterable[UsageRow] = ()) -> None:
         """Go on from the rows of an earlier `dart data`."""
-        self._workers: dict[str, _Worker] = {}
-        self._windows: dict[str, _Window] = {}
+        self._workers: dict[str, _WorkerUsage] = {}
+        self._windows: dict[str, _RecentPhases] = {}
         for row in saved:
-            worker = self._workers.setdefault(row.worker, _Worker(row.role, row.started_at))
+            worker = self._workers.setdefault(row.worker, _WorkerUsage(row.role, row.started_at))
             worker.seconds[row.phase] = row.seconds
             worker.before[row.phase] = row.before_s
 
@@ -93,7 +93,7 @@ class Usage:
         """Book what a heartbeat heard at `now` (monotonic seconds) says."""
         worker = self._workers.get(beat.worker)
         if worker is None:
-            worker = self._workers[beat.worker] = _Worker(beat.role, beat.started_at)
+            worker = self._workers[beat.worker] = _WorkerUsage(beat.role, beat.started_at)
         if beat.started_at < worker.started_at:
             return  # its predecessor's, late; or two processes go by one name
         said = _phases(beat.gauges)
@@ -122,7 +122,7 @@ class Usage:
             if silent_s > DEAD_AFTER_S:
                 self._book_dead(worker, worker.capacity * silent_s - worker.dead_s, now)
 
-    def excuse(self, seconds: float) -> None:
+    def discount_pause(self, seconds: float) -> None:
         """Nobody was listened to for so long: that silence counts against no one."""
         for worker in self._workers.values():
             if worker.heard is not None:
@@ -160,7 +160,7 @@ class Usage:
         return rows
 
     def _succeed(
-        self, worker: _Worker, beat: Heartbeat, said: Mapping[str, float], now: float
+        self, worker: _WorkerUsage, beat: Heartbeat, said: Mapping[str, float], now: float
     ) -> None:
         """A new process goes by the worker's name."""
         worker.before = worker.total()
@@ -170,15 +170,15 @@ class Usage:
             gap_s = worker.capacity * min(now - worker.heard, FORGET_AFTER_S)
             self._book_dead(worker, max(gap_s - sum(said.values()) - worker.dead_s, 0.0), now)
 
-    def _book_dead(self, worker: _Worker, seconds: float, now: float) -> None:
+    def _book_dead(self, worker: _WorkerUsage, seconds: float, now: float) -> None:
         worker.before[DEAD] = worker.before.get(DEAD, 0.0) + seconds
         worker.dead_s += seconds
         worker.is_saved = False
         limit = worker.capacity * WINDOW_S
         self._window(worker.role).add(now, {DEAD: max(min(seconds, limit), -limit)})
 
-    def _window(self, role: str) -> _Window:
-        return self._windows.setdefault(role, _Window())
+    def _window(self, role: str) -> _RecentPhases:
+        return self._windows.setdefault(role, _RecentPhases())
 
 
 def _phases(gauges: Mapping[str, float]) -> dict[str, float]:

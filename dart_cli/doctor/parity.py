@@ -20,7 +20,7 @@ from dart_cli.config.schema import Config
 from dart_cli.doctor.findings import Finding, error, ok, warning
 from dart_cli.doctor.play import LOAD_S
 from dart_cli.doctor.trial import Trial, play
-from dart_cli.engines.responder import Responder
+from dart_cli.engines.responder import PolicyResponder
 from dart_cli.rollout.worker import load_model
 from dart_cli.runtime.role import limit_threads
 from dart_cli.train.model import TrainModel
@@ -73,7 +73,7 @@ async def sample(config: Config) -> Batch:
     async with asyncio.timeout(LOAD_S):
         model = await asyncio.to_thread(load_model, config)
     try:
-        assert isinstance(model.responder, Responder)
+        assert isinstance(model.responder, PolicyResponder)
         trial = Trial(
             temperature=config.rollout.temperature,
             max_tokens=min(config.rollout.max_tokens, MOST_TOKENS),

@@ -14,7 +14,13 @@ from bus.errors import DartError
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import trained_tasks
 from dart_cli.doctor.findings import Finding, error, ok
-from dart_cli.evaluation.held_out import Played, chosen_weights, planned, play_all, take_weights
+from dart_cli.evaluation.held_out import (
+    PlayedEpisode,
+    chosen_weights,
+    planned,
+    play_all,
+    take_weights,
+)
 from dart_cli.runtime.role import limit_threads
 
 LOAD_S = 900.0
@@ -40,7 +46,7 @@ def play(config: Config) -> Iterator[Finding]:
     yield from judge(played, weights, loaded_s)
 
 
-async def _play_one(config: Config) -> tuple[Played, str, float]:
+async def _play_one(config: Config) -> tuple[PlayedEpisode, str, float]:
     """(the episode, which weights played it, seconds until the model was loaded)."""
     from dart_cli.rollout.worker import load_model
 
@@ -61,7 +67,7 @@ async def _play_one(config: Config) -> tuple[Played, str, float]:
     return played, "the model as it comes" if directory is None else f"weights v{version}", loaded_s
 
 
-def judge(played: Played, weights: str, loaded_s: float) -> Iterator[Finding]:
+def judge(played: PlayedEpisode, weights: str, loaded_s: float) -> Iterator[Finding]:
     """A broken environment is an error; passing or failing is the policy's affair."""
     end, records = played.end, played.records
     told = f"{played.episode.task.id}, {weights}"

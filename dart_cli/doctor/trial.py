@@ -22,7 +22,7 @@ from dart_cli.engines.base import Engine, GenerateRequest
 from dart_cli.engines.completions import completion
 from dart_cli.policy.history import History
 from dart_cli.policy.model import LoadedPolicy
-from dart_cli.rollout.worker import Answers
+from dart_cli.rollout.worker import Responder
 from envs.base import content_hash
 
 SIZES = ((448, 224), (500, 300), (224, 448))
@@ -47,7 +47,7 @@ class Trial:
     deadline_s: float = 600.0  # for all of it
 
 
-async def play(policy: LoadedPolicy, engine: Engine, responder: Answers, trial: Trial) -> Batch:
+async def play(policy: LoadedPolicy, engine: Engine, responder: Responder, trial: Trial) -> Batch:
     """All trajectories at once. Raises EngineError, and TimeoutError past the deadline.
 
     `policy` writes the prompts of text; of its weights nothing is asked.
@@ -71,7 +71,7 @@ async def play(policy: LoadedPolicy, engine: Engine, responder: Answers, trial: 
 
 
 async def _trajectory(
-    responder: Answers, trial: Trial, number: int, images: dict[str, bytes]
+    responder: Responder, trial: Trial, number: int, images: dict[str, bytes]
 ) -> list[Sample]:
     rng = random.Random(f"{trial.seed} {number}")  # noqa: S311 - no secret
     width, height = trial.sizes[number % len(trial.sizes)]

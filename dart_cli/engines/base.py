@@ -63,11 +63,11 @@ class CheckedSet(Protocol):
         ...
 
 
-WeightSource = Path | CheckedSet
+WeightSet = Path | CheckedSet
 """A published directory, still to be checked, or a set that was received over any channel."""
 
 
-def directory_of(source: WeightSource) -> Path:
+def directory_of(source: WeightSet) -> Path:
     """The files of a set: manifest.json beside its *.safetensors."""
     return source if isinstance(source, Path) else source.directory
 
@@ -84,7 +84,7 @@ class Engine(Protocol):
         """Draw one completion. Raises EngineError; cancelling the task frees its place."""
         ...
 
-    async def update_weights(self, source: WeightSource, policy_version: int) -> UpdateTiming:
+    async def update_weights(self, source: WeightSet, policy_version: int) -> UpdateTiming:
         """Take a weight set; no request is lost.
 
         Raises WeightsError before anything is touched if the set is incomplete or does not fit;

@@ -1,7 +1,7 @@
 """The requests that are decoded together, and the forward passes that do it.
 
-    Job        one request: waiting, or a row of the batch
-    Batch      prefill of joiners, one pass more for all, rows that leave
+    ActiveRequest        one request: waiting, or a row of the batch
+    RunningBatch      prefill of joiners, one pass more for all, rows that leave
     Patience   when those who wait join a running batch
 
 A request joins between two passes: the prompts of all that join at once are one forward pass of
@@ -37,7 +37,7 @@ PREFILL_ITERATIONS = 2
 
 
 @dataclass(eq=False)
-class Job:
+class ActiveRequest:
     """One request, waiting or in work."""
 
     request: GenerateRequest
@@ -76,12 +76,12 @@ class Job:
 class Prefilled:
     """Jobs whose first tokens are drawn and whose keys and values are still their own."""
 
-    jobs: Sequence[Job]
+    jobs: Sequence[ActiveRequest]
     cache: DynamicCache  # padded on the left
     lengths: list[int]  # tokens of each that it holds
 
 
-class Batch:
+class RunningBatch:
     """Rows in decoding, in no particular order. Used by one thread alone.
 
     `cache_bytes` bounds their keys and values, all rows counted at the greatest length that any of
@@ -89,13 +89,13 @@ class Batch:
     """
 
     def __init__(self, policy: LoadedPolicy, features: FeatureCache, cache_bytes: int) -> None:
-        self.jobs: list[Job] = []
+        self.jobs: list[ActiveRequest] = []
         self._policy = policy
         self._features = features
         self._cache = RowCache()
         self._most_tokens = max(1, cache_bytes // token_bytes(policy.model))
 
-    def fitting(self, waiting: Iterable[Job], places: int) -> int:
+    def fitting(self, waiting: Iterable[ActiveRequest], places: int) -> int:
         """How many of those who wait, the first ones, `places` and the cache have room for."""
         longest = max((job.most_tokens for job in self.jobs), default=0)
         rows = len(self.jobs)
@@ -107,7 +107,7 @@ class Batch:
         return rows - len(self.jobs)
 
     @torch.inference_mode()
-    def prefill(self, jobs: Sequence[Job], version: int) -> Prefilled:
+    def prefill(self, jobs: Sequence[ActiveRequest], version: int) -> Prefilled:
         """One pass over the prompts of `jobs`, which draws a token of each under `version`.
 
         The rows in decoding are not touched.
@@ -149,7 +149,7 @@ class Batch:
         self._draw(self.jobs, values, version)
 
     @torch.inference_mode()
-    def leave(self, gone: Container[Job]) -> None:
+    def leave(self, gone: Container[ActiveRequest]) -> None:
         """These are in work no longer: their rows are free."""
         rows = {row for row, job in enumerate(self.jobs) if job in gone}
         if rows:
@@ -160,7 +160,7 @@ class Batch:
         self._cache.clear()
         self.jobs = []
 
-    def _draw(self, jobs: Sequence[Job], values: torch.Tensor, version: int) -> None:
+    def _draw(self, jobs: Sequence[ActiveRequest], values: torch.Tensor, version: int) -> None:
         drawn = draw(
             values,
             [float(job.uniform[len(job.draft)]) for job in jobs],

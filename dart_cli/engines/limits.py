@@ -13,7 +13,7 @@ from dart_cli.policy.model import LoadedPolicy
 Stop = Literal["end", "length", "suspended"]
 
 
-class Limits:
+class RequestLimits:
     """Those of one policy, in at most `max_model_len` tokens, 0 for as many as it has positions."""
 
     def __init__(self, policy: LoadedPolicy, max_model_len: int = 0) -> None:

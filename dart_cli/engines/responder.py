@@ -1,9 +1,9 @@
 """An ActRequest answered: render the prompt, draw the completion, decode its text.
 
-Responder      answers through an engine; used by the rollout worker for the bus and by
+PolicyResponder      answers through an engine; used by the rollout worker for the bus and by
                `dart eval` in its own process
-Scribe         the tokens of prompts and completions, without asking any engine
-PolicyScribe   those of a loaded policy, whose weights need not be there
+PromptEncoder         the tokens of prompts and completions, without asking any engine
+PolicyPromptEncoder   those of a loaded policy, whose weights need not be there
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from bus.errors import EngineError
 from bus.messages import ActRequest, Completion
 from dart_cli.engines.base import Engine
 from dart_cli.engines.completions import completion, generate_request
-from dart_cli.policy.frames import Coordinates, Resize, make_frame
+from dart_cli.policy.frames import Coordinates, Resize, make_coordinate_map
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.prompt import PromptRenderer, RenderedPrompt
 
 
-class Scribe(Protocol):
+class PromptEncoder(Protocol):
     """Writes a policy's tokens as a rollout would, e.g. for a solution that no policy sampled."""
 
     def prompt(self, request: ActRequest) -> list[int]:
@@ -33,7 +33,7 @@ class Scribe(Protocol):
         ...
 
 
-class PolicyScribe:
+class PolicyPromptEncoder:
     """Prompts and completions of one policy."""
 
     def __init__(
@@ -54,11 +54,11 @@ class PolicyScribe:
         return self._renderer.render(request.instruction, request.turns, request.screenshot)
 
     def prompt(self, request: ActRequest) -> list[int]:
-        """See Scribe."""
+        """See PromptEncoder."""
         return self.render(request).token_ids
 
     def write(self, text: str) -> list[int]:
-        """See Scribe."""
+        """See PromptEncoder."""
         token_ids = self._policy.write(text)
         if self._policy.decode(token_ids) != text:
             raise EngineError(f"the policy's tokenizer cannot write {text[:60]!r}")
@@ -69,7 +69,7 @@ class PolicyScribe:
         if self._coordinates != "resized":
             return
         images = self._policy.images
-        frame = make_frame(self._coordinates, width, height, self._resize)
+        frame = make_coordinate_map(self._coordinates, width, height, self._resize)
         meant, seen = (frame.grid_width, frame.grid_height), images.resized(width, height)
         if meant != seen:
             raise EngineError(
@@ -80,7 +80,7 @@ class PolicyScribe:
             )
 
 
-class Responder:
+class PolicyResponder:
     """Answers screens with completions through one engine."""
 
     def __init__(
@@ -91,11 +91,11 @@ class Responder:
         coordinates: Coordinates = "thousandths",
         resize: Resize | None = None,
     ) -> None:
-        self.scribe = PolicyScribe(policy, renderer, coordinates, resize)
+        self.prompt_encoder = PolicyPromptEncoder(policy, renderer, coordinates, resize)
         self.policy = policy
         self._engine = engine
 
-    async def look(self, request: ActRequest) -> list[PreparedImage]:
+    async def preload_images(self, request: ActRequest) -> list[PreparedImage]:
         """Read the screens, in another thread: `answer` takes no time for those that are held.
 
         Raises EngineError for a broken one.
@@ -109,7 +109,7 @@ class Responder:
 
         Raises EngineError if the prompt cannot be built or served.
         """
-        prompt = self.scribe.render(request)
+        prompt = self.prompt_encoder.render(request)
         generation = await self._engine.generate(
             generate_request(request, prompt.token_ids, prompt.images)
         )

@@ -43,7 +43,7 @@ def token_bytes(model: PreTrainedModel) -> int:
     return 2 * int(text.num_hidden_layers) * heads * width * element
 
 
-class _Layer(DynamicLayer):  # type: ignore[misc]  # transformers' caches are untyped
+class _CacheLayer(DynamicLayer):  # type: ignore[misc]  # transformers' caches are untyped
     """One layer's keys and values, [rows, heads, columns, width]; `owner` knows what is in use."""
 
     keys: torch.Tensor
@@ -145,7 +145,9 @@ class RowCache(Cache):  # type: ignore[misc]
         for new in fresh.layers:
             shape = (rows, new.keys.shape[1], _with_spare(columns), new.keys.shape[3])
             # Zeros, not whatever memory holds: a masked column counts 0 times its value.
-            self.layers.append(_Layer(self, new.keys.new_zeros(shape), new.values.new_zeros(shape)))
+            self.layers.append(
+                _CacheLayer(self, new.keys.new_zeros(shape), new.values.new_zeros(shape))
+            )
         self.end = columns
 
     def _lay_out(self, rows: int, columns: int) -> None:

@@ -22,7 +22,7 @@ from dart_cli.policy.forward import masked_logprobs
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnTokens:
     """One token for each row [B] of a batch."""
 
     token_ids: list[int]
@@ -40,7 +40,7 @@ def draw(
     uniform: Sequence[float],
     temperatures: Sequence[float],
     forbidden: torch.Tensor,
-) -> Drawn:
+) -> DrawnTokens:
     """Draw from logits [B, V] with one number [B] in [0, 1) and one temperature [B] per row.
 
     `forbidden` token ids [K] have probability 0. Temperature 0 takes the likeliest token and tells
@@ -63,4 +63,4 @@ def draw(
     picked = logprobs.gather(1, drawn[:, None])[:, 0]
     # A forbidden token's 0 * -inf would be nan; its share of the entropy is 0.
     shares = torch.where(probabilities > 0, probabilities * logprobs.double(), 0.0)
-    return Drawn(drawn.tolist(), picked.tolist(), (-shares.sum(dim=-1)).tolist())
+    return DrawnTokens(drawn.tolist(), picked.tolist(), (-shares.sum(dim=-1)).tolist())

@@ -2,7 +2,7 @@
 
     ScriptedEngine     an Engine that asks a function
     ScriptedResponder  answers screens through it; a token is a byte of UTF-8
-    ByteScribe         the tokens of its prompts and completions
+    BytePromptEncoder         the tokens of its prompts and completions
     random_clicks      a function that clicks anywhere, to try the plumbing of a run
 
 The same request always gets the same sample. Weight sets are taken at once and change nothing but
@@ -26,13 +26,13 @@ from dart_cli.engines.base import (
     GenerateRequest,
     Generation,
     UpdateTiming,
-    WeightSource,
+    WeightSet,
     directory_of,
 )
 from dart_cli.engines.completions import Draft, completion, generate_request
 from dart_cli.engines.load import LoadMeter
 from dart_cli.policy.codec import make_codec
-from dart_cli.policy.frames import THOUSAND, Frame
+from dart_cli.policy.frames import THOUSAND, CoordinateMap
 from envs.actions import Click
 
 
@@ -45,7 +45,7 @@ class Script:
     entropy: float = 0.0  # nats
 
 
-Answer = Callable[[GenerateRequest], Script]
+ScriptSource = Callable[[GenerateRequest], Script]
 
 
 def say(text: str, logprob: float = 0.0, entropy: float = 0.0) -> Script:
@@ -53,10 +53,10 @@ def say(text: str, logprob: float = 0.0, entropy: float = 0.0) -> Script:
     return Script(list(text.encode("utf-8")), logprob, entropy)
 
 
-def random_clicks(codec: str) -> Answer:
+def random_clicks(codec: str) -> ScriptSource:
     """Clicks anywhere in the action language `codec`, drawn from the request's seed."""
     language = make_codec(codec)
-    frame = Frame(THOUSAND, THOUSAND, THOUSAND, THOUSAND)  # a screen as fine as the numbers
+    frame = CoordinateMap(THOUSAND, THOUSAND, THOUSAND, THOUSAND)  # a screen as fine as the numbers
 
     def answer(request: GenerateRequest) -> Script:
         rng = Random(request.sampling.seed)  # noqa: S311 - repeatable on purpose
@@ -67,7 +67,7 @@ def random_clicks(codec: str) -> Answer:
 
 
 @dataclass(eq=False)
-class _Ask:
+class _ScriptedRequest:
     """One request: what it has so far, and whether it is to end there."""
 
     request: GenerateRequest
@@ -87,7 +87,7 @@ class ScriptedEngine:
 
     def __init__(
         self,
-        answer: Answer,
+        answer: ScriptSource,
         *,
         policy_version: int = 0,
         token_s: float = 0.0,
@@ -103,7 +103,7 @@ class ScriptedEngine:
         self._token_s = token_s
         self._update_s = update_s
         self._places = asyncio.Semaphore(max_batch)
-        self._asks: dict[asyncio.Task[Generation], _Ask] = {}
+        self._asks: dict[asyncio.Task[Generation], _ScriptedRequest] = {}
         self._meter = LoadMeter(max_batch, serves=policy_version >= 0)
         self._running = 0
         self._tokens = 0
@@ -118,7 +118,7 @@ class ScriptedEngine:
         """The scripted completion, at most `sampling.max_tokens` of it. Raises EngineError."""
         if self._closed:
             raise EngineError(f"{request.request_id}: the scripted engine is closed")
-        ask = _Ask(request, Draft(request.partial), time.monotonic())
+        ask = _ScriptedRequest(request, Draft(request.partial), time.monotonic())
         task = asyncio.create_task(self._generate(ask))
         self._asks[task] = ask
         task.add_done_callback(self._asks.pop)
@@ -129,7 +129,7 @@ class ScriptedEngine:
             return ask.generation("suspended")
         raise EngineError(f"{request.request_id}: the scripted engine closed")
 
-    async def update_weights(self, source: WeightSource, policy_version: int) -> UpdateTiming:
+    async def update_weights(self, source: WeightSet, policy_version: int) -> UpdateTiming:
         """Take any set with a readable manifest.json. Raises WeightsError."""
         directory = directory_of(source)
         try:
@@ -172,7 +172,7 @@ class ScriptedEngine:
             task.cancel()
             raise
 
-    async def _generate(self, ask: _Ask) -> Generation:
+    async def _generate(self, ask: _ScriptedRequest) -> Generation:
         async with self._places:
             ask.began = time.monotonic()
             self._count(+1)
@@ -193,7 +193,7 @@ class ScriptedEngine:
         self._meter.run(self._running)
 
 
-class ByteScribe:
+class BytePromptEncoder:
     """A token is a byte of UTF-8; the prompt is the instruction. See engines.responder.Scribe."""
 
     def prompt(self, request: ActRequest) -> list[int]:
@@ -209,15 +209,15 @@ class ScriptedResponder:
     """Answers screens through an engine whose tokens are bytes of UTF-8; it looks at no pixel."""
 
     def __init__(self, engine: Engine) -> None:
-        self.scribe = ByteScribe()
+        self.prompt_encoder = BytePromptEncoder()
         self._engine = engine
 
-    async def look(self, _request: ActRequest) -> None:
+    async def preload_images(self, _request: ActRequest) -> None:
         """There is nothing to see."""
 
     async def answer(self, request: ActRequest) -> Completion:
         """What the engine says; the prompt is the instruction. Raises EngineError."""
-        prompt = self.scribe.prompt(request)
+        prompt = self.prompt_encoder.prompt(request)
         generation = await self._engine.generate(
             generate_request(request, prompt, [request.screenshot])
         )

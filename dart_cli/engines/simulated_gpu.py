@@ -1,7 +1,7 @@
 """A GPU replica in simulated time: continuous batching, exact to the token, without a sleep.
 
     Costs     what each kind of work takes
-    Job       one completion: when it came, was taken up and ended, which weights drew its tokens
+    SimulatedRequest       one completion: when it came, was taken up and ended, which weights drew its tokens
     Replica   the simulation; told the time, it says what has ended by then
 
 The model. The GPU does one unit of work at a time and breaks none off: the prefill of one request,
@@ -64,7 +64,7 @@ class Costs:
 
 
 @dataclass(eq=False)
-class Job:
+class SimulatedRequest:
     """One completion of `tokens` iterations, at least 1."""
 
     trajectory: str
@@ -90,7 +90,7 @@ class Job:
 
 
 @dataclass(eq=False)
-class Swap:
+class SimulatedSwap:
     """New weights: brought, then the halt, then they serve."""
 
     version: int
@@ -111,12 +111,14 @@ class Replica:
         self._costs = costs
         self._max_batch = max_batch
         self._meter = LoadMeter(max_batch, serves=version >= 0, clock=lambda: self.now)
-        self._waiting: deque[Job] = deque()
-        self._prefilling: Job | None = None
-        self._decoding: list[tuple[int, int, Job]] = []  # heap by last iteration, then arrival
+        self._waiting: deque[SimulatedRequest] = deque()
+        self._prefilling: SimulatedRequest | None = None
+        self._decoding: list[
+            tuple[int, int, SimulatedRequest]
+        ] = []  # heap by last iteration, then arrival
         self._seen: OrderedDict[str, None] = OrderedDict()  # trajectories in the prefix cache
-        self._swap: Swap | None = None
-        self._ended: list[Job] = []
+        self._swap: SimulatedSwap | None = None
+        self._ended: list[SimulatedRequest] = []
         self._arrivals = 0
         self._unit: Literal["nothing", "prefill", "decode", "pause"] = "nothing"
         self._until = math.inf  # when the unit, or a run of iterations, ends
@@ -155,21 +157,21 @@ class Replica:
 
     # --- what may happen ----------------------------------------------------------------------
 
-    def advance(self, now: float) -> list[Job]:
+    def advance(self, now: float) -> list[SimulatedRequest]:
         """Let time pass until `now`; the jobs that ended since this was asked last, in order."""
         self._pass(now)
         ended, self._ended = self._ended, []
         return ended
 
-    def submit(self, now: float, trajectory: str, tokens: int) -> Job:
+    def submit(self, now: float, trajectory: str, tokens: int) -> SimulatedRequest:
         """A request arrives that takes `tokens` iterations, at least 1."""
         self._pass(now)
-        job = Job(trajectory, max(1, tokens), arrived=now)
+        job = SimulatedRequest(trajectory, max(1, tokens), arrived=now)
         self._waiting.append(job)
         self._disturb()
         return job
 
-    def cancel(self, now: float, job: Job) -> None:
+    def cancel(self, now: float, job: SimulatedRequest) -> None:
         """Nobody waits for `job` any more; its place is free after the present unit."""
         self._pass(now)
         job.is_given_up = True
@@ -178,14 +180,14 @@ class Replica:
         elif any(job is held for _, _, held in self._decoding):
             self._disturb()
 
-    def swap(self, now: float, version: int, pause_s: float) -> Swap:
+    def swap(self, now: float, version: int, pause_s: float) -> SimulatedSwap:
         """New weights are there: after the present unit, halt for `pause_s` and take them."""
         self._pass(now)
-        self._swap = Swap(version, pause_s)
+        self._swap = SimulatedSwap(version, pause_s)
         self._disturb()
         return self._swap
 
-    def interrupt(self, now: float) -> list[Job]:
+    def interrupt(self, now: float) -> list[SimulatedRequest]:
         """End all that wait or run, with the iterations they have had; work begun is broken off.
 
         What has ended by itself is not among them: `advance` tells it.
@@ -306,7 +308,7 @@ class Replica:
             job.versions.append((job.tokens - (job.last - self._iteration), swap.version))
         self._meter.go()
 
-    def _end(self, job: Job) -> None:
+    def _end(self, job: SimulatedRequest) -> None:
         job.ended = self.now
         self.tokens += job.done
 
@@ -315,7 +317,7 @@ class Replica:
 
 
 @dataclass(frozen=True)
-class Limits:
+class EngineCapacity:
     """What one replica can do at most."""
 
     requests_per_s: float  # with all places taken, all the time
@@ -344,7 +346,7 @@ def _normal(z: float) -> float:
 
 def limits(
     timing: TimingConfig, max_batch: int, max_tokens: int, cached_share: float = 1.0
-) -> Limits:
+) -> EngineCapacity:
     """What one replica can do, if `cached_share` of the prefills find their prefix.
 
     With p the mean prefill, T the mean tokens and d(r) the iteration of r requests, a full batch
@@ -359,4 +361,4 @@ def limits(
     prefill_s = cached_share * costs.prefill_cached_s + (1 - cached_share) * costs.prefill_s
     tokens = mean_tokens(timing, max_tokens)
     each_s = prefill_s + tokens * costs.iteration_s(max_batch) / max_batch
-    return Limits(1 / each_s, prefill_s + tokens * costs.iteration_s(1))
+    return EngineCapacity(1 / each_s, prefill_s + tokens * costs.iteration_s(1))

@@ -1,7 +1,7 @@
 """An engine that takes as long as a GPU replica would and computes nothing: to measure scheduling.
 
     TimedEngine    an Engine around a simulated Replica (replica.py); one timer, no sleep per token
-    Reply          what is said to one prompt, and for how many iterations it decodes
+    TimedReply          what is said to one prompt, and for how many iterations it decodes
     random_replies clicks anywhere, with a thought as long as the length that was drawn
 
 Everything but the arithmetic is real: requests queue, ride in batches, are suspended and resumed,
@@ -27,13 +27,13 @@ from dart_cli.engines.base import (
     GenerateRequest,
     Generation,
     UpdateTiming,
-    WeightSource,
+    WeightSet,
     directory_of,
 )
 from dart_cli.engines.completions import Draft
-from dart_cli.engines.simulated_gpu import Costs, Job, Replica, Swap
+from dart_cli.engines.simulated_gpu import Costs, Replica, SimulatedRequest, SimulatedSwap
 from dart_cli.policy.codec import make_codec
-from dart_cli.policy.frames import THOUSAND, Frame
+from dart_cli.policy.frames import THOUSAND, CoordinateMap
 from envs.actions import Click
 
 CLOSED = "the timed engine is closed; start another rollout worker"
@@ -41,7 +41,7 @@ _FILLER = "I look at the screen and think about where to click next. "
 
 
 @dataclass(frozen=True)
-class Reply:
+class TimedReply:
     """What the engine says to one prompt; a token is a byte of UTF-8.
 
     The iterations set the time. Where the text has another length than these, its tokens are
@@ -53,22 +53,22 @@ class Reply:
     stop: Literal["end", "length"] = "end"
 
 
-Replies = Callable[[GenerateRequest], Reply]
+TimedReplies = Callable[[GenerateRequest], TimedReply]
 CheckWeights = Callable[[Path, int], object]
 """(directory, policy version): raises WeightsError for a set that is not whole."""
 
 
-def random_replies(codec: str, timing: TimingConfig) -> Replies:
+def random_replies(codec: str, timing: TimingConfig) -> TimedReplies:
     """Clicks anywhere in the language `codec`; place and length are drawn from the request's seed.
 
     The length is log-normal and capped by max_tokens; a thought fills the text up to it where the
     language has thoughts and the action is shorter.
     """
     language = make_codec(codec)
-    frame = Frame(THOUSAND, THOUSAND, THOUSAND, THOUSAND)  # a screen as fine as the numbers
+    frame = CoordinateMap(THOUSAND, THOUSAND, THOUSAND, THOUSAND)  # a screen as fine as the numbers
     median = math.log(timing.completion_tokens)
 
-    def answer(request: GenerateRequest) -> Reply:
+    def answer(request: GenerateRequest) -> TimedReply:
         rng = Random(request.sampling.seed)  # noqa: S311 - repeatable on purpose
         where = Click(x=rng.randrange(THOUSAND), y=rng.randrange(THOUSAND))
         drawn = round(math.exp(rng.gauss(median, timing.completion_sigma)))
@@ -78,7 +78,7 @@ def random_replies(codec: str, timing: TimingConfig) -> Replies:
         thought = (_FILLER * (missing // len(_FILLER) + 1))[:missing]
         text = language.format(where, frame, thought)
         most = request.sampling.max_tokens
-        return Reply(
+        return TimedReply(
             text.encode("ascii")[:most], iterations, "length" if len(text) > most else "end"
         )
 
@@ -86,10 +86,10 @@ def random_replies(codec: str, timing: TimingConfig) -> Replies:
 
 
 @dataclass
-class _Ask:
+class _TimedRequest:
     """One request and what it has so far."""
 
-    reply: Reply
+    reply: TimedReply
     draft: Draft
     begun: int  # iterations that stand behind the tokens of its partial
     future: asyncio.Future[Generation]
@@ -112,7 +112,7 @@ class TimedEngine:
 
     def __init__(
         self,
-        answer: Replies,
+        answer: TimedReplies,
         timing: TimingConfig,
         *,
         check_weights: CheckWeights,
@@ -127,8 +127,8 @@ class TimedEngine:
         self._replica = Replica(
             Costs.of(timing), max_batch, version=policy_version, now=time.monotonic()
         )
-        self._asks: dict[Job, _Ask] = {}
-        self._swap: tuple[Swap, asyncio.Future[None]] | None = None
+        self._asks: dict[SimulatedRequest, _TimedRequest] = {}
+        self._swap: tuple[SimulatedSwap, asyncio.Future[None]] | None = None
         self._updating = False
         self._timer: asyncio.TimerHandle | None = None
         self._due = math.inf  # when the timer rings
@@ -149,7 +149,7 @@ class TimedEngine:
         begun = math.ceil(len(draft) * reply.iterations / len(reply.text))
         trajectory = request.request_id.rpartition("/")[0]
         job = self._replica.submit(time.monotonic(), trajectory, reply.iterations - begun)
-        ask = _Ask(reply, draft, begun, asyncio.get_running_loop().create_future())
+        ask = _TimedRequest(reply, draft, begun, asyncio.get_running_loop().create_future())
         self._asks[job] = ask
         self._look()
         try:
@@ -159,7 +159,7 @@ class TimedEngine:
                 self._replica.cancel(time.monotonic(), job)
                 self._look()
 
-    async def update_weights(self, source: WeightSource, policy_version: int) -> UpdateTiming:
+    async def update_weights(self, source: WeightSet, policy_version: int) -> UpdateTiming:
         """Take a set that is whole, in flight. Raises WeightsError, EngineError."""
         if self._updating:
             raise EngineError("another weight update is under way; wait for it")
@@ -231,7 +231,7 @@ class TimedEngine:
         self._timer = None
         self._look()
 
-    def _tell(self, job: Job, stop: Literal["suspended"] | None = None) -> None:
+    def _tell(self, job: SimulatedRequest, stop: Literal["suspended"] | None = None) -> None:
         """Answer whoever asked for `job`, with the tokens that its iterations have drawn."""
         ask = self._asks.pop(job, None)
         if ask is None or ask.future.done():

@@ -35,15 +35,15 @@ from pathlib import Path
 import torch
 
 from bus.errors import DartError, EngineError
-from dart_cli.engines.base import GenerateRequest, Generation, UpdateTiming, WeightSource
-from dart_cli.engines.batch import Batch, Job, Patience
+from dart_cli.engines.base import GenerateRequest, Generation, UpdateTiming, WeightSet
+from dart_cli.engines.batch import ActiveRequest, Patience, RunningBatch
 from dart_cli.engines.completions import Draft
 from dart_cli.engines.features import FeatureCache
-from dart_cli.engines.limits import Limits, Stop
+from dart_cli.engines.limits import RequestLimits, Stop
 from dart_cli.engines.load import LoadMeter
 from dart_cli.policy.model import LoadedPolicy, weight_tensors
 
-WeightLoader = Callable[[Path, Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
+TensorLoader = Callable[[Path, Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
 """Directory and the model's tensors by name -> new ones; raises WeightsError if they do not fit."""
 
 UPDATE_DEADLINE_S = 600.0
@@ -69,7 +69,7 @@ class TransformersEngine:
 
     `load_weights` reads and checks a published set (dart_cli.weights.file.load). `linger_s` is how
     long the idle worker waits for companions of the first who asks. `cache_bytes` bounds the keys and
-    values of the rows in work (see Batch), `feature_bytes` how much of the vision tower's output is
+    values of the rows in work (see RunningBatch), `feature_bytes` how much of the vision tower's output is
     remembered.
     """
 
@@ -78,7 +78,7 @@ class TransformersEngine:
         policy: LoadedPolicy,
         *,
         policy_version: int = 0,
-        load_weights: WeightLoader | None = None,
+        load_weights: TensorLoader | None = None,
         max_batch: int = 64,
         max_waiting: int = 4096,
         linger_s: float = 0.001,
@@ -86,25 +86,25 @@ class TransformersEngine:
         feature_bytes: int = 256 * 2**20,
     ) -> None:
         self.policy = policy
-        self._limits = Limits(policy)
+        self._limits = RequestLimits(policy)
         self._version = policy_version
         self._load_weights = load_weights
         self._max_batch = max_batch
         self._max_waiting = max_waiting
         self._linger_s = linger_s
-        self._waiting: deque[Job] = deque()
+        self._waiting: deque[ActiveRequest] = deque()
         self._swap: _Swap | None = None
         self._changed = threading.Condition()
         self._taken: _Swap | None = None  # in place; its bringer is told when the engine goes on
         self._closing = False
-        self._running: list[Job] = []  # in work: in their prefill, or rows of the batch
+        self._running: list[ActiveRequest] = []  # in work: in their prefill, or rows of the batch
         self._is_interrupted = False  # these are to end after the present pass
         self._meter = LoadMeter(max_batch, serves=policy_version >= 0)
         self._tokens = 0
         self._prefills = 0
         self._finished = 0
         self._features = FeatureCache(feature_bytes)
-        self._batch = Batch(policy, self._features, cache_bytes)
+        self._batch = RunningBatch(policy, self._features, cache_bytes)
         self._patience = Patience()
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
@@ -130,7 +130,9 @@ class TransformersEngine:
         nothing else asked meanwhile, the same requests give the same numbers. Raises as `generate`.
         """
         jobs = [
-            Job(request, Draft(request.partial), self._limits.prepare(request), time.monotonic())
+            ActiveRequest(
+                request, Draft(request.partial), self._limits.prepare(request), time.monotonic()
+            )
             for request in requests
         ]
         for job in jobs:
@@ -144,7 +146,7 @@ class TransformersEngine:
             self._give_up(jobs)  # where one failed, nobody awaits the others either
             raise
 
-    def _enqueue(self, jobs: Sequence[Job]) -> None:
+    def _enqueue(self, jobs: Sequence[ActiveRequest]) -> None:
         """Add jobs to the waiting line: all of them or, with an EngineError, none."""
         with self._changed:
             if self._closing:
@@ -157,14 +159,14 @@ class TransformersEngine:
             self._waiting.extend(jobs)
             self._changed.notify()
 
-    def _give_up(self, jobs: Sequence[Job]) -> None:
+    def _give_up(self, jobs: Sequence[ActiveRequest]) -> None:
         """Nobody awaits these any more: their places are free, in the line at once."""
         with self._changed:
             for job in jobs:
                 job.given_up = True
             self._waiting = deque(job for job in self._waiting if not job.given_up)
 
-    async def update_weights(self, source: WeightSource, policy_version: int) -> UpdateTiming:
+    async def update_weights(self, source: WeightSet, policy_version: int) -> UpdateTiming:
         """Take a weight set between two forward passes; no request is lost.
 
         Raises WeightsError, with the old weights still serving, if the set is incomplete or does
@@ -257,7 +259,7 @@ class TransformersEngine:
                     break
                 self._changed.wait()
 
-    def _take(self) -> list[Job]:
+    def _take(self) -> list[ActiveRequest]:
         """Who joins now; none where it is better to go on with those in work first."""
         with self._changed:
             if self._waiting and not self._running:
@@ -281,7 +283,7 @@ class TransformersEngine:
             if remaining <= 0 or not self._changed.wait(remaining):
                 break
 
-    def _pass(self, joiners: Sequence[Job]) -> None:
+    def _pass(self, joiners: Sequence[ActiveRequest]) -> None:
         """One forward pass: the prefill of `joiners`, or a token more for all in work."""
         concerned = joiners
         try:
@@ -298,7 +300,7 @@ class TransformersEngine:
 
     def _end_over(self, drawn: int, is_prefill: bool) -> None:
         """Count a pass, and end the rows that are over or that nobody awaits any more."""
-        stops: dict[Job, Stop] = {}
+        stops: dict[ActiveRequest, Stop] = {}
         for job in self._running:
             stop = job.stop(self.policy.end_token_ids)
             if stop is not None or job.given_up:
@@ -315,7 +317,7 @@ class TransformersEngine:
         if is_interrupted:
             self._end(dict.fromkeys(self._running, "suspended"))
 
-    def _end(self, stops: Mapping[Job, Stop]) -> None:
+    def _end(self, stops: Mapping[ActiveRequest, Stop]) -> None:
         """Free the places of these, then tell whoever awaits them."""
         self._leave(stops)
         with self._changed:
@@ -326,7 +328,7 @@ class TransformersEngine:
                 job.draft.generation(stop, job.began - job.arrived, now - job.began)
             )
 
-    def _fail(self, jobs: Sequence[Job], error: EngineError) -> None:
+    def _fail(self, jobs: Sequence[ActiveRequest], error: EngineError) -> None:
         """Free the places of these, then tell whoever awaits them that they failed."""
         failed = list(jobs)
         if len(failed) == len(self._running):
@@ -335,7 +337,7 @@ class TransformersEngine:
         for job in failed:
             job.future.set_exception(error)
 
-    def _leave(self, jobs: Mapping[Job, object]) -> None:
+    def _leave(self, jobs: Mapping[ActiveRequest, object]) -> None:
         """These are in work no longer; whoever is told so afterwards reads gauges that say it."""
         if not jobs:
             return

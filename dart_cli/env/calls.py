@@ -4,7 +4,7 @@ reset, judge_start, step, evaluate, solve   raise EnvError for an answer that is
 Deadlines how long each may take
 Waits     who is told of calls that are out; `telling` does
 Hosted    an environment that is called from an event loop, wherever it lives
-bearable  an error as one that ends no process
+as_regular_exception  an error as one that ends no process
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def sendable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def bearable(error: BaseException, where: str) -> Exception:
+def as_regular_exception(error: BaseException, where: str) -> Exception:
     """The same as an error that a future takes and that ends no process: not `sys.exit()`, say."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error

@@ -22,7 +22,7 @@ from typing import Any
 
 from bus.errors import DartError, EnvError, NoOracleError
 from dart_cli.env import calls
-from dart_cli.env.pipe import Frame, pack, read_from
+from dart_cli.env.pipe import PipeMessage, pack, read_from
 from dart_cli.env.tree import adopt_orphans, descendants, kill_below
 from dart_cli.runtime.liveness import when_orphaned
 from envs.actions import action_from_dict, action_to_dict
@@ -51,7 +51,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     if most := about["max_processes"]:
         threading.Thread(target=_end_beyond, args=(most,), daemon=True).start()
-    answers = Answers(about["suite"], about["options"])
+    answers = EnvServer(about["suite"], about["options"])
     try:
         with contextlib.suppress(BrokenPipeError):  # the slot is gone, as at the end of the pipe
             while (call := read_from(asked)) is not None and call[0]["call"] != "close":
@@ -66,7 +66,7 @@ def main() -> None:
         told.flush()
 
 
-class Answers:
+class EnvServer:
     """One environment, made at the first call."""
 
     def __init__(self, suite: str, options: Mapping[str, Any]) -> None:
@@ -74,7 +74,7 @@ class Answers:
         self._options = options
         self._env: GuiEnv | None = None
 
-    def answer(self, call: dict[str, Any]) -> Frame:
+    def answer(self, call: dict[str, Any]) -> PipeMessage:
         """What a call comes to; an error is an answer, too."""
         try:
             return self._answer(call)
@@ -83,7 +83,7 @@ class Answers:
                 traceback.print_exc()
             return _told(error, call["call"]), b""
 
-    def _answer(self, call: dict[str, Any]) -> Frame:
+    def _answer(self, call: dict[str, Any]) -> PipeMessage:
         what = call["call"]
         if what == "close":
             if self._env is not None:

@@ -1,8 +1,8 @@
 """One episode: reset -> (ask the policy -> read its text -> act) ... -> verdict.
 
-    Conventions    how texts become actions and what the policy sees of the past
+    ActionSpec    how texts become actions and what the policy sees of the past
     Policy         whoever answers a screen with a completion: a router, or an engine in-process
-    Journal        whoever keeps the steps and the end: data, or a list in memory
+    TrajectorySink        whoever keeps the steps and the end: data, or a list in memory
     Episode        the control flow; `phase` says what it is at
     slot_split     where a slot's time goes, kept up to date by the episodes it plays
     play_episode   the same as one call
@@ -34,7 +34,7 @@ from bus.messages import (
 from dart_cli.config.schema import Config
 from dart_cli.env.calls import Stepped, sendable
 from dart_cli.policy.codec import Codec, make_codec
-from dart_cli.policy.frames import Frame, make_frame, resize_of
+from dart_cli.policy.frames import CoordinateMap, make_coordinate_map, resize_of
 from dart_cli.policy.history import History
 from dart_cli.runtime.phase_timer import TimeSplit
 from envs.actions import Action, Answer, Done, Fail, action_to_dict
@@ -58,7 +58,7 @@ class Policy(Protocol):
         ...
 
 
-class Journal(Protocol):
+class TrajectorySink(Protocol):
     """Keeps what happens. An Ack that is not accepted means: the lease is not ours any more."""
 
     async def step(self, record: StepRecord) -> Ack:
@@ -91,22 +91,24 @@ class PlaysTasks(Protocol):
 
 
 @dataclass(frozen=True)
-class Conventions:
+class ActionSpec:
     """How the policy's world is read and written, the same for all episodes of a run."""
 
     codec: Codec
     history: History
-    frame_of: Callable[[int, int], Frame]  # (width, height) of a screenshot -> its frame
+    coordinate_map_of: Callable[
+        [int, int], CoordinateMap
+    ]  # (width, height) of a screenshot -> its frame
     malformed: Literal["end", "noop"] = "end"
 
 
-def conventions_of(config: Config) -> Conventions:
+def conventions_of(config: Config) -> ActionSpec:
     """What the configuration says about codec, coordinates, history and malformed texts."""
     policy = config.policy
-    return Conventions(
+    return ActionSpec(
         codec=make_codec(policy.codec),
         history=History(images=policy.history_images, turns=policy.history_turns),
-        frame_of=lambda width, height: make_frame(
+        coordinate_map_of=lambda width, height: make_coordinate_map(
             policy.coordinates, width, height, resize_of(policy)
         ),
         malformed=config.env.malformed,
@@ -153,11 +155,11 @@ async def play_episode(
     lease: Lease,
     task: Task,
     policy: Policy,
-    journal: Journal,
-    conventions: Conventions,
+    sink: TrajectorySink,
+    action_spec: ActionSpec,
 ) -> TrajectoryEnd:
-    """Play one lease to its end and hand everything in. Raises what the journal raises."""
-    return await Episode(env, lease, task, policy, journal, conventions).play()
+    """Play one lease to its end and hand everything in. Raises what the sink raises."""
+    return await Episode(env, lease, task, policy, sink, action_spec).play()
 
 
 class Episode:
@@ -169,8 +171,8 @@ class Episode:
         lease: Lease,
         task: Task,
         policy: Policy,
-        journal: Journal,
-        conventions: Conventions,
+        sink: TrajectorySink,
+        action_spec: ActionSpec,
         split: TimeSplit | None = None,
     ) -> None:
         """`split` is the slot's, a `slot_split`."""
@@ -183,8 +185,8 @@ class Episode:
         self._env = env
         self._task = task
         self._policy = policy
-        self._journal = journal
-        self._conventions = conventions
+        self._sink = sink
+        self._action_spec = action_spec
         self._turns: list[Turn] = []
         self._screen: Observation | None = None
         self._ack: asyncio.Task[Ack] | None = None  # of the newest step, while it is on its way
@@ -193,7 +195,7 @@ class Episode:
     async def play(self) -> TrajectoryEnd:
         """Play to the end and hand everything in; returns the end as it was handed in.
 
-        A broken environment, evaluator or policy gives an invalid outcome. Raises what the journal
+        A broken environment, evaluator or policy gives an invalid outcome. Raises what the sink
         raises. Cancelled, it leaves the steps that were handed in; see `cancelled`.
         """
         try:
@@ -211,7 +213,7 @@ class Episode:
             if self._ack is not None:
                 self._ack.cancel()
         end = self._end(stop_reason, verdict)
-        ack = await self._journal.end(end)
+        ack = await self._sink.end(end)
         self.lease_lost |= not ack.accepted
         self._enter("over")
         return end
@@ -238,7 +240,7 @@ class Episode:
             action, error = self._read(completion.text, screen)
             if action is None:
                 await self._hand_in(_record(request, screen, completion, None, error, model_s, 0.0))
-                if self._conventions.malformed == "end":
+                if self._action_spec.malformed == "end":
                     return "malformed", Verdict("fail", error)
             else:
                 stepped = await self._act(request, screen, completion, action, model_s)
@@ -281,8 +283,8 @@ class Episode:
 
     def _read(self, text: str, screen: Observation) -> tuple[Action | None, str]:
         try:
-            frame = self._conventions.frame_of(screen.width, screen.height)
-            return self._conventions.codec.parse(text, frame), ""
+            frame = self._action_spec.coordinate_map_of(screen.width, screen.height)
+            return self._action_spec.codec.parse(text, frame), ""
         except ActionError as error:
             return None, str(error) or "no action"
 
@@ -309,15 +311,15 @@ class Episode:
         return stepped
 
     def _remember(self, text: str, screen: Observation) -> None:
-        turn = Turn(text=self._conventions.codec.as_history(text), screenshot=screen.screenshot)
+        turn = Turn(text=self._action_spec.codec.as_history(text), screenshot=screen.screenshot)
         # What history hides now it hides ever after, so its screenshots need not be kept.
-        self._turns = self._conventions.history.visible([*self._turns, turn])
+        self._turns = self._action_spec.history.visible([*self._turns, turn])
 
     async def _hand_in(self, record: StepRecord) -> None:
         """Send the step while the episode goes on; steps leave one at a time, in their order."""
         self._enter("hand_in")
         await self._settle()
-        self._ack = asyncio.create_task(self._journal.step(record))
+        self._ack = asyncio.create_task(self._sink.step(record))
         self.steps += 1
 
     async def _settle(self) -> None:

@@ -1,6 +1,6 @@
 """The trainer's turn in a coupled run: no completion is begun or goes on until it is over.
 
-    Gate       open, or closed while data says that the run is suspended
+    SuspendGate       open, or closed while data says that the run is suspended
     Resuming   a Policy that waits at the gate, and asks again for what the gate cut off
 
 The environment and its lease are kept; data hears of the trajectory by the heartbeat as ever.
@@ -20,7 +20,7 @@ NOTICE_S = 0.05
 """A worker may hear of the suspension before us; what it cut off is not asked again sooner."""
 
 
-class Gate:
+class SuspendGate:
     """Closed while the run is suspended; open at first."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Resuming:
     """
 
     def __init__(
-        self, policy: Policy, gate: Gate, split: TimeSplit, waits: Waits | None = None
+        self, policy: Policy, gate: SuspendGate, split: TimeSplit, waits: Waits | None = None
     ) -> None:
         """`split` is told when a completion is `suspended` and when it is `waiting` again."""
         self.resumed = 0  # completions that went on after a suspension

@@ -24,7 +24,7 @@ from bus.errors import EnvError, NoOracleError, TaskError
 from dart_cli.config.schema import EnvConfig
 from dart_cli.env.calls import Deadlines, Hosted, Stepped, Waits, telling
 from dart_cli.env.child import TOO_MANY
-from dart_cli.env.pipe import Frame, pack, read
+from dart_cli.env.pipe import PipeMessage, pack, read
 from dart_cli.env.threaded import CLOSE_DEADLINE_S, ThreadedEnv
 from dart_cli.env.tree import kill_tree
 from envs.actions import Action, action_from_dict, action_to_dict
@@ -158,7 +158,7 @@ class IsolatedEnv:
 
     async def _call(
         self, what: str, deadline_s: float, call: Mapping[str, Any] | None = None
-    ) -> Frame:
+    ) -> PipeMessage:
         try:
             told = telling(self._waits, f"{self._name} to {what} {self._task_id}", deadline_s)
             with told:

@@ -19,7 +19,7 @@ _LENGTHS = struct.Struct(">II")
 MOST_HEADER = 2**24  # bytes
 MOST_BLOB = 2**28
 
-Frame = tuple[dict[str, Any], bytes]
+PipeMessage = tuple[dict[str, Any], bytes]
 
 
 def pack(header: dict[str, Any], blob: bytes = b"") -> bytes:
@@ -28,13 +28,13 @@ def pack(header: dict[str, Any], blob: bytes = b"") -> bytes:
     return _LENGTHS.pack(len(encoded), len(blob)) + encoded + blob
 
 
-async def read(stream: asyncio.StreamReader) -> Frame:
+async def read(stream: asyncio.StreamReader) -> PipeMessage:
     """The next frame. Raises asyncio.IncompleteReadError at the end, EnvError for one too large."""
     header, blob = _lengths(await stream.readexactly(_LENGTHS.size))
     return json.loads(await stream.readexactly(header)), await stream.readexactly(blob)
 
 
-def read_from(file: BinaryIO) -> Frame | None:
+def read_from(file: BinaryIO) -> PipeMessage | None:
     """The same from a blocking file; None at its end."""
     head = file.read(_LENGTHS.size)
     if len(head) < _LENGTHS.size:

@@ -19,16 +19,15 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from bus.endpoints import Curve
+from bus.endpoints import CurveKeys
 from bus.errors import BusError, DartError, DeadlineError
-from bus.heartbeat import Liveness
+from bus.heartbeat import REROUTE_AFTER_S, Liveness
 from bus.messages import ActRequest, Completion, Heartbeat
 from bus.sockets import Requester
 from dart_cli.env.choice import Candidate, choose, fresh
 
 logger = logging.getLogger(__name__)
 
-DEAD_AFTER_S = 5.0
 LOOK_S = 0.25
 """How often one who waits looks whether its worker still lives, or any does."""
 REPEAT_S = 15.0
@@ -69,7 +68,7 @@ class Routed:
 
 
 @dataclass(eq=False)
-class _Worker:
+class _RolloutWorker:
     name: str
     endpoint: str
     requester: Requester
@@ -85,9 +84,9 @@ class RolloutRouter:
         name: str,
         deadline_s: float,
         *,
-        curve: Curve | None = None,
+        curve: CurveKeys | None = None,
         max_staleness: int | None = None,
-        dead_after_s: float = DEAD_AFTER_S,
+        dead_after_s: float = REROUTE_AFTER_S,
         waits: Waits | None = None,
     ) -> None:
         """`name` is the client's name at the workers; `deadline_s` bounds `act` over all workers.
@@ -102,8 +101,10 @@ class RolloutRouter:
         self._waits = waits
         self._heard_at = time.monotonic()  # anybody
         self._liveness = Liveness(dead_after_s, clock=lambda: self._heard_at)
-        self._workers: dict[str, _Worker] = {}
-        self._served_by: OrderedDict[str, _Worker] = OrderedDict()  # by trajectory, newest last
+        self._workers: dict[str, _RolloutWorker] = {}
+        self._served_by: OrderedDict[str, _RolloutWorker] = (
+            OrderedDict()
+        )  # by trajectory, newest last
         self._chance = Random()  # noqa: S311 - of the many processes no two should draw alike
         self._news = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
@@ -157,7 +158,7 @@ class RolloutRouter:
         request_id = uuid.uuid4().bytes
         deadline = time.monotonic() + self._deadline_s
         where = f"step {request.step} of {request.trajectory_id}"
-        last: _Worker | None = None
+        last: _RolloutWorker | None = None
         while True:
             worker = await self._pick(request.trajectory_id, deadline)
             if worker is None:
@@ -182,7 +183,7 @@ class RolloutRouter:
         self._workers.clear()
         await asyncio.gather(*closing, *self._closing)
 
-    async def _pick(self, trajectory_id: str, deadline: float) -> _Worker | None:
+    async def _pick(self, trajectory_id: str, deadline: float) -> _RolloutWorker | None:
         """The worker to ask; None when the deadline passes without one. Raises BusError if closed."""
         candidates = self._candidates() or await self._candidates_before(deadline)
         if not candidates:
@@ -226,7 +227,7 @@ class RolloutRouter:
         worker = self._workers.get(name)
         return worker is not None and not worker.requester.lost.is_set()
 
-    def _settle(self, trajectory_id: str, worker: _Worker) -> None:
+    def _settle(self, trajectory_id: str, worker: _RolloutWorker) -> None:
         """Note who serves the trajectory from now on."""
         self.forget(trajectory_id)
         self._served_by[trajectory_id] = worker
@@ -235,7 +236,7 @@ class RolloutRouter:
             self.forget(next(iter(self._served_by)))
 
     async def _ask(
-        self, worker: _Worker, request: ActRequest, request_id: bytes, deadline: float
+        self, worker: _RolloutWorker, request: ActRequest, request_id: bytes, deadline: float
     ) -> Completion | None:
         """The worker's completion; None if the worker went away first."""
         remaining = max(0.001, deadline - time.monotonic())
@@ -262,7 +263,7 @@ class RolloutRouter:
         assert isinstance(reply, Completion)  # the requester has checked it
         return reply
 
-    def _gone(self, worker: _Worker) -> bool:
+    def _gone(self, worker: _RolloutWorker) -> bool:
         """Whether to stop waiting: it is dead, replaced, or stopping while another is ready.
 
         One that says `starting` was ready when it was asked: it is a new process of the same name,
@@ -286,7 +287,9 @@ class RolloutRouter:
             logger.error("%s cannot be asked: %s", heartbeat.worker, error)
             return
         self._disconnect(heartbeat.worker)
-        self._workers[heartbeat.worker] = _Worker(heartbeat.worker, heartbeat.endpoint, requester)
+        self._workers[heartbeat.worker] = _RolloutWorker(
+            heartbeat.worker, heartbeat.endpoint, requester
+        )
         logger.info("rollout worker %s at %s", heartbeat.worker, heartbeat.endpoint)
 
     def _disconnect(self, name: str) -> None:

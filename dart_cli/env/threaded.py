@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class _Job:
+class _EnvCall:
     what: str
     work: Callable[[GuiEnv], Any]
     answer: asyncio.Future[Any]
@@ -62,7 +62,7 @@ class ThreadedEnv:
         self._waits = waits
         self._task_id = "no task"  # the newest that was begun
         self._steps_left = 0  # until it is cut off
-        self._jobs: queue.SimpleQueue[_Job | None] | None = None
+        self._jobs: queue.SimpleQueue[_EnvCall | None] | None = None
         self._ended: asyncio.Future[None] | None = None
         self._left: list[asyncio.Future[None]] = []  # ends of threads that were left to themselves
 
@@ -136,7 +136,7 @@ class ThreadedEnv:
                 name=self._name,
                 daemon=True,  # a hung environment must not keep the process from ending
             ).start()
-        job = _Job(what, work, loop.create_future(), loop)
+        job = _EnvCall(what, work, loop.create_future(), loop)
         self._jobs.put(job)
         try:
             # Not asyncio.timeout: its TimeoutError could be one that the environment raised.
@@ -161,7 +161,7 @@ class ThreadedEnv:
 
     def _serve(
         self,
-        jobs: queue.SimpleQueue[_Job | None],
+        jobs: queue.SimpleQueue[_EnvCall | None],
         ended: asyncio.Future[None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
@@ -172,7 +172,9 @@ class ThreadedEnv:
                 result = job.work(env)
             except BaseException as error:  # noqa: BLE001 - it rises again in _call
                 _post(
-                    job.loop, job.answer, error=calls.bearable(error, f"{self._name}: {job.what}")
+                    job.loop,
+                    job.answer,
+                    error=calls.as_regular_exception(error, f"{self._name}: {job.what}"),
                 )
             else:
                 _post(job.loop, job.answer, result=result)

@@ -1,9 +1,9 @@
 """`dart env`: slots that lease a task, play it, hand the trajectory in, and begin again.
 
     run       the process: connections, heartbeat, slots; returns when stopped or the run is over
-    Slot      one environment and its endless loop
-    Place     what the slots of the process share
-    Tally     what they have done so far, for the heartbeat
+    EnvSlot      one environment and its endless loop
+    WorkerContext     what the slots of the process share
+    EpisodeCounters     what they have done so far, for the heartbeat
 
 Nothing here ends because another process is away: without data or rollout workers the slots wait,
 say so in their heartbeats, and go on when these appear.
@@ -24,13 +24,13 @@ from bus.heartbeat import HeartbeatSender, Load
 from bus.messages import Heartbeat, Lease, LeaseRequest, Message, RunState
 from bus.sockets import Publisher, Requester, Subscriber
 from dart_cli.config.schema import Config, run_curve, run_endpoints
-from dart_cli.env.episode import Conventions, Episode, conventions_of, slot_split
-from dart_cli.env.gate import Gate, Resuming
+from dart_cli.env.episode import ActionSpec, Episode, conventions_of, slot_split
+from dart_cli.env.gate import Resuming, SuspendGate
 from dart_cli.env.isolated import hosted
 from dart_cli.env.link import DataLink
 from dart_cli.env.router import RolloutRouter
 from dart_cli.runtime.phase_timer import as_gauges
-from dart_cli.runtime.telemetry import heard
+from dart_cli.runtime.telemetry import receive_telemetry
 from envs.registry import find_task
 
 logger = logging.getLogger(__name__)
@@ -42,9 +42,9 @@ BACK_OFF_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 async def run(config: Config, worker: str, slots: int, stop: asyncio.Event) -> None:
     """Play in `slots` environments until `stop` is set or data says that the run is over."""
     endpoints, curve = run_endpoints(config), run_curve(config)
-    conventions = conventions_of(config)
+    action_spec = conventions_of(config)
     over = asyncio.Event()
-    tally = Tally()
+    counters = EpisodeCounters()
     async with AsyncExitStack() as stack:
         publisher = await stack.enter_async_context(
             Publisher(endpoints.address(TELEMETRY_IN), curve=curve)
@@ -55,7 +55,7 @@ async def run(config: Config, worker: str, slots: int, stop: asyncio.Event) -> N
         requester = await stack.enter_async_context(
             Requester(endpoints.address(DATA), name=worker, peer="dart data", curve=curve)
         )
-        heart = HeartbeatSender(publisher, "env", worker, lambda: tally.load(place, playing))
+        heart = HeartbeatSender(publisher, "env", worker, lambda: counters.load(context, playing))
         router = RolloutRouter(
             worker,
             config.rollout.deadline_s,
@@ -64,17 +64,19 @@ async def run(config: Config, worker: str, slots: int, stop: asyncio.Event) -> N
             waits=heart,
         )
         stack.push_async_callback(router.close)
-        data, gate = DataLink(requester, config.bus.deadline_s, heart), Gate()
-        place = Place(worker, config, conventions, data, router, gate, heart, tally)
-        playing = [Slot(index, place) for index in range(slots)]
+        data, gate = DataLink(requester, config.bus.deadline_s, heart), SuspendGate()
+        context = WorkerContext(worker, config, action_spec, data, router, gate, heart, counters)
+        playing = [EnvSlot(index, context) for index in range(slots)]
         await stack.enter_async_context(heart)
-        tasks = [asyncio.create_task(_listen(heard(subscriber, config), router, gate, over))]
+        tasks = [
+            asyncio.create_task(_listen(receive_telemetry(subscriber, config), router, gate, over))
+        ]
         tasks += [asyncio.create_task(slot.run(), name=f"slot-{slot.index}") for slot in playing]
         ends = [asyncio.create_task(event.wait()) for event in (stop, over)]
         try:
             await asyncio.wait([*tasks, *ends], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            tally.state = "stopping"
+            counters.state = "stopping"
             heart.beat()
             for task in (*tasks, *ends):
                 task.cancel()
@@ -87,7 +89,7 @@ async def run(config: Config, worker: str, slots: int, stop: asyncio.Event) -> N
 
 
 async def _listen(
-    messages: AsyncIterator[Message], router: RolloutRouter, gate: Gate, over: asyncio.Event
+    messages: AsyncIterator[Message], router: RolloutRouter, gate: SuspendGate, over: asyncio.Event
 ) -> None:
     async for message in messages:
         if isinstance(message, Heartbeat):
@@ -103,21 +105,21 @@ async def _listen(
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerContext:
     """What all slots of a process share."""
 
     worker: str
     config: Config
-    conventions: Conventions
+    action_spec: ActionSpec
     data: DataLink
     router: RolloutRouter
-    gate: Gate
+    gate: SuspendGate
     heart: HeartbeatSender
-    tally: Tally
+    counters: EpisodeCounters
 
 
 @dataclass
-class Tally:
+class EpisodeCounters:
     """What the slots of this process have done."""
 
     state: str = ""  # empty: told by the slots
@@ -131,7 +133,7 @@ class Tally:
         self.steps += episode.steps
         self.lost += episode.lease_lost
 
-    def load(self, place: Place, slots: list[Slot]) -> Load:
+    def load(self, context: WorkerContext, slots: list[EnvSlot]) -> Load:
         """For the heartbeat: what the slots are at, where their time goes, the leases in play."""
         episodes = [slot.episode for slot in slots if slot.episode is not None]
         phases = Counter(episode.phase for episode in episodes)
@@ -151,8 +153,8 @@ class Tally:
             "hung": float(sum(slot.hung for slot in slots)),
             "steps": float(self.steps + sum(episode.steps for episode in episodes)),
             "resumed": float(sum(slot.policy.resumed for slot in slots)),
-            **place.data.leases.gauges(),
-            **place.router.routed.gauges(),
+            **context.data.leases.gauges(),
+            **context.router.routed.gauges(),
             **as_gauges(slot.split for slot in slots),
         }
         state = self.state or ("ready" if episodes else "waiting")
@@ -161,20 +163,20 @@ class Tally:
         )
 
 
-class Slot:
+class EnvSlot:
     """One environment, played without end."""
 
-    def __init__(self, index: int, place: Place) -> None:
-        env = place.config.env
+    def __init__(self, index: int, context: WorkerContext) -> None:
+        env = context.config.env
         self.index = index
         self.episode: Episode | None = None  # in play
         self.split = slot_split()
-        self.policy = Resuming(place.router, place.gate, self.split, place.heart)
-        self._place = place
-        self._request = LeaseRequest(worker=place.worker, slot=index, suites=[env.suite])
-        self._env = hosted(env, f"{place.worker}/{index}", place.heart)
+        self.policy = Resuming(context.router, context.gate, self.split, context.heart)
+        self._context = context
+        self._request = LeaseRequest(worker=context.worker, slot=index, suites=[env.suite])
+        self._env = hosted(env, f"{context.worker}/{index}", context.heart)
         self.restarts = 0  # environments made anew because one broke
-        self._spoilt = 0  # episodes in a row
+        self._consecutive_failures = 0  # episodes in a row
 
     @property
     def hung(self) -> int:
@@ -188,9 +190,9 @@ class Slot:
         """
         while True:
             self.split.enter("idle")
-            await self._place.router.wait_ready()
+            await self._context.router.wait_ready()
             try:
-                await self._play(await self._place.data.lease(self._request))
+                await self._play(await self._context.data.lease(self._request))
             except UserError:
                 raise
             except DartError as error:
@@ -202,9 +204,9 @@ class Slot:
         await self._env.close()
 
     async def _play(self, lease: Lease) -> None:
-        place, task = self._place, find_task(lease.suite, lease.task_id)
+        context, task = self._context, find_task(lease.suite, lease.task_id)
         episode = Episode(
-            self._env, lease, task, self.policy, place.data, place.conventions, self.split
+            self._env, lease, task, self.policy, context.data, context.action_spec, self.split
         )
         self.episode = episode
         outcome = "invalid"
@@ -213,14 +215,14 @@ class Slot:
             if not episode.lease_lost:
                 outcome = end.outcome
         except asyncio.CancelledError:
-            await place.data.give_back(episode.cancelled("the env process was stopped"))
+            await context.data.give_back(episode.cancelled("the env process was stopped"))
             raise
         finally:
             self.episode = None
-            place.router.forget(lease.trajectory_id)
-            place.tally.note(episode, outcome)
+            context.router.forget(lease.trajectory_id)
+            context.counters.note(episode, outcome)
         if end.outcome != "invalid":
-            self._spoilt = 0
+            self._consecutive_failures = 0
         elif episode.lease_lost and episode.steps > 1:  # it was ours for a while: all is well
             logger.info("%s (%s): %s", lease.trajectory_id, task.id, end.reason)
         else:
@@ -233,10 +235,10 @@ class Slot:
 
     async def _back_off(self) -> None:
         self.split.enter("dead")
-        pause_s = BACK_OFF_S[min(self._spoilt, len(BACK_OFF_S) - 1)]
-        self._spoilt += 1
+        pause_s = BACK_OFF_S[min(self._consecutive_failures, len(BACK_OFF_S) - 1)]
+        self._consecutive_failures += 1
         if not pause_s:
             return
-        what = f"the pause of slot {self.index}, {self._spoilt} episodes in a row came to nothing"
-        with self._place.heart.waiting(what, pause_s):
+        what = f"the pause of slot {self.index}, {self._consecutive_failures} episodes in a row came to nothing"
+        with self._context.heart.waiting(what, pause_s):
             await asyncio.sleep(pause_s)

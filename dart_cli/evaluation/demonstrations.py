@@ -1,7 +1,7 @@
 """Successes for the experience pool, played in this process: `dart data collect`.
 
     run_collect   plays training tasks, keeps the successes, tells what there is now
-    Wanted        how many successes of which tasks, and who plays
+    CollectOptions        how many successes of which tasks, and who plays
     Quota         one task's: which seed is tried next, and when enough is kept
     OracleSeat    an episode's policy: the environment's own solution, in the policy's tokens
     HintedSeat    an episode's policy: an engine that is told the next step and samples it
@@ -52,9 +52,9 @@ from dart_cli.data.scheduler import TRAIN_SEEDS
 from dart_cli.data.store.rows import PoolRow, PoolSource, StepRow
 from dart_cli.data.store.writer import open_store
 from dart_cli.env.calls import Hosted
-from dart_cli.env.episode import Conventions, conventions_of, play_episode
+from dart_cli.env.episode import ActionSpec, conventions_of, play_episode
 from dart_cli.evaluation.held_out import chosen_weights, environment, take_weights
-from dart_cli.rollout.worker import Answers, load_model, load_scribe
+from dart_cli.rollout.worker import Responder, load_model, load_scribe
 from dart_cli.runtime.logs import logging_to
 from dart_cli.runtime.progress import progress
 from dart_cli.runtime.role import end_with_parent, limit_threads
@@ -64,7 +64,7 @@ from envs.registry import tasks_of
 from envs.selection import select_tasks
 
 if TYPE_CHECKING:
-    from dart_cli.engines.responder import Scribe
+    from dart_cli.engines.responder import PromptEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ _STEP_SEEDS = 4096  # room between the sampling seeds of two episodes
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CollectOptions:
     """What is collected."""
 
     per_task: int = 8  # successes
@@ -93,14 +93,14 @@ class Wanted:
 
 
 def run_collect(
-    config: Config, wanted: Wanted, *, out: Path | None = None, as_json: bool = False
+    config: Config, options: CollectOptions, *, out: Path | None = None, as_json: bool = False
 ) -> list[Quota]:
     """Collect into the pool of the run, or into the folder `out`, and print what there is now.
 
     Raises TaskError, RunDirectoryError while the run is live, ExchangeError, UserError if there is
     no success at all.
     """
-    tasks = collected_tasks(config, wanted)
+    tasks = collected_tasks(config, options)
     limit_threads(config.rollout.threads)
     end_with_parent()
     with contextlib.ExitStack() as stack:
@@ -108,13 +108,13 @@ def run_collect(
             make_private_dir(config.run.dir)
             stack.enter_context(logging_to(config.run.dir, "collect"))
         there, keep = stack.enter_context(_into_folder(config, out) if out else _into_pool(config))
-        quotas = [Quota(task, wanted, config.run.seed, config.env.seeds) for task in tasks]
+        quotas = [Quota(task, options, config.run.seed, config.env.seeds) for task in tasks]
         for quota in quotas:
             quota.skip(there)
         missing = sum(quota.missing for quota in quotas)
         told = stack.enter_context(progress("collecting", missing, "successes"))
         if missing:
-            asyncio.run(_collect(config, wanted, quotas, keep, told))
+            asyncio.run(_collect(config, options, quotas, keep, told))
         if not any(quota.kept for quota in quotas):
             reasons = Counter[str]()
             for quota in quotas:
@@ -125,13 +125,13 @@ def run_collect(
     return quotas
 
 
-def collected_tasks(config: Config, wanted: Wanted) -> list[Task]:
+def collected_tasks(config: Config, options: CollectOptions) -> list[Task]:
     """The tasks that are played. Raises TaskError for one that is unknown or held out."""
-    if not wanted.tasks:
+    if not options.tasks:
         return training_tasks(config)
     held = {task.id for task in heldout_tasks(config)}
     free = [task for task in tasks_of(config.env.suite) if task.id not in held]
-    found = select_tasks(config.env.suite, wanted.tasks, free)
+    found = select_tasks(config.env.suite, options.tasks, free)
     for task in found:
         if task.id in held:
             raise TaskError(f"--task {task.id} is held out: it is never trained on")
@@ -150,7 +150,7 @@ class Quota:
     """
 
     task: Task
-    wanted: Wanted
+    options: CollectOptions
     run_seed: int
     seeds: Sequence[int] = (0, TRAIN_SEEDS)  # from the first up to, without, the second
     kept: int = 0  # successes, those that were there already among them
@@ -164,26 +164,26 @@ class Quota:
     @property
     def missing(self) -> int:
         """Successes that are still wanted."""
-        return max(0, self.wanted.per_task - self.kept)
+        return max(0, self.options.per_task - self.kept)
 
     @property
     def wants_more(self) -> bool:
         """Whether another seed shall be tried now."""
-        limit = TRIES[self.wanted.player] * self.wanted.per_task
+        limit = TRIES[self.options.player] * self.options.per_task
         left = self.seeds[1] - self.seeds[0] - len(self._there)
-        return self.kept + self.in_play < self.wanted.per_task and self.tried < limit and left > 0
+        return self.kept + self.in_play < self.options.per_task and self.tried < limit and left > 0
 
     def skip(self, there: set[tuple[str, str, int]]) -> None:
         """Successes of (source, task, seed) are there already: they count, and are not played."""
         self._there = {
             seed
             for source, task_id, seed in there
-            if (source, task_id) == (self.wanted.source, self.task.id)
+            if (source, task_id) == (self.options.source, self.task.id)
             and self.seeds[0] <= seed < self.seeds[1]
         }
-        limit = TRIES[self.wanted.player] * self.wanted.per_task
+        limit = TRIES[self.options.player] * self.options.per_task
         seeds = {self._seed(number) for number in range(limit)}
-        self.there = min(self.wanted.per_task, len(seeds & self._there))
+        self.there = min(self.options.per_task, len(seeds & self._there))
         self.kept = self.there
 
     def next_seed(self) -> int:
@@ -219,8 +219,8 @@ def task_seed(
 # --- playing --------------------------------------------------------------------------------
 
 
-class _Seat:
-    """One episode's journal; what it hands in is kept in memory."""
+class _MemorySink:
+    """One episode's sink; what it hands in is kept in memory."""
 
     def __init__(self) -> None:
         self.records: list[StepRecord] = []
@@ -236,34 +236,34 @@ class _Seat:
         return Ack()
 
 
-class OracleSeat(_Seat):
+class OracleSeat(_MemorySink):
     """Answers with the environment's own solution, as the policy would have written it."""
 
     def __init__(
-        self, env: Hosted, scribe: Scribe, conventions: Conventions, max_tokens: int
+        self, env: Hosted, prompt_encoder: PromptEncoder, action_spec: ActionSpec, max_tokens: int
     ) -> None:
         super().__init__()
         self._env = env
-        self._scribe = scribe
-        self._conventions = conventions
+        self._prompt_encoder = prompt_encoder
+        self._action_spec = action_spec
         self._max_tokens = max_tokens
 
     async def act(self, request: ActRequest) -> Completion:
         """The next step of the solution. Raises EnvError, EngineError."""
         action, _hint = await self._env.solve()
-        frame = self._conventions.frame_of(request.width, request.height)
+        frame = self._action_spec.coordinate_map_of(request.width, request.height)
         try:
-            text = self._conventions.codec.format(action, frame)
+            text = self._action_spec.codec.format(action, frame)
         except ActionError as error:
             raise EngineError(f"the policy's language cannot say the solution: {error}") from error
-        token_ids = self._scribe.write(text)
+        token_ids = self._prompt_encoder.write(text)
         if len(token_ids) > self._max_tokens:
             raise EngineError(
                 f"the solution {text[:60]!r} takes {len(token_ids)} tokens, "
                 f"rollout.max_tokens = {self._max_tokens}"
             )
         return Completion(
-            prompt_token_ids=self._scribe.prompt(request),
+            prompt_token_ids=self._prompt_encoder.prompt(request),
             token_ids=token_ids,
             behaviour_logprobs=[],
             entropies=[],
@@ -275,10 +275,10 @@ class OracleSeat(_Seat):
         )
 
 
-class PolicySeat(_Seat):
+class PolicySeat(_MemorySink):
     """Answers as the policy samples."""
 
-    def __init__(self, answers: Answers) -> None:
+    def __init__(self, answers: Responder) -> None:
         super().__init__()
         self._answers = answers
 
@@ -291,28 +291,34 @@ class HintedSeat(PolicySeat):
     """Answers as the policy samples when it is told the next step, to the prompt without it."""
 
     def __init__(
-        self, answers: Answers, env: Hosted, scribe: Scribe, conventions: Conventions
+        self,
+        answers: Responder,
+        env: Hosted,
+        prompt_encoder: PromptEncoder,
+        action_spec: ActionSpec,
     ) -> None:
         super().__init__(answers)
         self._env = env
-        self._scribe = scribe
-        self._conventions = conventions
+        self._prompt_encoder = prompt_encoder
+        self._action_spec = action_spec
 
     async def act(self, request: ActRequest) -> Completion:
         """A completion under the hint. Raises EnvError, EngineError."""
         instruction = await self._hinted(request)
         told = request.model_copy(update={"instruction": instruction})
         completion = await super().act(told)
-        return completion.model_copy(update={"prompt_token_ids": self._scribe.prompt(request)})
+        return completion.model_copy(
+            update={"prompt_token_ids": self._prompt_encoder.prompt(request)}
+        )
 
     async def _hinted(self, request: ActRequest) -> str:
         """The instruction that names the next step: in words, else as the action's text."""
         action, hint = await self._env.solve()
         if hint:
             return hint
-        frame = self._conventions.frame_of(request.width, request.height)
+        frame = self._action_spec.coordinate_map_of(request.width, request.height)
         try:
-            text = self._conventions.codec.format(action, frame)
+            text = self._action_spec.codec.format(action, frame)
         except ActionError:
             return request.instruction
         return f"{request.instruction}\nNext: {text}"
@@ -324,31 +330,31 @@ Seats = Callable[[Hosted], OracleSeat | PolicySeat]
 
 async def _collect(
     config: Config,
-    wanted: Wanted,
+    options: CollectOptions,
     quotas: Sequence[Quota],
     keep: Keep,
     told: Callable[[int], None],
 ) -> None:
-    async with _seats(config, wanted) as seats:
-        await play_quotas(config, quotas, seats, wanted.source, keep, told)
+    async with _seats(config, options) as seats:
+        await play_quotas(config, quotas, seats, options.source, keep, told)
 
 
 @contextlib.asynccontextmanager
-async def _seats(config: Config, wanted: Wanted) -> AsyncIterator[Seats]:
+async def _seats(config: Config, options: CollectOptions) -> AsyncIterator[Seats]:
     """What gives each episode its policy; the model is loaded meanwhile."""
-    conventions = conventions_of(config)
-    if wanted.player == "oracle":
-        scribe = await asyncio.to_thread(load_scribe, config)
-        yield lambda env: OracleSeat(env, scribe, conventions, config.rollout.max_tokens)
+    action_spec = conventions_of(config)
+    if options.player == "oracle":
+        prompt_encoder = await asyncio.to_thread(load_scribe, config)
+        yield lambda env: OracleSeat(env, prompt_encoder, action_spec, config.rollout.max_tokens)
         return
-    directory, version = chosen_weights(config, wanted.weights)
+    directory, version = chosen_weights(config, options.weights)
     model = await asyncio.to_thread(load_model, config)
     answers = model.responder
     try:
         if directory is not None:
             await take_weights(model.engine, directory, version)
-        if wanted.hints:
-            yield lambda env: HintedSeat(answers, env, answers.scribe, conventions)
+        if options.hints:
+            yield lambda env: HintedSeat(answers, env, answers.prompt_encoder, action_spec)
         else:
             yield lambda _env: PolicySeat(answers)
     finally:
@@ -364,7 +370,7 @@ async def play_quotas(
     told: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Play until every quota is filled or given up; each success is kept as it comes."""
-    conventions = conventions_of(config)
+    action_spec = conventions_of(config)
     changed = asyncio.Event()
 
     async def play_some(slot: int) -> None:
@@ -387,7 +393,7 @@ async def play_quotas(
         seed = quota.next_seed()
         seat = seats(env)
         lease = _lease(config, quota.task, seed)
-        end = await play_episode(env, lease, quota.task, seat, seat, conventions)
+        end = await play_episode(env, lease, quota.task, seat, seat, action_spec)
         quota.ended(end)
         if end.outcome == "pass":
             keep(_trajectory(lease, quota.task, source, end, seat.records))

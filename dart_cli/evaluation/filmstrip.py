@@ -15,7 +15,7 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 from bus.errors import RunDirectoryError
-from dart_cli.evaluation.results import Film, Frame
+from dart_cli.evaluation.results import Film, FilmFrame
 
 MAX_FRAMES = 7
 """Screens of a strip, unless more are asked for."""
@@ -29,12 +29,12 @@ _INK = "#ff1493"  # of actions
 _COLOURS = {"pass": "#1a7f37", "fail": "#cf222e", "invalid": "#9a6700"}
 
 
-def frame(screenshot: str, text: str, action: dict[str, Any] | None) -> Frame:
+def frame(screenshot: str, text: str, action: dict[str, Any] | None) -> FilmFrame:
     """One step of a film: the file of its screen, what was said, and what was done, if anything."""
     done = action or {}
     path = [(x, y) for x, y in done.get("path", [])]
     point = (done["x"], done["y"]) if "x" in done and "y" in done else None
-    return Frame(screenshot=screenshot, text=text, point=path[-1] if path else point, path=path)
+    return FilmFrame(screenshot=screenshot, text=text, point=path[-1] if path else point, path=path)
 
 
 def film_strip(
@@ -124,7 +124,7 @@ def _scaled(shot: Image.Image, width: int) -> Image.Image:
     )
 
 
-def _drawn(folder: Path, frame: Frame) -> Image.Image:
+def _drawn(folder: Path, frame: FilmFrame) -> Image.Image:
     """The screenshot with a ring where the action was, behind a line for a drag."""
     shot = _open(folder / frame.screenshot)
     if frame.point is not None:

@@ -4,7 +4,7 @@
     planned        which episodes are played: (task, seed), the same for every set of weights
     play_all       plays them, many at once, so that the engine works on full batches
     take_weights   lets an engine serve a published version
-    Seat           one episode's policy and journal: answers from the engine, keeps a film
+    InProcessPolicy           one episode's policy and sink: answers from the engine, keeps a film
 
 Episodes are those of `dart env` (play_episode); only the policy is asked without a bus and nothing
 is filed for training. Seeds from `eval.seed` on are never trained on.
@@ -84,7 +84,7 @@ class Planned:
     seed: int
 
 
-class Answers(Protocol):
+class Responder(Protocol):
     """Turns a screen into a completion."""
 
     async def answer(self, request: ActRequest) -> Completion:
@@ -178,10 +178,10 @@ def planned(tasks: Sequence[Task], episodes: int, first_seed: int) -> list[Plann
 # --- playing --------------------------------------------------------------------------------
 
 
-class Seat:
-    """One episode's policy and journal in one: nothing leaves the process."""
+class InProcessPolicy:
+    """One episode's policy and sink in one: nothing leaves the process."""
 
-    def __init__(self, answers: Answers, *, filmed: bool) -> None:
+    def __init__(self, answers: Responder, *, filmed: bool) -> None:
         self.instruction = ""
         self.records: list[StepRecord] = []
         self._answers = answers
@@ -206,7 +206,7 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class Played:
+class PlayedEpisode:
     """One episode that is over."""
 
     episode: Planned
@@ -217,31 +217,31 @@ class Played:
 
 async def play_all(
     config: Config,
-    answers: Answers,
+    answers: Responder,
     episodes: Sequence[Planned],
     mode: Mode,
     *,
     told: Callable[[], None] = lambda: None,
-) -> list[Played]:
+) -> list[PlayedEpisode]:
     """Play the episodes, `env.slots` or a full engine batch of them at once, in any order.
 
     The films are those of the first episodes of each task. `told` is called after each episode.
     """
-    conventions = conventions_of(config)
+    action_spec = conventions_of(config)
     waiting = deque(enumerate(episodes))
     filmed = FILMS_PER_TASK * len({episode.task.id for episode in episodes})
-    played: list[Played] = []
+    played: list[PlayedEpisode] = []
 
     async def play_some(slot: int) -> None:
         async with environment(config, f"eval/{slot}") as env:
             while waiting:
                 index, episode = waiting.popleft()
-                seat = Seat(answers, filmed=index < filmed)
+                seat = InProcessPolicy(answers, filmed=index < filmed)
                 lease = _lease(config, episode, index, mode)
-                end = await play_episode(env, lease, episode.task, seat, seat, conventions)
+                end = await play_episode(env, lease, episode.task, seat, seat, action_spec)
                 if end.stop_reason == "environment":
                     await env.renew()
-                played.append(Played(episode, end, seat.instruction, seat.records))
+                played.append(PlayedEpisode(episode, end, seat.instruction, seat.records))
                 told()
 
     slots = min(len(episodes), max(config.env.slots, config.rollout.max_batch))
@@ -287,7 +287,7 @@ async def _evaluate(
     modes: Sequence[Mode],
     tasks: Sequence[str],
     name: str,
-) -> tuple[Evaluation, list[Played]]:
+) -> tuple[Evaluation, list[PlayedEpisode]]:
     from dart_cli.rollout.worker import load_model
 
     trained, composed = _chosen(config, tasks)
@@ -300,7 +300,7 @@ async def _evaluate(
         if directory is not None:
             await take_weights(model.engine, directory, version)
         scores: dict[Mode, ModeScore] = {}
-        kept: list[Played] = []
+        kept: list[PlayedEpisode] = []
         for mode in modes:
             with progress(mode, sum(map(len, rounds)), "episodes") as told:
                 parts = [
@@ -379,7 +379,7 @@ async def take_weights(engine: Engine, directory: Path, version: int) -> None:
             receiver.close()
 
 
-def _scored(tasks: Sequence[Task], played: Sequence[Played]) -> list[TaskScore]:
+def _scored(tasks: Sequence[Task], played: Sequence[PlayedEpisode]) -> list[TaskScore]:
     scores = []
     for task in tasks:
         ends = [each.end for each in played if each.episode.task.id == task.id]
@@ -399,7 +399,7 @@ def _scored(tasks: Sequence[Task], played: Sequence[Played]) -> list[TaskScore]:
 # --- telling and keeping --------------------------------------------------------------------
 
 
-def _keep(run_dir: Path, evaluation: Evaluation, played: Sequence[Played]) -> Path:
+def _keep(run_dir: Path, evaluation: Evaluation, played: Sequence[PlayedEpisode]) -> Path:
     """Write the evaluation and its films; the JSON last, so that it stands only when all does."""
     folder = films_dir(run_dir, evaluation.name)
     folder.mkdir(exist_ok=True)

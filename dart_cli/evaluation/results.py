@@ -25,13 +25,13 @@ Z_95 = 1.959963984540054
 """Two-sided 95 % quantile of the normal distribution."""
 
 
-class Record(BaseModel):
+class StoredModel(BaseModel):
     """Base of what is kept on disk."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class TaskScore(Record):
+class TaskScore(StoredModel):
     """Episodes of one task."""
 
     task_id: str
@@ -82,7 +82,7 @@ def total(name: str, scores: Iterable[TaskScore]) -> TaskScore:
     )
 
 
-class ModeScore(Record):
+class ModeScore(StoredModel):
     """One way of choosing actions over all tasks."""
 
     tasks: list[TaskScore]  # on held-out seeds
@@ -99,7 +99,7 @@ class ModeScore(Record):
         return total("all compositions", self.compositions)
 
 
-class Evaluation(Record):
+class Evaluation(StoredModel):
     """One set of weights on held-out episodes."""
 
     name: str  # file name in RUN/eval
@@ -117,7 +117,7 @@ class Evaluation(Record):
         return sum(score.episodes for score in scores)
 
 
-class Frame(Record):
+class FilmFrame(StoredModel):
     """One step of a film."""
 
     screenshot: str  # file name
@@ -126,7 +126,7 @@ class Frame(Record):
     path: list[tuple[int, int]] = []  # of a drag, likewise
 
 
-class Film(Record):
+class Film(StoredModel):
     """One episode as a person would watch it."""
 
     task_id: str
@@ -134,11 +134,11 @@ class Film(Record):
     instruction: str
     outcome: Outcome
     reason: str
-    frames: list[Frame]
+    frames: list[FilmFrame]
     last: str  # file name of the screenshot after the last action
 
 
-class Films(Record):
+class Films(StoredModel):
     """The films of one evaluation; their screenshots stand beside the file."""
 
     films: list[Film]

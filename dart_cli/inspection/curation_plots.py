@@ -6,8 +6,8 @@ sizes.png      how many trajectories groups got, and what success their task had
 lengths.png    steps of trajectories under the cap of their task
 entropies.png  which steps were trained on, by their mean token entropy
 
-fate           what became of one group
-outlooks       the moving average of its task's success when each group was opened
+group_outcome           what became of one group
+success_averages       the moving average of its task's success when each group was opened
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Fate = Literal["mixed", "pool", "all_success", "all_fail", "other"]
+GroupOutcome = Literal["mixed", "pool", "all_success", "all_fail", "other"]
 
-_TOLD: dict[Fate, tuple[str, str]] = {
+_TOLD: dict[GroupOutcome, tuple[str, str]] = {
     "mixed": ("trained on: successes and failures", "#2563eb"),
     "pool": ("trained on: all failed, a success of the pool joined", "#db2777"),
     "all_success": ("dropped: all passed", "#a7d7b5"),
@@ -55,7 +55,7 @@ def draw_all(reader: Reader, folder: Path) -> list[Path]:
 
     trajectories = reader.trajectories()
     groups = reader.groups()  # after them: a live run opens more, and each has its group then
-    if all(fate(group) is None for group in groups):
+    if all(group_outcome(group) is None for group in groups):
         raise UserError(f"{reader.path}: no group is over yet, there is nothing to draw")
     try:
         config = Config.model_validate_json(reader.run().config)
@@ -83,7 +83,7 @@ def draw_all(reader: Reader, folder: Path) -> list[Path]:
     return paths
 
 
-def fate(group: GroupRow) -> Fate | None:
+def group_outcome(group: GroupRow) -> GroupOutcome | None:
     """What became of a group; None while it plays or waits."""
     if group.state in ("batched", "trained"):
         return "mixed" if group.pool_member is None else "pool"
@@ -94,7 +94,7 @@ def fate(group: GroupRow) -> Fate | None:
     return "all_fail" if group.reason == "all_fail" else "other"
 
 
-def outlooks(
+def success_averages(
     groups: Sequence[GroupRow], trajectories: Sequence[TrajectoryRow]
 ) -> dict[str, float | None]:
     """Group id -> moving average of its task's success when it was opened; None before a verdict.
@@ -127,9 +127,9 @@ def _fates(figure: Figure, groups: Sequence[GroupRow]) -> None:
     tasks = _most_played(groups, MOST_TASKS)
     figure.set_size_inches(11, 1.6 + 0.32 * len(tasks))
     axes = _axes(figure)
-    counts = Counter(map(fate, groups))
+    counts = Counter(map(group_outcome, groups))
     for kind, (label, colour) in _TOLD.items():
-        marked = [g for g in groups if fate(g) == kind and g.task_id in tasks]
+        marked = [g for g in groups if group_outcome(g) == kind and g.task_id in tasks]
         if marked:
             axes.scatter(
                 [group.number for group in marked],
@@ -157,7 +157,7 @@ def _sizes(
 ) -> None:
     figure.set_size_inches(11, 3.8)
     left, right = figure.subplots(1, 2)
-    known = outlooks(groups, trajectories)
+    known = success_averages(groups, trajectories)
     counts = Counter(
         (round(value, 2), group.size) for group in groups if (value := known[group.id]) is not None
     )
@@ -185,7 +185,9 @@ def _sizes(
     left.legend(fontsize=8, frameon=False, loc="lower left")
     width = max(1, len(groups) // 40)
     parts = [groups[start : start + width] for start in range(0, len(groups), width)]
-    trained = [[group for group in part if fate(group) in ("mixed", "pool")] for part in parts]
+    trained = [
+        [group for group in part if group_outcome(group) in ("mixed", "pool")] for part in parts
+    ]
     for label, colour, chosen in (
         ("all groups", "#6b7280", parts),
         ("those trained on", "#2563eb", trained),

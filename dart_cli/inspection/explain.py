@@ -1,6 +1,6 @@
 """What became of one trajectory, in the order it happened: `dart data why`.
 
-    tell_story   a Subject -> its events, each with moment, sentence and numbers
+    explain_trajectory   a Subject -> its events, each with moment, sentence and numbers
     print_story  the same on a terminal
 
 Every sentence follows from rows of the database: the lease, the steps, the verdict, the fate of
@@ -40,7 +40,7 @@ class Event:
     numbers: dict[str, Any] = field(default_factory=dict)
 
 
-def tell_story(reader: Reader, subject: Subject) -> list[Event]:
+def explain_trajectory(reader: Reader, subject: Subject) -> list[Event]:
     """The life of one trajectory, oldest event first."""
     events: list[Event] = []
     steps = reader.steps(subject.id)

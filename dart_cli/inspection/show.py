@@ -31,11 +31,11 @@ from dart_cli.config.schema import load_config, refuse_overrides
 from dart_cli.data.exchange.transfer import run_id
 from dart_cli.data.groups import group_id
 from dart_cli.data.store.rows import (
+    CountersRow,
     GroupRow,
     PoolRow,
     SampleRow,
     StepRow,
-    TallyRow,
     TrajectoryRow,
     TrajectoryState,
 )
@@ -426,7 +426,7 @@ def count(reader: Reader) -> Json:
     }
 
 
-def _tasks(tallies: Sequence[TallyRow]) -> list[str]:
+def _tasks(tallies: Sequence[CountersRow]) -> list[str]:
     return sorted({tally.task_id for tally in tallies})
 
 
@@ -444,7 +444,7 @@ def _summed(counts: Iterable[tuple[tuple[str, str], int]]) -> list[Json]:
     ]
 
 
-def _fared(tallies: Sequence[TallyRow]) -> Json:
+def _fared(tallies: Sequence[CountersRow]) -> Json:
     by_outcome = dict.fromkeys(("pass", "fail", "invalid"), 0)
     steps = 0
     for tally in tallies:

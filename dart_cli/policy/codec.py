@@ -14,21 +14,21 @@ from functools import cache
 from typing import Protocol
 
 from bus.errors import ConfigError
-from dart_cli.policy.frames import Frame
+from dart_cli.policy.frames import CoordinateMap
 from envs.actions import Action
 
 
 class Codec(Protocol):
     """One action language."""
 
-    def parse(self, text: str, frame: Frame) -> Action:
+    def parse(self, text: str, frame: CoordinateMap) -> Action:
         """The action a completion means, in pixels of the screenshot.
 
         Raises ActionError that names what is wrong and where in the text.
         """
         ...
 
-    def format(self, action: Action, frame: Frame, thought: str = "") -> str:
+    def format(self, action: Action, frame: CoordinateMap, thought: str = "") -> str:
         """The text that `parse` reads as `action`, as the model would write it.
 
         Exact up to the frame's grid (see frames.py). Raises ActionError for an action that the

@@ -1,7 +1,7 @@
 """Coordinate frames: the numbers a model writes <-> pixels of the screenshot it saw.
 
-    Frame         one screenshot's mapping; pure, exact integer arithmetic
-    make_frame    the frame of a configured convention (`policy.coordinates`)
+    CoordinateMap         one screenshot's mapping; pure, exact integer arithmetic
+    make_coordinate_map    the frame of a configured convention (`policy.coordinates`)
     Resize        how a model's image processor resizes; resize_of, as configured
     smart_resize  the size Qwen's image processors give a screenshot
 
@@ -43,7 +43,7 @@ def resize_of(policy: PolicyConfig) -> Resize:
 
 
 @dataclass(frozen=True)
-class Frame:
+class CoordinateMap:
     """Maps a model's grid of `grid_width` x `grid_height` onto `width` x `height` pixels."""
 
     width: int  # pixels of the screenshot
@@ -66,9 +66,9 @@ class Frame:
         )
 
 
-def make_frame(
+def make_coordinate_map(
     coordinates: Coordinates, width: int, height: int, resize: Resize = _UI_TARS
-) -> Frame:
+) -> CoordinateMap:
     """The frame of one screenshot of `width` x `height` pixels.
 
     `thousandths`: numbers 0-999 of each side. `thousand`: 0-1000, both ends included, as Qwen2-VL
@@ -76,11 +76,11 @@ def make_frame(
     processor resizes it (Qwen2.5-VL, UI-TARS-1.5).
     """
     if coordinates == "thousandths":
-        return Frame(width, height, THOUSAND, THOUSAND)
+        return CoordinateMap(width, height, THOUSAND, THOUSAND)
     if coordinates == "thousand":
-        return Frame(width, height, THOUSAND + 1, THOUSAND + 1)
+        return CoordinateMap(width, height, THOUSAND + 1, THOUSAND + 1)
     grid_height, grid_width = smart_resize(height, width, **resize._asdict())
-    return Frame(width, height, grid_width, grid_height)
+    return CoordinateMap(width, height, grid_width, grid_height)
 
 
 def smart_resize(

@@ -35,10 +35,10 @@ from dart_cli.rollout.receivers import receiving
 from dart_cli.rollout.sync import WeightSync
 from dart_cli.runtime.background import background
 from dart_cli.runtime.phase_timer import PREFIX
-from dart_cli.runtime.telemetry import heard
+from dart_cli.runtime.telemetry import receive_telemetry
 
 if TYPE_CHECKING:
-    from dart_cli.engines.responder import Scribe
+    from dart_cli.engines.responder import PromptEncoder
     from dart_cli.policy.model import LoadedPolicy
 
 log = logging.getLogger(__name__)
@@ -56,15 +56,15 @@ STARTING = f"{PREFIX}starting"
 """Gauge: seconds before the first weights served, those of loading included."""
 
 
-class Answers(Protocol):
-    """Turns a screen into a completion: dart_cli.engines.responder.Responder."""
+class Responder(Protocol):
+    """Turns a screen into a completion: dart_cli.engines.responder.PolicyResponder."""
 
     @property
-    def scribe(self) -> Scribe:
+    def prompt_encoder(self) -> PromptEncoder:
         """Writes the tokens of its prompts and completions."""
         ...
 
-    async def look(self, request: ActRequest) -> object:
+    async def preload_images(self, request: ActRequest) -> object:
         """Read its screens. What is returned is held until it is answered. Raises EngineError."""
         ...
 
@@ -78,7 +78,7 @@ class Model:
     """What a worker serves with."""
 
     engine: Engine
-    responder: Answers
+    responder: Responder
 
 
 async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
@@ -123,7 +123,7 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
         )
         async with background(
             service.serve(replier, heartbeat),
-            service.listen(heard(states, config), stop),
+            service.listen(receive_telemetry(states, config), stop),
             service.watch(),
         ):
             await stop.wait()
@@ -165,13 +165,13 @@ async def _unless(stop: asyncio.Event, work: Callable[[], _T]) -> _T | None:
         done.cancel()
 
 
-def load_scribe(config: Config) -> Scribe:
+def load_scribe(config: Config) -> PromptEncoder:
     """What writes the tokens of a configuration's model; its weights are not loaded."""
     if config.rollout.engine not in MODEL_ENGINES:
-        from dart_cli.engines.scripted import ByteScribe
+        from dart_cli.engines.scripted import BytePromptEncoder
 
-        return ByteScribe()
-    from dart_cli.engines.responder import PolicyScribe
+        return BytePromptEncoder()
+    from dart_cli.engines.responder import PolicyPromptEncoder
     from dart_cli.policy.frames import resize_of
     from dart_cli.policy.model import load_policy
     from dart_cli.policy.prompt import PromptRenderer
@@ -179,7 +179,7 @@ def load_scribe(config: Config) -> Scribe:
     policy = load_policy(config.model.path, weights=False)
     renderer = PromptRenderer(policy, config.policy.system_prompt, config.policy.template)
     frame = config.policy.coordinates, resize_of(config.policy)
-    return PolicyScribe(policy, renderer, *frame)
+    return PolicyPromptEncoder(policy, renderer, *frame)
 
 
 def load_model(config: Config) -> Model:
@@ -205,7 +205,7 @@ def load_model(config: Config) -> Model:
 
     import torch
 
-    from dart_cli.engines.responder import Responder
+    from dart_cli.engines.responder import PolicyResponder
     from dart_cli.engines.transformers_engine import TransformersEngine
     from dart_cli.policy.device import pick_device
     from dart_cli.policy.frames import resize_of
@@ -230,7 +230,7 @@ def load_model(config: Config) -> Model:
     policy.images.cache_bytes = config.rollout.image_cache_mb * 2**20
     renderer = PromptRenderer(policy, config.policy.system_prompt, config.policy.template)
     frame = config.policy.coordinates, resize_of(config.policy)
-    return Model(engine, Responder(policy, engine, renderer, *frame))
+    return Model(engine, PolicyResponder(policy, engine, renderer, *frame))
 
 
 def _load_vllm(config: Config) -> tuple[LoadedPolicy, Engine]:
@@ -334,7 +334,7 @@ class _Service:
             )
         assert self._model is not None
         try:
-            screens = await self._model.responder.look(request)
+            screens = await self._model.responder.preload_images(request)
             if self._suspended:
                 return _as_it_came(request, self._worker)
             completion = await self._model.responder.answer(request)

@@ -1,10 +1,10 @@
 """The processes of a run on this host, as the kernel knows them.
 
-    fate                 what has become of a process that is silent
-    Worker, workers_of   who has, or had, a name in a run directory
+    process_liveness                 what has become of a process that is silent
+    RunProcess, workers_of   who has, or had, a name in a run directory
     when_orphaned        calls something once this process's parent is gone
 
-Only Linux tells a fate (/proc); elsewhere it is unknown.
+Only Linux tells the liveness of a process (/proc); elsewhere it is unknown.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-_FATES = {"T": "stopped", "t": "stopped", "D": "blocked", "Z": "gone", "X": "gone"}
+_STATES = {"T": "stopped", "t": "stopped", "D": "blocked", "Z": "gone", "X": "gone"}
 _STARTED = 19
 """`starttime` among the fields behind the command's bracket in /proc/PID/stat (proc(5), field 22)."""
 _SLACK_S = 1.0
 PARENT_POLL_S = 1.0
 
 
-def fate(pid: int, heard_at: float) -> str:
+def process_liveness(pid: int, heard_at: float) -> str:
     """What process `pid`, which was alive at `heard_at` (unix seconds), is doing now.
 
     `gone` (its number may be another's by now), `stopped` (SIGSTOP, Ctrl-Z, a debugger), `blocked`
@@ -43,19 +43,19 @@ def fate(pid: int, heard_at: float) -> str:
     age_s = uptime_s - int(fields[_STARTED]) / os.sysconf("SC_CLK_TCK")
     if time.time() - age_s > heard_at + _SLACK_S:
         return "gone"  # this one began later
-    return _FATES.get(fields[0], "running")
+    return _STATES.get(fields[0], "running")
 
 
 @dataclass(frozen=True)
-class Worker:
+class RunProcess:
     """Who has, or had, a name in a run."""
 
     name: str
     pid: int
-    fate: str  # see `fate`; never empty for a living one on Linux
+    liveness: str  # see `process_liveness`; never empty for a living one on Linux
 
 
-def workers_of(run_dir: Path) -> list[Worker]:
+def workers_of(run_dir: Path) -> list[RunProcess]:
     """Everybody who took a name in `run_dir` (process.claim), by name; those of other hosts are gone.
 
     Looks without locking: a lock of ours, however short, could keep a starting process out.
@@ -67,7 +67,7 @@ def workers_of(run_dir: Path) -> list[Worker]:
         except (OSError, UnicodeDecodeError):
             continue
         if text.isdecimal():
-            found.append(Worker(path.stem, int(text), fate(int(text), taken_at)))
+            found.append(RunProcess(path.stem, int(text), process_liveness(int(text), taken_at)))
     return found
 
 

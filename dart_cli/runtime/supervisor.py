@@ -1,6 +1,6 @@
 """Child processes that belong together: started, restarted when they die, ended as one.
 
-    Crew   runs named commands until its leaders have ended, one cannot be kept alive, or it is
+    Supervisor   runs named commands until its leaders have ended, one cannot be kept alive, or it is
            told to stop; then ends all of them, process groups included
 
 Each child leads its own process group, so that Ctrl-C reaches only us and nothing it started stays
@@ -78,7 +78,7 @@ class Child:
                 os.killpg(self.process.pid, number)
 
 
-class Crew:
+class Supervisor:
     """Named `dart` commands that run together; made and used inside one running loop."""
 
     def __init__(
@@ -92,7 +92,7 @@ class Crew:
     ) -> None:
         """`commands` is name -> arguments of `dart`, the last ones ended last.
 
-        The crew is done when all `leaders` ended with 0. `restarts` bounds how often each child is
+        The supervisor is done when all `leaders` ended with 0. `restarts` bounds how often each child is
         started again; `notice` is told what a person should know.
         """
         self._children = {name: Child(name, arguments) for name, arguments in commands.items()}

@@ -17,7 +17,7 @@ AGAIN_S = 600.0
 """From one warning of a silence to the next."""
 
 
-async def heard(subscriber: Subscriber, config: Config) -> AsyncIterator[Message]:
+async def receive_telemetry(subscriber: Subscriber, config: Config) -> AsyncIterator[Message]:
     """The messages of `subscriber`, without end; a warning where none came in `bus.deadline_s`."""
     first_s = config.bus.deadline_s
     silent_s, pause_s = 0.0, first_s

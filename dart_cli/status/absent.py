@@ -24,17 +24,17 @@ def why_absent(run_dir: Path, *, tcp: bool = False) -> str:
     workers = {worker.name: worker for worker in workers_of(run_dir)}
     data = workers.pop("data", None)
     where = f"data (pid {data.pid})" if data else ""
-    if data is None or not data.fate:
+    if data is None or not data.liveness:
         what = "start one with `dart data CONFIG` or `dart up CONFIG`"
         what += f"; {_OVER_TCP}" if tcp else ""
-    elif data.fate == "stopped":
+    elif data.liveness == "stopped":
         what = f"{where} is stopped (SIGSTOP or Ctrl-Z); kill -CONT {data.pid} lets it go on"
-    elif data.fate == "gone":
+    elif data.liveness == "gone":
         what = _how_it_ended(where, run_dir)
     else:
         what = f"{where} lives but does not answer; dart status --stacks shows what it does"
         what = f"{what}; {_OVER_TCP}" if tcp else what
-    waiting = [name for name, each in workers.items() if each.fate not in ("", "gone")]
+    waiting = [name for name, each in workers.items() if each.liveness not in ("", "gone")]
     return f"{what}; {', '.join(waiting)} wait for it" if waiting else what
 
 

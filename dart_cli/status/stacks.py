@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bus.errors import RunDirectoryError
-from dart_cli.runtime.liveness import Worker, workers_of
+from dart_cli.runtime.liveness import RunProcess, workers_of
 from dart_cli.runtime.logs import log_dir
 from dart_cli.runtime.stack_dump import END, SIGNAL
 
@@ -25,12 +25,12 @@ def run_stacks(run_dir: Path, say: Callable[[str], None]) -> int:
 
     Needs no data process. Raises RunDirectoryError where nothing of the run lives on this host.
     """
-    living = [worker for worker in workers_of(run_dir) if worker.fate not in ("", "gone")]
+    living = [worker for worker in workers_of(run_dir) if worker.liveness not in ("", "gone")]
     if not living:
         raise RunDirectoryError(f"{run_dir}: no process of this run lives on this host")
     begins = {worker.name: _size(_log_of(run_dir, worker)) for worker in living}
     for worker in living:
-        if worker.fate in _ASKED:
+        if worker.liveness in _ASKED:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(worker.pid, SIGNAL)
     deadline = time.monotonic() + DUMP_S
@@ -38,11 +38,11 @@ def run_stacks(run_dir: Path, say: Callable[[str], None]) -> int:
 
 
 def _say_one(
-    run_dir: Path, worker: Worker, begin: int, deadline: float, say: Callable[[str], None]
+    run_dir: Path, worker: RunProcess, begin: int, deadline: float, say: Callable[[str], None]
 ) -> int:
     """Say one process's stacks once they are whole, or what there is at the deadline."""
     say(f"=== {worker.name} (pid {worker.pid})")
-    if worker.fate not in _ASKED:
+    if worker.liveness not in _ASKED:
         say(f"is stopped (SIGSTOP or Ctrl-Z); kill -CONT {worker.pid} lets it go on")
         return 1
     log_file = _log_of(run_dir, worker)
@@ -52,7 +52,7 @@ def _say_one(
     return 0 if END in text else 1
 
 
-def _log_of(run_dir: Path, worker: Worker) -> Path:
+def _log_of(run_dir: Path, worker: RunProcess) -> Path:
     return log_dir(run_dir) / f"{_LOGS.get(worker.name, worker.name)}.log"
 
 

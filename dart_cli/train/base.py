@@ -1,6 +1,6 @@
 """What the training loop asks of a learner, and how it describes a batch; without a model.
 
-Trains     dart_cli.train.learner.Learner, or dart_cli.train.timed.TimedLearner
+Learner     dart_cli.train.learner.PolicyLearner, or dart_cli.train.timed.TimedLearner
 describe   staleness and size of a batch, as metrics
 """
 
@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from bus.messages import Batch, StepGap
+from bus.messages import Batch, StepMismatch
 
 Tensors = dict[str, torch.Tensor]
 
@@ -25,7 +25,7 @@ class Updated(Protocol):
         ...
 
     @property
-    def gaps(self) -> list[StepGap]:
+    def gaps(self) -> list[StepMismatch]:
         """How far engine and trainer were apart, by step."""
         ...
 
@@ -45,7 +45,7 @@ class Updated(Protocol):
         ...
 
 
-class Weighs(Protocol):
+class WeightSource(Protocol):
     """What has weights to publish."""
 
     def weights(self) -> Tensors:
@@ -57,11 +57,11 @@ class Weighs(Protocol):
         ...
 
 
-class Trains(Protocol):
+class Learner(Protocol):
     """A learner. Not thread-safe: one thread at a time."""
 
     @property
-    def model(self) -> Weighs:
+    def model(self) -> WeightSource:
         """What is trained."""
         ...
 

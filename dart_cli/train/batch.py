@@ -91,7 +91,7 @@ def micro_batches(batch: Batch, policy: LoadedPolicy, size: int) -> Iterator[Mic
     Samples of weight 0 are left out. Raises ProtocolError where a prompt's placeholders do not
     agree with its images, EngineError for an image that does not decode.
     """
-    part: list[Row] = []
+    part: list[PromptRow] = []
     for row in arrange([sample for sample in batch.samples if sample.weight != 0], size):
         if part and sum(len(held.samples) for held in part) + len(row.samples) > size:
             yield _collate(part, batch, policy)
@@ -102,7 +102,7 @@ def micro_batches(batch: Batch, policy: LoadedPolicy, size: int) -> Iterator[Mic
 
 
 @dataclass(frozen=True)
-class Row:
+class PromptRow:
     """Samples with one prompt, and where each one's completion begins behind it."""
 
     samples: tuple[Sample, ...]
@@ -115,7 +115,7 @@ class Row:
         return len(self.samples[0].prompt_token_ids)
 
 
-def arrange(samples: Sequence[Sample], size: int) -> list[Row]:
+def arrange(samples: Sequence[Sample], size: int) -> list[PromptRow]:
     """Rows of at most `size` samples, in the order in which they are cut into parts."""
     by_prompt: dict[tuple[tuple[int, ...], tuple[str, ...]], list[Sample]] = {}
     for sample in sorted(samples, key=lambda each: (each.trajectory_id, each.step)):
@@ -123,7 +123,7 @@ def arrange(samples: Sequence[Sample], size: int) -> list[Row]:
         by_prompt.setdefault(prompt, []).append(sample)
     rows = [row for sharing in by_prompt.values() for row in _rows(sharing, size)]
 
-    def key(row: Row) -> tuple[int, list[str], str, int]:
+    def key(row: PromptRow) -> tuple[int, list[str], str, int]:
         first = row.samples[0]
         bucket = len(row.token_ids) // LENGTH_BUCKET
         return bucket, first.image_hashes, first.trajectory_id, first.step
@@ -131,16 +131,16 @@ def arrange(samples: Sequence[Sample], size: int) -> list[Row]:
     return sorted(rows, key=key)
 
 
-def _rows(sharing: Sequence[Sample], size: int) -> Iterator[Row]:
+def _rows(sharing: Sequence[Sample], size: int) -> Iterator[PromptRow]:
     """Rows of samples with one prompt; a row at most doubles the prompt's length."""
     prompt = sharing[0].prompt_token_ids
     held: list[Sample] = []
     starts: dict[tuple[int, ...], int] = {}
     tokens = list(prompt)
 
-    def row() -> Row:
+    def row() -> PromptRow:
         places = [starts[tuple(sample.token_ids)] for sample in held]
-        return Row(tuple(held), tuple(places), tuple(tokens))
+        return PromptRow(tuple(held), tuple(places), tuple(tokens))
 
     for sample in sharing:
         completion = tuple(sample.token_ids)
@@ -160,7 +160,7 @@ def completion_tokens(batch: Batch) -> int:
     return sum(len(sample.token_ids) for sample in batch.samples if sample.weight != 0)
 
 
-def _collate(part: Sequence[Row], batch: Batch, policy: LoadedPolicy) -> MicroBatch:
+def _collate(part: Sequence[PromptRow], batch: Batch, policy: LoadedPolicy) -> MicroBatch:
     try:
         inputs = policy.inputs(
             [row.token_ids for row in part],
@@ -223,7 +223,7 @@ def _versions(sample: Sample) -> list[int]:
     return versions
 
 
-def _branched(inputs: ModelInputs, part: Sequence[Row]) -> ModelInputs:
+def _branched(inputs: ModelInputs, part: Sequence[PromptRow]) -> ModelInputs:
     """The inputs with completions that do not see each other, where a row holds several."""
     if all(len(set(row.starts)) == 1 for row in part):
         return inputs

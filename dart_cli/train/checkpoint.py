@@ -1,6 +1,6 @@
 """Checkpoints of the trainer: whole or absent, without pickle, resumed bit for bit.
 
-    Progress       where the run stands, as JSON
+    TrainerProgress       where the run stands, as JSON
     save           RUN/checkpoints/c000010/{model,optimizer}.safetensors, state.json
     load_newest    the newest checkpoint that is sound
 
@@ -33,7 +33,7 @@ _GENERATOR = "/generator"  # beside the optimizer's `parameter/name`; no paramet
 _NAME = re.compile(r"c(\d{6,})")
 
 
-class Progress(BaseModel):
+class TrainerProgress(BaseModel):
     """Where the trainer stands."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -48,7 +48,7 @@ class Progress(BaseModel):
 class _State(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    progress: Progress
+    progress: TrainerProgress
     digests: dict[str, str]  # file name -> BLAKE2b
 
 
@@ -57,7 +57,7 @@ class Checkpoint:
     """A trainer, as it stood."""
 
     path: Path
-    progress: Progress
+    progress: TrainerProgress
     weights: dict[str, torch.Tensor]
     optimizer: dict[str, torch.Tensor]
     generator: torch.Tensor  # state of torch's CPU generator
@@ -65,7 +65,7 @@ class Checkpoint:
 
 def save(
     directory: Path,
-    progress: Progress,
+    progress: TrainerProgress,
     weights: Mapping[str, torch.Tensor],
     optimizer: Mapping[str, torch.Tensor],
     keep: int,

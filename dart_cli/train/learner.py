@@ -1,6 +1,6 @@
 """One update from one batch.
 
-    Learner         model, AdamW and learning-rate schedule; `update` is the whole of learning
+    PolicyLearner         model, AdamW and learning-rate schedule; `update` is the whole of learning
     learning_rate   the schedule
 
 An update is `train.epochs` passes over the batch, each with one optimizer step on all of it. The
@@ -21,15 +21,15 @@ from dataclasses import dataclass, field, fields
 
 import torch
 
-from bus.messages import Batch, StepGap
+from bus.messages import Batch, StepMismatch
 from dart_cli.algo.loss import TokenStats, policy_loss
 from dart_cli.algo.normalise import Shares, loss_shares
 from dart_cli.algo.objective import Objective, ess_factor
 from dart_cli.config.schema import TrainConfig
 from dart_cli.train.batch import MicroBatch, check, completion_tokens, micro_batches
-from dart_cli.train.logprob_gaps import step_gaps
-from dart_cli.train.model import Scores, TrainModel
-from dart_cli.train.parity import Compared, Gate, compare, joined
+from dart_cli.train.logprob_gaps import step_mismatches
+from dart_cli.train.model import TokenScores, TrainModel
+from dart_cli.train.parity import Compared, ParityGate, compare, joined
 
 Tensors = dict[str, torch.Tensor]
 
@@ -45,10 +45,10 @@ class Update:
     metrics: dict[str, float]  # see docs/objective.md
     note: str = ""  # why they stayed, or what was unusual
     alarm: str = ""  # why the run must stop: engine and trainer disagree (parity.py)
-    gaps: list[StepGap] = field(default_factory=list)  # before the update
+    gaps: list[StepMismatch] = field(default_factory=list)  # before the update
 
 
-class Learner:
+class PolicyLearner:
     """Updates one model. Not thread-safe: one thread at a time."""
 
     def __init__(self, model: TrainModel, config: TrainConfig) -> None:
@@ -58,7 +58,7 @@ class Learner:
             **{part.name: getattr(config, part.name) for part in fields(Objective)}
         )
         self._parameters = model.trainable()
-        self._gate = Gate(config, model)
+        self._gate = ParityGate(config, model)
         self._masters = {name: _master(value) for name, value in self._parameters.items()}
         matrices = [value for value in self._masters.values() if value.ndim >= 2]
         vectors = [value for value in self._masters.values() if value.ndim < 2]
@@ -84,7 +84,7 @@ class Learner:
         """
         check(batch, self.model.policy)
         rate = learning_rate(updates_done, self._config)
-        work = _Work(batch, self._shares(batch))
+        work = _BatchInHand(batch, self._shares(batch))
         looked_back = self._gate.look_back(batch, policy_version)
         norms: list[float] = []  # of the steps that were taken
         factor, note, alarm = 1.0, "", ""
@@ -127,7 +127,7 @@ class Learner:
             work.gaps,
         )
 
-    def _accumulate(self, work: _Work) -> float:
+    def _accumulate(self, work: _BatchInHand) -> float:
         """Pass over the batch: gradients of the whole loss; returns their norm before clipping.
 
         Adds the pass to `work`, and what the first one finds out for those behind it.
@@ -148,7 +148,7 @@ class Learner:
             loss, stats = self._loss(part, scores, work.proximal[index], temperature, work.shares)
             work.clock.lap("forward_s")
             if is_first:
-                work.gaps += step_gaps(work.proximal[index], part)
+                work.gaps += step_mismatches(work.proximal[index], part)
             loss.backward()  # type: ignore[no-untyped-call]
             self._gather_gradients()
             work.clock.lap("backward_s")
@@ -161,7 +161,7 @@ class Learner:
     def _loss(
         self,
         part: MicroBatch,
-        scores: Scores,
+        scores: TokenScores,
         proximal: torch.Tensor,
         temperature: float,
         shares: Shares,
@@ -305,7 +305,7 @@ def _described(passes: Sequence[TokenStats]) -> dict[str, float]:
 
 
 @dataclass
-class _Work:
+class _BatchInHand:
     """A batch in hand, and what the passes over it have found so far."""
 
     batch: Batch
@@ -314,7 +314,7 @@ class _Work:
     compared: list[Compared] = field(default_factory=list)  # the first pass, by micro-batch
     stats: list[TokenStats] = field(default_factory=list)  # by pass
     clock: _Laps = field(default_factory=lambda: _Laps(TIMES))
-    gaps: list[StepGap] = field(default_factory=list)  # of the first pass
+    gaps: list[StepMismatch] = field(default_factory=list)  # of the first pass
 
 
 class _Laps:

@@ -1,6 +1,6 @@
 """How far trainer and engine are apart on each step, for the viewer: told with the acknowledgement.
 
-step_gaps   a scored micro-batch -> one StepGap for each sample whose behaviour policy is known
+step_mismatches   a scored micro-batch -> one StepGap for each sample whose behaviour policy is known
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from math import isfinite
 
 import torch
 
-from bus.messages import StepGap
+from bus.messages import StepMismatch
 from dart_cli.train.batch import MicroBatch
 
 
-def step_gaps(proximal: torch.Tensor, part: MicroBatch) -> list[StepGap]:
+def step_mismatches(proximal: torch.Tensor, part: MicroBatch) -> list[StepMismatch]:
     """Of the samples of `part`, whose tokens' log-probabilities before the update are `proximal` [N].
 
     A gap that is not finite is left out: the update says what is wrong there.
@@ -21,7 +21,7 @@ def step_gaps(proximal: torch.Tensor, part: MicroBatch) -> list[StepGap]:
     gaps = proximal.double().cpu() - part.behaviour_logprobs.double()
     pieces = torch.split(gaps, [len(sample.token_ids) for sample in part.samples])
     return [
-        StepGap(
+        StepMismatch(
             trajectory_id=sample.trajectory_id,
             step=sample.step,
             mean=mean,

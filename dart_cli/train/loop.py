@@ -44,7 +44,7 @@ from bus.messages import (
     Reply,
     Request,
     RunState,
-    StepGap,
+    StepMismatch,
     TrainerHello,
     WeightsPublished,
 )
@@ -54,8 +54,8 @@ from dart_cli.config.schema import Config, run_curve, run_endpoints, weights_dir
 from dart_cli.runtime.background import background
 from dart_cli.runtime.phase_timer import TimeSplit, as_gauges
 from dart_cli.runtime.role import finishing
-from dart_cli.train.base import Trains, Updated, describe
-from dart_cli.train.checkpoint import Progress, load_newest, save
+from dart_cli.train.base import Learner, Updated, describe
+from dart_cli.train.checkpoint import TrainerProgress, load_newest, save
 from dart_cli.train.curves import Curves, check_wandb
 from dart_cli.weights.base import Published, WeightChannel
 from dart_cli.weights.collective import CollectiveChannel, meeting_place
@@ -148,13 +148,13 @@ class _Trainer:
         self._torch_thread = torch_thread
         self._checkpoints = config.run.dir / "checkpoints"
         self.channel = make_channel(config)
-        self._progress = Progress()
+        self._progress = TrainerProgress()
         self._is_published = True  # the newest version is exactly the present weights
         self._skipped_in_a_row = 0
         self._time = TimeSplit(PHASES, "starting")
         self._stopping = False
         self._tokens = 0.0  # trained on in this process's life
-        self._gaps: dict[int, list[StepGap]] = {}  # by batch, until it is acknowledged
+        self._gaps: dict[int, list[StepMismatch]] = {}  # by batch, until it is acknowledged
 
     async def run(self) -> None:
         """Begin where the last checkpoint ends, train, end with a checkpoint and weights on disk."""
@@ -193,7 +193,7 @@ class _Trainer:
 
     # --- begin ------------------------------------------------------------------------------
 
-    async def _begin(self) -> Trains:
+    async def _begin(self) -> Learner:
         """A learner at its last checkpoint, its weights published, data told."""
         with self.heartbeat.waiting("the model to load", on="model"):
             learner = await self._in_torch(self._load)
@@ -212,7 +212,7 @@ class _Trainer:
         await self._announce(published)
         return learner
 
-    def _load(self) -> Trains:
+    def _load(self) -> Learner:
         learner = make_learner(self._config)
         torch.manual_seed(self._config.run.seed % 2**64)  # whatever a library has left it at
         checkpoint = load_newest(self._checkpoints)
@@ -229,12 +229,12 @@ class _Trainer:
             log.info("goes on from %s, batch %d", checkpoint.path, self._progress.last_batch_id)
         return learner
 
-    def _resume_weights(self, learner: Trains) -> Published:
+    def _resume_weights(self, learner: Learner) -> Published:
         return self.channel.resume(learner.model.weights(), self._version, learner.model.frozen())
 
     # --- train ------------------------------------------------------------------------------
 
-    async def _train(self, learner: Trains, curves: Curves) -> None:
+    async def _train(self, learner: Learner, curves: Curves) -> None:
         """Take a batch, update, checkpoint, publish, acknowledge; until done or told to stop."""
         while self._progress.updates < self._config.train.updates and not self._stop.is_set():
             self._time.enter("waiting")
@@ -266,7 +266,7 @@ class _Trainer:
                 await self._unless_stopped(asyncio.sleep(reply.retry_after_s))
             reason = reply.reason
 
-    async def _step(self, learner: Trains, batch: Batch, curves: Curves) -> dict[str, float]:
+    async def _step(self, learner: Learner, batch: Batch, curves: Curves) -> dict[str, float]:
         """Update on `batch`, checkpoint and publish where due; returns the metrics.
 
         Raises ParityError where engine and trainer disagree; the batch is then not acknowledged.
@@ -328,7 +328,7 @@ class _Trainer:
         is_turn = done % every == 0 or done == self._config.train.updates
         return is_turn and not self._is_published
 
-    async def _checkpoint(self, learner: Trains) -> None:
+    async def _checkpoint(self, learner: Learner) -> None:
         await self._in_torch(
             save,
             self._checkpoints,
@@ -339,7 +339,7 @@ class _Trainer:
         )
         self._progress = self._progress.model_copy(update={"batches_trained": []})
 
-    async def _publish(self, learner: Trains) -> None:
+    async def _publish(self, learner: Learner) -> None:
         """The weights as the next version."""
         version = self._version + 1
         published = await self._in_torch(self.channel.publish, learner.model.weights(), version)
@@ -457,13 +457,13 @@ def make_channel(config: Config) -> WeightChannel:
     return CollectiveChannel(files, meeting_place(config.run.dir), config.sync.deadline_s)
 
 
-def make_learner(config: Config) -> Trains:
+def make_learner(config: Config) -> Learner:
     """The learner that a configuration asks for, its model loaded. Raises ModelError."""
     if config.train.learner == "timed":
         from dart_cli.train.timed import TimedLearner
 
         return TimedLearner(config.timing)
-    from dart_cli.train.learner import Learner
+    from dart_cli.train.learner import PolicyLearner
     from dart_cli.train.model import TrainModel
 
-    return Learner(TrainModel.load(config), config.train)
+    return PolicyLearner(TrainModel.load(config), config.train)

@@ -23,7 +23,7 @@ from dart_cli.train.batch import MicroBatch
 
 
 @dataclass(frozen=True)
-class Scores:
+class TokenScores:
     """What a model says of the completion tokens of a micro-batch."""
 
     logprobs: torch.Tensor  # [N], nats, of the distribution sampled from; with gradient
@@ -53,7 +53,7 @@ class TrainModel:
 
     def score(
         self, part: MicroBatch, temperature: float, *, entropy_gradient: bool = False
-    ) -> Scores:
+    ) -> TokenScores:
         """The policy's scores of a micro-batch."""
         return score(self.policy, part, temperature, entropy_gradient=entropy_gradient)
 
@@ -80,7 +80,7 @@ class TrainModel:
 
 def score(
     policy: LoadedPolicy, part: MicroBatch, temperature: float, *, entropy_gradient: bool = False
-) -> Scores:
+) -> TokenScores:
     """Log-probabilities and entropies of the completion tokens of `part`.
 
     A gradient of the entropies keeps one more [N, V] for the backward pass.
@@ -90,4 +90,4 @@ def score(
     values = values[part.rows.to(device), part.columns.to(device)]  # [N, V]
     logprobs = masked_logprobs(values, policy.forbidden(device), temperature)
     chosen = logprobs.gather(1, part.token_ids.to(device)[:, None])[:, 0]
-    return Scores(chosen, entropy(logprobs if entropy_gradient else logprobs.detach()))
+    return TokenScores(chosen, entropy(logprobs if entropy_gradient else logprobs.detach()))

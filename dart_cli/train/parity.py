@@ -2,7 +2,7 @@
 
     Compared   tokens with both log-probabilities, the version that sampled them, what was seen
     compare    those of a micro-batch that has just been scored
-    Gate       what is told of them, which weights are kept to compare with, when the run must stop
+    ParityGate       what is told of them, which weights are kept to compare with, when the run must stop
     describe, alarm_of   numbers and an explanation; `dart doctor --parity` tells the same
 
 Only tokens that one version alone sampled can be compared, and only with that version's weights:
@@ -32,7 +32,7 @@ from bus.messages import Batch
 from dart_cli.algo.mismatch import Mismatch, mismatch
 from dart_cli.config.schema import TrainConfig
 from dart_cli.train.batch import MicroBatch, micro_batches
-from dart_cli.train.model import Scores, TrainModel
+from dart_cli.train.model import TokenScores, TrainModel
 
 LIMITS = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Nats. Rounding alone makes a mean of about 1e-6 in float32 and of 0.01 to 0.03 in bfloat16, where
@@ -74,7 +74,7 @@ class Compared:
         return {name: part.mismatch() for name, part in kinds.items() if part.engine.size}
 
 
-def compare(scores: Scores, part: MicroBatch) -> Compared:
+def compare(scores: TokenScores, part: MicroBatch) -> Compared:
     """The sampled tokens of a micro-batch; demonstrations, which no engine sampled, are left out."""
     lengths = [len(sample.token_ids) for sample in part.samples]
     seen = [min(len(sample.image_hashes), len(SEEN) - 1) for sample in part.samples]
@@ -102,7 +102,7 @@ def rescore(model: TrainModel, batch: Batch, size: int) -> Compared:
     return joined([compare(model.score(part, batch.temperature), part) for part in parts])
 
 
-class Gate:
+class ParityGate:
     """Compares batch by batch. Not thread-safe: the learner's thread."""
 
     def __init__(self, config: TrainConfig, model: TrainModel) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from bus.messages import Batch, StepGap
+from bus.messages import Batch, StepMismatch
 from dart_cli.config.schema import TimingConfig
 from dart_cli.train.base import Tensors
 
@@ -24,7 +24,7 @@ class TimedUpdate:
     """What a pretended update did: see dart_cli.train.base.Updated."""
 
     applied: bool
-    gaps: list[StepGap] = field(default_factory=list, kw_only=True)  # none: it scores nothing
+    gaps: list[StepMismatch] = field(default_factory=list, kw_only=True)  # none: it scores nothing
     metrics: dict[str, float]
     note: str = ""
     alarm: str = ""
@@ -46,7 +46,7 @@ class TimedModel:
 
 
 class TimedLearner:
-    """See dart_cli.train.base.Trains."""
+    """See dart_cli.train.base.Learner."""
 
     def __init__(self, timing: TimingConfig) -> None:
         self.model = TimedModel()

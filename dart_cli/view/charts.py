@@ -15,7 +15,7 @@ from math import ceil, floor, isfinite, log10
 
 from markupsafe import Markup
 
-Point = tuple[float, float]
+Interval = tuple[float, float]
 
 MOST_POINTS = 240
 """Points of a line; more cannot be told apart on a screen."""
@@ -33,7 +33,7 @@ class Series:
     """One line: its name is shown where the pointer rests on it."""
 
     name: str
-    points: Sequence[Point]  # in the order of x
+    points: Sequence[Interval]  # in the order of x
     kind: str = "line"  # class of view.css: line, thin, mean
 
 
@@ -52,7 +52,7 @@ def line_chart(
     if not points:
         return Markup("")
     xs, ys = [x for x, _ in points], [y for _, y in points]
-    frame = _Frame(
+    frame = _PlotArea(
         (min(xs), max(xs)),
         _padded(min(ys) if low is None else low, max(ys) if high is None else high),
         width,
@@ -63,7 +63,7 @@ def line_chart(
 
 
 def sparkline(
-    points: Sequence[Point],
+    points: Sequence[Interval],
     *,
     low: float | None = None,
     high: float | None = None,
@@ -77,7 +77,7 @@ def sparkline(
         return Markup("")
     ys = [y for _, y in drawn]
     bounds = _padded(min(ys) if low is None else low, max(ys) if high is None else high)
-    frame = _Frame((drawn[0][0], drawn[-1][0]), bounds, width, height, margin=False)
+    frame = _PlotArea((drawn[0][0], drawn[-1][0]), bounds, width, height, margin=False)
     return _svg("spark", width, height, label, [_line(frame, Series(label, drawn))])
 
 
@@ -118,7 +118,7 @@ def token_bars(
     ).format(max(len(values), _LEAST_TOKENS), height, label, Markup("").join(parts))
 
 
-def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
+def thinned(points: Sequence[Interval], most: int = MOST_POINTS) -> list[Interval]:
     """At most `most` points: of more, the mean of each bucket; what is no number is left out."""
     known = [(x, y) for x, y in points if isfinite(x) and isfinite(y)]
     if len(known) <= most:
@@ -135,11 +135,11 @@ def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
 
 
 @dataclass(frozen=True)
-class _Frame:
+class _PlotArea:
     """Where data stands on the picture."""
 
-    x_range: Point
-    y_range: Point
+    x_range: Interval
+    y_range: Interval
     width: int
     height: int
     margin: bool = True
@@ -155,12 +155,12 @@ class _Frame:
         return self.height - bottom - _share(value, self.y_range) * (self.height - top - bottom)
 
 
-def _share(value: float, bounds: Point) -> float:
+def _share(value: float, bounds: Interval) -> float:
     low, high = bounds
     return (value - low) / (high - low) if high > low else 0.5
 
 
-def _padded(low: float, high: float) -> Point:
+def _padded(low: float, high: float) -> Interval:
     """Bounds that are apart, so that a constant is a line in the middle."""
     size = max(abs(low), abs(high))
     if high - low > _NOTHING * max(1.0, size):
@@ -169,7 +169,7 @@ def _padded(low: float, high: float) -> Point:
     return low - room, high + room
 
 
-def _line(frame: _Frame, series: Series) -> Markup:
+def _line(frame: _PlotArea, series: Series) -> Markup:
     if not series.points:
         return Markup("")
     places = [(frame.x(x), frame.y(y)) for x, y in series.points]
@@ -183,7 +183,7 @@ def _line(frame: _Frame, series: Series) -> Markup:
     return Markup('<path class="{}" d="{}">{}</path>').format(series.kind, path, title)
 
 
-def _grid(frame: _Frame) -> list[Markup]:
+def _grid(frame: _PlotArea) -> list[Markup]:
     """Horizontal lines at round values, and the ends of the x axis."""
     parts = []
     for value in _ticks(*frame.y_range):

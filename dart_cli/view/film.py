@@ -72,7 +72,7 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Frame:
+class StepView:
     """One step."""
 
     row: StepRow
@@ -91,7 +91,7 @@ class Frame:
 
 def frames(
     reader: Reader, site: Site, rows: Sequence[StepRow], samples: Sequence[SampleRow]
-) -> list[Frame]:
+) -> list[StepView]:
     """The steps `rows` with what they weighed in their batches."""
     shown = screens(reader, site, [row.screenshot for row in rows])
     colours = _colours(row for row in rows)
@@ -166,13 +166,13 @@ def spans(row: StepRow, colours: Mapping[int, str]) -> list[Span]:
 
 def _frame(
     row: StepRow, screen: Screen | None, colours: Mapping[int, str], uses: list[Use]
-) -> Frame:
+) -> StepView:
     parts = spans(row, colours)
     thought, action, said = row.text.rpartition(_ACTION_WORD)
     kinds = ["v0"] * len(row.token_ids)
     for span in parts:
         kinds[span.start : span.end] = [span.kind] * (span.end - span.start)
-    return Frame(
+    return StepView(
         row=row,
         screen=screen,
         marks=Markup("") if screen is None else marks(row.action, screen),

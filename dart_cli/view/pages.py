@@ -22,16 +22,16 @@ from typing import Any, Literal, TypeVar, get_args
 from bus.errors import StoreError, UserError
 from bus.messages import Outcome
 from dart_cli.data.store.rows import (
+    CountersRow,
     CurvePoint,
     GroupRow,
     GroupState,
     MetricPoint,
     ProcessRow,
-    TallyRow,
     TrajectoryRow,
 )
 from dart_cli.data.store.writer import Reader
-from dart_cli.inspection.explain import tell_story
+from dart_cli.inspection.explain import explain_trajectory
 from dart_cli.inspection.show import STATES, find_subject
 from dart_cli.view import film
 from dart_cli.view.charts import MOST_POINTS, Series, bar, line_chart, sparkline
@@ -150,7 +150,7 @@ def run(reader: Reader, site: Site, query: Query) -> Values:
     }
 
 
-def _facts(reader: Reader, tallies: Sequence[TallyRow]) -> list[tuple[str, str]]:
+def _facts(reader: Reader, tallies: Sequence[CountersRow]) -> list[tuple[str, str]]:
     """The run in a few numbers."""
     version = reader.newest_version()
     judged = {
@@ -215,7 +215,7 @@ def _points(curve: Iterable[CurvePoint]) -> list[tuple[float, float]]:
     return [(float(point.policy_version), point.success) for point in curve]
 
 
-def _stages(tallies: Sequence[TallyRow]) -> list[Values]:
+def _stages(tallies: Sequence[CountersRow]) -> list[Values]:
     """How many trajectories are in which state, in the order of a life."""
     return _shares(
         (state, {"state": state}, sum(t.trajectories for t in tallies if t.state == state), state)
@@ -223,7 +223,7 @@ def _stages(tallies: Sequence[TallyRow]) -> list[Values]:
     )
 
 
-def _drops(tallies: Sequence[TallyRow]) -> list[Values]:
+def _drops(tallies: Sequence[CountersRow]) -> list[Values]:
     """Why trajectories were dropped, the most frequent reason first."""
     counts: dict[str, int] = {}
     for tally in tallies:
@@ -304,15 +304,15 @@ def task(reader: Reader, site: Site, query: Query, name: str) -> Values:
 
 
 def _task_rows(
-    tallies: Sequence[TallyRow], curve: Mapping[str, Sequence[CurvePoint]]
+    tallies: Sequence[CountersRow], curve: Mapping[str, Sequence[CurvePoint]]
 ) -> list[Values]:
-    by_task: dict[str, list[TallyRow]] = {}
+    by_task: dict[str, list[CountersRow]] = {}
     for tally in tallies:
         by_task.setdefault(tally.task_id, []).append(tally)
     return [_task_row(name, rows, curve.get(name, [])) for name, rows in sorted(by_task.items())]
 
 
-def _task_row(name: str, tallies: Sequence[TallyRow], curve: Sequence[CurvePoint]) -> Values:
+def _task_row(name: str, tallies: Sequence[CountersRow], curve: Sequence[CurvePoint]) -> Values:
     judged = {
         outcome: sum(t.trajectories for t in tallies if t.outcome == outcome)
         for outcome in OUTCOMES
@@ -429,7 +429,7 @@ def trajectory(reader: Reader, site: Site, query: Query, name: str) -> Values:
             reader, site, reader.steps(subject.id), reader.sample_rows(subject.id)
         ),
         "final": film.final_screen(reader, site, row),
-        "story": tell_story(reader, subject),
+        "story": explain_trajectory(reader, subject),
     }
 
 
@@ -515,8 +515,8 @@ def _task_ids(reader: Reader) -> list[str]:
     return sorted({task_id for _, task_id in reader.instructions()})
 
 
-Kind = Literal["run", "tasks", "groups", "trajectories"]
-LISTS: dict[Kind, PageOf] = {
+PageKind = Literal["run", "tasks", "groups", "trajectories"]
+LISTS: dict[PageKind, PageOf] = {
     "run": run,
     "tasks": tasks,
     "groups": groups,

@@ -144,7 +144,7 @@ def _written_at(run: Path) -> float:
 def _run_app(run_dir: Path, site: Site) -> Starlette:
     """The pages of one run."""
 
-    def list_page(kind: pages.Kind) -> Callable[[Request], Response]:
+    def list_page(kind: pages.PageKind) -> Callable[[Request], Response]:
         def show(request: Request) -> Response:
             query = pages.Query(request.query_params)
             with open_reader(run_dir) as reader:

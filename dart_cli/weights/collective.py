@@ -1,7 +1,7 @@
 """Weights from the trainer's memory to each worker in turn, by torch.distributed.
 
     CollectiveChannel   the trainer's end: publishes, and answers TransferRequest
-    Courier             its thread: sends what is asked for, one worker after the other
+    TransferThread             its thread: sends what is asked for, one worker after the other
     CollectiveReceiver  a worker's end: asks, joins, receives into its own copy, checks
 
 A version is published as with `file`, a manifest on disk, but its tensors stay in the trainer's memory
@@ -65,13 +65,13 @@ def meeting_place(run_dir: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class _Job:
+class _Transfer:
     request: TransferRequest
     version: Version
     deadline: float  # monotonic seconds
 
 
-class Courier:
+class TransferThread:
     """Sends versions from a daemon thread. Holds at most one job for each worker."""
 
     def __init__(self, directory: Path, deadline_s: float) -> None:
@@ -79,11 +79,11 @@ class Courier:
         shutil.rmtree(directory, ignore_errors=True)  # of a trainer that was killed
         self._directory = make_private_dir(directory)
         self._deadline_s = deadline_s
-        self._jobs: OrderedDict[str, _Job] = OrderedDict()
+        self._jobs: OrderedDict[str, _Transfer] = OrderedDict()
         self._pairs: dict[str, Pair] = {}
         self._changed = threading.Condition()
         self._closing = False
-        self._thread = threading.Thread(target=self._serve, name="courier", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="transfer_thread", daemon=True)
         self._thread.start()
 
     def send(self, request: TransferRequest, version: Version) -> None:
@@ -91,7 +91,7 @@ class Courier:
         with self._changed:
             self._jobs.pop(request.worker, None)
             deadline = time.monotonic() + self._deadline_s
-            self._jobs[request.worker] = _Job(request, version, deadline)
+            self._jobs[request.worker] = _Transfer(request, version, deadline)
             self._changed.notify()
 
     def knows(self, worker: str, group: str) -> bool:
@@ -120,13 +120,13 @@ class Courier:
         for worker in list(self._pairs):
             self._leave(worker)
 
-    def _next(self) -> _Job | None:
+    def _next(self) -> _Transfer | None:
         with self._changed:
             while not (self._jobs or self._closing):
                 self._changed.wait()
             return None if self._closing else self._jobs.popitem(last=False)[1]
 
-    def _deliver(self, job: _Job) -> int:
+    def _deliver(self, job: _Transfer) -> int:
         """Send the tensors; how many bytes. Raises WeightsError."""
         request, flat = job.request, job.version.tensors
         pair = self._pairs.get(request.worker)
@@ -148,7 +148,7 @@ class Courier:
             (self._directory / pair.name).unlink(missing_ok=True)
 
 
-def _version(job: _Job) -> int:
+def _version(job: _Transfer) -> int:
     return job.version.published.policy_version
 
 
@@ -158,7 +158,7 @@ class CollectiveChannel:
     def __init__(self, files: FileChannel, directory: Path, deadline_s: float) -> None:
         """`files` keeps copies; workers are met in `directory`. Raises RunDirectoryError."""
         self._files = files
-        self._courier = Courier(directory, deadline_s)
+        self._transfer_thread = TransferThread(directory, deadline_s)
 
     def publish(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> Published:
         """Copy the tensors, and write the manifest, the set too where it is due."""
@@ -189,13 +189,13 @@ class CollectiveChannel:
         newest = version.published
         wanted = (request.policy_version, request.digest)
         accepted = wanted == (newest.policy_version, newest.digest) and (
-            request.is_new or self._courier.knows(request.worker, request.group)
+            request.is_new or self._transfer_thread.knows(request.worker, request.group)
         )
         if accepted:
             unknown = set(request.tensors) - version.tensors.tensors.keys()
             if unknown:
                 raise ProtocolError(f"TransferRequest.tensors: there is no {min(unknown)}")
-            self._courier.send(request, version)
+            self._transfer_thread.send(request, version)
         return TransferReply(
             accepted=accepted,
             policy_version=newest.policy_version,
@@ -205,7 +205,7 @@ class CollectiveChannel:
 
     def close(self) -> None:
         """Send nothing more; leave the newest version whole on disk."""
-        self._courier.close()
+        self._transfer_thread.close()
         self._files.close()
 
 

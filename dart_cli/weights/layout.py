@@ -53,7 +53,7 @@ class Shaped(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorEntry:
     """One tensor: bytes [begin, end) behind the header."""
 
     shape: tuple[int, ...]
@@ -67,7 +67,7 @@ class Layout:
     """A safetensors file: its header as bytes, then `size_bytes` of tensors."""
 
     header: bytes
-    places: dict[str, Place]  # in the order of the file
+    places: dict[str, TensorEntry]  # in the order of the file
     size_bytes: int
 
 
@@ -78,13 +78,13 @@ def layout_of(tensors: Mapping[str, Shaped]) -> Layout:
             raise WeightsError(f"{name} is {tensor.dtype}, which safetensors does not hold")
     order = sorted(tensors, key=lambda name: (-CODES[tensors[name].dtype][1], name))
     tree: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    places: dict[str, Place] = {}
+    places: dict[str, TensorEntry] = {}
     end = 0
     for name in order:
         shape, dtype = tuple(tensors[name].shape), tensors[name].dtype
         code, width = CODES[dtype]
         begin, end = end, end + math.prod(shape) * width
-        places[name] = Place(shape, dtype, begin, end)
+        places[name] = TensorEntry(shape, dtype, begin, end)
         tree[name] = {"dtype": code, "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(tree, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # so that the tensors are aligned
@@ -136,7 +136,7 @@ def ranges(layout: Layout, names: Collection[str], most: int) -> Iterator[tuple[
             yield start, min(start + most, end)
 
 
-def _place(entry: dict[str, object]) -> Place:
+def _place(entry: dict[str, object]) -> TensorEntry:
     """One entry of a header. Raises ValueError, TypeError, KeyError for what is none."""
     dtype = _NAMES[str(entry["dtype"])]
     shape, offsets = entry["shape"], entry["data_offsets"]
@@ -147,4 +147,4 @@ def _place(entry: dict[str, object]) -> Place:
         raise ValueError
     if end - begin != math.prod(shape) * CODES[dtype][1]:
         raise ValueError
-    return Place(tuple(shape), dtype, begin, end)
+    return TensorEntry(tuple(shape), dtype, begin, end)

@@ -18,7 +18,7 @@ from envs.android.actions import scripts_of, unwritten
 from envs.android.adb import AdbTransport
 from envs.base import Observation, Task, Verdict
 from envs.metrics import METRICS, claimed, joined
-from envs.pool import Pool
+from envs.pool import ResourcePool
 from envs.screenshots import Encoding, observe
 from envs.taskfile import Check, Evaluator, Getter, SetupStep, TaskFile
 
@@ -41,7 +41,7 @@ class AndroidEnv:
         suite: str,
         files: Mapping[str, TaskFile],
         adb: str,
-        serials: Pool[str],
+        serials: ResourcePool[str],
         *,
         snapshot: str,
         pause_s: float,

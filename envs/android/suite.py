@@ -14,7 +14,7 @@ from bus.errors import TaskError
 from envs.android.adb import find_adb
 from envs.android.env import AndroidEnv, check_file
 from envs.base import Task
-from envs.pool import Pool
+from envs.pool import ResourcePool
 from envs.screenshots import Encoding
 from envs.taskfile import load_tasks
 
@@ -49,7 +49,7 @@ class AndroidSuite:
             for task_id, file in self._files.items()
         }
         self._lock = threading.Lock()
-        self._serials: dict[tuple[str, ...], Pool[str]] = {}
+        self._serials: dict[tuple[str, ...], ResourcePool[str]] = {}
 
     def make_env(
         self,
@@ -88,9 +88,9 @@ class AndroidSuite:
         """Raise MissingPartError where adb is not installed."""
         find_adb(adb)
 
-    def _shared(self, serials: tuple[str, ...]) -> Pool[str]:
+    def _shared(self, serials: tuple[str, ...]) -> ResourcePool[str]:
         """The same devices for all environments of the process that name the same list."""
         with self._lock:
             if serials not in self._serials:
-                self._serials[serials] = Pool(serials, "serial")
+                self._serials[serials] = ResourcePool(serials, "serial")
             return self._serials[serials]

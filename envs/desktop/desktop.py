@@ -29,7 +29,7 @@ from bus.errors import EnvError
 from envs.desktop.keeper import DISPLAY_FD, SERVER
 from envs.desktop.place import (
     PATH,
-    Seat,
+    DesktopNumber,
     display_socket,
     environment,
     find_user,
@@ -78,7 +78,7 @@ class Desktop:
         self,
         settings: Settings,
         fill: Callable[[Path], None],
-        seat: Seat,
+        desktop_number: DesktopNumber,
         *,
         accessible: bool = False,
     ) -> None:
@@ -97,7 +97,7 @@ class Desktop:
         self.screen: Framebuffer | None = None
         self.display: Display | None = None
         uid, gid = find_user(settings.user)
-        self.folder, self._lock = seat.make_folder()
+        self.folder, self._lock = desktop_number.make_folder()
         self.home = self.folder / "home"
         try:
             for name in ("home", "run", "tmp", "screen"):

@@ -20,9 +20,9 @@ from envs.desktop.desktop import Desktop, Settings
 from envs.desktop.draws import draw, fill
 from envs.desktop.judge import judge
 from envs.desktop.needs import needs_widgets
-from envs.desktop.place import Seat
+from envs.desktop.place import DesktopNumber
 from envs.desktop.screen import Encoding, encode
-from envs.desktop.session import Session, check_step
+from envs.desktop.session import DesktopSession, check_step
 from envs.metrics import claimed
 from envs.taskfile import Check, Evaluator, Getter, NearMiss, SetupStep, TaskFile
 
@@ -49,8 +49,8 @@ class DesktopEnv:
         self._settings = settings
         self._encoding: Encoding = encoding
         self._settle_s = settle_s
-        self._seat = Seat()
-        self._session: Session | None = None
+        self._desktop_number = DesktopNumber()
+        self._session: DesktopSession | None = None
         self._task: TaskFile | None = None
         self._steps = 0
         self._script: int | None = 0  # how far the solution has been followed, None: left
@@ -158,17 +158,17 @@ class DesktopEnv:
         """End the desktop; may be called twice."""
         self._closed = True
         self._drop()
-        self._seat.leave()
+        self._desktop_number.leave()
 
     def _begin(self, file: TaskFile, seed: int) -> tuple[Observation, str]:
         """Set the task up; the first screen and the instruction."""
         task = filled(file, seed)
         for step in (*task.config, *task.evaluator.postconfig):
             check_step(step)
-        session = Session(
+        session = DesktopSession(
             self._settings,
             task.config,
-            self._seat,
+            self._desktop_number,
             settle_s=self._settle_s,
             accessible=needs_widgets(task),
         )
@@ -178,7 +178,7 @@ class DesktopEnv:
         self._refuse_solved(session, task)
         return self._observe(session.look(0.0)), task.instruction  # set-up has settled
 
-    def _judge(self, session: Session, task: TaskFile) -> Verdict:
+    def _judge(self, session: DesktopSession, task: TaskFile) -> Verdict:
         verdict = claimed(task.evaluator, self._last)
         if verdict is not None:
             return verdict
@@ -187,7 +187,7 @@ class DesktopEnv:
         said = self._last.text if isinstance(self._last, Answer) else None
         return judge(task.evaluator, session.scene(said))
 
-    def _refuse_solved(self, session: Session, task: TaskFile) -> None:
+    def _refuse_solved(self, session: DesktopSession, task: TaskFile) -> None:
         """A task that is true before anything was done would reward doing nothing."""
         if not task.evaluator.infeasible:
             verdict = judge(task.evaluator, session.scene(None))
@@ -205,7 +205,7 @@ class DesktopEnv:
         picture = encode(pixels, width, height, self._encoding)
         return Observation(picture, f"image/{self._encoding}", width, height)
 
-    def _playing(self) -> tuple[Session, TaskFile]:
+    def _playing(self) -> tuple[DesktopSession, TaskFile]:
         if self._session is None or self._task is None:
             raise EnvError("no episode is being played; call reset first")
         return self._session, self._task

@@ -1,7 +1,7 @@
 """Where an evaluator's values come from: files, settings, the clipboard, widgets, an answer.
 
     GETTERS    type of `result` or `expected` -> what gets the value
-    Scene      what getters may look at
+    GetterContext      what getters may look at
 
 A file that does not exist, or that its library cannot read, is None: the policy's doing, and a fail.
 Whatever else goes wrong rises, and makes the episode invalid.
@@ -42,7 +42,7 @@ _UNREADABLE = (
 
 
 @dataclass(frozen=True)
-class Scene:
+class GetterContext:
     """What getters may look at."""
 
     home: Path
@@ -51,7 +51,7 @@ class Scene:
     widgets: Callable[[], list[dict[str, Any]]]  # of all windows, where the desktop is accessible
 
 
-def get(scene: Scene, kind: str, parameters: Mapping[str, Any]) -> Any:
+def get(scene: GetterContext, kind: str, parameters: Mapping[str, Any]) -> Any:
     """The value. Raises TaskError for an unknown type or parameter."""
     if kind not in GETTERS:
         raise TaskError(f"no getter {kind!r}; there are {', '.join(sorted(GETTERS))}")
@@ -61,19 +61,19 @@ def get(scene: Scene, kind: str, parameters: Mapping[str, Any]) -> Any:
         raise TaskError(f"getter {kind}: {error}") from error
 
 
-def rule(_: Scene, rules: Mapping[str, Any]) -> Any:
+def rule(_: GetterContext, rules: Mapping[str, Any]) -> Any:
     """What the task file says, as OSWorld writes it: {"rules": {"expected": ...}}."""
     return rules["expected"]
 
 
-def text_file(scene: Scene, path: str) -> str | None:
+def text_file(scene: GetterContext, path: str) -> str | None:
     """A text file's text."""
     with suppress(OSError, UnicodeDecodeError):
         return _small(scene, path).read_text(encoding="utf-8")
     return None
 
 
-def files(scene: Scene, path: str, hidden: bool = False) -> list[str] | None:
+def files(scene: GetterContext, path: str, hidden: bool = False) -> list[str] | None:
     """Files and folders (with a slash at the end) below a folder, sorted."""
     with suppress(OSError):
         folder = _within(scene, path)
@@ -87,7 +87,7 @@ def files(scene: Scene, path: str, hidden: bool = False) -> list[str] | None:
 
 
 def cells(
-    scene: Scene, path: str, cells: list[str], sheet: str = "", formulas: bool = False
+    scene: GetterContext, path: str, cells: list[str], sheet: str = "", formulas: bool = False
 ) -> list[Any] | None:
     """Values of a workbook's cells, or their formulas; of its first sheet if none is named.
 
@@ -102,13 +102,15 @@ def cells(
     return None
 
 
-def formula(scene: Scene, path: str, cell: str, sheet: str = "") -> str | None:
+def formula(scene: GetterContext, path: str, cell: str, sheet: str = "") -> str | None:
     """A cell's formula, or its value as a text."""
     found = cells(scene, path, [cell], sheet, formulas=True)
     return None if found is None else str(found[0])
 
 
-def cell_looks(scene: Scene, path: str, cells: list[str], sheet: str = "") -> list[Any] | None:
+def cell_looks(
+    scene: GetterContext, path: str, cells: list[str], sheet: str = ""
+) -> list[Any] | None:
     """For each cell whether it is bold and italic, its alignment and its number format."""
     with suppress(*_UNREADABLE):
         book = openpyxl.load_workbook(_small(scene, path))
@@ -125,14 +127,14 @@ def cell_looks(scene: Scene, path: str, cells: list[str], sheet: str = "") -> li
     return None
 
 
-def sheets(scene: Scene, path: str) -> list[str] | None:
+def sheets(scene: GetterContext, path: str) -> list[str] | None:
     """Names of a workbook's sheets."""
     with suppress(*_UNREADABLE):
         return list(openpyxl.load_workbook(_small(scene, path)).sheetnames)
     return None
 
 
-def paragraphs(scene: Scene, path: str) -> list[str] | None:
+def paragraphs(scene: GetterContext, path: str) -> list[str] | None:
     """Texts of a document's paragraphs (.docx or .odt)."""
     with suppress(*_UNREADABLE):
         if path.endswith(".odt"):
@@ -141,7 +143,7 @@ def paragraphs(scene: Scene, path: str) -> list[str] | None:
     return None
 
 
-def paragraph_looks(scene: Scene, path: str) -> list[dict[str, Any]] | None:
+def paragraph_looks(scene: GetterContext, path: str) -> list[dict[str, Any]] | None:
     """For each paragraph its style, its alignment, and whether all of it is bold or italic."""
     with suppress(*_UNREADABLE):
         document = docx.Document(str(_small(scene, path)))
@@ -158,7 +160,7 @@ def paragraph_looks(scene: Scene, path: str) -> list[dict[str, Any]] | None:
     return None
 
 
-def slides(scene: Scene, path: str) -> list[list[str]] | None:
+def slides(scene: GetterContext, path: str) -> list[list[str]] | None:
     """The texts of each slide's shapes."""
     with suppress(*_UNREADABLE):
         show = pptx.Presentation(str(_small(scene, path)))
@@ -169,14 +171,16 @@ def slides(scene: Scene, path: str) -> list[list[str]] | None:
     return None
 
 
-def picture(scene: Scene, path: str) -> dict[str, Any] | None:
+def picture(scene: GetterContext, path: str) -> dict[str, Any] | None:
     """A picture's format (PNG, JPEG, ...), width and height."""
     with suppress(*_UNREADABLE), _picture(scene, path) as found:
         return {"format": found.format, "width": found.width, "height": found.height}
     return None
 
 
-def pixels(scene: Scene, path: str, at: list[tuple[float, float]]) -> list[list[int]] | None:
+def pixels(
+    scene: GetterContext, path: str, at: list[tuple[float, float]]
+) -> list[list[int]] | None:
     """Colours [r, g, b] of a picture at places that are shares of its width and height."""
     with suppress(*_UNREADABLE), _picture(scene, path) as found:
         width, height, colours = found.width, found.height, found.convert("RGB")
@@ -184,7 +188,7 @@ def pixels(scene: Scene, path: str, at: list[tuple[float, float]]) -> list[list[
     return None
 
 
-def setting(scene: Scene, path: str, group: str, key: str) -> str | None:
+def setting(scene: GetterContext, path: str, group: str, key: str) -> str | None:
     """A value of a settings file: `[group]`, `key=value`."""
     parser = configparser.RawConfigParser(strict=False)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
@@ -194,23 +198,23 @@ def setting(scene: Scene, path: str, group: str, key: str) -> str | None:
     return None
 
 
-def gsetting(scene: Scene, schema: str, key: str) -> str | None:
+def gsetting(scene: GetterContext, schema: str, key: str) -> str | None:
     """A setting of an application by its schema, None while it is the default."""
     path = ".config/glib-2.0/settings/keyfile"
     return setting(scene, path, schema.replace(".", "/"), key)
 
 
-def clipboard(scene: Scene) -> str | None:
+def clipboard(scene: GetterContext) -> str | None:
     """The clipboard's text."""
     return scene.clipboard()
 
 
-def accessibility_tree(scene: Scene, role: str = "") -> list[dict[str, Any]]:
+def accessibility_tree(scene: GetterContext, role: str = "") -> list[dict[str, Any]]:
     """Role, name, text and states of all widgets, or of those of a role."""
     return [each for each in scene.widgets() if role in ("", each["role"])]
 
 
-def answer(scene: Scene) -> str | None:
+def answer(scene: GetterContext) -> str | None:
     """What the policy answered."""
     return scene.answer
 
@@ -224,7 +228,7 @@ GETTERS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def _picture(scene: Scene, path: str) -> Image.Image:
+def _picture(scene: GetterContext, path: str) -> Image.Image:
     return Image.open(_small(scene, path), formats=_FORMATS)
 
 
@@ -233,7 +237,7 @@ def _pixel(x: float, y: float) -> tuple[int, int, int, int]:
     return int(x), int(y), int(x) + 1, int(y) + 1
 
 
-def _within(scene: Scene, path: str) -> Path:
+def _within(scene: GetterContext, path: str) -> Path:
     """A place in HOME; what a link of the policy's leads out of it cannot be read."""
     try:
         return inside(scene.home, path)
@@ -241,7 +245,7 @@ def _within(scene: Scene, path: str) -> Path:
         raise PermissionError(str(error)) from error
 
 
-def _small(scene: Scene, path: str) -> Path:
+def _small(scene: GetterContext, path: str) -> Path:
     """A file in HOME that is not too large to be read."""
     place = _within(scene, path)
     if place.stat().st_size > MOST_BYTES:

@@ -1,6 +1,6 @@
 """GUI actions as input events of the X server (XTEST): the mouse and a US keyboard.
 
-    Hands       performs actions on one display
+    X11InputController       performs actions on one display
     Keyboard    which keys write a character, or bear a name; binds spare keys to other characters
 
 An action that has no meaning here (an unknown key, a point off the screen) does nothing.
@@ -89,7 +89,7 @@ class Keyboard:
         self._keys[keysym] = (keycode, False)
 
 
-class Hands:
+class X11InputController:
     """Mouse and keyboard of one display. `handled` waits until applications have caught up."""
 
     def __init__(

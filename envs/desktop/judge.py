@@ -14,7 +14,7 @@ from typing import Any
 
 from bus.errors import TaskError
 from envs.base import Verdict
-from envs.desktop.getters import Scene, get
+from envs.desktop.getters import GetterContext, get
 from envs.taskfile import Check, Evaluator
 
 
@@ -75,7 +75,7 @@ METRICS: Mapping[str, Callable[..., bool]] = {
 }
 
 
-def judge(evaluator: Evaluator, scene: Scene) -> Verdict:
+def judge(evaluator: Evaluator, scene: GetterContext) -> Verdict:
     """Pass or fail by the checks. Raises TaskError where a check cannot be made."""
     failed = []
     for number, check in enumerate(evaluator.checks):
@@ -89,7 +89,7 @@ def judge(evaluator: Evaluator, scene: Scene) -> Verdict:
     return Verdict("pass", "all checks hold")
 
 
-def _holds(check: Check, scene: Scene) -> tuple[bool, str]:
+def _holds(check: Check, scene: GetterContext) -> tuple[bool, str]:
     """Whether a check holds, and the value it saw."""
     if check.func not in METRICS:
         raise TaskError(f"no function {check.func!r}; there are {', '.join(sorted(METRICS))}")

@@ -1,6 +1,6 @@
 """Where a desktop lives: its folder with a lock, its owner, and what a killed one leaves behind.
 
-Seat                   where an environment's desktops live, one after the other: a fresh folder each
+DesktopNumber                   where an environment's desktops live, one after the other: a fresh folder each
                        time, locked for as long as somebody has it open
 remove_stale_folders   those whose owner and keeper were both killed
 remove_folder          one folder, whose processes are dying
@@ -107,7 +107,7 @@ def remove_stale_folders() -> None:
             os.close(lock)
 
 
-class Seat:
+class DesktopNumber:
     """The number of one environment's desktops: the lowest that is free, and the same at each reset.
 
     It names their folders: applications show their files' paths, and a screen shall repeat. No other

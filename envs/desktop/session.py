@@ -1,6 +1,6 @@
 """One task on one desktop: its files, its applications, its actions, and what is on the screen.
 
-Session   a desktop with a task's files and applications on it
+DesktopSession   a desktop with a task's files and applications on it
 STEPS     what `config` and `postconfig` may hold beside the files of envs/desktop/files.py
 PROGRAMS  programs of this suite by their apt packages
 """
@@ -15,12 +15,12 @@ from envs.actions import Action, KeyPress, Type, Wait
 from envs.desktop.accessibility import read_widgets
 from envs.desktop.desktop import Desktop, Settings
 from envs.desktop.files import MAKERS, date_all, inside
-from envs.desktop.getters import Scene
+from envs.desktop.getters import GetterContext
 from envs.desktop.home import furnish, office_folder
-from envs.desktop.inputs import Hands
-from envs.desktop.place import Seat
+from envs.desktop.inputs import X11InputController
+from envs.desktop.place import DesktopNumber
 from envs.desktop.screen import settle
-from envs.desktop.x11 import Display, Window
+from envs.desktop.x11 import Display, X11Window
 from envs.taskfile import SetupStep
 
 PROGRAMS: Mapping[str, str] = {
@@ -48,14 +48,14 @@ _OFFICE_OF = {".xlsx": "--calc", ".docx": "--writer", ".pptx": "--impress"}
 _PICTURES = (".png", ".jpg", ".bmp")
 
 
-class Session:
+class DesktopSession:
     """A desktop where a task has been set up. Raises EnvError and TaskError."""
 
     def __init__(
         self,
         settings: Settings,
         config: Sequence[SetupStep],
-        seat: Seat,
+        desktop_number: DesktopNumber,
         *,
         settle_s: float,
         accessible: bool = False,
@@ -69,10 +69,10 @@ class Session:
 
         self.settings = settings
         self._settle_s = settle_s
-        self.desktop = Desktop(settings, fill, seat, accessible=accessible)
+        self.desktop = Desktop(settings, fill, desktop_number, accessible=accessible)
         try:
             with self.desktop.bounded("reading the keyboard"):
-                self._hands = Hands(
+                self._hands = X11InputController(
                     self._display, settings.width, settings.height, self._wait_handled
                 )
             self.arrange(step for step in config if step.type not in MAKERS)
@@ -104,14 +104,16 @@ class Session:
         self.desktop.check()
         return pixels
 
-    def scene(self, answer: str | None) -> Scene:
+    def scene(self, answer: str | None) -> GetterContext:
         """What an evaluator may look at."""
 
         def clipboard() -> str | None:
             with self.desktop.bounded("reading the clipboard"):
                 return self._display.clipboard(self.settings.deadline_s)
 
-        return Scene(self.desktop.home, clipboard, answer, lambda: read_widgets(self.desktop))
+        return GetterContext(
+            self.desktop.home, clipboard, answer, lambda: read_widgets(self.desktop)
+        )
 
     def launch(self, command: Sequence[str], window: str = "") -> None:
         """Start a program and wait for its window, whose title holds `window`, to be ready."""
@@ -165,7 +167,7 @@ class Session:
         assert self.desktop.display is not None, "a session's desktop is up"
         return self.desktop.display
 
-    def _find(self, title: str) -> Window:
+    def _find(self, title: str) -> X11Window:
         for window in self._display.windows():
             if title in window.title:
                 return window
@@ -187,11 +189,11 @@ class Session:
 
 
 STEPS: Mapping[str, Callable[..., None]] = {
-    "launch": Session.launch,
-    "open": Session.open,
-    "activate_window": Session.activate_window,
-    "close_window": Session.close_window,
-    "press": Session.press,
+    "launch": DesktopSession.launch,
+    "open": DesktopSession.open,
+    "activate_window": DesktopSession.activate_window,
+    "close_window": DesktopSession.close_window,
+    "press": DesktopSession.press,
 }
 
 

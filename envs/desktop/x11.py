@@ -1,7 +1,7 @@
 """The X display of a desktop, as far as we speak to it: windows, answers, selection, input events.
 
     Display          a connection
-    Window           what a window manager's list says of a window
+    X11Window           what a window manager's list says of a window
     write_authority  the cookie that lets only us in
 
 One thread at a time. Calls of python-xlib have no deadline of their own: whoever calls has to end
@@ -36,7 +36,7 @@ _FAMILY_LOCAL, _FAMILY_WILD = 256, 65535  # X11/Xauth.h
 _connecting = threading.Lock()
 
 
-class Window(NamedTuple):
+class X11Window(NamedTuple):
     """One entry of the window manager's list."""
 
     id: int
@@ -76,7 +76,7 @@ class Display:
         """Whether a window manager runs."""
         return bool(self._property(self._root, "_NET_SUPPORTING_WM_CHECK", Xatom.WINDOW))
 
-    def windows(self) -> list[Window]:
+    def windows(self) -> list[X11Window]:
         """The applications' windows, the oldest first."""
         return [self._window(each) for each in self._ids("_NET_CLIENT_LIST")]
 
@@ -198,7 +198,7 @@ class Display:
         with _told():
             return [each for each in self._property(self._root, name, Xatom.WINDOW) if each]
 
-    def _window(self, window: int) -> Window:
+    def _window(self, window: int) -> X11Window:
         resource = self._resource(window)
         with _told():
             try:
@@ -207,9 +207,9 @@ class Display:
                 )
                 classes = resource.get_wm_class()
             except XError:  # it closed meanwhile
-                return Window(window, "", ())
+                return X11Window(window, "", ())
         text = title.value.decode(errors="replace") if title else ""
-        return Window(window, text, tuple(classes or ()))
+        return X11Window(window, text, tuple(classes or ()))
 
     def _resource(self, window: int) -> Any:
         return self._display.create_resource_object("window", window)

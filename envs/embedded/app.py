@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from envs.actions import Action, Click, DoubleClick, Drag, KeyPress, Move, Scroll, Type
 from envs.embedded.draw import Canvas, Rect
-from envs.embedded.widgets import Handler, Pointer, Ui, Widget
+from envs.embedded.widgets import EventHandler, Pointer, Ui, Widget
 
 MAX_TYPED = 1000  # characters of one Type action that are looked at
 
@@ -26,9 +26,9 @@ class Layer:
     box: Rect
     modal: bool = False  # nothing beneath it can be reached
     dims: bool = False  # what lies beneath is darkened
-    on_outside: Handler | None = None  # a press outside of it
-    on_escape: Handler | None = None
-    on_enter: Handler | None = None  # Enter where nothing else answers to it
+    on_outside: EventHandler | None = None  # a press outside of it
+    on_escape: EventHandler | None = None
+    on_enter: EventHandler | None = None  # Enter where nothing else answers to it
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from functools import partial
 
 from envs.embedded.draw import Canvas, Rect, fit_text, line_height, text_width
 from envs.embedded.theme import Colour
-from envs.embedded.widgets import Clickable, Handler, Line, Pointer, Ui, Widget, row
+from envs.embedded.widgets import Clickable, EventHandler, Line, Pointer, Ui, Widget, row
 
 CONTROL_HEIGHT = 24.0  # design units
 
@@ -25,7 +25,7 @@ class Button(Clickable):
         self,
         name: str,
         label: str,
-        on_press: Handler,
+        on_press: EventHandler,
         *,
         primary: bool = False,
         enabled: bool = True,
@@ -58,7 +58,7 @@ class Button(Clickable):
 class Marked(Clickable):
     """A control with a mark on its left and a label behind it."""
 
-    def __init__(self, name: str, label: str, on: bool, on_press: Handler) -> None:
+    def __init__(self, name: str, label: str, on: bool, on_press: EventHandler) -> None:
         super().__init__(name, on_press)
         self.label = label
         self.is_on = on
@@ -148,7 +148,7 @@ class TextTab(Clickable):
 
     role = "tab"
 
-    def __init__(self, name: str, label: str, on_press: Handler, *, active: bool) -> None:
+    def __init__(self, name: str, label: str, on_press: EventHandler, *, active: bool) -> None:
         super().__init__(name, on_press)
         self.label = label
         self.active = active
@@ -185,7 +185,7 @@ class NavItem(Clickable):
 
     role = "item"
 
-    def __init__(self, name: str, label: str, on_press: Handler, *, active: bool) -> None:
+    def __init__(self, name: str, label: str, on_press: EventHandler, *, active: bool) -> None:
         super().__init__(name, on_press)
         self.label = label
         self.active = active

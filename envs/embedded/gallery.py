@@ -17,13 +17,13 @@ from envs.actions import Done
 from envs.embedded.env import EmbeddedEnv
 from envs.embedded.suites import DeskSuite, MiniSuite
 
-Suite = MiniSuite | DeskSuite
-SUITES: tuple[Suite, ...] = (MiniSuite(), DeskSuite())
+EmbeddedSuite = MiniSuite | DeskSuite
+SUITES: tuple[EmbeddedSuite, ...] = (MiniSuite(), DeskSuite())
 GAP = 8  # pixels between the pictures of a sheet
 PAPER = (255, 255, 255)
 
 
-def table(suite: Suite) -> str:
+def table(suite: EmbeddedSuite) -> str:
     """The suite's templates as a Markdown table; examples are of seed 0."""
     env = suite.make_env()
     lines = ["| task | steps | split | what it is | example |", "|---|---|---|---|---|"]
@@ -36,7 +36,7 @@ def table(suite: Suite) -> str:
     return "\n".join(lines)
 
 
-def sheet(suite: Suite, columns: int, task_ids: list[str]) -> Image.Image:
+def sheet(suite: EmbeddedSuite, columns: int, task_ids: list[str]) -> Image.Image:
     """A picture of each task, halfway through its solution."""
     env = suite.make_env()
     pictures = [
@@ -61,7 +61,7 @@ def with_tables(text: str) -> str:
     return text
 
 
-def _what(suite: Suite, task_id: str) -> str:
+def _what(suite: EmbeddedSuite, task_id: str) -> str:
     """The first sentence of the scene's docstring, and what is laid over it."""
     scene = suite.scenes[task_id]
     over = scene.keywords if isinstance(scene, partial) else {}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from envs.embedded.draw import Canvas, Rect, line_height, text_width
 from envs.embedded.theme import COLOURS, Colour
-from envs.embedded.widgets import Clickable, Handler, Ui, Widget
+from envs.embedded.widgets import Clickable, EventHandler, Ui, Widget
 
 
 class ColourButton(Clickable):
@@ -15,7 +15,9 @@ class ColourButton(Clickable):
 
     role = "button"
 
-    def __init__(self, name: str, colour: str, on_press: Handler, *, radius: float = 6) -> None:
+    def __init__(
+        self, name: str, colour: str, on_press: EventHandler, *, radius: float = 6
+    ) -> None:
         super().__init__(name, on_press, colour=colour)
         self.radius = radius
 
@@ -38,7 +40,7 @@ class IconButton(Clickable):
         self,
         name: str,
         icon: str,
-        on_press: Handler | None = None,
+        on_press: EventHandler | None = None,
         *,
         enabled: bool = True,
         text: str = "",
@@ -69,7 +71,7 @@ class ColourBox(Clickable):
 
     role = "box"
 
-    def __init__(self, name: str, colour: str, checked: bool, on_press: Handler) -> None:
+    def __init__(self, name: str, colour: str, checked: bool, on_press: EventHandler) -> None:
         super().__init__(name, on_press, colour=colour)
         self.checked = checked
 
@@ -89,7 +91,7 @@ class Glyph(Clickable):
         self,
         name: str,
         icon: str,
-        on_press: Handler,
+        on_press: EventHandler,
         *,
         ink: Colour,
         colour: str = "",
@@ -115,7 +117,7 @@ class ShapeTab(Clickable):
 
     role = "tab"
 
-    def __init__(self, shape: str, on_press: Handler, *, active: bool) -> None:
+    def __init__(self, shape: str, on_press: EventHandler, *, active: bool) -> None:
         super().__init__(f"{shape}.tab", on_press)
         self.shape = shape
         self.active = active
@@ -133,7 +135,7 @@ class ColourCombo(Clickable):
 
     role = "list"
 
-    def __init__(self, name: str, shown: Colour, on_press: Handler) -> None:
+    def __init__(self, name: str, shown: Colour, on_press: EventHandler) -> None:
         super().__init__(name, on_press)
         self.shown = shown
 

@@ -13,8 +13,8 @@ from envs.embedded.draw import Canvas, Rect, fit_text, line_height, text_width
 from envs.embedded.scrolling import BAR, ScrollView
 from envs.embedded.widgets import (
     Clickable,
+    EventHandler,
     Gap,
-    Handler,
     Panel,
     Pointer,
     Ui,
@@ -113,7 +113,7 @@ class Option(Clickable):
         self,
         name: str,
         label: str,
-        on_press: Handler,
+        on_press: EventHandler,
         selected: bool = False,
         *,
         enabled: bool = True,
@@ -142,7 +142,7 @@ class Entry:
 
     name: str
     label: str
-    on_press: Handler
+    on_press: EventHandler
     enabled: bool = True
 
 
@@ -202,7 +202,9 @@ def menu_panel(
     return root, Rect(x, y, x + width, y + height)
 
 
-def context_menu(ui: Ui, entries: Sequence[Entry], at: tuple[int, int], on_close: Handler) -> Layer:
+def context_menu(
+    ui: Ui, entries: Sequence[Entry], at: tuple[int, int], on_close: EventHandler
+) -> Layer:
     """A menu at the pointer; anything pressed closes it."""
 
     def choose(entry: Entry) -> None:
@@ -218,9 +220,9 @@ def dialog(
     name: str,
     title: str,
     body: Widget,
-    buttons: Sequence[tuple[str, str, Handler]],
+    buttons: Sequence[tuple[str, str, EventHandler]],
     *,
-    on_close: Handler,
+    on_close: EventHandler,
     over: Rect,
 ) -> Layer:
     """A modal dialog in the middle of `over`; the last of `buttons` is the default one.

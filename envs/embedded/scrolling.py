@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from envs.embedded.draw import Canvas, Rect, fit_text, line_height
 from envs.embedded.theme import Colour
-from envs.embedded.widgets import Clickable, Handler, Pointer, Ui, Widget
+from envs.embedded.widgets import Clickable, EventHandler, Pointer, Ui, Widget
 
 NOTCH = 66.0  # design units that one notch of the wheel moves
 BAR = 12.0  # design units
@@ -117,7 +117,7 @@ class ScrollBar(Widget):
         canvas.fill(self.thumb(ui).inset(pad, 1), ui.theme.muted)
 
 
-class Row(Clickable):
+class ListRow(Clickable):
     """One line of a list: an icon, a text, and a note on the right."""
 
     role = "row"
@@ -126,12 +126,12 @@ class Row(Clickable):
         self,
         name: str,
         label: str,
-        on_select: Handler,
+        on_select: EventHandler,
         *,
         note: str = "",
         icon: str = "",
         selected: bool = False,
-        on_open: Handler | None = None,
+        on_open: EventHandler | None = None,
         on_menu: Callable[[int, int], None] | None = None,
         on_drop: Callable[[str], None] | None = None,
     ) -> None:

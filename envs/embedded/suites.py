@@ -134,7 +134,7 @@ class ComposedSuite(MiniSuite):
 
 _DESK: dict[str, tuple[SceneFactory, int, Split]] = {
     "press": (small.PressScene, 1, "train"),
-    "menu": (small.MenuScene, 2, "train"),
+    "menu": (small.DeskMenuScene, 2, "train"),
     "close": (small.CloseScene, 2, "train"),
     "calculator": (small.CalculatorScene, 6, "train"),
     "list": (small.ListScene, 3, "train"),
@@ -147,7 +147,7 @@ _DESK: dict[str, tuple[SceneFactory, int, Split]] = {
     "edit": (panels.EditScene, 4, "train"),
     "slider": (panels.SliderScene, 2, "train"),
     "stepper": (panels.StepperScene, 4, "train"),
-    "tabs": (panels.TabsScene, 5, "train"),
+    "tabs": (panels.DeskTabsScene, 5, "train"),
     "login": (panels.LoginScene, 5, "train"),
     "sign-up": (panels.SignUpScene, 10, "train"),
     "order": (panels.OrderScene, 9, "heldout"),
@@ -158,7 +158,7 @@ _DESK: dict[str, tuple[SceneFactory, int, Split]] = {
     "settings-two": (panels.SettingsTwoScene, 9, "train"),
     "settings-three": (panels.SettingsThreeScene, 12, "heldout"),
     "files-open": (files.OpenScene, 3, "train"),
-    "files-delete": (files.DeleteScene, 5, "train"),
+    "files-delete": (files.DeskDeleteScene, 5, "train"),
     "files-rename": (files.RenameScene, 5, "train"),
     "files-new": (files.NewFolderScene, 5, "train"),
     "files-move": (files.MoveScene, 5, "train"),

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from envs.embedded.draw import Canvas, Rect, fit_text, line_height, text_width
-from envs.embedded.widgets import Clickable, Handler, Pointer, Ui
+from envs.embedded.widgets import Clickable, EventHandler, Pointer, Ui
 
 MAX_LENGTH = 200  # characters
 
@@ -25,7 +25,7 @@ class TextField(Clickable):
         width: float = 150,
         hint: str = "",
         secret: bool = False,
-        on_enter: Handler | None = None,
+        on_enter: EventHandler | None = None,
     ) -> None:
         super().__init__(name)
         self.value = value

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from envs.actions import Button as MouseButton
+from envs.actions import MouseButton
 from envs.embedded.draw import Canvas, Rect, fit_text, line_height, text_width
 from envs.embedded.theme import Colour, Palette, Theme, palette_of
 
-Handler = Callable[[], None]
+EventHandler = Callable[[], None]
 NOWHERE = Rect(0, 0, 0, 0)
 
 
@@ -305,7 +305,7 @@ class Window(Widget):
         body: Widget,
         *,
         title: str = "",
-        on_close: Handler | None = None,
+        on_close: EventHandler | None = None,
         name: str = "window",
         title_units: float = TITLE,
         fill: Colour | None = None,
@@ -365,7 +365,12 @@ class Clickable(Widget):
     focusable = True
 
     def __init__(
-        self, name: str, on_press: Handler | None = None, *, colour: str = "", enabled: bool = True
+        self,
+        name: str,
+        on_press: EventHandler | None = None,
+        *,
+        colour: str = "",
+        enabled: bool = True,
     ) -> None:
         super().__init__(name, colour=colour)
         self.on_press = on_press
@@ -397,7 +402,7 @@ class TitleButton(Clickable):
 
     role = "icon"
 
-    def __init__(self, icon: str, on_press: Handler, *, name: str) -> None:
+    def __init__(self, icon: str, on_press: EventHandler, *, name: str) -> None:
         super().__init__(name, on_press)
         self.icon = icon
 

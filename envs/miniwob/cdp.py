@@ -1,7 +1,7 @@
 """The Chrome DevTools Protocol over a pipe: as little of it as an environment needs.
 
     Chromium   one browser process: calls to it and its pages, and its end
-    Session    calls to one page
+    PageSession    calls to one page
     Call       one command, which may be sent together with others
 
 A pipe and not a WebSocket: no port that others on the host could reach, nothing to poll for at the
@@ -28,7 +28,7 @@ from envs.miniwob.process import BrowserProcess
 
 logger = logging.getLogger(__name__)
 
-Reply = dict[str, Any]
+CdpResult = dict[str, Any]
 
 READ_BYTES = 1 << 18
 
@@ -52,14 +52,14 @@ class Call(NamedTuple):
     params: dict[str, Any]
 
 
-class _Answer(NamedTuple):
+class _CdpAnswer(NamedTuple):
     number: int
-    reply: Reply
+    reply: CdpResult
     error: str
 
 
 class _Awaited(NamedTuple):
-    answers: queue.SimpleQueue[_Answer]
+    answers: queue.SimpleQueue[_CdpAnswer]
     session: str
 
 
@@ -104,11 +104,11 @@ class Chromium:
             self._end(self._process.end())
         return self._ended
 
-    def call(self, method: str, **params: Any) -> Reply:
+    def call(self, method: str, **params: Any) -> CdpResult:
         """One command to the browser itself. Raises EnvError."""
         return self.exchange("", [Call(method, params)], self._deadline_s)[0]
 
-    def open(self, context: str, width: int, height: int) -> Session:
+    def open(self, context: str, width: int, height: int) -> PageSession:
         """A new page in browser context `context`, CSS pixels, that draws only when it is told to.
 
         Raises EnvError.
@@ -125,7 +125,7 @@ class Chromium:
         attached = self.call("Target.attachToTarget", targetId=target_id, flatten=True)
         with self._lock:
             self._sessions[target_id] = attached["sessionId"]
-        return Session(self, attached["sessionId"], self._deadline_s)
+        return PageSession(self, attached["sessionId"], self._deadline_s)
 
     def has(self, session: str) -> bool:
         """Whether the page of `session` lives."""
@@ -145,13 +145,13 @@ class Chromium:
         finally:
             self._drawing.release()
 
-    def exchange(self, session: str, calls: Sequence[Call], deadline_s: float) -> list[Reply]:
+    def exchange(self, session: str, calls: Sequence[Call], deadline_s: float) -> list[CdpResult]:
         """Send all `calls` at once and wait for all replies, in their order.
 
         `session` is a page's, or empty for the browser. Raises EnvError where a call is refused,
         where there is no reply in `deadline_s`, and where the page or the browser ends.
         """
-        answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
+        answers: queue.SimpleQueue[_CdpAnswer] = queue.SimpleQueue()
         numbered = {next(self._ids): call for call in calls}
         message = b"".join(_encode(number, call, session) for number, call in numbered.items())
         with self._lock:
@@ -181,13 +181,13 @@ class Chromium:
                 self._receive(json.loads(message))
         self._end(self._process.end())
 
-    def _receive(self, message: Reply) -> None:
+    def _receive(self, message: CdpResult) -> None:
         if "id" in message:
             with self._lock:
                 awaited = self._awaited.get(message["id"])
             if awaited is not None:
                 refusal = message.get("error", {}).get("message", "")
-                answer = _Answer(message["id"], message.get("result", {}), refusal)
+                answer = _CdpAnswer(message["id"], message.get("result", {}), refusal)
                 awaited.answers.put(answer)
         elif message["method"] in ("Target.targetCrashed", "Target.targetDestroyed"):
             self._end_session(message["params"]["targetId"], message["method"])
@@ -208,10 +208,10 @@ class Chromium:
         """Answer whatever is awaited (of one session) with an error. Holds the lock."""
         for number, awaited in self._awaited.items():
             if session in (None, awaited.session):
-                awaited.answers.put(_Answer(number, {}, why))
+                awaited.answers.put(_CdpAnswer(number, {}, why))
 
 
-class Session:
+class PageSession:
     """One page. One thread at a time."""
 
     def __init__(self, browser: Chromium, session_id: str, deadline_s: float) -> None:
@@ -224,11 +224,11 @@ class Session:
         """Whether neither the page nor the browser has ended, as far as is known."""
         return not self.browser.ended and self.browser.has(self._id)
 
-    def call(self, method: str, **params: Any) -> Reply:
+    def call(self, method: str, **params: Any) -> CdpResult:
         """One command. Raises EnvError."""
         return self.send([Call(method, params)])[0]
 
-    def send(self, calls: Sequence[Call]) -> list[Reply]:
+    def send(self, calls: Sequence[Call]) -> list[CdpResult]:
         """Several commands at once. Raises EnvError."""
         return self.browser.exchange(self._id, calls, self._deadline_s)
 
@@ -254,10 +254,10 @@ def _encode(number: int, call: Call, session: str) -> bytes:
 
 
 def _collect(
-    answers: queue.SimpleQueue[_Answer], calls: dict[int, Call], deadline_s: float
-) -> list[Reply]:
+    answers: queue.SimpleQueue[_CdpAnswer], calls: dict[int, Call], deadline_s: float
+) -> list[CdpResult]:
     """The replies to `calls` in their order. Raises EnvError for the first that fails."""
-    replies: dict[int, Reply] = {}
+    replies: dict[int, CdpResult] = {}
     until = time.monotonic() + deadline_s
     while len(replies) < len(calls):
         try:

@@ -18,7 +18,7 @@ from envs.actions import Action, Answer, Done, Fail, Wait
 from envs.base import Observation, Outcome, Task, Verdict
 from envs.miniwob.browser import HEIGHT, WIDTH, BrowserHost, Encoding, TaskPage
 from envs.miniwob.inputs import commands_of
-from envs.miniwob.oracle import Oracle, WidgetInfo
+from envs.miniwob.oracle import Oracle, PageWidget
 from envs.miniwob.process import find_chromium
 from envs.miniwob.tasks import FIRST_TEST_SEED, TASKS
 
@@ -104,7 +104,7 @@ class MiniwobEnv:
         why = f" ({self._state['reason']})" if self._state["reason"] else ""
         return Verdict(outcome, f"raw reward {reward:g}, needs {threshold:g}{why}")
 
-    def widgets(self) -> list[WidgetInfo]:
+    def widgets(self) -> list[PageWidget]:
         """What can be pressed and is not covered, for grounding data. Raises EnvError."""
         self._playing()
         if self._oracle is None:

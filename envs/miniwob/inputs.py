@@ -29,7 +29,7 @@ _SAME = {
 }  # fmt: skip
 
 
-class _Key(NamedTuple):
+class _DomKey(NamedTuple):
     key: str  # DOM KeyboardEvent.key
     code: str  # DOM KeyboardEvent.code
     number: int  # windowsVirtualKeyCode, which pages know as keyCode
@@ -38,26 +38,26 @@ class _Key(NamedTuple):
 
 
 _NAMED = {
-    "enter": _Key("Enter", "Enter", 13, "\r"),
-    "tab": _Key("Tab", "Tab", 9),
-    "backspace": _Key("Backspace", "Backspace", 8),
-    "delete": _Key("Delete", "Delete", 46),
-    "insert": _Key("Insert", "Insert", 45),
-    "escape": _Key("Escape", "Escape", 27),
-    "space": _Key(" ", "Space", 32, " "),
-    "left": _Key("ArrowLeft", "ArrowLeft", 37),
-    "up": _Key("ArrowUp", "ArrowUp", 38),
-    "right": _Key("ArrowRight", "ArrowRight", 39),
-    "down": _Key("ArrowDown", "ArrowDown", 40),
-    "home": _Key("Home", "Home", 36),
-    "end": _Key("End", "End", 35),
-    "pageup": _Key("PageUp", "PageUp", 33),
-    "pagedown": _Key("PageDown", "PageDown", 34),
-    "shift": _Key("Shift", "ShiftLeft", 16),
-    "ctrl": _Key("Control", "ControlLeft", 17),
-    "alt": _Key("Alt", "AltLeft", 18),
-    "meta": _Key("Meta", "MetaLeft", 91),
-    **{f"f{n}": _Key(f"F{n}", f"F{n}", 111 + n) for n in range(1, 13)},
+    "enter": _DomKey("Enter", "Enter", 13, "\r"),
+    "tab": _DomKey("Tab", "Tab", 9),
+    "backspace": _DomKey("Backspace", "Backspace", 8),
+    "delete": _DomKey("Delete", "Delete", 46),
+    "insert": _DomKey("Insert", "Insert", 45),
+    "escape": _DomKey("Escape", "Escape", 27),
+    "space": _DomKey(" ", "Space", 32, " "),
+    "left": _DomKey("ArrowLeft", "ArrowLeft", 37),
+    "up": _DomKey("ArrowUp", "ArrowUp", 38),
+    "right": _DomKey("ArrowRight", "ArrowRight", 39),
+    "down": _DomKey("ArrowDown", "ArrowDown", 40),
+    "home": _DomKey("Home", "Home", 36),
+    "end": _DomKey("End", "End", 35),
+    "pageup": _DomKey("PageUp", "PageUp", 33),
+    "pagedown": _DomKey("PageDown", "PageDown", 34),
+    "shift": _DomKey("Shift", "ShiftLeft", 16),
+    "ctrl": _DomKey("Control", "ControlLeft", 17),
+    "alt": _DomKey("Alt", "AltLeft", 18),
+    "meta": _DomKey("Meta", "MetaLeft", 91),
+    **{f"f{n}": _DomKey(f"F{n}", f"F{n}", 111 + n) for n in range(1, 13)},
 }
 
 _PLAIN = "`1234567890-=[]\\;',./"
@@ -168,14 +168,14 @@ def _chord(keys: Sequence[str]) -> Iterator[Call]:
         yield _up(key, held)
 
 
-def _named(name: str) -> tuple[str, _Key] | None:
+def _named(name: str) -> tuple[str, _DomKey] | None:
     short = name.lower() if len(name) > 1 else name
     short = _SAME.get(short, short)
     key = _NAMED.get(short) or _key_of(short)
     return None if key is None else (short, key)
 
 
-def _key_of(character: str) -> _Key | None:
+def _key_of(character: str) -> _DomKey | None:
     """The key of a US keyboard that writes `character`."""
     if len(character) != 1 or not character.isascii() or not character.isprintable():
         return None
@@ -183,25 +183,25 @@ def _key_of(character: str) -> _Key | None:
         return _NAMED["space"]
     if character.isalpha():
         upper = character.upper()
-        return _Key(character, f"Key{upper}", ord(upper), character, character == upper)
+        return _DomKey(character, f"Key{upper}", ord(upper), character, character == upper)
     shifted = character in _SHIFTED
     plain = _PLAIN[_SHIFTED.index(character)] if shifted else character
     code, number = _PUNCTUATION.get(plain) or (f"Digit{plain}", ord(plain))
-    return _Key(character, code, number, character, shifted)
+    return _DomKey(character, code, number, character, shifted)
 
 
-def _down(key: _Key, held: int) -> Call:
+def _down(key: _DomKey, held: int) -> Call:
     command = held & ~_MODIFIERS["shift"]  # with ctrl, alt or meta a key writes nothing
     text = "" if command else key.text
     kind = "keyDown" if text else "rawKeyDown"
     return Call("Input.dispatchKeyEvent", {**_event(kind, key, held), "text": text})
 
 
-def _up(key: _Key, held: int) -> Call:
+def _up(key: _DomKey, held: int) -> Call:
     return Call("Input.dispatchKeyEvent", _event("keyUp", key, held))
 
 
-def _event(kind: str, key: _Key, held: int) -> dict[str, Any]:
+def _event(kind: str, key: _DomKey, held: int) -> dict[str, Any]:
     return {
         "type": kind,
         "modifiers": held,

@@ -20,7 +20,7 @@ from envs.miniwob.browser import TaskPage
 
 
 @dataclass(frozen=True)
-class WidgetInfo:
+class PageWidget:
     """One thing on the page that can be pressed and is not covered."""
 
     role: str  # its HTML element: button, input, a, circle, ...
@@ -48,10 +48,10 @@ class Oracle:
         except ActionError as error:
             raise EnvError(f"{self._task.id}: its oracle says {found}: {error}") from error
 
-    def widgets(self) -> list[WidgetInfo]:
+    def widgets(self) -> list[PageWidget]:
         """What can be pressed, of pages that are made of buttons, links, fields and boxes."""
         return [
-            WidgetInfo(each["role"], each["label"], tuple(self._scale * at for at in each["box"]))
+            PageWidget(each["role"], each["label"], tuple(self._scale * at for at in each["box"]))
             for each in self._ask("dartWidgets()")
         ]
 

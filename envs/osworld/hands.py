@@ -42,7 +42,7 @@ NAMED = {
 """Keysyms (X11/keysymdef.h) by the names of envs.actions.KeyPress."""
 
 
-class Hands:
+class GuestInputController:
     """Mouse and keyboard of one display."""
 
     def __init__(self) -> None:
@@ -176,4 +176,4 @@ def keysym(character: str) -> int:
 
 
 if __name__ == "__main__":
-    Hands().perform(json.loads(sys.argv[1]))
+    GuestInputController().perform(json.loads(sys.argv[1]))

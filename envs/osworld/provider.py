@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from envs.osworld.guest import Address
-from envs.pool import Pool
+from envs.pool import ResourcePool
 
 
 class Provider(Protocol):
@@ -28,7 +28,7 @@ class Provider(Protocol):
 class UrlProvider:
     """A guest that is used as it is found: what an episode did to it stays."""
 
-    def __init__(self, urls: Pool[Address]) -> None:
+    def __init__(self, urls: ResourcePool[Address]) -> None:
         self._urls = urls
         self._address: Address | None = None
 

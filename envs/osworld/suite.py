@@ -19,7 +19,7 @@ from envs.osworld.guest import Address, import_urllib3, read_address
 from envs.osworld.judge import CURE, Judge, find_python
 from envs.osworld.provider import Provider, UrlProvider
 from envs.osworld.setup import default_downloads
-from envs.pool import Pool
+from envs.pool import ResourcePool
 from envs.screenshots import Encoding
 from envs.taskfile import load_tasks
 
@@ -52,7 +52,7 @@ class OsworldSuite:
             for task_id, file in self._files.items()
         }
         self._lock = threading.Lock()
-        self._urls: dict[tuple[str, ...], Pool[Address]] = {}
+        self._urls: dict[tuple[str, ...], ResourcePool[Address]] = {}
 
     def make_env(
         self,
@@ -140,9 +140,9 @@ class OsworldSuite:
                     f"(package desktop-env): {CURE}"
                 )
 
-    def _shared(self, urls: tuple[str, ...]) -> Pool[Address]:
+    def _shared(self, urls: tuple[str, ...]) -> ResourcePool[Address]:
         """The same guests for all environments of the process that name the same list."""
         with self._lock:
             if urls not in self._urls:
-                self._urls[urls] = Pool([read_address(url) for url in urls], "url")
+                self._urls[urls] = ResourcePool([read_address(url) for url in urls], "url")
             return self._urls[urls]

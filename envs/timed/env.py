@@ -31,7 +31,7 @@ MIN_SIDE, MAX_SIDE = 128, 4096  # pixels
 
 
 @dataclass(frozen=True)
-class _Episode:
+class _EpisodePlan:
     """All that is drawn when an episode begins."""
 
     task: Task
@@ -67,7 +67,7 @@ class TimedEnv:
         self._stream = stream
         self._number = 0  # of episodes begun
         self._rng = Random(stream)  # noqa: S311 - repeatable on purpose
-        self._episode: _Episode | None = None
+        self._episode: _EpisodePlan | None = None
         self._steps = 0
         self._ended = True
 
@@ -110,11 +110,11 @@ class TimedEnv:
         """Nothing outlives the object; may be called twice."""
         self._episode = None
 
-    def _draw(self, task: Task) -> _Episode:
+    def _draw(self, task: Task) -> _EpisodePlan:
         rng = self._rng
         steps = self._profile.draw_steps(rng)
         faulty, crashes = rng.random() < self._fault_rate, rng.random() < 0.5
-        return _Episode(
+        return _EpisodePlan(
             task,
             steps,
             passes=rng.random() < task.params["pass"],
@@ -139,7 +139,7 @@ class TimedEnv:
             raise TaskError(f"suite timed has no task {wanted!r}; ids are timed/000 and so on")
         return self._tasks[task_id]
 
-    def _playing(self) -> _Episode:
+    def _playing(self) -> _EpisodePlan:
         if self._episode is None:
             raise EnvError("no episode is being played; call reset first")
         return self._episode

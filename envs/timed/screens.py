@@ -34,7 +34,7 @@ _drawing = threading.Lock()  # of 64 threads that ask for a desktop, one draws i
 
 
 @dataclass(frozen=True)
-class _Desktop:
+class _PngTemplate:
     """The part of a PNG that does not change."""
 
     file: bytes  # up to and with the IDAT of the rows above the task bar
@@ -72,13 +72,13 @@ def _bar_rows(height: int) -> int:
     return max(4, height // 16)
 
 
-def _desktop(scene: int, width: int, height: int) -> _Desktop:
+def _desktop(scene: int, width: int, height: int) -> _PngTemplate:
     with _drawing:
         return _drawn(scene, width, height)
 
 
 @lru_cache(maxsize=2 * SCENES)
-def _drawn(scene: int, width: int, height: int) -> _Desktop:
+def _drawn(scene: int, width: int, height: int) -> _PngTemplate:
     image = _paint(scene, width, height - _bar_rows(height))
     rows = Image.new("L", (width + 1, image.height), 0)
     rows.paste(Image.frombytes("L", image.size, image.tobytes()), (1, 0))
@@ -95,7 +95,7 @@ def _drawn(scene: int, width: int, height: int) -> _Desktop:
             _chunk(b"IDAT", body),
         )
     )
-    return _Desktop(file, zlib.adler32(pixels))
+    return _PngTemplate(file, zlib.adler32(pixels))
 
 
 def _paint(scene: int, width: int, height: int) -> Image.Image:

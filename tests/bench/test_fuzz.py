@@ -29,7 +29,7 @@ from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import make_scheduler
 from dart_cli.data.store.writer import open_store
 from dart_cli.runtime.role import claim, save_config
-from dart_cli.train.checkpoint import Progress, save
+from dart_cli.train.checkpoint import TrainerProgress, save
 from dart_cli.weights.file import publish
 from envs.registry import load_suite
 from tests.data.parts import MIXED, a_batch, play_group, small_config, trained
@@ -58,7 +58,7 @@ def play(config: Config) -> None:
     tensors = {"w": torch.zeros(3)}
     publish(tensors, config.run.dir / "weights", 1)
     for updates in (1, 2):
-        progress = Progress(updates=updates, last_batch_id=updates)
+        progress = TrainerProgress(updates=updates, last_batch_id=updates)
         save(config.run.dir / "checkpoints", progress, tensors, {"w/m": torch.ones(3)}, keep=2)
     with claim(config, "data"):
         pass

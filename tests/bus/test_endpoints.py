@@ -12,7 +12,7 @@ import pytest
 
 from bus.endpoints import (
     MAX_IPC_PATH_BYTES,
-    Curve,
+    CurveKeys,
     Endpoints,
     check_secure,
     make_private_dir,
@@ -139,4 +139,4 @@ def test_a_bad_key_file_is_refused_by_name(
     with pytest.raises(ConfigError, match=words) as refused:
         read_curve(path)
     assert str(path) in str(refused.value)
-    assert isinstance(Curve("", ""), Curve)
+    assert isinstance(CurveKeys("", ""), CurveKeys)

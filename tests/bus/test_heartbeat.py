@@ -114,7 +114,7 @@ def test_silence_while_nobody_listened_counts_against_no_one() -> None:
     liveness = Liveness(10.0, clock=lambda: now[0])
     liveness.observe(heartbeat("env-0"))
     now[0] += 60.0
-    liveness.excuse(58.0)
+    liveness.discount_pause(58.0)
     assert [each.worker for each in liveness.alive()] == ["env-0"]
     now[0] += 9.0
     assert [each.worker for each in liveness.dead()] == ["env-0"]

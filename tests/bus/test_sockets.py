@@ -15,7 +15,7 @@ import zmq
 import zmq.asyncio
 
 from bus.codec import encode
-from bus.endpoints import Curve, Endpoints
+from bus.endpoints import CurveKeys, Endpoints
 from bus.errors import (
     BusError,
     ConfigError,
@@ -460,7 +460,7 @@ async def test_an_address_in_use_is_refused_and_its_server_goes_on(address: str)
 
 def test_an_address_of_another_host_is_refused_with_the_key_to_change() -> None:
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1.*; set bus\.host to an address"):
-        Replier("tcp://192.0.2.1:7800", curve=Curve(*key_pair()))
+        Replier("tcp://192.0.2.1:7800", curve=CurveKeys(*key_pair()))
 
 
 # --- publish and subscribe ------------------------------------------------------------------
@@ -586,13 +586,17 @@ def key_pair() -> tuple[str, str]:
 
 async def test_curve_lets_in_known_keys_and_nobody_else() -> None:
     server, known, stranger = key_pair(), key_pair(), key_pair()
-    curve = Curve(*server, allowed=frozenset([known[0]]))
+    curve = CurveKeys(*server, allowed=frozenset([known[0]]))
     async with Replier("tcp://127.0.0.1:*", curve=curve) as replier:
         # The first address is a wildcard; its domain is allowed all the same.
         task = asyncio.create_task(replier.serve(ack))
-        async with Requester(replier.endpoint, curve=Curve(*known, server=server[0])) as friend:
+        async with Requester(replier.endpoint, curve=CurveKeys(*known, server=server[0])) as friend:
             assert isinstance(await friend.request(ASK, DEADLINE_S), Ack)
-        for curve in (Curve(*stranger, server=server[0]), Curve(*known, server=known[0]), None):
+        for curve in (
+            CurveKeys(*stranger, server=server[0]),
+            CurveKeys(*known, server=known[0]),
+            None,
+        ):
             async with Requester(replier.endpoint, curve=curve) as foe:
                 with pytest.raises(DeadlineError):
                     await foe.request(ASK, 0.5)
@@ -605,12 +609,14 @@ async def test_curve_guards_telemetry_too() -> None:
     with Forwarder(
         "tcp://127.0.0.1:*",
         "tcp://127.0.0.1:*",
-        curve=Curve(*server, allowed=frozenset([known[0]])),
+        curve=CurveKeys(*server, allowed=frozenset([known[0]])),
     ) as forwarder:
-        mine = Curve(*known, server=server[0])
+        mine = CurveKeys(*known, server=server[0])
         async with (
             Publisher(forwarder.publish_at, curve=mine) as publisher,
-            Publisher(forwarder.publish_at, curve=Curve(*stranger, server=server[0])) as intruder,
+            Publisher(
+                forwarder.publish_at, curve=CurveKeys(*stranger, server=server[0])
+            ) as intruder,
             Subscriber(forwarder.subscribe_at, [RunState], curve=mine) as subscriber,
         ):
             for _ in range(20):

@@ -17,7 +17,7 @@ from dart_cli.cli.reference import cli_reference
 from dart_cli.config.schema import Config, load_config
 from dart_cli.data.store.writer import open_store
 from dart_cli.runtime.role import read_run, save_config
-from dart_cli.train.checkpoint import Progress, save
+from dart_cli.train.checkpoint import TrainerProgress, save
 
 ROOT = Path(__file__).parents[2]
 VERBS = (
@@ -327,7 +327,7 @@ def test_another_model_is_refused_once_there_is_a_checkpoint(
     save_config(one)
     save_config(other)
     assert f"{key} was " in caplog.text
-    save(tmp_path / "checkpoints", Progress(updates=1), {"w": torch.zeros(1)}, {}, keep=1)
+    save(tmp_path / "checkpoints", TrainerProgress(updates=1), {"w": torch.zeros(1)}, {}, keep=1)
     save_config(other)
     with pytest.raises(
         ConfigError, match=rf"{key} = .* choose another run\.dir, or set"
@@ -338,6 +338,6 @@ def test_another_model_is_refused_once_there_is_a_checkpoint(
 
 
 def test_another_way_to_write_the_models_path_is_the_same_model(tmp_path: Path) -> None:
-    save(tmp_path / "checkpoints", Progress(updates=1), {"w": torch.zeros(1)}, {}, keep=1)
+    save(tmp_path / "checkpoints", TrainerProgress(updates=1), {"w": torch.zeros(1)}, {}, keep=1)
     for path in ("models/a", str(Path.cwd() / "models" / "a"), "models/./a/"):
         save_config(Config.model_validate({"run": {"dir": tmp_path}, "model": {"path": path}}))

@@ -11,7 +11,7 @@ from bus.errors import ModelError
 from dart_cli.config.dry_run import describe, parameter_count
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
-from dart_cli.data.groups import Board
+from dart_cli.data.groups import GroupTable
 from dart_cli.data.scheduler import Situation, make_scheduler
 
 ARMS: list[dict[str, Any]] = [
@@ -32,7 +32,7 @@ def told(config: Config) -> str:
 def test_the_plan_tells_the_schedulers_limit(data: dict[str, Any], publish_every: int) -> None:
     config = Config.model_validate({"data": data, "weights": {"publish_every": publish_every}})
     scheduler = make_scheduler(config, training_tasks(config))
-    limit = scheduler.limit(Situation(Board(), {}))
+    limit = scheduler.limit(Situation(GroupTable(), {}))
     assert f"at most {limit} groups in flight" in told(config)
 
 

@@ -9,7 +9,7 @@ import pytest
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import composed_tasks, trained_tasks, training_tasks
 from dart_cli.data.scheduler import task_seed
-from dart_cli.evaluation.demonstrations import Quota, Wanted, collected_tasks
+from dart_cli.evaluation.demonstrations import CollectOptions, Quota, collected_tasks
 from envs.base import Task
 from envs.registry import find_task, tasks_of
 
@@ -34,7 +34,7 @@ def test_what_env_heldout_names_is_evaluated_apart_and_never_trained_on_or_colle
     assert len(training_tasks(chosen)) == len(tasks_of("mini", "train")) - 1
     assert ids(composed_tasks(chosen)) == ids(tasks_of("mini", "heldout")) | {"mini/scroll"}
     with pytest.raises(Exception, match="held out"):
-        collected_tasks(chosen, Wanted(tasks=("mini/scroll",)))
+        collected_tasks(chosen, CollectOptions(tasks=("mini/scroll",)))
     assert ids(composed_tasks(chosen, ["mini/scroll", "mini/click"])) == {"mini/scroll"}
     assert ids(trained_tasks(chosen, ["mini/scroll", "mini/click"])) == {"mini/click"}
 
@@ -48,7 +48,7 @@ def test_training_seeds_meet_their_whole_range_and_nothing_else(seeds: tuple[int
 
 
 def test_collecting_ends_where_the_range_has_no_more_seeds() -> None:
-    quota = Quota(find_task("mini", "mini/click"), Wanted(16), 0, seeds=(40, 45))
+    quota = Quota(find_task("mini", "mini/click"), CollectOptions(16), 0, seeds=(40, 45))
     quota.skip({("oracle", "mini/click", 7), ("oracle", "mini/click", 41)})
     played = []
     while quota.wants_more:

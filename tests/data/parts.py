@@ -43,7 +43,7 @@ from dart_cli.config.task_split import training_tasks
 from dart_cli.data import service
 from dart_cli.data.curate import FinishedGroup, Member
 from dart_cli.data.ledger import Ledger
-from dart_cli.data.scheduler import Wait, make_scheduler
+from dart_cli.data.scheduler import NoLease, make_scheduler
 from dart_cli.data.store.rows import PoolRow, PoolSource, StepRow
 from dart_cli.data.store.writer import Store
 from envs.base import content_hash
@@ -204,7 +204,7 @@ def play_group(ledger: Ledger, outcomes: list[Outcome], *, steps: int = 2, versi
 MIXED: list[Outcome] = ["pass", "fail", "fail", "pass"]
 
 
-def a_batch(found: Batch | Wait) -> Batch:
+def a_batch(found: Batch | NoLease) -> Batch:
     """A batch that must be there."""
     assert isinstance(found, Batch), found
     return found
@@ -238,7 +238,7 @@ def picture_of(ledger: Ledger) -> object:
             },
             len(group.attempts),
         )
-        for group in ledger.board.groups.values()
+        for group in ledger.group_table.groups.values()
     }
     tasks = {
         task_id: (
@@ -249,7 +249,7 @@ def picture_of(ledger: Ledger) -> object:
         )
         for task_id, fares in ledger.progress.tasks.items()
     }
-    return groups, ledger.board.opened, ledger.updates, ledger.weights, tasks
+    return groups, ledger.group_table.opened, ledger.updates, ledger.weights, tasks
 
 
 def assert_sums_are_conserved(ledger: Ledger, store: Store) -> None:
@@ -258,8 +258,8 @@ def assert_sums_are_conserved(ledger: Ledger, store: Store) -> None:
     And each step of those in a batch is trained on or left out for a reason.
     """
     rows = store.trajectories()
-    live = {attempt.id for _, attempt in ledger.board.live()}
-    pending = {a.id for group in ledger.board.groups.values() for a in group.finished}
+    live = {attempt.id for _, attempt in ledger.group_table.live()}
+    pending = {a.id for group in ledger.group_table.groups.values() for a in group.finished}
     for row in rows:
         reasons = [told for told in store.decisions(row.id) if told.reason != "pool"]
         assert (row.id in live) == (row.state in ("leased", "playing"))

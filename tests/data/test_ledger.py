@@ -23,7 +23,7 @@ from bus.messages import (
 )
 from dart_cli.config.schema import Config
 from dart_cli.data.ledger import Ledger
-from dart_cli.data.scheduler import Wait
+from dart_cli.data.scheduler import NoLease
 from dart_cli.data.store.writer import Store, open_store
 from envs.base import content_hash
 from tests.data.parts import (
@@ -263,7 +263,7 @@ def test_a_dead_workers_leases_come_back_and_others_stay(ledger: Ledger) -> None
     mine = [ask_lease(ledger, slot, "env-0") for slot in range(2)]
     other = ask_lease(ledger, 0, "env-1")
     assert ledger.take_back_from("env-0") == 2
-    assert [attempt.id for _, attempt in ledger.board.live()] == [other.trajectory_id]
+    assert [attempt.id for _, attempt in ledger.group_table.live()] == [other.trajectory_id]
     assert ask_lease(ledger, 1, "env-1").trajectory_id not in {a.trajectory_id for a in mine}
 
 
@@ -273,9 +273,9 @@ def test_back_pressure_bounds_groups_that_play_or_wait(ledger: Ledger, config: C
         play_group(ledger, MIXED)
     for slot in range((bound - 2) * config.data.group_size):
         ask_lease(ledger, slot)
-    assert len(ledger.board.groups) == bound
+    assert len(ledger.group_table.groups) == bound
     refused = ledger.lease(LeaseRequest(worker="env-0", slot=99, suites=["mini"]))
-    assert isinstance(refused, Wait)
+    assert isinstance(refused, NoLease)
     a_batch(ledger.next_batch(0))  # the consumer frees the places
     assert ask_lease(ledger, 99)
 
@@ -292,7 +292,7 @@ def test_a_group_of_equal_rewards_is_dropped_with_the_reason(
     assert (row.id, row.reason) == (group, reason)
     assert {f"{t.state}:{t.reason}" for t in store.trajectories()} == {f"dropped:{reason}"}
     assert [d.reason for d in store.decisions(f"{group}-00")] == [reason]
-    assert ledger.board.groups == {}
+    assert ledger.group_table.groups == {}
 
 
 def test_an_invalid_trajectory_is_never_trained_and_another_is_played_instead(
@@ -375,7 +375,7 @@ def test_without_enough_groups_the_trainer_is_told_what_is_missing(ledger: Ledge
     play_group(ledger, MIXED)
     ask_lease(ledger, 0)
     found = ledger.next_batch(0)
-    assert isinstance(found, Wait)
+    assert isinstance(found, NoLease)
     assert found.reason == "1 of 2 groups with a gradient are ready, 1 more play"
 
 
@@ -383,18 +383,18 @@ def test_a_trainer_that_waits_because_all_is_solved_is_told_so(ledger: Ledger) -
     for _ in range(3):
         play_group(ledger, ["pass"] * 4)
     found = ledger.next_batch(0)
-    assert isinstance(found, Wait)
+    assert isinstance(found, NoLease)
     assert found.reason.endswith("dropped since the last batch: 3 all_success")
     for _ in range(30):
         play_group(ledger, ["pass"] * 4)
     found = ledger.next_batch(0)
-    assert isinstance(found, Wait)
+    assert isinstance(found, NoLease)
     assert found.reason.endswith("33 all_success; the policy solves these tasks, add harder ones")
     for _ in range(2):
         play_group(ledger, MIXED)
     ledger.batch_trained(trained(a_batch(ledger.next_batch(0)).batch_id))
     found = ledger.next_batch(1)
-    assert isinstance(found, Wait)
+    assert isinstance(found, NoLease)
     assert "dropped" not in found.reason
 
 
@@ -445,7 +445,7 @@ def test_batches_after_the_checkpoint_are_served_again_in_order_and_earlier_ones
         again.append(a_batch(ledger.next_batch(number - 1)))
         ledger.batch_trained(trained(number))
     assert again == batches[2:]
-    assert isinstance(ledger.next_batch(4), Wait)
+    assert isinstance(ledger.next_batch(4), NoLease)
     assert ledger.updates == 4
 
 
@@ -455,7 +455,7 @@ def test_a_checkpoint_that_holds_a_batch_acknowledges_it(ledger: Ledger, store: 
     a_batch(ledger.next_batch(0))
     ledger.hello(hello(1))
     assert ledger.updates == 1
-    assert isinstance(ledger.next_batch(1), Wait)
+    assert isinstance(ledger.next_batch(1), NoLease)
     assert {t.state for t in store.trajectories()} == {"trained"}
 
 

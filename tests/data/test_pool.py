@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dart_cli.data.pool import Pool
+from dart_cli.data.pool import ExperiencePool
 from dart_cli.data.store.rows import PoolRow, PoolSource
 from tests.data.parts import pool_member
 
@@ -28,8 +28,8 @@ def successes(draw: st.DrawFn) -> list[PoolRow]:
     ]
 
 
-def filled(rows: list[PoolRow], per_task: int) -> Pool:
-    pool = Pool(per_task)
+def filled(rows: list[PoolRow], per_task: int) -> ExperiencePool:
+    pool = ExperiencePool(per_task)
     for row in rows:
         pool.add(row)
     return pool
@@ -39,7 +39,7 @@ def filled(rows: list[PoolRow], per_task: int) -> Pool:
 def test_of_a_task_and_source_the_newest_stay_and_all_others_are_evicted_once(
     rows: list[PoolRow], per_task: int
 ) -> None:
-    pool = Pool(per_task)
+    pool = ExperiencePool(per_task)
     evicted = [gone for row in rows for gone in pool.add(row)]
     for task_id in ("a", "b"):
         for source in SOURCES:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import pytest
 
 from bus.messages import Outcome
-from dart_cli.data.progress import Meter, Progress, Tally
+from dart_cli.data.progress import Meter, RunCounters, RunProgress
 
 
 def test_a_curve_has_a_point_for_each_version_until_there_are_too_many() -> None:
-    tally = Tally()
+    counters = RunCounters()
     for version, passed in [(0, False), (0, True), (2, True)]:
-        tally.add(version, passed)
-    assert tally.curve(3) == [0.5, None, 1.0, None]
-    assert tally.curve(3, points=2) == [0.5, 1.0]
-    assert len(tally.curve(999)) <= 32
+        counters.add(version, passed)
+    assert counters.curve(3) == [0.5, None, 1.0, None]
+    assert counters.curve(3, points=2) == [0.5, 1.0]
+    assert len(counters.curve(999)) <= 32
 
 
 def test_a_curve_of_nothing_is_empty() -> None:
-    assert Tally().curve(-1) == []
-    assert Tally().curve(10) == []
+    assert RunCounters().curve(-1) == []
+    assert RunCounters().curve(10) == []
 
 
 def test_an_invalid_trajectory_says_nothing_about_success() -> None:
-    progress = Progress(["a"], 0.0)
+    progress = RunProgress(["a"], 0.0)
     for _ in range(5):
         progress.outcome("a", "invalid", 0)
     assert progress.success() == {"a": None}
@@ -42,7 +42,7 @@ def test_throughput_forgets_what_is_older_than_its_window() -> None:
 
 
 def test_metrics_of_batches_to_be_trained_again_are_forgotten() -> None:
-    progress = Progress([], 0.0)
+    progress = RunProgress([], 0.0)
     for batch in (1, 2, 3):
         progress.train_metrics(batch, {"loss": float(batch)})
     progress.forget_metrics(1)
@@ -51,19 +51,19 @@ def test_metrics_of_batches_to_be_trained_again_are_forgotten() -> None:
 
 
 def test_a_tally_takes_the_same_memory_however_long_the_run() -> None:
-    tally = Tally()
+    counters = RunCounters()
     for version in range(5000):
-        tally.add(version, passed=version >= 2500)
-    assert len(tally.judged) <= 64
-    assert sum(tally.judged) == 5000
-    assert sum(tally.passed) == 2500
-    curve = tally.curve(4999)
+        counters.add(version, passed=version >= 2500)
+    assert len(counters.judged) <= 64
+    assert sum(counters.judged) == 5000
+    assert sum(counters.passed) == 2500
+    curve = counters.curve(4999)
     assert len(curve) <= 32
     assert (curve[0], curve[-1]) == (0.0, 1.0)
 
 
 def test_curves_of_tasks_that_began_at_different_versions_have_points_in_common() -> None:
-    progress = Progress(["a", "b"], 0.0)
+    progress = RunProgress(["a", "b"], 0.0)
     for version in range(300):
         progress.outcome("a", "pass", version)
     progress.outcome("b", "fail", 299)
@@ -72,7 +72,7 @@ def test_curves_of_tasks_that_began_at_different_versions_have_points_in_common(
 
 
 def test_a_task_goes_on_bit_for_bit_where_it_was_written_down() -> None:
-    progress, again = Progress(["a"], 0.0), Progress(["a"], 0.0)
+    progress, again = RunProgress(["a"], 0.0), RunProgress(["a"], 0.0)
     outcomes: list[Outcome] = ["pass", "fail", "invalid", "pass", "fail", "fail", "pass"] * 30
     for version, outcome in enumerate(outcomes):
         progress.outcome("a", outcome, version)
@@ -85,10 +85,10 @@ def test_a_task_goes_on_bit_for_bit_where_it_was_written_down() -> None:
 
 
 def test_a_task_the_run_no_longer_has_does_not_count_in_its_success() -> None:
-    before = Progress(["kept", "removed"], 0.0)
+    before = RunProgress(["kept", "removed"], 0.0)
     before.outcome("kept", "pass", 0)
     before.outcome("removed", "fail", 7)
-    now = Progress(["kept"], 0.0)
+    now = RunProgress(["kept"], 0.0)
     now.restore(task.row(task_id) for task_id, task in before.tasks.items())
     assert now.mean_success() == 1.0
     assert now.mean_curve(0) == [1.0]

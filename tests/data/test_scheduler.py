@@ -14,13 +14,13 @@ from bus.errors import TaskError
 from bus.messages import LeaseRequest
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
-from dart_cli.data.groups import Attempt, Board, Group
+from dart_cli.data.groups import Attempt, Group, GroupTable
 from dart_cli.data.scheduler import (
     NewGroup,
+    NoLease,
     Scheduler,
     Situation,
     Success,
-    Wait,
     groups_in_time,
     make_scheduler,
     sampling_seed,
@@ -38,11 +38,15 @@ def make(seed: int = 0, **data: object) -> Scheduler:
 
 
 def ask(
-    scheduler: Scheduler, board: Board, slot: int = 99, success: Success | None = None, **seen: Any
-) -> Group | NewGroup | Wait:
+    scheduler: Scheduler,
+    group_table: GroupTable,
+    slot: int = 99,
+    success: Success | None = None,
+    **seen: Any,
+) -> Group | NewGroup | NoLease:
     """What a slot is told."""
     request = LeaseRequest(worker="env-0", slot=slot, suites=["t"])
-    return scheduler.next(Situation(board, success or {}, **seen), request)
+    return scheduler.next(Situation(group_table, success or {}, **seen), request)
 
 
 def a_group(number: int, size: int = 2, attempts: int = 0) -> Group:
@@ -52,13 +56,13 @@ def a_group(number: int, size: int = 2, attempts: int = 0) -> Group:
     return group
 
 
-def a_board(*groups: Group) -> Board:
-    return Board({group.id: group for group in groups}, opened=len(groups))
+def a_board(*groups: Group) -> GroupTable:
+    return GroupTable({group.id: group for group in groups}, opened=len(groups))
 
 
 def test_a_free_slot_fills_the_oldest_group_that_wants_members() -> None:
-    board = a_board(a_group(1, attempts=2), a_group(2, attempts=1), a_group(3))
-    assert ask(make(), board) is board.groups["g2"]
+    group_table = a_board(a_group(1, attempts=2), a_group(2, attempts=1), a_group(3))
+    assert ask(make(), group_table) is group_table.groups["g2"]
 
 
 def test_full_groups_hold_no_slot_back() -> None:
@@ -67,15 +71,15 @@ def test_full_groups_hold_no_slot_back() -> None:
 
 
 def test_no_group_is_opened_beyond_the_bound() -> None:
-    board = a_board(*(a_group(n, attempts=2) for n in (1, 2, 3)))
-    found = ask(make(max_open_groups=3), board)
-    assert isinstance(found, Wait)
+    group_table = a_board(*(a_group(n, attempts=2) for n in (1, 2, 3)))
+    found = ask(make(max_open_groups=3), group_table)
+    assert isinstance(found, NoLease)
     assert "max_open_groups = 3" in found.reason
 
 
 def test_a_worker_of_another_suite_is_told_so() -> None:
     with pytest.raises(TaskError, match="the run plays t, this worker only mini"):
-        make().next(Situation(Board(), {}), LeaseRequest(worker="e", slot=0, suites=["mini"]))
+        make().next(Situation(GroupTable(), {}), LeaseRequest(worker="e", slot=0, suites=["mini"]))
 
 
 @pytest.mark.parametrize("scheduling", ["rollout", "task", "batch", "april"])
@@ -83,31 +87,33 @@ def test_in_the_trainers_turn_nothing_is_leased_and_what_is_waited_for_is_told(
     scheduling: str,
 ) -> None:
     scheduler = make(scheduling=scheduling, coupled=True)
-    for board in (Board(), a_board(a_group(1, attempts=1))):
-        assert ask(scheduler, board, turn="batch 3 is trained") == Wait("batch 3 is trained")
+    for group_table in (GroupTable(), a_board(a_group(1, attempts=1))):
+        assert ask(scheduler, group_table, turn="batch 3 is trained") == NoLease(
+            "batch 3 is trained"
+        )
 
 
 # --- task-wise ------------------------------------------------------------------------------
 
 
 def test_task_wise_a_slot_waits_alone_until_its_group_is_over() -> None:
-    board = a_board(a_group(1, attempts=2))
-    finish(board.groups["g1"], True)
+    group_table = a_board(a_group(1, attempts=2))
+    finish(group_table.groups["g1"], True)
     scheduler = make(scheduling="task")
-    found = ask(scheduler, board, slot=0)
-    assert found == Wait("group g1 is not over, 1 of its trajectories play", one_slot=True)
-    assert isinstance(ask(scheduler, board, slot=7), NewGroup)
-    assert isinstance(ask(make(scheduling="rollout"), board, slot=0), NewGroup)
-    board.groups["g1"].state = "ready"
-    assert isinstance(ask(scheduler, board, slot=0), NewGroup)
+    found = ask(scheduler, group_table, slot=0)
+    assert found == NoLease("group g1 is not over, 1 of its trajectories play", one_slot=True)
+    assert isinstance(ask(scheduler, group_table, slot=7), NewGroup)
+    assert isinstance(ask(make(scheduling="rollout"), group_table, slot=0), NewGroup)
+    group_table.groups["g1"].state = "ready"
+    assert isinstance(ask(scheduler, group_table, slot=0), NewGroup)
 
 
 def test_task_wise_a_slot_helps_its_own_group_first() -> None:
-    board = a_board(a_group(1, attempts=1), a_group(2, size=3))
+    group_table = a_board(a_group(1, attempts=1), a_group(2, size=3))
     mine = Attempt("mine", 0, "env-0", 5, 0, 0.0, state="dropped")
-    board.add_attempt(board.groups["g2"], mine)
-    assert ask(make(scheduling="task"), board, slot=5) is board.groups["g2"]
-    assert ask(make(scheduling="task"), board, slot=6) is board.groups["g1"]
+    group_table.add_attempt(group_table.groups["g2"], mine)
+    assert ask(make(scheduling="task"), group_table, slot=5) is group_table.groups["g2"]
+    assert ask(make(scheduling="task"), group_table, slot=6) is group_table.groups["g1"]
 
 
 # --- batch-wise and April -------------------------------------------------------------------
@@ -127,13 +133,13 @@ def test_task_wise_a_slot_helps_its_own_group_first() -> None:
     ],
 )
 def test_so_many_groups_are_opened_and_no_more(data: dict[str, Any], most: int) -> None:
-    scheduler, board = make(**{"max_open_groups": 0, **data}), Board()
-    assert scheduler.limit(Situation(board, {})) == most
+    scheduler, group_table = make(**{"max_open_groups": 0, **data}), GroupTable()
+    assert scheduler.limit(Situation(group_table, {})) == most
     for number in range(1, most + 1):
-        assert isinstance(ask(scheduler, board), NewGroup)
-        board.add(a_group(number, attempts=2))
-    found = ask(scheduler, board)
-    assert isinstance(found, Wait)
+        assert isinstance(ask(scheduler, group_table), NewGroup)
+        group_table.add(a_group(number, attempts=2))
+    found = ask(scheduler, group_table)
+    assert isinstance(found, NoLease)
     assert not found.one_slot
     assert found.reason.startswith(f"{most} groups play and 0 wait for the trainer; ")
 
@@ -231,12 +237,12 @@ def test_groups_opened_within_the_limit_and_trained_in_order_are_never_stale(
 
 
 def choices(scheduler: Scheduler, success: Success, rounds: int) -> list[str]:
-    board, chosen = Board(), []
+    group_table, chosen = GroupTable(), []
     for _ in range(rounds):
-        found = ask(scheduler, board, success=success)
+        found = ask(scheduler, group_table, success=success)
         assert isinstance(found, NewGroup)
         chosen.append(found.task.id)
-        board.opened += 1
+        group_table.opened += 1
     return chosen
 
 

@@ -20,7 +20,7 @@ from bus.messages import Batch, Lease, LeaseRequest, Outcome, SyncDone, WeightsP
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data.ledger import Ledger
-from dart_cli.data.scheduler import Wait
+from dart_cli.data.scheduler import NoLease
 from dart_cli.data.store.writer import Store, open_store
 from tests.data.parts import (
     Clock,
@@ -88,7 +88,7 @@ class World:
         ledger, turn = self.ledger, self.ledger.turn
         assert ledger.suspended == bool(turn)
         found = ledger.lease(LeaseRequest(worker="env-0", slot=slot, suites=["mini"]))
-        if isinstance(found, Wait):
+        if isinstance(found, NoLease):
             assert found.reason
             self.told[found.reason] += 1
             return
@@ -156,7 +156,7 @@ class World:
         if self.batch is None:
             formed = len(self.store.batches())
             found = self.ledger.next_batch(self.version)
-            if isinstance(found, Wait):
+            if isinstance(found, NoLease):
                 self.told[found.reason] += 1
                 return
             self.batch = found
@@ -174,7 +174,7 @@ class World:
             assert self.ledger.suspended == data.coupled
             is_new = found.batch_id > formed
             if is_new and data.scheduling == "april" and not data.recycle:
-                assert not self.ledger.board.open
+                assert not self.ledger.group_table.open
             return
         updates = self.ledger.updates + 1
         if updates % self.config.weights.publish_every == 0:
@@ -259,8 +259,8 @@ class World:
 
     def look(self) -> None:
         """Look at what must hold at any moment."""
-        data, board = self.config.data, self.ledger.board
-        for group in board.groups.values():
+        data, group_table = self.config.data, self.ledger.group_table
+        for group in group_table.groups.values():
             assert len(group.finished) + len(group.live) <= group.size
             assert data.min_group_size <= group.size <= data.group_size
             assert group.size == data.group_size or data.dynamic_number
@@ -269,10 +269,10 @@ class World:
                 assert {attempt.outcome for attempt in group.finished} == {"fail"}
                 assert 1 / (1 + len(group.finished)) <= data.pool_ratio
         if data.scheduling == "batch":
-            assert len(board.groups) <= data.groups_per_batch
+            assert len(group_table.groups) <= data.groups_per_batch
         if data.scheduling == "april":
-            assert len(board.groups) <= ceil(data.over_provision * data.groups_per_batch)
-        owners = Counter((a.worker, a.slot) for _, a in board.live())
+            assert len(group_table.groups) <= ceil(data.over_provision * data.groups_per_batch)
+        owners = Counter((a.worker, a.slot) for _, a in group_table.live())
         assert max(owners.values(), default=0) <= 1
 
     def _weights(self) -> WeightsPublished:
@@ -399,7 +399,7 @@ def test_april_loses_no_finished_trajectory_and_recycles_what_is_unfinished(
         assert {row.reason for row in store.groups("dropped")} <= REASONS
         assert any(max(store.staleness(batch.id - 1), default=0) for batch in store.batches())
         trained_on = {name for b in store.batches() for name in store.batch_groups(b.id)}
-        waiting = set(world.ledger.board.groups)
+        waiting = set(world.ledger.group_table.groups)
         dropped = {row.id for row in store.groups("dropped")}
         assert {row.id for row in store.groups()} == trained_on | waiting | dropped
 

@@ -64,7 +64,7 @@ def config(tmp_path: Path) -> Config:
 def short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Held requests are answered soon, dead workers noticed soon."""
     monkeypatch.setattr(service, "HOLD_S", 0.2)
-    monkeypatch.setattr(service, "TEND_S", 0.05)
+    monkeypatch.setattr(service, "HOUSEKEEPING_S", 0.05)
     monkeypatch.setattr(service, "DEAD_AFTER_S", 0.5)
     monkeypatch.setattr(service, "STOP_LEAST_S", 0.2)
     monkeypatch.setattr(service, "SNAPSHOT_S", 0.0)
@@ -401,7 +401,7 @@ async def test_no_gauge_of_a_heartbeat_ends_the_service(
         client.publisher.publish(heartbeat("rollout-2"))
         seen = await client.eventually(lambda seen: "rollout-2" in names_of(seen))
         assert (worker in names_of(seen)) == (gauges.get("slots") == 1e15)
-        await asyncio.sleep(0.2)  # dead workers and usage are looked at every TEND_S
+        await asyncio.sleep(0.2)  # dead workers and usage are looked at every HOUSEKEEPING_S
         await client.snapshot()
     with open_reader(config.run.dir) as reader:
         used = list(reader.usage())

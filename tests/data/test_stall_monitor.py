@@ -57,7 +57,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 def _short_waits(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(service, "DEAD_AFTER_S", 1.5)
-    monkeypatch.setattr(service, "TEND_S", 0.1)
+    monkeypatch.setattr(service, "HOUSEKEEPING_S", 0.1)
     monkeypatch.setattr(service, "HOLD_S", 0.2)
     monkeypatch.setattr(service, "SNAPSHOT_S", 0.1)
     monkeypatch.setattr(service, "SNAPSHOT_SHARE", 1.0)

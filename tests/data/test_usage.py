@@ -135,7 +135,7 @@ def test_who_said_goodbye_is_not_dead() -> None:
 def test_silence_that_was_the_listeners_own_counts_against_nobody() -> None:
     usage = Usage()
     usage.observe(beat(playing=50.0), 25.0)
-    usage.excuse(100.0)
+    usage.discount_pause(100.0)
     usage.tend(130.0)
     assert total(usage) == {"playing": 50.0}
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from bus.errors import EngineError
 from bus.messages import ActRequest, Sampling
-from dart_cli.engines.responder import Responder
+from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.scripted import Script, ScriptedEngine
 from dart_cli.policy.model import LoadedPolicy
 
@@ -31,7 +31,7 @@ def screen(width: int, height: int) -> ActRequest:
 
 async def test_a_completion_is_the_text_without_its_end(policy: LoadedPolicy) -> None:
     tokens = policy.tokenizer.encode("click(1,2)<|im_end|>", add_special_tokens=False)
-    responder = Responder(policy, ScriptedEngine(lambda _: Script(tokens)))
+    responder = PolicyResponder(policy, ScriptedEngine(lambda _: Script(tokens)))
     completion = await responder.answer(screen(168, 168))
     assert (completion.text, completion.token_ids) == ("click(1,2)", tokens)
     assert completion.prompt_token_ids.count(policy.image_token_id) == 36
@@ -42,7 +42,7 @@ async def test_pixels_are_read_in_the_size_that_the_model_sees_or_not_at_all(
 ) -> None:
     """The tiny model sees 168 x 168 as it is; UI-TARS' processor, which is meant, enlarges it."""
     engine = ScriptedEngine(lambda _: Script([policy.end_token_ids[0]]))
-    responder = Responder(policy, engine, coordinates="resized")
+    responder = PolicyResponder(policy, engine, coordinates="resized")
     assert (await responder.answer(screen(560, 336))).text == ""
     with pytest.raises(EngineError, match=r"168x168 screen in 280x280 pixels.*sees it in 168x168"):
         await responder.answer(screen(168, 168))
@@ -51,10 +51,10 @@ async def test_pixels_are_read_in_the_size_that_the_model_sees_or_not_at_all(
 async def test_screens_that_were_looked_at_are_not_read_again(
     policy: LoadedPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    responder = Responder(policy, ScriptedEngine(lambda _: Script([policy.end_token_ids[0]])))
+    responder = PolicyResponder(policy, ScriptedEngine(lambda _: Script([policy.end_token_ids[0]])))
     monkeypatch.setattr(policy.images, "cache_bytes", 1)
     asked = [screen(168, 182 + 14 * each) for each in range(3)]
-    looked_at = [await responder.look(request) for request in asked]
+    looked_at = [await responder.preload_images(request) for request in asked]
 
     def never(*_: object) -> None:
         raise AssertionError("read again")

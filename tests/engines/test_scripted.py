@@ -14,7 +14,7 @@ from dart_cli.engines.base import GenerateRequest
 from dart_cli.engines.completions import version_spans
 from dart_cli.engines.scripted import ScriptedEngine, random_clicks, say
 from dart_cli.policy.codec import make_codec
-from dart_cli.policy.frames import make_frame
+from dart_cli.policy.frames import make_coordinate_map
 from tests.waiting import until
 
 
@@ -52,7 +52,7 @@ async def test_random_clicks_are_actions_and_follow_the_seed(codec: str) -> None
         for seed in (1, 1, 2)
     ]
     assert texts[0] == texts[1] != texts[2]
-    frame = make_frame("thousandths", 168, 168)
+    frame = make_coordinate_map("thousandths", 168, 168)
     assert make_codec(codec).parse(texts[0], frame).kind == "click"
 
 

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from dart_cli.config.schema import TimingConfig
-from dart_cli.engines.simulated_gpu import Costs, Job, Replica, limits, mean_tokens
+from dart_cli.engines.simulated_gpu import Costs, Replica, SimulatedRequest, limits, mean_tokens
 
 COSTS = Costs(prefill_s=0.5, prefill_cached_s=0.125, decode_s=0.01, decode_each_s=0.0025)
 
@@ -58,7 +58,7 @@ def live(
             now = min([coming[0].arrived, *(at for at, _, _ in swaps)])
 
 
-def versions_of(job: Job) -> list[int]:
+def versions_of(job: SimulatedRequest) -> list[int]:
     starts = [start for start, _ in job.versions[1:]] + [job.done]
     found: list[int] = []
     for (_, version), end in zip(job.versions, starts, strict=True):
@@ -79,12 +79,12 @@ def test_it_agrees_with_a_simulation_of_every_iteration(seed: int) -> None:
     live(slow, list(swaps), COSTS, max_batch)
 
     replica = Replica(COSTS, max_batch, version=0)
-    jobs: dict[int, Job] = {}
+    jobs: dict[int, SimulatedRequest] = {}
     events = sorted(
         [(each.arrived, 1, each) for each in slow] + [(at, 0, swap) for at, *swap in swaps],
         key=lambda event: event[:2],
     )
-    ended: list[Job] = []
+    ended: list[SimulatedRequest] = []
     for at, _, event in events:
         looks = sorted(rng.uniform(replica.now, at) for _ in range(rng.choice([0, 0, 3])))
         for look in looks:  # looking changes nothing
@@ -138,7 +138,7 @@ def test_interrupted_and_submitted_again_no_token_is_lost_or_drawn_twice(seed: i
     replica = Replica(COSTS, 3, version=0)
     left = {f"t{i}": rng.randint(1, 60) for i in range(8)}
     total, now, done = sum(left.values()), 0.0, 0
-    names: dict[Job, str] = {}
+    names: dict[SimulatedRequest, str] = {}
     for trajectory, tokens in left.items():
         names[replica.submit(now, trajectory, tokens)] = trajectory
     while names:

@@ -16,9 +16,9 @@ from bus.messages import ActRequest, Partial, Sampling, VersionSpan
 from dart_cli.config.schema import TimingConfig
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.scripted import ScriptedResponder
-from dart_cli.engines.timed import Reply, TimedEngine, random_replies
+from dart_cli.engines.timed import TimedEngine, TimedReply, random_replies
 from dart_cli.policy.codec import make_codec
-from dart_cli.policy.frames import make_frame
+from dart_cli.policy.frames import make_coordinate_map
 from dart_cli.weights.file import WEIGHTS, publish
 from dart_cli.weights.manifest import check_whole
 from tests.waiting import until
@@ -64,7 +64,7 @@ async def decoded(engine: TimedEngine, requests: int) -> None:
 
 @pytest.mark.parametrize("codec", ["compact", "uitars"])
 async def test_every_reply_is_an_action_as_long_as_drawn_and_follows_the_seed(codec: str) -> None:
-    frame = make_frame("thousandths", 448, 336)
+    frame = make_coordinate_map("thousandths", 448, 336)
     async with serving(FAST, codec) as engine:
         first, second = [
             await asyncio.gather(*(engine.generate(ask(seed)) for seed in range(200)))
@@ -132,7 +132,7 @@ async def test_who_is_suspended_again_and_again_gets_on() -> None:
     text = b"click"
     timing = SLOW.model_copy(update={"decode_s": 0.004})
     engine = TimedEngine(
-        lambda request: Reply(text, 40 * len(text)),
+        lambda request: TimedReply(text, 40 * len(text)),
         timing,
         check_weights=check_whole,
         policy_version=0,

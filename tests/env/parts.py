@@ -1,4 +1,4 @@
-"""Parts the tests of the env role share: policies that answer at once, a journal in memory."""
+"""Parts the tests of the env role share: policies that answer at once, a sink in memory."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from bus.messages import (
     VersionSpan,
 )
 from dart_cli.env.calls import Deadlines
-from dart_cli.env.episode import Conventions
+from dart_cli.env.episode import ActionSpec
 from dart_cli.env.threaded import ThreadedEnv
 from dart_cli.policy.codec import make_codec
-from dart_cli.policy.frames import make_frame
+from dart_cli.policy.frames import make_coordinate_map
 from dart_cli.policy.history import History
 from envs.base import GuiEnv
 from envs.embedded.env import EmbeddedEnv
@@ -43,12 +43,12 @@ def lease(task_id: str = "mini/menu", *, max_steps: int = 8, seed: int = 7) -> L
     )
 
 
-def conventions(malformed: str = "end", *, images: int = 1, turns: int = 0) -> Conventions:
+def action_spec(malformed: str = "end", *, images: int = 1, turns: int = 0) -> ActionSpec:
     assert malformed in ("end", "noop")
-    return Conventions(
+    return ActionSpec(
         CODEC,
         History(images=images, turns=turns),
-        lambda width, height: make_frame("thousandths", width, height),
+        lambda width, height: make_coordinate_map("thousandths", width, height),
         malformed,  # type: ignore[arg-type]
     )
 
@@ -89,12 +89,12 @@ class Oracle:
 
     async def act(self, request: ActRequest) -> Completion:
         self.asked.append(request)
-        frame = make_frame("thousandths", request.width, request.height)
+        frame = make_coordinate_map("thousandths", request.width, request.height)
         return completion(CODEC.format(self.env.oracle_action(), frame))
 
 
 class Memory:
-    """A journal in memory; `lost_from` is the step from which the lease is not ours any more."""
+    """A sink in memory; `lost_from` is the step from which the lease is not ours any more."""
 
     def __init__(self, lost_from: int | None = None) -> None:
         self.steps: list[StepRecord] = []

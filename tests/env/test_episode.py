@@ -15,7 +15,7 @@ from dart_cli.env.episode import Episode, play_episode
 from envs.actions import Action
 from envs.base import GuiEnv, Observation, Verdict, content_hash
 from envs.registry import find_task
-from tests.env.parts import Memory, Oracle, Says, conventions, lease, mini, threaded
+from tests.env.parts import Memory, Oracle, Says, action_spec, lease, mini, threaded
 from tests.waiting import until
 
 MENU = find_task("mini", "mini/menu")
@@ -55,41 +55,41 @@ class Breaks:
 
 
 async def test_a_shortest_solution_passes_and_every_step_is_handed_in_first() -> None:
-    journal, env = Memory(), mini()
+    sink, env = Memory(), mini()
     policy = Oracle(env)
     player = threaded(lambda: env)
-    end = await play_episode(player, lease(), MENU, policy, journal, conventions())
+    end = await play_episode(player, lease(), MENU, policy, sink, action_spec())
     await player.close()
     assert (end.outcome, end.stop_reason, end.steps) == ("pass", "done", 2)
-    assert journal.ends == [end]
-    assert [record.step for record in journal.steps] == [0, 1]
-    first = journal.steps[0]
+    assert sink.ends == [end]
+    assert [record.step for record in sink.steps] == [0, 1]
+    first = sink.steps[0]
     assert first.screenshot == policy.asked[0].screenshot
     assert first.image_hashes == [content_hash(first.screenshot)]
     assert first.action is not None
     assert first.action["kind"] == "click"
     assert first.version_spans[0].version == 4
-    assert end.screenshot not in (None, journal.steps[1].screenshot)
+    assert end.screenshot not in (None, sink.steps[1].screenshot)
 
 
 async def test_each_step_asks_with_its_own_seed_and_the_filled_in_instruction() -> None:
     env = mini()
-    policy, journal = Oracle(env), Memory()
+    policy, sink = Oracle(env), Memory()
     player = threaded(lambda: env)
-    await play_episode(player, lease(), MENU, policy, journal, conventions())
+    await play_episode(player, lease(), MENU, policy, sink, action_spec())
     await player.close()
     assert [request.sampling.seed for request in policy.asked] == [1000, 1001]
     assert len({request.instruction for request in policy.asked}) == 1
     told = policy.asked[0].instruction
     assert "{" not in told
-    assert [record.instruction for record in journal.steps] == [told, ""]  # once is enough
+    assert [record.instruction for record in sink.steps] == [told, ""]  # once is enough
 
 
 async def test_the_same_lease_shows_the_same_first_screen() -> None:
     seen = []
     for _ in range(2):
         player, policy = threaded(mini), Says("done()")
-        await play_episode(player, lease(), MENU, policy, Memory(), conventions())
+        await play_episode(player, lease(), MENU, policy, Memory(), action_spec())
         await player.close()
         seen.append(policy.asked[0].screenshot)
     assert seen[0] == seen[1]
@@ -101,61 +101,57 @@ async def test_the_same_lease_shows_the_same_first_screen() -> None:
 async def test_the_policy_may_end_the_episode_but_the_state_is_judged(
     text: str, stop_reason: str
 ) -> None:
-    player, journal = threaded(mini), Memory()
-    end = await play_episode(player, lease(), MENU, Says(text), journal, conventions())
+    player, sink = threaded(mini), Memory()
+    end = await play_episode(player, lease(), MENU, Says(text), sink, action_spec())
     await player.close()
     assert (end.outcome, end.stop_reason, end.steps) == ("fail", stop_reason, 1)
 
 
 async def test_the_step_limit_of_the_lease_ends_the_episode() -> None:
-    player, journal = threaded(mini), Memory()
-    end = await play_episode(
-        player, lease(max_steps=2), MENU, Says("wait()"), journal, conventions()
-    )
+    player, sink = threaded(mini), Memory()
+    end = await play_episode(player, lease(max_steps=2), MENU, Says("wait()"), sink, action_spec())
     await player.close()
     assert (end.outcome, end.stop_reason, end.steps) == ("fail", "step_limit", 2)
 
 
 async def test_the_environment_may_cut_the_episode_off_earlier() -> None:
-    player, journal = threaded(mini), Memory()
-    end = await play_episode(
-        player, lease(max_steps=50), MENU, Says("wait()"), journal, conventions()
-    )
+    player, sink = threaded(mini), Memory()
+    end = await play_episode(player, lease(max_steps=50), MENU, Says("wait()"), sink, action_spec())
     await player.close()
     assert (end.outcome, end.stop_reason) == ("fail", "step_limit")
     assert end.steps <= MENU.max_steps
 
 
 async def test_a_malformed_completion_is_recorded_and_fails_the_episode() -> None:
-    player, journal = threaded(mini), Memory()
-    end = await play_episode(player, lease(), MENU, Says("clik(1,2)"), journal, conventions())
+    player, sink = threaded(mini), Memory()
+    end = await play_episode(player, lease(), MENU, Says("clik(1,2)"), sink, action_spec())
     await player.close()
     assert (end.outcome, end.stop_reason, end.steps) == ("fail", "malformed", 1)
-    assert journal.steps[0].action is None
-    assert journal.steps[0].error == end.reason != ""
-    assert journal.steps[0].text == "clik(1,2)"
+    assert sink.steps[0].action is None
+    assert sink.steps[0].error == end.reason != ""
+    assert sink.steps[0].text == "clik(1,2)"
 
 
 async def test_a_malformed_completion_may_count_as_a_step_without_an_action() -> None:
-    player, journal, policy = threaded(mini), Memory(), Says("???", "done()")
-    end = await play_episode(player, lease(), MENU, policy, journal, conventions("noop"))
+    player, sink, policy = threaded(mini), Memory(), Says("???", "done()")
+    end = await play_episode(player, lease(), MENU, policy, sink, action_spec("noop"))
     await player.close()
     assert (end.stop_reason, end.steps) == ("done", 2)
-    assert journal.steps[0].action is None
-    assert journal.steps[0].screenshot == journal.steps[1].screenshot
+    assert sink.steps[0].action is None
+    assert sink.steps[0].screenshot == sink.steps[1].screenshot
 
 
 async def test_history_shows_the_past_and_the_hashes_say_which_images_were_in_the_prompt() -> None:
-    player, journal, policy = threaded(mini), Memory(), Says("wait()")
+    player, sink, policy = threaded(mini), Memory(), Says("wait()")
     await play_episode(
-        player, lease(max_steps=3), MENU, policy, journal, conventions(images=2, turns=2)
+        player, lease(max_steps=3), MENU, policy, sink, action_spec(images=2, turns=2)
     )
     await player.close()
     last = policy.asked[2]
     assert [turn.text for turn in last.turns] == ["wait()", "wait()"]
     assert [turn.screenshot is not None for turn in last.turns] == [False, True]
-    assert [len(record.image_hashes) for record in journal.steps] == [1, 2, 2]
-    for record in journal.steps:
+    assert [len(record.image_hashes) for record in sink.steps] == [1, 2, 2]
+    for record in sink.steps:
         assert record.image_hashes[-1] == content_hash(record.screenshot)
 
 
@@ -173,13 +169,13 @@ async def test_what_breaks_in_the_environment_is_invalid_and_never_a_failure(
     where: str, steps: int, words: str
 ) -> None:
     player = threaded(lambda: Breaks(where), deadline_s=0.2 if where == "hang" else 20.0)
-    journal = Memory()
-    end = await play_episode(player, lease(), MENU, Says("done()"), journal, conventions())
+    sink = Memory()
+    end = await play_episode(player, lease(), MENU, Says("done()"), sink, action_spec())
     await player.close()
     assert (end.outcome, end.stop_reason, end.steps) == ("invalid", "environment", steps)
     assert words in end.reason
-    assert len(journal.steps) == steps, "the step it broke on is kept"
-    assert journal.ends == [end]
+    assert len(sink.steps) == steps, "the step it broke on is kept"
+    assert sink.ends == [end]
 
 
 async def test_a_policy_that_is_away_makes_the_episode_invalid() -> None:
@@ -187,16 +183,16 @@ async def test_a_policy_that_is_away_makes_the_episode_invalid() -> None:
         async def act(self, request: ActRequest) -> Completion:
             raise DeadlineError("no rollout worker is ready: start `dart rollout`")
 
-    player, journal = threaded(mini), Memory()
-    end = await play_episode(player, lease(), MENU, Away(), journal, conventions())
+    player, sink = threaded(mini), Memory()
+    end = await play_episode(player, lease(), MENU, Away(), sink, action_spec())
     await player.close()
     assert (end.outcome, end.stop_reason) == ("invalid", "cancelled")
     assert "start `dart rollout`" in end.reason
 
 
 async def test_a_lease_that_was_taken_back_ends_the_episode_at_once() -> None:
-    player, journal, policy = threaded(mini), Memory(lost_from=0), Says("wait()")
-    end = await play_episode(player, lease(), MENU, policy, journal, conventions())
+    player, sink, policy = threaded(mini), Memory(lost_from=0), Says("wait()")
+    end = await play_episode(player, lease(), MENU, policy, sink, action_spec())
     await player.close()
     assert (end.outcome, end.stop_reason) == ("invalid", "cancelled")
     assert "expired" in end.reason
@@ -210,7 +206,7 @@ async def test_an_error_of_the_journal_rises() -> None:
 
     player = threaded(mini)
     with pytest.raises(StoreError, match="disk full"):
-        await play_episode(player, lease(), MENU, Says("wait()"), Full(), conventions())
+        await play_episode(player, lease(), MENU, Says("wait()"), Full(), action_spec())
     await player.close()
 
 
@@ -224,16 +220,14 @@ async def test_the_next_act_does_not_wait_for_the_last_hand_in() -> None:
 
     policy, player = Says("wait()", "done()", "never"), threaded(mini)
 
-    journal = Slow()
-    playing = asyncio.create_task(
-        play_episode(player, lease(), MENU, policy, journal, conventions())
-    )
+    sink = Slow()
+    playing = asyncio.create_task(play_episode(player, lease(), MENU, policy, sink, action_spec()))
     await until(lambda: len(policy.asked) >= 2)
     await asyncio.sleep(0.05)
-    assert not journal.ends, "the end waits for every step to be acknowledged"
+    assert not sink.ends, "the end waits for every step to be acknowledged"
     policy.asked.append(policy.asked[-1])  # let the last one go
     assert (await playing).steps == 2
-    assert [record.step for record in journal.steps] == [0, 1]
+    assert [record.step for record in sink.steps] == [0, 1]
     await player.close()
 
 
@@ -243,8 +237,8 @@ async def test_a_cancelled_episode_can_still_say_how_far_it_came() -> None:
             await asyncio.Event().wait()
             raise AssertionError
 
-    player, journal = threaded(mini), Memory()
-    episode = Episode(player, lease(), MENU, Never(), journal, conventions())
+    player, sink = threaded(mini), Memory()
+    episode = Episode(player, lease(), MENU, Never(), sink, action_spec())
     playing = asyncio.create_task(episode.play())
     await until(lambda: episode.phase == "model")
     playing.cancel()
@@ -252,7 +246,7 @@ async def test_a_cancelled_episode_can_still_say_how_far_it_came() -> None:
         await playing
     end = episode.cancelled("stopped")
     assert (end.outcome, end.stop_reason, end.steps) == ("invalid", "cancelled", 0)
-    assert journal.ends == []
+    assert sink.ends == []
     await player.close()
 
 
@@ -265,11 +259,11 @@ async def test_an_environment_is_made_used_and_closed_in_one_thread_and_renewed(
 
     player = threaded(make)
     for _ in range(2):
-        await play_episode(player, lease(), MENU, Says("done()"), Memory(), conventions())
+        await play_episode(player, lease(), MENU, Says("done()"), Memory(), action_spec())
     assert len(made) == 1
     await player.renew()
     assert made[0].closed
-    await play_episode(player, lease(), MENU, Says("done()"), Memory(), conventions())
+    await play_episode(player, lease(), MENU, Says("done()"), Memory(), action_spec())
     await player.close()
     await player.close()
     assert [env.closed for env in made] == [True, True]

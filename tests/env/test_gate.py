@@ -16,10 +16,10 @@ from bus.messages import ActRequest, Completion, Reply, Request, RunState, Sampl
 from bus.sockets import Replier
 from dart_cli.env import gate as gate_module
 from dart_cli.env.episode import play_episode, slot_split
-from dart_cli.env.gate import Gate, Resuming
+from dart_cli.env.gate import Resuming, SuspendGate
 from dart_cli.env.router import RolloutRouter
 from envs.registry import find_task
-from tests.env.parts import Memory, completion, conventions, heartbeat, lease, mini, threaded
+from tests.env.parts import Memory, action_spec, completion, heartbeat, lease, mini, threaded
 from tests.waiting import until
 
 WHOLE = "click(500,500)"
@@ -52,7 +52,7 @@ def act() -> ActRequest:
 class Interrupted:
     """Says `text` a few tokens at a time: each answer but the last is suspended."""
 
-    def __init__(self, text: str, each: int, gate: Gate | None = None) -> None:
+    def __init__(self, text: str, each: int, gate: SuspendGate | None = None) -> None:
         self.text = text
         self.each = each
         self.gate = gate  # closed with each suspension
@@ -89,14 +89,14 @@ class Told:
 
 async def test_an_open_gate_changes_nothing() -> None:
     policy, request = Interrupted(WHOLE, 100), act()
-    resuming = Resuming(policy, Gate(), slot_split())
+    resuming = Resuming(policy, SuspendGate(), slot_split())
     assert await resuming.act(request) == completion(WHOLE)
     assert policy.asked == [request]
     assert resuming.resumed == 0
 
 
 async def test_no_completion_is_begun_while_the_run_is_suspended_and_the_wait_is_told() -> None:
-    gate, split, told, policy = Gate(), slot_split(), Told(), Interrupted(WHOLE, 100)
+    gate, split, told, policy = SuspendGate(), slot_split(), Told(), Interrupted(WHOLE, 100)
     gate.observe(run_state(suspended=True))
     split.enter("waiting")
     asking = asyncio.create_task(Resuming(policy, gate, split, told).act(act()))
@@ -111,7 +111,7 @@ async def test_no_completion_is_begun_while_the_run_is_suspended_and_the_wait_is
 
 
 async def test_a_suspended_completion_goes_on_from_its_tokens_as_often_as_needed() -> None:
-    gate, split = Gate(), slot_split()
+    gate, split = SuspendGate(), slot_split()
     policy = Interrupted(WHOLE, 4, gate)
     resuming = Resuming(policy, gate, split)
     asking = asyncio.create_task(resuming.act(act()))
@@ -141,7 +141,7 @@ async def test_what_had_not_begun_is_asked_again_as_it_was() -> None:
             return completion("", stop="suspended") if len(self.asked) == 1 else completion(WHOLE)
 
     policy = Nothing(WHOLE, 0)
-    assert (await Resuming(policy, Gate(), slot_split()).act(act())).text == WHOLE
+    assert (await Resuming(policy, SuspendGate(), slot_split()).act(act())).text == WHOLE
     assert policy.asked[0] == policy.asked[1]
 
 
@@ -149,7 +149,7 @@ async def test_a_worker_that_hears_of_the_suspension_first_is_not_asked_in_a_hur
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(gate_module, "NOTICE_S", 1000.0)  # however slow this machine is
-    gate, split = Gate(), slot_split()
+    gate, split = SuspendGate(), slot_split()
     policy = Interrupted(WHOLE, 10)
     asking = asyncio.create_task(Resuming(policy, gate, split).act(act()))
     await until(lambda: policy.asked)
@@ -167,26 +167,24 @@ async def test_errors_of_the_policy_rise() -> None:
             raise EngineError("the engine is closed")
 
     with pytest.raises(EngineError, match="closed"):
-        await Resuming(Broken(), Gate(), slot_split()).act(act())
+        await Resuming(Broken(), SuspendGate(), slot_split()).act(act())
 
 
 async def test_an_episode_records_a_suspended_completion_as_one_step() -> None:
-    gate, split, journal = Gate(), slot_split(), Memory()
+    gate, split, sink = SuspendGate(), slot_split(), Memory()
     resuming = Resuming(Interrupted("done()", 4, gate), gate, split)
     player = threaded(mini)
     playing = asyncio.create_task(
-        play_episode(
-            player, lease(), find_task("mini", "mini/menu"), resuming, journal, conventions()
-        )
+        play_episode(player, lease(), find_task("mini", "mini/menu"), resuming, sink, action_spec())
     )
     await until(lambda: split.phase == "suspended")
-    assert journal.steps == []
+    assert sink.steps == []
     gate.observe(run_state(suspended=False))
     end = await playing
     await player.close()
     assert (end.stop_reason, end.steps) == ("done", 1)
-    assert journal.steps[0].token_ids == list(b"done()")
-    assert journal.steps[0].model_s >= split.seconds()["suspended"] > 0
+    assert sink.steps[0].token_ids == list(b"done()")
+    assert sink.steps[0].model_s >= split.seconds()["suspended"] > 0
 
 
 async def test_over_sockets_another_worker_goes_on_with_a_new_request(tmp_path: Path) -> None:
@@ -208,7 +206,7 @@ async def test_over_sockets_another_worker_goes_on_with_a_new_request(tmp_path: 
             await self.serving
 
     first, second = Worker("rollout-0"), Worker("rollout-1")
-    router, gate, split = RolloutRouter("env-0", 20.0), Gate(), slot_split()
+    router, gate, split = RolloutRouter("env-0", 20.0), SuspendGate(), slot_split()
     router.observe(heartbeat("rollout-0", first.replier.endpoint))
     resuming = Resuming(router, gate, split)
     asking = asyncio.create_task(resuming.act(act()))

@@ -19,7 +19,7 @@ from dart_cli.env.isolated import IsolatedEnv, hosted
 from dart_cli.env.pipe import MOST_BLOB, pack, read, read_from
 from envs.actions import Click
 from envs.registry import find_task, make_env
-from tests.env.parts import Memory, Says, conventions, lease
+from tests.env.parts import Memory, Says, action_spec, lease
 from tests.env.unruly_suite import SUITE, UnrulySuite
 from tests.waiting import lives, until
 
@@ -40,7 +40,7 @@ def isolated(
 async def play(env: IsolatedEnv, kind: str) -> tuple[str, str, str]:
     """(outcome, stop reason, reason) of an episode with the click that passes."""
     task = UnrulySuite.tasks[f"unruly/{kind}"]
-    end = await play_episode(env, lease(), task, Says("click(30,30)"), Memory(), conventions())
+    end = await play_episode(env, lease(), task, Says("click(30,30)"), Memory(), action_spec())
     return end.outcome, end.stop_reason, end.reason
 
 

@@ -17,7 +17,7 @@ from dart_cli.env.episode import play_episode
 from dart_cli.env.threaded import MOST_HUNG, ThreadedEnv
 from envs.actions import Action, Click, Done
 from envs.base import Observation, Task, Verdict
-from tests.env.parts import Memory, Says, conventions, lease, threaded
+from tests.env.parts import Memory, Says, action_spec, lease, threaded
 from tests.env.unruly_suite import SCREEN, Unruly, UnrulySuite
 
 
@@ -39,7 +39,7 @@ def task(kind: str) -> Task:
 async def play(player: ThreadedEnv, kind: str, *texts: str) -> tuple[str, str, str]:
     """(outcome, stop reason, reason) of one episode; by default the click that passes."""
     end = await play_episode(
-        player, lease(), task(kind), Says(*(texts or ("click(30,30)",))), Memory(), conventions()
+        player, lease(), task(kind), Says(*(texts or ("click(30,30)",))), Memory(), action_spec()
     )
     return end.outcome, end.stop_reason, end.reason
 

@@ -25,7 +25,7 @@ if any(importlib.util.find_spec(package) is None for package in PACKAGES):
 
 from envs.desktop import needs, place
 from envs.desktop.files import make_document, make_picture, make_slides, make_spreadsheet
-from envs.desktop.getters import Scene, get
+from envs.desktop.getters import GetterContext, get
 from envs.desktop.judge import METRICS
 from envs.desktop.odf import read_cells, read_paragraphs
 
@@ -46,8 +46,8 @@ def odf(path: Path, kind: str, content: str) -> Path:
     return path
 
 
-def scene(home: Path, widgets: list[dict[str, Any]] | None = None) -> Scene:
-    return Scene(home, lambda: None, None, lambda: widgets or [])
+def scene(home: Path, widgets: list[dict[str, Any]] | None = None) -> GetterContext:
+    return GetterContext(home, lambda: None, None, lambda: widgets or [])
 
 
 # --- OpenDocument -----------------------------------------------------------------------------
@@ -157,11 +157,11 @@ def test_an_environment_keeps_its_place_while_others_come_and_go(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(place, "_taken", set())
-    seats = [place.Seat() for _ in range(4)]
+    seats = [place.DesktopNumber() for _ in range(4)]
 
-    def sit(seat: place.Seat) -> str:
+    def sit(desktop_number: place.DesktopNumber) -> str:
         """The name of a desktop's folder, once the desktop has come and gone."""
-        folder, lock = seat.make_folder()
+        folder, lock = desktop_number.make_folder()
         os.close(lock)
         shutil.rmtree(folder)
         return folder.name.removeprefix(place.FOLDER_PREFIX)

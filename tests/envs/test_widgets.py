@@ -25,7 +25,7 @@ from envs.embedded.marks import (
 )
 from envs.embedded.menus import Combo, Entry, MenuTitle, context_menu, dialog
 from envs.embedded.png import to_image
-from envs.embedded.scrolling import Row, ScrollBar, ScrollView
+from envs.embedded.scrolling import ListRow, ScrollBar, ScrollView
 from envs.embedded.textfield import TextField
 from envs.embedded.theme import THEMES
 from envs.embedded.widgets import (
@@ -86,7 +86,9 @@ PRESSABLE: dict[str, Callable[[Bench], Widget]] = {
     "Toggle": lambda b: Toggle("w", "Switch", True, b.note("go")),
     "TextTab": lambda b: TextTab("w", "Tab", b.note("go"), active=True),
     "NavItem": lambda b: NavItem("w", "Page", b.note("go"), active=True),
-    "Row": lambda b: Row("w", "line", b.note("go"), note="note", icon="file", selected=True),
+    "ListRow": lambda b: ListRow(
+        "w", "line", b.note("go"), note="note", icon="file", selected=True
+    ),
     "IconButton": lambda b: Sized(IconButton("w", "trash", b.note("go")), 28, 28),
     "IconButton with text": lambda b: Sized(IconButton("w", "x", b.note("go"), text="OK"), 50, 28),
     "ColourButton": lambda b: Sized(ColourButton("w", "red", b.note("go")), 40, 30),
@@ -124,7 +126,16 @@ def test_enter_and_space_press_what_has_the_focus_and_it_can_be_seen(kind: str) 
     b.press("space")
     b.type(" ")
     assert b.notes == ["go"] * 3
-    if kind in ("Button", "Key", "CheckBox", "Toggle", "TextTab", "NavItem", "Row", "IconButton"):
+    if kind in (
+        "Button",
+        "Key",
+        "CheckBox",
+        "Toggle",
+        "TextTab",
+        "NavItem",
+        "ListRow",
+        "IconButton",
+    ):
         assert to_image(b.app.paint()).tobytes() != bare
 
 
@@ -487,7 +498,7 @@ def test_a_slider_follows_a_drag_and_the_arrows_and_stays_in_its_range() -> None
 
 def scroll_bench(count: int = 30) -> Bench:
     def build(b: Bench) -> list[Layer]:
-        rows = [Row(f"r{i}", f"row {i}", b.note(i)) for i in range(count)]
+        rows = [ListRow(f"r{i}", f"row {i}", b.note(i)) for i in range(count)]
         view = ScrollView("v", column(*rows, gap=0))
         return [Layer(Free([(view, Rect(20, 20, 200, 140))]), SCREEN)]
 
@@ -549,7 +560,7 @@ def test_a_wheel_area_reports_the_notches() -> None:
 
 def test_a_row_is_opened_by_a_double_click_or_enter_and_asked_by_a_right_click() -> None:
     b = bench(
-        lambda b: Row(
+        lambda b: ListRow(
             "r", "row", b.note("select"), on_open=b.note("open"),
             on_menu=lambda x, y: b.notes.append("menu"),
         )
@@ -565,8 +576,8 @@ def test_a_row_is_opened_by_a_double_click_or_enter_and_asked_by_a_right_click()
 
 def test_a_row_dragged_onto_another_is_dropped_there() -> None:
     b = bench(
-        lambda b: Row("from", "from", b.note("select")),
-        lambda b: Row("onto", "onto", b.note("select"), on_drop=b.notes.append),
+        lambda b: ListRow("from", "from", b.note("select")),
+        lambda b: ListRow("onto", "onto", b.note("select"), on_drop=b.notes.append),
     )
     start, end = b.app.see("from"), b.app.see("onto")
     assert start is not None

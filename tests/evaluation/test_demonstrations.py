@@ -21,10 +21,10 @@ from dart_cli.data.exchange.transfer import import_folder
 from dart_cli.data.store.writer import open_reader, open_store
 from dart_cli.env.episode import conventions_of
 from dart_cli.evaluation.demonstrations import (
+    CollectOptions,
     HintedSeat,
     PolicySeat,
     Quota,
-    Wanted,
     collected_tasks,
     play_quotas,
     run_collect,
@@ -32,7 +32,7 @@ from dart_cli.evaluation.demonstrations import (
 )
 from dart_cli.policy.codec import make_codec
 from dart_cli.policy.forward import image_features, logits, masked_logprobs
-from dart_cli.policy.frames import make_frame
+from dart_cli.policy.frames import make_coordinate_map
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer
 from dart_cli.rollout.worker import load_model, load_scribe
@@ -68,7 +68,7 @@ def test_the_oracles_steps_are_what_a_rollout_would_have_handed_in(
     config: Config, policy: LoadedPolicy
 ) -> None:
     """Played again by hand: the same screens, actions, prompts and texts; tokens that decode."""
-    run_collect(config, Wanted(per_task=2))
+    run_collect(config, CollectOptions(per_task=2))
     renderer, codec = PromptRenderer(policy), make_codec("compact")
     env = make_env("mini")
     with open_reader(config.run.dir) as reader:
@@ -82,7 +82,7 @@ def test_the_oracles_steps_are_what_a_rollout_would_have_handed_in(
             past: list[Turn] = []
             for step in steps:
                 assert reader.screenshots([step.screenshot])[step.screenshot] == screen.screenshot
-                frame = make_frame("thousandths", screen.width, screen.height)
+                frame = make_coordinate_map("thousandths", screen.width, screen.height)
                 assert step.text == codec.format(env.oracle_action(), frame)  # type: ignore[attr-defined]
                 visible = [past[-2].model_copy(update={"screenshot": None})] if past[1:] else []
                 rendered = renderer.render(
@@ -100,9 +100,9 @@ def test_the_oracles_steps_are_what_a_rollout_would_have_handed_in(
 
 
 def test_what_was_collected_before_is_neither_played_nor_kept_twice(config: Config) -> None:
-    first = run_collect(config, Wanted(per_task=2))
-    again = run_collect(config, Wanted(per_task=2))
-    more = run_collect(config, Wanted(per_task=3))
+    first = run_collect(config, CollectOptions(per_task=2))
+    again = run_collect(config, CollectOptions(per_task=2))
+    more = run_collect(config, CollectOptions(per_task=3))
     assert [quota.played for quota in first] == [2, 2, 2]
     assert [(quota.played, quota.there) for quota in again] == 3 * [(0, 2)]
     assert [(quota.played, quota.there) for quota in more] == 3 * [(1, 2)]
@@ -113,10 +113,10 @@ def test_what_was_collected_before_is_neither_played_nor_kept_twice(config: Conf
 def test_a_folder_of_successes_is_the_same_ones_and_joins_a_pool(
     config: Config, tmp_path: Path
 ) -> None:
-    run_collect(config, Wanted(per_task=2), out=tmp_path / "out")
+    run_collect(config, CollectOptions(per_task=2), out=tmp_path / "out")
     assert not config.run.dir.exists()
     ids = {each.id for each in read_folder(tmp_path / "out")}
-    run_collect(config, Wanted(per_task=2))
+    run_collect(config, CollectOptions(per_task=2))
     with open_reader(config.run.dir) as reader:
         assert {row.trajectory_id for row in reader.pool()} == ids
     assert import_folder(config, tmp_path / "out").there == 6
@@ -155,14 +155,14 @@ async def test_a_hint_is_sampled_under_and_stored_without(
     config = config.model_copy(update={"policy": Config().policy})
     model = load_model(config)
     listening = Listening(PolicySeat(model.responder))
-    conventions = conventions_of(config)
-    wanted = Wanted(per_task=1, tasks=("mini/popup",), player="policy", hints=True)
+    action_spec = conventions_of(config)
+    wanted = CollectOptions(per_task=1, tasks=("mini/popup",), player="policy", hints=True)
     quotas = [Quota(task, wanted, 5) for task in collected_tasks(config, wanted)]
     kept: list[Trajectory] = []
     await play_quotas(
         config,
         quotas,
-        lambda env: HintedSeat(listening, env, model.responder.scribe, conventions),  # type: ignore[arg-type]
+        lambda env: HintedSeat(listening, env, model.responder.prompt_encoder, action_spec),  # type: ignore[arg-type]
         wanted.source,
         kept.append,
     )
@@ -213,7 +213,7 @@ def test_what_is_kept_depends_on_outcomes_and_not_on_who_ends_first(
 ) -> None:
     """The first successes of the seeds in their order, whatever the interleaving."""
     passes = {task_seed(0, "t", i): outcomes[i % len(outcomes)] for i in range(16 * wanted)}
-    quota = Quota(find_task("mini", "mini/click"), Wanted(wanted, player="policy"), 0)
+    quota = Quota(find_task("mini", "mini/click"), CollectOptions(wanted, player="policy"), 0)
     quota.task = quota.task.__class__("t", "mini", "", 3)
     playing: list[int] = []
     kept: list[int] = []
@@ -233,7 +233,7 @@ def test_what_is_kept_depends_on_outcomes_and_not_on_who_ends_first(
 
 def test_a_seed_that_comes_again_is_not_played_again() -> None:
     """Else the same success would stand in the folder twice, which no import takes."""
-    quota = Quota(find_task("mini", "mini/click"), Wanted(16), 4970)
+    quota = Quota(find_task("mini", "mini/click"), CollectOptions(16), 4970)
     seeds = [task_seed(4970, "mini/click", number) for number in range(17)]
     assert len(set(seeds)) == 16
     assert [quota.next_seed() for _ in range(16)] == list(dict.fromkeys(seeds))
@@ -259,11 +259,11 @@ def _end(outcome: str) -> TrajectoryEnd:
 
 def test_held_out_tasks_and_live_runs_are_refused(config: Config) -> None:
     with pytest.raises(TaskError, match="held out"):
-        run_collect(config, Wanted(tasks=("mini/popup+menu",)))
+        run_collect(config, CollectOptions(tasks=("mini/popup+menu",)))
     with pytest.raises(TaskError, match="did you mean"):
-        run_collect(config, Wanted(tasks=("mini/popupp",)))
+        run_collect(config, CollectOptions(tasks=("mini/popupp",)))
     with open_store(config.run.dir), pytest.raises(RunDirectoryError, match="--out"):
-        run_collect(config, Wanted())
+        run_collect(config, CollectOptions())
 
 
 def test_an_environment_without_an_oracle_says_so(config: Config, tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_an_environment_without_an_oracle_says_so(config: Config, tmp_path: Path
         update={"env": config.env.model_copy(update={"suite": suite, "tasks": []})}
     )
     with pytest.raises(UserError, match=r"no success was collected: .*no oracle"):
-        run_collect(changed, Wanted(per_task=1), out=tmp_path / "out")
+        run_collect(changed, CollectOptions(per_task=1), out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -281,7 +281,7 @@ def test_a_solution_that_is_too_long_to_say_is_told(config: Config) -> None:
         update={"rollout": config.rollout.model_copy(update={"max_tokens": 3})}
     )
     with pytest.raises(UserError, match=r"takes \d tokens, rollout.max_tokens = 3"):
-        run_collect(changed, Wanted(per_task=1))
+        run_collect(changed, CollectOptions(per_task=1))
 
 
 def test_a_success_that_cannot_be_kept_is_told_in_one_line(
@@ -292,7 +292,7 @@ def test_a_success_that_cannot_be_kept_is_told_in_one_line(
 
     monkeypatch.setattr(Shards, "add", full)
     with pytest.raises(ExchangeError, match="cannot be written: No space left"):
-        run_collect(config, Wanted(1), out=tmp_path / "out")
+        run_collect(config, CollectOptions(1), out=tmp_path / "out")
 
 
 def test_the_verb_collects_and_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ from dart_cli.evaluation.held_out import planned, play_all, run_eval, summary
 from dart_cli.evaluation.results import (
     Evaluation,
     Film,
-    Frame,
+    FilmFrame,
     ModeScore,
     TaskScore,
     films_dir,
@@ -285,7 +285,7 @@ def test_held_out_scores_are_drawn_at_the_versions_that_were_played(
 
 def film(task_id: str, seed: int, outcome: str, steps: int) -> Film:
     """An episode whose screens are white."""
-    frame = Frame(screenshot="white.png", text="click(500,500)", point=(50, 50))
+    frame = FilmFrame(screenshot="white.png", text="click(500,500)", point=(50, 50))
     return Film.model_validate(
         {
             "task_id": task_id,
@@ -329,8 +329,8 @@ def test_a_film_shows_the_click_where_it_was(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def crews(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The commands of each crew that `dart up` starts; the first is its last, as after Ctrl-C."""
+def supervisors(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands of each supervisor that `dart up` starts; the first is its last, as after Ctrl-C."""
     started: list[list[str]] = []
 
     class Recorded:
@@ -346,7 +346,7 @@ def crews(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 @pytest.mark.parametrize(("episodes", "first"), [(0, "eval"), (10, "env-0")])
 def test_a_before_without_a_valid_episode_is_played_again(
-    config_path: Path, crews: list[list[str]], episodes: int, first: str
+    config_path: Path, supervisors: list[list[str]], episodes: int, first: str
 ) -> None:
     config = load_config(config_path, ["eval.around=true"])
     (config.run.dir / "eval").mkdir(parents=True, mode=0o700)
@@ -356,21 +356,21 @@ def test_a_before_without_a_valid_episode_is_played_again(
     kept = evaluation("before", 1).model_copy(update={"modes": {"sampled": mode, "greedy": mode}})
     (config.run.dir / "eval" / "before.json").write_text(kept.model_dump_json())
     assert run_up(config, config_path, [], fresh=False) == 130
-    assert [commands[0] for commands in crews] == [first]
+    assert [commands[0] for commands in supervisors] == [first]
 
 
 @pytest.mark.parametrize("role", ["data", "train"])
 def test_a_run_that_was_started_by_hand_is_left_alone(
-    config_path: Path, crews: list[list[str]], role: str
+    config_path: Path, supervisors: list[list[str]], role: str
 ) -> None:
     config = load_config(config_path, ["eval.around=true"])
     config.run.dir.mkdir(mode=0o700)
     running = pytest.raises(RunDirectoryError, match=f"{role} is running already")
     with claim(config, role), running:
         run_up(config, config_path, [], fresh=False)
-    assert crews == []
+    assert supervisors == []
     run_up(config, config_path, [], fresh=False)
-    assert crews, "what has ended is in nobody's way"
+    assert supervisors, "what has ended is in nobody's way"
 
 
 # --- --fresh --------------------------------------------------------------------------------

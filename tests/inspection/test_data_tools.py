@@ -18,8 +18,8 @@ from dart_cli.cli.main import main
 from dart_cli.config.schema import Config
 from dart_cli.data.store.rows import PoolRow
 from dart_cli.data.store.writer import Reader, Store, open_reader, open_store
-from dart_cli.inspection.curation_plots import draw_all, fate, outlooks
-from dart_cli.inspection.explain import tell_story
+from dart_cli.inspection.curation_plots import draw_all, group_outcome, success_averages
+from dart_cli.inspection.explain import explain_trajectory
 from dart_cli.inspection.show import action_words, count, find_run, find_subject
 from envs.base import content_hash
 from tests.data.parts import (
@@ -45,7 +45,7 @@ def run(*arguments: object) -> int:
 
 def story_of(reader: Reader, name: str) -> str:
     """All sentences of a trajectory's story."""
-    return "\n".join(event.text for event in tell_story(reader, find_subject(reader, name)))
+    return "\n".join(event.text for event in explain_trajectory(reader, find_subject(reader, name)))
 
 
 class Played:
@@ -337,7 +337,7 @@ def test_each_step_is_used_or_left_out_with_its_numbers(played: Played, reader: 
     rows = [row for row in reader.batch_rows(1) if row.reason != "pool"]
     assert {row.reason for row in rows} == {"mixed", "low_entropy"}
     for row in rows:
-        story = tell_story(reader, find_subject(reader, row.trajectory_id))
+        story = explain_trajectory(reader, find_subject(reader, row.trajectory_id))
         [told] = [e.text for e in story if e.text.startswith(f"step {row.step} is ")]
         assert f"{row.entropy:.4f} nats" in told
         if row.weight:
@@ -509,7 +509,7 @@ def test_a_live_run_is_drawn_while_groups_begin_and_end(
 
 
 def test_each_group_that_is_over_has_one_fate(played: Played, reader: Reader) -> None:
-    fates = {group.id: fate(group) for group in reader.groups()}
+    fates = {group.id: group_outcome(group) for group in reader.groups()}
     assert fates[played.mixed] == "mixed"
     assert fates[played.helped] == "pool"
     assert fates[played.solved] == "all_success"
@@ -553,7 +553,7 @@ def test_the_sizes_that_are_drawn_are_those_the_rule_gives_for_what_is_drawn(
         store.commit()
     with open_reader(config.run.dir) as reader:
         groups = reader.groups()
-        known = outlooks(groups, reader.trajectories())
+        known = success_averages(groups, reader.trajectories())
     assert known[groups[0].id] is None
     assert [group.size for group in groups] == [group_size(known[g.id], 8, 2) for g in groups]
     assert {group.size for group in groups} >= {8, 2}

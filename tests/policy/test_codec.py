@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bus.errors import ActionError, ConfigError
 from dart_cli.policy.codec import Codec, make_codec
 from dart_cli.policy.codecs import compact, uitars
-from dart_cli.policy.frames import Frame, make_frame
+from dart_cli.policy.frames import CoordinateMap, make_coordinate_map
 from envs.actions import (
     Action,
     Answer,
@@ -29,8 +29,8 @@ from envs.actions import (
 )
 
 WIDTH, HEIGHT = 448, 336
-THOUSANDTHS = make_frame("thousandths", WIDTH, HEIGHT)
-SCREEN = Frame(1920, 1080, 1932, 1092)
+THOUSANDTHS = make_coordinate_map("thousandths", WIDTH, HEIGHT)
+SCREEN = CoordinateMap(1920, 1080, 1932, 1092)
 COMPACT, UITARS = make_codec("compact"), make_codec("uitars")
 
 COMPACT_GOLDEN = [
@@ -209,7 +209,7 @@ def test_every_action_round_trips_through_compact_text(action: Action) -> None:
 @example(Type(text="'"), "")
 @example(Type(text="a'b\\'\\n\r\n"), "")
 def test_every_action_round_trips_through_uitars_text(action: Action, thought: str) -> None:
-    frame = make_frame("resized", WIDTH, HEIGHT)
+    frame = make_coordinate_map("resized", WIDTH, HEIGHT)
     assert UITARS.parse(UITARS.format(action, frame, thought), frame) == action
 
 

@@ -20,11 +20,11 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from bus.errors import ActionError, EngineError, ModelError
 from bus.messages import ActRequest, Sampling, Turn
 from dart_cli.config.validate import MODEL_TYPES
-from dart_cli.engines.responder import Responder
+from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.scripted import Script, ScriptedEngine
 from dart_cli.policy.families import FAMILIES, ROWS
 from dart_cli.policy.forward import image_features, logits, rope_positions
-from dart_cli.policy.frames import Resize, make_frame
+from dart_cli.policy.frames import Resize, make_coordinate_map
 from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.policy.prompt import PromptRenderer
 from dart_cli.policy.random_models import build
@@ -334,16 +334,16 @@ async def test_pixels_of_a_classs_resized_screen_are_a_matter_of_configuration(
     )
     engine = ScriptedEngine(lambda _: Script([policy.end_token_ids[0]]))
     with pytest.raises(EngineError, match=f"{FACTOR[model_type]}, {BOUNDS[model_type][0]} and"):
-        await Responder(policy, engine, coordinates="resized").answer(ask)
+        await PolicyResponder(policy, engine, coordinates="resized").answer(ask)
     resize = Resize(FACTOR[model_type], *BOUNDS[model_type])
-    await Responder(policy, engine, coordinates="resized", resize=resize).answer(ask)
-    frame = make_frame("resized", 100, 60, resize)
+    await PolicyResponder(policy, engine, coordinates="resized", resize=resize).answer(ask)
+    frame = make_coordinate_map("resized", 100, 60, resize)
     assert (frame.grid_width, frame.grid_height) == policy.images.resized(100, 60)
     assert frame.to_screen(frame.grid_width - 1, 0) == (99, 0)
 
 
 def test_a_thousand_means_the_far_edge_and_half_of_it_the_middle() -> None:
-    frame = make_frame("thousand", 1920, 1080)
+    frame = make_coordinate_map("thousand", 1920, 1080)
     assert frame.to_screen(0, 0) == (0, 0)
     assert frame.to_screen(1000, 1000) == (1919, 1079)
     assert frame.to_screen(500, 500) == (960, 540)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as published
 
 from bus.errors import ActionError
-from dart_cli.policy.frames import Frame, make_frame, smart_resize
+from dart_cli.policy.frames import CoordinateMap, make_coordinate_map, smart_resize
 
 _side = st.integers(8, 4000)
 
@@ -27,21 +27,21 @@ def test_resizing_is_the_published_one(
 
 
 def test_a_full_hd_screen_is_1932_by_1092_for_uitars() -> None:
-    assert make_frame("resized", 1920, 1080) == Frame(1920, 1080, 1932, 1092)
+    assert make_coordinate_map("resized", 1920, 1080) == CoordinateMap(1920, 1080, 1932, 1092)
 
 
 @given(st.integers(1, 1000), st.integers(1, 1000), st.data())
 def test_pixels_round_trip_through_thousandths_up_to_1000_pixels(
     width: int, height: int, data: st.DataObject
 ) -> None:
-    frame = make_frame("thousandths", width, height)
+    frame = make_coordinate_map("thousandths", width, height)
     pixel = data.draw(st.tuples(st.integers(0, width - 1), st.integers(0, height - 1)))
     assert frame.to_screen(*frame.to_model(*pixel)) == pixel
 
 
 @given(st.integers(1, 8000), st.integers(0, 999))
 def test_a_thousandth_is_the_pixel_of_its_centre(width: int, number: int) -> None:
-    frame = make_frame("thousandths", width, width)
+    frame = make_coordinate_map("thousandths", width, width)
     assert frame.to_screen(number, number)[0] == int((number + 0.5) * width / 1000)
 
 
@@ -49,8 +49,10 @@ def test_a_thousandth_is_the_pixel_of_its_centre(width: int, number: int) -> Non
 def test_every_number_on_the_grid_names_a_pixel_of_the_screen(
     width: int, height: int, data: st.DataObject
 ) -> None:
-    frame = make_frame("resized", width, height) if width < 9 * height < 81 * width else None
-    frame = frame or make_frame("thousandths", width, height)
+    frame = (
+        make_coordinate_map("resized", width, height) if width < 9 * height < 81 * width else None
+    )
+    frame = frame or make_coordinate_map("thousandths", width, height)
     x = data.draw(st.integers(0, frame.grid_width - 1))
     y = data.draw(st.integers(0, frame.grid_height - 1))
     pixel_x, pixel_y = frame.to_screen(x, y)
@@ -60,7 +62,7 @@ def test_every_number_on_the_grid_names_a_pixel_of_the_screen(
 
 @given(_side, _side)
 def test_corners_stay_corners(width: int, height: int) -> None:
-    frame = make_frame("thousandths", width, height)
+    frame = make_coordinate_map("thousandths", width, height)
     assert frame.to_screen(0, 0) == (width // 2000, height // 2000)
     assert frame.to_screen(999, 999) == (
         width - 1 - (width - 1) // 2000,
@@ -71,4 +73,4 @@ def test_corners_stay_corners(width: int, height: int) -> None:
 @pytest.mark.parametrize("point", [(-1, 0), (1000, 0), (0, -1), (0, 1000)])
 def test_numbers_beyond_the_screen_are_refused_not_clamped(point: tuple[int, int]) -> None:
     with pytest.raises(ActionError, match="beyond the screen: 0 to 999"):
-        make_frame("thousandths", 168, 168).to_screen(*point)
+        make_coordinate_map("thousandths", 168, 168).to_screen(*point)

@@ -52,10 +52,10 @@ from dart_cli.config.schema import (
     TimingConfig,
     WeightsConfig,
 )
-from dart_cli.engines.base import UpdateTiming, WeightSource
+from dart_cli.engines.base import UpdateTiming, WeightSet
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, say
 from dart_cli.policy.codec import make_codec
-from dart_cli.policy.frames import make_frame
+from dart_cli.policy.frames import make_coordinate_map
 from dart_cli.policy.model import load_policy, weight_tensors
 from dart_cli.policy.tiny import build_tiny, save
 from dart_cli.rollout import sync
@@ -482,7 +482,7 @@ async def test_a_suspended_run_begins_nothing_and_loses_nothing(config: Config) 
         assert third.token_ids[: len(first.token_ids)] == first.token_ids
         assert third.stop == "end"
         assert third.version_spans[-1].version == 2
-        make_codec("uitars").parse(third.text, make_frame("thousandths", 168, 168))
+        make_codec("uitars").parse(third.text, make_coordinate_map("thousandths", 168, 168))
         await data.heard(lambda hb: {"seconds.busy", "seconds.syncing", "load_s"} <= {*hb.gauges})
 
 
@@ -543,7 +543,7 @@ async def test_a_worker_whose_engine_breaks_as_it_takes_weights_says_so_and_ends
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Breaks(ScriptedEngine):
-        async def update_weights(self, source: WeightSource, policy_version: int) -> UpdateTiming:
+        async def update_weights(self, source: WeightSet, policy_version: int) -> UpdateTiming:
             if policy_version > 1:
                 raise EngineGoneError("its tensors are of two versions")
             return await super().update_weights(source, policy_version)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bus.errors import RunDirectoryError
-from dart_cli.runtime.liveness import fate, workers_of
+from dart_cli.runtime.liveness import process_liveness, workers_of
 from dart_cli.status.absent import last_error, why_absent
 from dart_cli.status.stacks import run_stacks
 
@@ -83,13 +83,13 @@ def test_a_run_without_processes_has_no_stacks(
     child.kill()
     child.wait()
     [worker] = workers_of(tmp_path / "run")
-    assert (worker.name, worker.pid, worker.fate) == ("env-0", child.pid, "gone")
+    assert (worker.name, worker.pid, worker.liveness) == ("env-0", child.pid, "gone")
     with pytest.raises(RunDirectoryError, match="no process of this run lives"):
         run_stacks(tmp_path / "run", print)
 
 
 def test_a_number_that_another_process_has_by_now_is_gone() -> None:
-    assert fate(os.getpid(), heard_at=0.0) == "gone"
+    assert process_liveness(os.getpid(), heard_at=0.0) == "gone"
 
 
 def test_a_run_directory_nobody_used_has_no_workers(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from dart_cli.config.schema import Config, load_config
 from dart_cli.runtime.role import claim
-from dart_cli.runtime.supervisor import Child, ChildError, Crew, _appended
+from dart_cli.runtime.supervisor import Child, ChildError, Supervisor, _appended
 
 PATIENCE_S = 100  # a bound, no expectation: the machine may be busy
 
@@ -26,16 +26,16 @@ def config_path(tmp_path: Path) -> Path:
     return path
 
 
-def crew(
+def supervisor(
     tmp_path: Path,
     commands: Mapping[str, Sequence[str]],
     leaders: Sequence[str],
     *,
     restarts: int = 0,
-) -> tuple[Crew, list[str]]:
-    """A crew and what it tells."""
+) -> tuple[Supervisor, list[str]]:
+    """A supervisor and what it tells."""
     told: list[str] = []
-    made = Crew(
+    made = Supervisor(
         commands,
         leaders=leaders,
         restarts=restarts,
@@ -54,14 +54,14 @@ async def _alive(config: Config, worker: str) -> int:
 
 
 async def test_it_is_done_when_its_leaders_are(tmp_path: Path) -> None:
-    made, told = crew(tmp_path, {"one": ["--version"]}, ["one"])
+    made, told = supervisor(tmp_path, {"one": ["--version"]}, ["one"])
     await asyncio.wait_for(made.run(asyncio.Event()), PATIENCE_S)
     assert told == []
     assert (tmp_path / "logs" / "up.log").read_text().startswith("one | dart ")
 
 
 async def test_every_character_of_a_child_is_kept_however_it_arrives(tmp_path: Path) -> None:
-    made, _ = crew(tmp_path, {"one": []}, ["one"])
+    made, _ = supervisor(tmp_path, {"one": []}, ["one"])
     stream, child, log = asyncio.StreamReader(), Child("one", []), io.StringIO()
     reading = asyncio.create_task(made._read(child, stream, log))
     for (
@@ -76,7 +76,7 @@ async def test_every_character_of_a_child_is_kept_however_it_arrives(tmp_path: P
 
 
 async def test_a_child_is_read_from_though_the_disk_of_the_log_is_full(tmp_path: Path) -> None:
-    made, told = crew(tmp_path, {"one": []}, ["one"])
+    made, told = supervisor(tmp_path, {"one": []}, ["one"])
     stream, child = asyncio.StreamReader(), Child("one", [])
     with _appended(Path("/dev/full")) as log:
         reading = asyncio.create_task(made._read(child, stream, log))
@@ -93,7 +93,7 @@ async def test_a_child_is_read_from_though_the_disk_of_the_log_is_full(tmp_path:
 
 async def test_a_full_disk_of_the_log_hides_no_childs_end() -> None:
     commands = {"data": ["data", "no.toml"]}
-    made = Crew(
+    made = Supervisor(
         commands, leaders=["data"], restarts=0, log_file=Path("/dev/full"), notice=lambda _: None
     )
     with pytest.raises(ChildError, match="data ended with 2: no such file"):
@@ -101,7 +101,7 @@ async def test_a_full_disk_of_the_log_hides_no_childs_end() -> None:
 
 
 async def test_a_users_mistake_is_not_tried_again(tmp_path: Path) -> None:
-    made, told = crew(tmp_path, {"data": ["data", "no.toml"]}, ["data"], restarts=3)
+    made, told = supervisor(tmp_path, {"data": ["data", "no.toml"]}, ["data"], restarts=3)
     with pytest.raises(ChildError, match=r"data ended with 2: no such file: no\.toml") as info:
         await asyncio.wait_for(made.run(asyncio.Event()), PATIENCE_S)
     assert info.value.exit_code == 2
@@ -116,7 +116,7 @@ async def test_a_killed_child_is_started_again_and_stop_ends_all(
         "env-0": ["env", str(config_path), "--worker", "env-0"],
         "data": ["data", str(config_path)],
     }
-    made, told = crew(tmp_path, commands, ["data"], restarts=1)
+    made, told = supervisor(tmp_path, commands, ["data"], restarts=1)
     stop = asyncio.Event()
     running = asyncio.create_task(made.run(stop))
     async with asyncio.timeout(PATIENCE_S):
@@ -138,7 +138,7 @@ async def test_a_stop_does_not_wait_for_a_child_that_is_to_start_again_later(
 ) -> None:
     monkeypatch.setattr("dart_cli.runtime.supervisor._BACKOFF_S", 1000.0)
     monkeypatch.setattr("dart_cli.runtime.supervisor._MAX_BACKOFF_S", 1000.0)
-    made, told = crew(tmp_path, {"data": ["data", str(config_path)]}, ["data"], restarts=1)
+    made, told = supervisor(tmp_path, {"data": ["data", str(config_path)]}, ["data"], restarts=1)
     stop = asyncio.Event()
     running = asyncio.create_task(made.run(stop))
     async with asyncio.timeout(PATIENCE_S):
@@ -155,7 +155,7 @@ async def test_a_child_that_keeps_dying_ends_the_others(tmp_path: Path, config_p
         "data": ["data", str(config_path)],
         "env-0": ["env", str(config_path), "--worker", "env-0"],
     }
-    made, _ = crew(tmp_path, commands, ["data"])
+    made, _ = supervisor(tmp_path, commands, ["data"])
     running = asyncio.create_task(made.run(asyncio.Event()))
     async with asyncio.timeout(PATIENCE_S):
         await _alive(config, "data")
@@ -171,7 +171,7 @@ async def test_a_child_that_says_what_it_still_does_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speaks: bool
 ) -> None:
     monkeypatch.setattr("dart_cli.runtime.supervisor.GRACE_S", 0.0)
-    made, told = crew(tmp_path, {"one": []}, ["one"])
+    made, told = supervisor(tmp_path, {"one": []}, ["one"])
     child, stream, log = Child("one", []), asyncio.StreamReader(), io.StringIO()
     reading = asyncio.create_task(made._read(child, stream, log))
     ending = asyncio.create_task(made._see_end(child))

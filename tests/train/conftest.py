@@ -13,10 +13,10 @@ import torch
 from bus.errors import ActionError
 from bus.messages import ActRequest, Batch, Sample, Sampling, Turn
 from dart_cli.config.schema import Config, ModelConfig, RunConfig, TrainConfig
-from dart_cli.engines.responder import Responder
+from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.codec import make_codec
-from dart_cli.policy.frames import make_frame
+from dart_cli.policy.frames import make_coordinate_map
 from dart_cli.policy.history import History
 from dart_cli.policy.model import load_policy
 from dart_cli.policy.tiny import build_tiny, save
@@ -96,7 +96,7 @@ def _play(
         tasks = list(load_suite(SUITE).tasks.values())
         task = tasks[number % len(tasks)]
         env = make_env(SUITE)
-        responder = Responder(engine.policy, engine)
+        responder = PolicyResponder(engine.policy, engine)
         observation, info = env.reset(seed=number // 2, options={"task": task})
         advantage = random.Random(number).uniform(-1.5, 1.5)
         turns: list[Turn] = []
@@ -135,7 +135,7 @@ def _play(
                     weight=1.0,
                 )
             )
-            frame = make_frame("thousandths", observation.width, observation.height)
+            frame = make_coordinate_map("thousandths", observation.width, observation.height)
             try:
                 action = make_codec("compact").parse(completion.text, frame)
             except ActionError:

@@ -11,8 +11,8 @@ import torch
 from bus.errors import CheckpointError
 from bus.messages import Batch
 from dart_cli.config.schema import Config
-from dart_cli.train.checkpoint import MODEL, OPTIMIZER, STATE, Progress, load_newest, save
-from dart_cli.train.learner import Learner
+from dart_cli.train.checkpoint import MODEL, OPTIMIZER, STATE, TrainerProgress, load_newest, save
+from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 
 TENSORS = {"w": torch.arange(6.0).reshape(2, 3)}
@@ -21,7 +21,7 @@ STATES = {"w/exp_avg": torch.ones(2, 3), "w/step": torch.tensor(3.0)}
 
 def write(directory: Path, updates: int, keep: int = 5) -> Path:
     weights = {"w": TENSORS["w"] + updates}
-    progress = Progress(updates=updates, policy_version=updates, last_batch_id=updates)
+    progress = TrainerProgress(updates=updates, policy_version=updates, last_batch_id=updates)
     return save(directory, progress, weights, STATES, keep)
 
 
@@ -30,15 +30,17 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     config: Config, batches: list[Batch], tmp_path: Path, dtype: str
 ) -> None:
     config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
-    straight = Learner(TrainModel.load(config), config.train)
+    straight = PolicyLearner(TrainModel.load(config), config.train)
     for done, batch in enumerate(batches):
         straight.update(batch, done)
 
-    broken = Learner(TrainModel.load(config), config.train)
+    broken = PolicyLearner(TrainModel.load(config), config.train)
     for done, batch in enumerate(batches[:2]):
         broken.update(batch, done)
-    save(tmp_path, Progress(updates=2), broken.model.weights(), broken.optimizer_tensors(), 2)
-    resumed = Learner(TrainModel.load(config), config.train)
+    save(
+        tmp_path, TrainerProgress(updates=2), broken.model.weights(), broken.optimizer_tensors(), 2
+    )
+    resumed = PolicyLearner(TrainModel.load(config), config.train)
     checkpoint = load_newest(tmp_path)
     assert checkpoint is not None
     resumed.restore(checkpoint.weights, checkpoint.optimizer)
@@ -53,7 +55,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
-    progress = Progress(
+    progress = TrainerProgress(
         updates=7, skipped=1, policy_version=9, last_batch_id=8, batches_trained=[6, 7, 8]
     )
     generator = torch.get_rng_state()
@@ -67,7 +69,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_before_the_first_update_is_sound(tmp_path: Path) -> None:
-    save(tmp_path, Progress(), TENSORS, {}, 2)
+    save(tmp_path, TrainerProgress(), TENSORS, {}, 2)
     checkpoint = load_newest(tmp_path)
     assert checkpoint is not None
     assert checkpoint.optimizer == {}
@@ -137,6 +139,6 @@ def test_a_half_written_checkpoint_does_not_exist(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_model_is_refused(config: Config) -> None:
-    learner = Learner(TrainModel.load(config), config.train)
+    learner = PolicyLearner(TrainModel.load(config), config.train)
     with pytest.raises(ValueError, match="other names or shapes"):
         learner.restore(TENSORS, {})

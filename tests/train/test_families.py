@@ -12,12 +12,12 @@ import torch
 from bus.messages import Batch
 from dart_cli.config.schema import Config, ModelConfig, TrainConfig
 from dart_cli.doctor.trial import Trial, play
-from dart_cli.engines.responder import Responder
+from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.families import FAMILIES
 from dart_cli.policy.model import load_policy
 from dart_cli.train.batch import micro_batches
-from dart_cli.train.learner import Learner
+from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.train.parity import rescore
 from dart_cli.weights.file import load, publish
@@ -36,7 +36,7 @@ def config_of(folder: Path, **changes: object) -> Config:
 
 def trial_of(engine: TransformersEngine, temperature: float, seed: int = 0) -> Batch:
     trial = Trial(temperature=temperature, max_tokens=6, trajectories=3, texts=2, seed=seed)
-    responder = Responder(engine.policy, engine)
+    responder = PolicyResponder(engine.policy, engine)
     return asyncio.run(play(engine.policy, engine, responder, trial))
 
 
@@ -47,7 +47,7 @@ def test_engine_and_trainer_agree_before_and_after_a_step_that_moves_both_parts(
     folder = family(model_type)
     config = config_of(folder)
     engine = TransformersEngine(load_policy(folder), load_weights=load)
-    learner = Learner(TrainModel.load(config), config.train)
+    learner = PolicyLearner(TrainModel.load(config), config.train)
     batch = trial_of(engine, temperature=0.7)
     assert {len(sample.image_hashes) for sample in batch.samples} == {0, 1, 2, 3}
     update = learner.update(batch, 0, policy_version=0)
@@ -124,7 +124,7 @@ def test_a_frozen_vision_tower_stays_and_the_language_learns(
     frozen = config.model_copy(
         update={"model": config.model.model_copy(update={"freeze_vision": True})}
     )
-    learner = Learner(TrainModel.load(frozen), frozen.train)
+    learner = PolicyLearner(TrainModel.load(frozen), frozen.train)
     engine = TransformersEngine(load_policy(family(model_type)))
     batch = trial_of(engine, temperature=1.0)
     asyncio.run(engine.close())

@@ -15,7 +15,7 @@ from bus.messages import Batch, BatchTrained, Sample, VersionSpan
 from dart_cli.config.schema import Config
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.model import load_policy
-from dart_cli.train.learner import Learner
+from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.train.parity import LEAST_TOKENS, LIMITS, STALEST
 from tests.train.parts import Data, train
@@ -23,12 +23,12 @@ from tests.train.parts import Data, train
 Change = Callable[[Sample], dict[str, object]]
 
 
-def learner(config: Config, **changes: object) -> Learner:
+def learner(config: Config, **changes: object) -> PolicyLearner:
     train_config = config.train.model_copy(update=changes)
-    return Learner(TrainModel.load(config), train_config)
+    return PolicyLearner(TrainModel.load(config), train_config)
 
 
-def weights(made: Learner) -> dict[str, torch.Tensor]:
+def weights(made: PolicyLearner) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in made.model.weights().items()}
 
 
@@ -159,7 +159,7 @@ def test_rounding_of_a_bfloat16_engine_is_within_its_limit(
 # --- samples that come late -----------------------------------------------------------------------
 
 
-def late(config: Config, batches: list[Batch], **changes: object) -> Learner:
+def late(config: Config, batches: list[Batch], **changes: object) -> PolicyLearner:
     """A learner at version 2 that has never seen a sample of the weights that it then had."""
     made = learner(config, **changes)
     for version in (0, 1):

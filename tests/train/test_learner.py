@@ -21,16 +21,16 @@ from dart_cli.train.batch import (
     completion_tokens,
     micro_batches,
 )
-from dart_cli.train.learner import Learner, learning_rate
+from dart_cli.train.learner import PolicyLearner, learning_rate
 from dart_cli.train.model import TrainModel
 
 
-def learner(config: Config, **changes: object) -> Learner:
+def learner(config: Config, **changes: object) -> PolicyLearner:
     train = config.train.model_copy(update={"grad_clip": 1e9, **changes})
-    return Learner(TrainModel.load(config.model_copy(update={"train": train})), train)
+    return PolicyLearner(TrainModel.load(config.model_copy(update={"train": train})), train)
 
 
-def gradients(made: Learner) -> dict[str, torch.Tensor]:
+def gradients(made: PolicyLearner) -> dict[str, torch.Tensor]:
     return {
         name: parameter.grad.clone()
         for name, parameter in made.model.trainable().items()

@@ -26,8 +26,8 @@ from bus.messages import (
 )
 from bus.sockets import Forwarder, Publisher, Subscriber
 from dart_cli.config.schema import Config, WeightsConfig
-from dart_cli.train.checkpoint import Progress, load_newest, save
-from dart_cli.train.learner import Learner
+from dart_cli.train.checkpoint import TrainerProgress, load_newest, save
+from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.loop import run
 from dart_cli.train.model import TrainModel
 from dart_cli.weights.file import WEIGHTS, load, newest
@@ -100,7 +100,7 @@ def straight(
 ) -> dict[str, torch.Tensor]:
     """The weights after four updates that nothing interrupted."""
     config = make_config(tiny_folder)
-    learner = Learner(TrainModel.load(config), config.train)
+    learner = PolicyLearner(TrainModel.load(config), config.train)
     for done, batch in enumerate(batches):
         learner.update(batch, done)
     return learner.model.weights()
@@ -273,6 +273,6 @@ async def test_a_batch_that_data_cannot_send_ends_the_trainer_with_its_line(conf
 async def test_a_checkpoint_of_another_model_is_refused_with_the_cure(
     config: Config, batches: list[Batch]
 ) -> None:
-    save(config.run.dir / "checkpoints", Progress(updates=1), {"w": torch.zeros(1)}, {}, 2)
+    save(config.run.dir / "checkpoints", TrainerProgress(updates=1), {"w": torch.zeros(1)}, {}, 2)
     with pytest.raises(CheckpointError, match=r"choose another run\.dir"):
         await train(config, Data(batches))

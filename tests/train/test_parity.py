@@ -17,8 +17,8 @@ from dart_cli.config.schema import Config
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.model import load_policy
 from dart_cli.train.batch import micro_batches
-from dart_cli.train.checkpoint import Progress, load_newest, save
-from dart_cli.train.learner import Learner
+from dart_cli.train.checkpoint import TrainerProgress, load_newest, save
+from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.weights.file import load, publish
 
@@ -51,7 +51,7 @@ def test_engine_and_trainer_agree_before_and_after_updates(
     tmp_path: Path,
 ) -> None:
     model = TrainModel.load(config)
-    learner = Learner(model, config.train)
+    learner = PolicyLearner(model, config.train)
     batch = play(engine, trajectories, STEPS, temperature)
     assert any(len(sample.image_hashes) == 3 for sample in batch.samples)
     assert largest_gap(model, batch) <= CLOSE
@@ -76,16 +76,22 @@ def test_a_device_plays_trains_resumes_and_takes_the_weights(
             "train": config.train.model_copy(update={"device": device, "kl_beta": 0.01}),
         }
     )
-    learner = Learner(TrainModel.load(config), config.train)
+    learner = PolicyLearner(TrainModel.load(config), config.train)
     engine = TransformersEngine(load_policy(config.model.path, dtype, device), load_weights=load)
     batch = play(engine, 6, 2)
     update = learner.update(batch, 0, policy_version=0)
     assert update.applied
     assert update.metrics["parity_max"] <= close
-    save(tmp_path, Progress(updates=1), learner.model.weights(), learner.optimizer_tensors(), 1)
+    save(
+        tmp_path,
+        TrainerProgress(updates=1),
+        learner.model.weights(),
+        learner.optimizer_tensors(),
+        1,
+    )
     checkpoint = load_newest(tmp_path)
     assert checkpoint is not None
-    resumed = Learner(TrainModel.load(config), config.train)
+    resumed = PolicyLearner(TrainModel.load(config), config.train)
     resumed.restore(checkpoint.weights, checkpoint.optimizer)
     published = publish(resumed.model.weights(), tmp_path / "weights", 1)
     asyncio.run(engine.update_weights(published.path, 1))
@@ -98,7 +104,7 @@ def test_a_device_plays_trains_resumes_and_takes_the_weights(
 def test_the_metric_of_the_update_tells_the_agreement(
     config: Config, engine: TransformersEngine, play
 ) -> None:
-    learner = Learner(TrainModel.load(config), config.train)
+    learner = PolicyLearner(TrainModel.load(config), config.train)
     batch = play(engine, 6, 2)
     fresh = learner.update(batch, 0, policy_version=0).metrics
     assert fresh["mismatch_max"] <= CLOSE

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bus.messages import StepGap, VersionSpan
+from bus.messages import StepMismatch, VersionSpan
 from dart_cli.data.store.writer import open_store
 from dart_cli.view.pages import ROWS
 from envs.base import content_hash
@@ -152,7 +152,7 @@ def test_a_step_that_was_trained_on_shows_how_far_trainer_and_engine_were_apart(
             group = play_group(ledger, MIXED)
         name = f"{group}-01"
         batch = a_batch(ledger.next_batch(0))
-        gap = StepGap(trajectory_id=name, step=1, mean=-0.0125, largest=0.5)
+        gap = StepMismatch(trajectory_id=name, step=1, mean=-0.0125, largest=0.5)
         told = trained(batch.batch_id).model_copy(update={"gaps": [gap]})
         assert ledger.batch_trained(told).accepted
         store.commit()

@@ -317,7 +317,7 @@ async def test_a_worker_that_dies_or_hangs_amid_a_transfer_holds_nobody_up_for_l
             assert worker.stdout is not None
             assert await asyncio.to_thread(worker.stdout.readline) == "begun\n"
             worker.send_signal(how)
-            await until(lambda: "rollout-7" not in channel._courier._pairs)
+            await until(lambda: "rollout-7" not in channel._transfer_thread._pairs)
             async with receiving(run_dir) as receiver:
                 mine = await take(receiver, announced, large)
     assert same(mine, large | {"b": torch.ones(50).bfloat16()})
@@ -340,7 +340,7 @@ async def test_a_worker_that_never_joins_costs_a_deadline(
     async with serving(run_dir, channel), receiving(run_dir) as receiver:
         async with Requester(Endpoints(run_dir).address(TRAIN), peer="train") as train:
             await train.request(absent, 10)
-        await until(lambda: not channel._courier._jobs)
+        await until(lambda: not channel._transfer_thread._jobs)
         monkeypatch.setattr(pair, "JOIN_S", 10.0)
         assert same(await take(receiver, announced, tensors(0)), tensors(1))
 

@@ -40,7 +40,7 @@ class ModelFacts:
     fingerprint: str  # of the tokenizer's vocabulary
     forbidden: frozenset[int]  # token ids that no completion holds
 
-    def misfit(
+    def incompatibility(
         self, prompt: list[int], completion: list[int], images: Iterable[bytes]
     ) -> tuple[str, str] | None:
         """(column, what is wrong) of one step; None if it fits."""

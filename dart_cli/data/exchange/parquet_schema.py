@@ -321,7 +321,7 @@ class _Image(BaseModel):
     bytes: Annotated[bytes, Field(min_length=1, max_length=MAX_IMAGE_BYTES)]
 
 
-class _Row(BaseModel):
+class _ParquetRow(BaseModel):
     """One row of a foreign file, field by field."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
@@ -352,7 +352,7 @@ class _Row(BaseModel):
 
 
 @dataclass(frozen=True)
-class _Place:
+class _RowLocation:
     """A row of a file, for errors."""
 
     file: Path
@@ -362,7 +362,7 @@ class _Place:
         return ExchangeError(f"{self.file} row {self.row}, column {column}: {text}")
 
 
-Check = Callable[[Trajectory], tuple[int, str, str] | None]
+StepCheck = Callable[[Trajectory], tuple[int, str, str] | None]
 """What else a trajectory must satisfy: (step, column, what is wrong), or None."""
 
 
@@ -407,7 +407,7 @@ def count_rows(folder: Path) -> int:
 
 def read_folder(
     folder: Path,
-    check: Check | None = None,
+    check: StepCheck | None = None,
     told: Callable[[int], None] = lambda _: None,
     whole: set[str] | None = None,
 ) -> Iterator[Trajectory]:
@@ -441,7 +441,7 @@ def read_folder(
         told(first.steps)
 
 
-def _trajectory(rows: Sequence[tuple[_Place, _Row]], whole: set[str]) -> Trajectory:
+def _trajectory(rows: Sequence[tuple[_RowLocation, _ParquetRow]], whole: set[str]) -> Trajectory:
     first = rows[0][1]
     images: dict[str, bytes] = {}
     steps = []
@@ -477,7 +477,9 @@ def _trajectory(rows: Sequence[tuple[_Place, _Row]], whole: set[str]) -> Traject
     )
 
 
-def _step(place: _Place, row: _Row, images: dict[str, bytes], whole: set[str]) -> StepRow:
+def _step(
+    place: _RowLocation, row: _ParquetRow, images: dict[str, bytes], whole: set[str]
+) -> StepRow:
     """The step of one row; its screenshot joins `images`."""
     key = content_hash(row.screenshot.bytes)
     if row.image_hashes[-1] != key:
@@ -513,7 +515,7 @@ def _step(place: _Place, row: _Row, images: dict[str, bytes], whole: set[str]) -
     )
 
 
-def _action(place: _Place, row: _Row) -> dict[str, Any] | None:
+def _action(place: _RowLocation, row: _ParquetRow) -> dict[str, Any] | None:
     if row.action is None:
         return None
     try:
@@ -531,7 +533,7 @@ def _action(place: _Place, row: _Row) -> dict[str, Any] | None:
     return value
 
 
-def _check_image(place: _Place, encoded: bytes) -> None:
+def _check_image(place: _RowLocation, encoded: bytes) -> None:
     """Raise ExchangeError unless it is a PNG or JPEG that decodes to its last row."""
     try:
         with Image.open(io.BytesIO(encoded), formats=("PNG", "JPEG")) as image:
@@ -545,7 +547,7 @@ def _check_image(place: _Place, encoded: bytes) -> None:
         raise place.wrong("screenshot", "has far too many pixels for a screen") from None
 
 
-def _rows(folder: Path) -> Iterator[tuple[_Place, _Row]]:
+def _rows(folder: Path) -> Iterator[tuple[_RowLocation, _ParquetRow]]:
     """Every row of every file, its fields checked one by one."""
     pa, pq = _pyarrow()
     for path in parquet_files(folder):
@@ -554,19 +556,19 @@ def _rows(folder: Path) -> Iterator[tuple[_Place, _Row]]:
             names = _columns_of(pa, path, file.schema_arrow)
             for batch in _batches(pa, path, file, names):
                 for values in batch:
-                    place = _Place(path, number)
+                    place = _RowLocation(path, number)
                     yield place, _row(place, values)
                     number += 1
 
 
-def _row(place: _Place, values: dict[str, Any]) -> _Row:
+def _row(place: _RowLocation, values: dict[str, Any]) -> _ParquetRow:
     given = {
         name: value
         for name, value in values.items()
         if value is not None or not COLUMNS[name].optional
     }
     try:
-        return _Row.model_validate(given)
+        return _ParquetRow.model_validate(given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         column, *inside = first["loc"]

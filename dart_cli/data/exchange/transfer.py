@@ -26,7 +26,7 @@ from dart_cli.config.schema import Config
 from dart_cli.config.task_split import heldout_tasks
 from dart_cli.data.exchange.compatibility import model_facts
 from dart_cli.data.exchange.parquet_schema import (
-    Check,
+    StepCheck,
     Trajectory,
     about_folder,
     content_id,
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 COMMIT_EVERY = 200  # trajectories
 
-Told = Callable[[int], None]
+ProgressCallback = Callable[[int], None]
 """Hears how many rows or trajectories were dealt with."""
 
 
@@ -92,7 +92,7 @@ def export_run(
     folder: Path,
     *,
     config: Config | None = None,
-    told: Told = _quietly,
+    told: ProgressCallback = _quietly,
     shard_bytes: int | None = None,
 ) -> Exported:
     """Write the trajectories into `folder`, which appears whole at the end.
@@ -196,7 +196,7 @@ class Imported:
         )
 
 
-def import_folder(config: Config, folder: Path, told: Told = _quietly) -> Imported:
+def import_folder(config: Config, folder: Path, told: ProgressCallback = _quietly) -> Imported:
     """Put a folder's successes into the pool of `config`'s run.
 
     `told` hears of every row twice: once it is checked, once it is dealt with. Raises ExchangeError
@@ -242,7 +242,7 @@ def _fingerprint(config: Config, folder: Path) -> str:
     return blake2b(repr(told).encode(), digest_size=16).hexdigest()
 
 
-def check_folder(config: Config, folder: Path, told: Told = _quietly) -> set[str]:
+def check_folder(config: Config, folder: Path, told: ProgressCallback = _quietly) -> set[str]:
     """Read all of a folder; returns the hashes of its images, which are whole. Raises ExchangeError."""
     whole: set[str] = set()
     for _ in read_folder(folder, _check(config, folder), told, whole):
@@ -254,7 +254,7 @@ def add_folder(
     store: Store,
     config: Config,
     folder: Path,
-    told: Told = _quietly,
+    told: ProgressCallback = _quietly,
     whole: set[str] | None = None,
 ) -> Imported:
     """Put a folder's successes into the pool that `store` writes; all of it or nothing.
@@ -311,7 +311,7 @@ def join(store: Store, trajectory: Trajectory, *, at: float) -> bool:
     return store.add_pool_member(row, steps, trajectory.images)
 
 
-def _check(config: Config, folder: Path) -> Check:
+def _check(config: Config, folder: Path) -> StepCheck:
     """What a trajectory must satisfy beyond its own consistency to join `config`'s run."""
     facts, suite = model_facts(config), config.env.suite
     held = {task.id for task in heldout_tasks(config)}
@@ -345,7 +345,7 @@ def _check(config: Config, folder: Path) -> Check:
             return None
         for step in trajectory.steps:
             shown = [trajectory.images[name] for name in step.image_hashes]
-            wrong = facts.misfit(step.prompt_token_ids, step.token_ids, shown)
+            wrong = facts.incompatibility(step.prompt_token_ids, step.token_ids, shown)
             if wrong is not None:
                 return step.step, *wrong
         return None

@@ -132,7 +132,7 @@ class SampleRow:
 
 
 @dataclass(frozen=True)
-class TallyRow:
+class CountersRow:
     """Trajectories of one task that fared alike."""
 
     task_id: str
@@ -219,7 +219,7 @@ class TaskRow:
     invalid: int
     average_total: float
     average_weight: float
-    curve: str  # JSON of its tally
+    curve: str  # JSON of its counters
 
 
 @dataclass(frozen=True)

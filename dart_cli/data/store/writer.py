@@ -60,6 +60,7 @@ from dart_cli.data.store.encoding import (
 from dart_cli.data.store.migrations import APPLICATION_ID, MIGRATIONS, unknown_steps
 from dart_cli.data.store.rows import (
     BatchRow,
+    CountersRow,
     CurvePoint,
     EpisodeTimes,
     GroupRow,
@@ -74,7 +75,6 @@ from dart_cli.data.store.rows import (
     StepRow,
     StepTimes,
     SyncRow,
-    TallyRow,
     TaskRow,
     TrajectoryRow,
     TrajectoryState,
@@ -85,6 +85,7 @@ from envs.base import Task, content_hash
 
 __all__ = [
     "BatchRow",
+    "CountersRow",
     "CurvePoint",
     "EpisodeTimes",
     "GroupRow",
@@ -100,7 +101,6 @@ __all__ = [
     "StepTimes",
     "Store",
     "SyncRow",
-    "TallyRow",
     "TaskRow",
     "TrajectoryRow",
     "UsageRow",
@@ -343,7 +343,7 @@ class Reader:
         )
         return str(rows[0]["instruction"]) if rows else ""
 
-    def tallies(self) -> list[TallyRow]:
+    def tallies(self) -> list[CountersRow]:
         """How many trajectories of each task are in which state, why, and how they were judged."""
         rows = self._rows(
             "SELECT g.task_id, t.state, t.reason, t.outcome, COUNT(*) AS trajectories, "
@@ -351,7 +351,7 @@ class Reader:
             "FROM trajectories t JOIN groups g ON g.id = t.group_id "
             "GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4"
         )
-        return [TallyRow(**row) for row in rows]
+        return [CountersRow(**row) for row in rows]
 
     def sizes(self) -> SizesRow:
         """How much the run holds; the blobs and images themselves are not read."""

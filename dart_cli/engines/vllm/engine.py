@@ -38,11 +38,11 @@ from dart_cli.engines.base import (
     GenerateRequest,
     Generation,
     UpdateTiming,
-    WeightSource,
+    WeightSet,
     directory_of,
 )
 from dart_cli.engines.completions import Draft
-from dart_cli.engines.limits import Limits, Stop
+from dart_cli.engines.limits import RequestLimits, Stop
 from dart_cli.engines.load import LoadMeter
 from dart_cli.engines.vllm.places import Places
 from dart_cli.engines.vllm.start import WORDS, named, start
@@ -52,9 +52,9 @@ from dart_cli.policy.model import LoadedPolicy, weight_tensors
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from dart_cli.engines.vllm.prompts import Drawn
+    from dart_cli.engines.vllm.prompts import OutputCollector
 
-WeightLoader = Callable[[Path, Mapping[str, torch.Tensor]], object]
+WeightCheck = Callable[[Path, Mapping[str, torch.Tensor]], object]
 """Directory and the model's tensors by name; raises WeightsError if the set does not fit them."""
 
 UPDATE_DEADLINE_S = 600.0
@@ -86,7 +86,7 @@ class VllmEngine:
         config: VllmConfig | None = None,
         *,
         policy_version: int = 0,
-        load_weights: WeightLoader | None = None,
+        load_weights: WeightCheck | None = None,
         dtype: str = "float32",
         device: str = "auto",
         threads: int = 1,
@@ -99,7 +99,7 @@ class VllmEngine:
         self._config = config or VllmConfig()
         self._version = policy_version
         self._load_weights = load_weights
-        self._limits = Limits(policy, self._config.max_model_len)
+        self._limits = RequestLimits(policy, self._config.max_model_len)
         wanted = getattr(torch, dtype)
         self._expected = {
             name: torch.empty(tensor.shape, dtype=wanted, device="meta")
@@ -107,7 +107,7 @@ class VllmEngine:
         }
         self._deadline_s = deadline_s
         self._places = Places(max_batch, max_waiting)
-        self._in_work: dict[str, Drawn] = {}  # by vLLM's name of the request
+        self._in_work: dict[str, OutputCollector] = {}  # by vLLM's name of the request
         self._interrupted: set[str] = set()
         self._recalled: set[str] = set()  # to be begun again: they had no token at an update
         self._takes_requests = asyncio.Event()  # but while weights are taken and caches kept
@@ -201,14 +201,14 @@ class VllmEngine:
 
     async def _ask(
         self, token_ids: list[int], images: list[PreparedImage], params: Any
-    ) -> Drawn | None:
+    ) -> OutputCollector | None:
         """One request of vLLM, to its end; None where it was recalled."""
-        from dart_cli.engines.vllm.prompts import Drawn
+        from dart_cli.engines.vllm.prompts import OutputCollector
 
         prompt = self._input(token_ids, images)
         self._asked += 1
         name = f"{SECTION}-{self._asked}"
-        drawn = self._in_work[name] = Drawn()
+        drawn = self._in_work[name] = OutputCollector()
         try:
             async for output in self._llm.generate(prompt, params, name):
                 drawn.add(output.outputs[0])
@@ -274,7 +274,7 @@ class VllmEngine:
 
     # --- weights ------------------------------------------------------------------------------
 
-    async def update_weights(self, source: WeightSource, policy_version: int) -> UpdateTiming:
+    async def update_weights(self, source: WeightSet, policy_version: int) -> UpdateTiming:
         """Take a weight set while requests are in work; none is lost.
 
         Raises WeightsError, with the old weights still serving, if the set is incomplete or does

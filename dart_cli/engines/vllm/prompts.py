@@ -2,7 +2,7 @@
 
 engine_input     prompt and images -> what AsyncLLM takes, each image by its content hash
 sampling_params  a Sampling and what is drawn already -> SamplingParams
-Drawn            what one output of vLLM adds to a completion
+OutputCollector            what one output of vLLM adds to a completion
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def sampling_params(sampling: Sampling, drawn: int, ends: Sequence[int]) -> Samp
     )
 
 
-class Drawn:
+class OutputCollector:
     """What one or more outputs of vLLM say: tokens [N] and their numbers."""
 
     def __init__(self) -> None:

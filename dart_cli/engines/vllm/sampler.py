@@ -39,7 +39,7 @@ NO_TOKEN = -1
 
 
 @dataclass(frozen=True)
-class _Row:
+class _RequestState:
     """One request of the batch."""
 
     uniform: NDArray[np.float64]  # for each place of its completion, the partial's included
@@ -63,7 +63,7 @@ class Draws(LogitsProcessor):
     ) -> None:
         forbidden = vllm_config.additional_config[SECTION]["forbidden"]
         self.forbidden = torch.tensor(forbidden, dtype=torch.long, device=device)  # [K]
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, _RequestState] = {}
 
     def is_argmax_invariant(self) -> bool:
         """It changes nothing."""
@@ -82,7 +82,9 @@ class Draws(LogitsProcessor):
         for index, params, _, drawn in batch_update.added:
             asked = params.extra_args[SECTION]
             places = asked["first"] + params.max_tokens
-            self._rows[index] = _Row(uniforms(asked["seed"], places), asked["first"], drawn)
+            self._rows[index] = _RequestState(
+                uniforms(asked["seed"], places), asked["first"], drawn
+            )
         for source, target, direction in batch_update.moved:
             row, replaced = self._rows.pop(source, None), self._rows.pop(target, None)
             if row is not None:

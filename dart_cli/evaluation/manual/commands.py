@@ -14,13 +14,13 @@ from bus.errors import ActionError
 from envs.actions import (
     Action,
     Answer,
-    Button,
     Click,
     Done,
     DoubleClick,
     Drag,
     Fail,
     KeyPress,
+    MouseButton,
     Move,
     Scroll,
     Type,
@@ -45,7 +45,7 @@ HELP = {
 }
 """Usage -> meaning, of the words that are actions."""
 
-_BUTTONS: dict[str, Button] = {"click": "left", "right": "right", "middle": "middle"}
+_BUTTONS: dict[str, MouseButton] = {"click": "left", "right": "right", "middle": "middle"}
 _WORDS = (*(usage.split()[0] for usage in HELP), "middle")
 
 

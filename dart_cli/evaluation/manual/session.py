@@ -1,8 +1,8 @@
 """One episode in the terminal, and the film of it.
 
-    Wanted     which task, and who plays it
+    PlayOptions     which task, and who plays it
     run_play   plays, tells the verdict, keeps the film; returns the exit code
-    Session    the episode: its environment, its frames, its verdict
+    ManualEpisode    the episode: its environment, its frames, its verdict
     PLAYERS    how the next action is found: a person types it, the solution says it, chance
 
 The environment is used in place, without deadlines: a person sits before it, and has Ctrl-C.
@@ -29,7 +29,7 @@ from dart_cli.env import calls
 from dart_cli.env.episode import admitted, already_true
 from dart_cli.evaluation.filmstrip import animation, film_strip, frame
 from dart_cli.evaluation.manual.commands import HELP, parse, spell
-from dart_cli.evaluation.results import Film, Frame
+from dart_cli.evaluation.results import Film, FilmFrame
 from envs.actions import Action, Answer, Click, Done, Fail, action_to_dict
 from envs.base import GuiEnv, Observation, Task, Verdict
 from envs.registry import check_options, check_parts, find_task, load_suite, make_env
@@ -51,7 +51,7 @@ _TOOLS = {
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PlayOptions:
     """What is played."""
 
     suite: str
@@ -62,29 +62,29 @@ class Wanted:
     out: Path | None = None  # .png or .gif
 
 
-def run_play(wanted: Wanted) -> int:
+def run_play(options: PlayOptions) -> int:
     """Play one episode; returns 0, or 1 where it is invalid or a solution does not pass.
 
     Raises TaskError for an unknown suite, task or option, MissingPartError, UserError where the
     film cannot be written, EnvError where the GUI cannot be brought up.
     """
-    task = _task(wanted.suite, wanted.task)
-    check_options(wanted.suite, wanted.options)
-    check_parts(wanted.suite, wanted.options)
-    if wanted.out is not None and wanted.out.suffix.lower() not in FORMATS:
-        raise UserError(f"--out {wanted.out}: want a film called .png or .gif")
+    task = _task(options.suite, options.task)
+    check_options(options.suite, options.options)
+    check_parts(options.suite, options.options)
+    if options.out is not None and options.out.suffix.lower() not in FORMATS:
+        raise UserError(f"--out {options.out}: want a film called .png or .gif")
     console = Console(markup=False, highlight=False)
     with tempfile.TemporaryDirectory(prefix="dart-play-") as folder:
         with _using("make_env"):
-            made = make_env(wanted.suite, **wanted.options)
+            made = make_env(options.suite, **options.options)
         with closing(made) as env:
-            session = Session(env, task, wanted.seed, Path(folder), console)
-            verdict = session.play(PLAYERS[wanted.player])
+            session = ManualEpisode(env, task, options.seed, Path(folder), console)
+            verdict = session.play(PLAYERS[options.player])
         console.print(f"{verdict.outcome}: {verdict.reason}", soft_wrap=True)
-        if wanted.out is not None:
-            save_film(wanted.out, Path(folder), session.film(verdict))
-            console.print(f"film: {wanted.out}", soft_wrap=True)
-    failed = wanted.player == "solution" and verdict.outcome != "pass"
+        if options.out is not None:
+            save_film(options.out, Path(folder), session.film(verdict))
+            console.print(f"film: {options.out}", soft_wrap=True)
+    failed = options.player == "solution" and verdict.outcome != "pass"
     return 1 if failed or verdict.outcome == "invalid" else 0
 
 
@@ -94,18 +94,18 @@ def _task(suite: str, name: str) -> Task:
     return loaded.tasks[full] if full in loaded.tasks else find_task(suite, name)
 
 
-class Session:
+class ManualEpisode:
     """One episode. Screenshots are files of `folder`; `screen.png` there is always the newest."""
 
     def __init__(self, env: GuiEnv, task: Task, seed: int, folder: Path, console: Console) -> None:
         self.env, self.task, self.seed, self.console = env, task, seed, console
         self.screen: Observation | None = None
         self._folder = folder
-        self._frames: list[Frame] = []
+        self._frames: list[FilmFrame] = []
         self._last = ""  # file of the newest screenshot
         self._instruction = task.instruction
 
-    def play(self, player: Callable[[Session], Iterator[Action]]) -> Verdict:
+    def play(self, player: Callable[[ManualEpisode], Iterator[Action]]) -> Verdict:
         """Play to the end, or to where the player stops. Raises EnvError if it cannot begin."""
         with _using("reset"):
             screen, self._instruction = calls.reset(self.env, self.task, self.seed)
@@ -198,7 +198,7 @@ def _using(what: str) -> Iterator[None]:
 # --- who plays ------------------------------------------------------------------------------
 
 
-def _person(session: Session) -> Iterator[Action]:
+def _person(session: ManualEpisode) -> Iterator[Action]:
     """Lines of standard input, until it ends; a mistake is answered and costs no step."""
     say = session.console.print
     say(f"the screen is {session.screen_file}; `help` lists the words", soft_wrap=True)
@@ -235,18 +235,18 @@ def _ask() -> str | None:
         return None
 
 
-def _solution(session: Session) -> Iterator[Action]:
+def _solution(session: ManualEpisode) -> Iterator[Action]:
     while True:
         yield session.solve()
 
 
-def _chance(session: Session) -> Iterator[Action]:
+def _chance(session: ManualEpisode) -> Iterator[Action]:
     rng = Random(f"{session.task.id}/{session.seed}")  # noqa: S311 - repeatable on purpose
     while session.screen is not None:
         yield Click(x=rng.randrange(session.screen.width), y=rng.randrange(session.screen.height))
 
 
-PLAYERS: dict[Player, Callable[[Session], Iterator[Action]]] = {
+PLAYERS: dict[Player, Callable[[ManualEpisode], Iterator[Action]]] = {
     "person": _person,
     "solution": _solution,
     "random": _chance,

@@ -1,6 +1,6 @@
 """`dart env check`: every task of a suite probed, told as a table or as JSON.
 
-Wanted      what is checked
+CheckOptions      what is checked
 run_check   plays, tells, returns the exit code: 0 where nothing is to be mended, else 1; 130
             where it was stopped before all tasks were done, and tells those that were
 summary     the JSON object
@@ -39,7 +39,7 @@ MOST_LINES = 2
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CheckOptions:
     """What is checked, and how."""
 
     suite: str
@@ -67,28 +67,28 @@ class Wanted:
         )
 
 
-def run_check(wanted: Wanted, *, as_json: bool = False, out: Path | None = None) -> int:
+def run_check(options: CheckOptions, *, as_json: bool = False, out: Path | None = None) -> int:
     """Check a suite; returns the exit code.
 
     Raises TaskError for an unknown suite, task or option, MissingPartError, UserError where `out`
     cannot be written.
     """
-    tasks = select_tasks(wanted.suite, wanted.tasks)
-    check_options(wanted.suite, wanted.options)
-    check_parts(wanted.suite, wanted.options)
-    if not wanted.isolated:
-        _try_options(wanted)
-    errors = broken_files(wanted.suite)
+    tasks = select_tasks(options.suite, options.tasks)
+    check_options(options.suite, options.options)
+    check_parts(options.suite, options.options)
+    if not options.isolated:
+        _try_options(options)
+    errors = broken_files(options.suite)
     if not tasks and not errors:
-        raise TaskError(f"suite {wanted.suite} has no task")
-    episodes = len(tasks) * wanted.seeds * len(wanted.probes)
+        raise TaskError(f"suite {options.suite} has no task")
+    episodes = len(tasks) * options.seeds * len(options.probes)
     with progress("probing", episodes, "episodes") as told:
-        reports = asyncio.run(check_tasks(wanted, tasks, told))
-    result = summary(wanted, reports, errors) | {"stopped": len(reports) < len(tasks)}
+        reports = asyncio.run(check_tasks(options, tasks, told))
+    result = summary(options, reports, errors) | {"stopped": len(reports) < len(tasks)}
     if as_json:
         sys.stdout.write(f"{json.dumps(result)}\n")
     else:
-        _tell(wanted, reports, errors)
+        _tell(options, reports, errors)
     if out is not None:
         try:
             out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -99,15 +99,15 @@ def run_check(wanted: Wanted, *, as_json: bool = False, out: Path | None = None)
     return 0 if result["ok"] else 1
 
 
-def _try_options(wanted: Wanted) -> None:
+def _try_options(options: CheckOptions) -> None:
     """Make an environment and close it: a value that it refuses is told once, not by each task."""
     try:
-        make_env(wanted.suite, **wanted.options).close()
+        make_env(options.suite, **options.options).close()
     except DartError:
         raise
     except Exception as error:
         told = f"{type(error).__name__}: {error}"
-        raise UserError(f"suite {wanted.suite} makes no environment: {told}") from error
+        raise UserError(f"suite {options.suite} makes no environment: {told}") from error
 
 
 def broken_files(suite: str) -> list[str]:
@@ -116,7 +116,7 @@ def broken_files(suite: str) -> list[str]:
 
 
 async def check_tasks(
-    wanted: Wanted, tasks: Sequence[Task], told: Callable[[int], None] = lambda _: None
+    options: CheckOptions, tasks: Sequence[Task], told: Callable[[int], None] = lambda _: None
 ) -> list[TaskReport]:
     """One report for each task, in their order; `told` is called after each episode.
 
@@ -126,29 +126,31 @@ async def check_tasks(
     reports: dict[str, TaskReport] = {}
 
     async def check_some(slot: int) -> None:
-        env = hosted(wanted.env, f"check/{slot}")
+        env = hosted(options.env, f"check/{slot}")
         try:
             while waiting:
                 task = waiting.popleft()
-                played = await play_task(env, task, range(wanted.seeds), wanted.probes, told)
-                reports[task.id] = judge(task, played, wanted.bounds)
+                played = await play_task(env, task, range(options.seeds), options.probes, told)
+                reports[task.id] = judge(task, played, options.bounds)
         finally:
             await env.close()
 
     with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C: what is done is worth telling
         async with asyncio.TaskGroup() as group:
-            for slot in range(min(wanted.slots, len(tasks))):
+            for slot in range(min(options.slots, len(tasks))):
                 group.create_task(check_some(slot))
     return [reports[task.id] for task in tasks if task.id in reports]
 
 
-def summary(wanted: Wanted, reports: Sequence[TaskReport], errors: Sequence[str]) -> dict[str, Any]:
+def summary(
+    options: CheckOptions, reports: Sequence[TaskReport], errors: Sequence[str]
+) -> dict[str, Any]:
     """What was found: counts over the suite, ids of what is remarked upon, each task."""
     return {
-        "suite": wanted.suite,
+        "suite": options.suite,
         "ok": not errors and not any(report.wrong for report in reports),
         "tasks": len(reports),
-        "seeds": wanted.seeds,
+        "seeds": options.seeds,
         "episodes": sum(report.episodes for report in reports),
         "false_passes": sum(len(report.false_passes) for report in reports),
         "errors": sum(len(report.errors) for report in reports),
@@ -160,7 +162,7 @@ def summary(wanted: Wanted, reports: Sequence[TaskReport], errors: Sequence[str]
         "slow": [report.task_id for report in reports if report.slow],
         "guessable": [report.task_id for report in reports if report.guessable],
         "no_oracle": [report.task_id for report in reports if report.oracle is None],
-        "bounds": asdict(wanted.bounds),
+        "bounds": asdict(options.bounds),
         "per_task": {report.task_id: report.as_json() for report in reports},
     }
 
@@ -168,15 +170,15 @@ def summary(wanted: Wanted, reports: Sequence[TaskReport], errors: Sequence[str]
 # --- telling --------------------------------------------------------------------------------
 
 
-def _tell(wanted: Wanted, reports: Sequence[TaskReport], errors: Sequence[str]) -> None:
+def _tell(options: CheckOptions, reports: Sequence[TaskReport], errors: Sequence[str]) -> None:
     console = Console(markup=False, highlight=False)
     numbers = ("false", "broken", "flaky", "oracle", "random", "reset", "step")
-    title = f"probes of {wanted.suite}: false passes, ...; times in ms, 95th percentile"
+    title = f"probes of {options.suite}: false passes, ...; times in ms, 95th percentile"
     table = page_table(title, "task", *numbers, right=numbers)
     table.columns[0].overflow = "fold"
     for column in table.columns[1:]:
         column.min_width = 6
-    prefix = f"{load_suite(wanted.suite).name}/"
+    prefix = f"{load_suite(options.suite).name}/"
     for report in reports:
         table.add_row(
             report.task_id.removeprefix(prefix),  # the title says it
@@ -203,7 +205,7 @@ def _tell(wanted: Wanted, reports: Sequence[TaskReport], errors: Sequence[str]) 
     guessable = [report.task_id for report in reports if report.guessable]
     if guessable:
         console.print(
-            f"guessable (random clicks pass in more than {wanted.bounds.guessable:.0%} of their "
+            f"guessable (random clicks pass in more than {options.bounds.guessable:.0%} of their "
             f"episodes, 95 % sure): {', '.join(guessable)}",
             soft_wrap=True,
         )

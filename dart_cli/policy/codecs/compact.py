@@ -14,7 +14,7 @@ from lark import Token, Tree
 from bus.errors import ActionError
 from dart_cli.policy.codecs.grammar import Grammar
 from dart_cli.policy.codecs.keys import join_keys, split_keys
-from dart_cli.policy.frames import Frame
+from dart_cli.policy.frames import CoordinateMap
 from envs.actions import (
     Action,
     Answer,
@@ -69,7 +69,7 @@ class CompactCodec:
     def __init__(self) -> None:
         self._grammar = Grammar(_GRAMMAR, _READABLE)
 
-    def parse(self, text: str, frame: Frame) -> Action:
+    def parse(self, text: str, frame: CoordinateMap) -> Action:
         """The action of one completion; see Codec."""
         tree = self._grammar.parse(text)
         points = [_point(node, frame) for node in tree.find_data("point")]
@@ -101,7 +101,7 @@ class CompactCodec:
             case _:
                 return Fail()
 
-    def format(self, action: Action, frame: Frame, thought: str = "") -> str:  # noqa: ARG002
+    def format(self, action: Action, frame: CoordinateMap, thought: str = "") -> str:  # noqa: ARG002
         """The completion of one action; see Codec. The language has no thoughts: they are dropped."""
         match action:
             case Click(button="left"):
@@ -140,10 +140,10 @@ def _trees(tree: Tree[Token]) -> list[Tree[Token]]:
     return [child for child in tree.children if isinstance(child, Tree)]
 
 
-def _point(node: Tree[Token], frame: Frame) -> tuple[int, int]:
+def _point(node: Tree[Token], frame: CoordinateMap) -> tuple[int, int]:
     x, y = node.children
     return frame.to_screen(int(str(x)), int(str(y)))
 
 
-def _numbers(frame: Frame, *points: tuple[int, int]) -> str:
+def _numbers(frame: CoordinateMap, *points: tuple[int, int]) -> str:
     return ",".join(f"{x},{y}" for x, y in (frame.to_model(*point) for point in points))

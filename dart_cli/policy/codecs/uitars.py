@@ -22,7 +22,7 @@ from lark import Token, Tree
 from bus.errors import ActionError
 from dart_cli.policy.codecs.grammar import Grammar
 from dart_cli.policy.codecs.keys import join_keys, split_keys
-from dart_cli.policy.frames import Frame
+from dart_cli.policy.frames import CoordinateMap
 from envs.actions import (
     Action,
     Answer,
@@ -87,7 +87,7 @@ class UitarsCodec:
     def __init__(self) -> None:
         self._grammar = Grammar(_GRAMMAR, _READABLE)
 
-    def parse(self, text: str, frame: Frame) -> Action:
+    def parse(self, text: str, frame: CoordinateMap) -> Action:
         """The action of one completion; see Codec."""
         call = self._grammar.parse(text).children[-1]
         assert isinstance(call, Tree)
@@ -120,7 +120,7 @@ class UitarsCodec:
             case _:
                 return Fail()
 
-    def format(self, action: Action, frame: Frame, thought: str = "") -> str:
+    def format(self, action: Action, frame: CoordinateMap, thought: str = "") -> str:
         """The completion of one action; see Codec."""
         return f"Thought: {thought}\nAction: {_call(action, frame)}"
 
@@ -129,7 +129,7 @@ class UitarsCodec:
         return _BARE_BOX.sub(r"\1<|box_start|>\2<|box_end|>\3", text)
 
 
-def _call(action: Action, frame: Frame) -> str:
+def _call(action: Action, frame: CoordinateMap) -> str:
     match action:
         case Click(button="left"):
             return f"click(start_box={_box(frame, action.x, action.y)})"
@@ -159,12 +159,12 @@ def _call(action: Action, frame: Frame) -> str:
     raise ActionError(f"UI-TARS text has no words for {action!r}")
 
 
-def _box(frame: Frame, x: int, y: int) -> str:
+def _box(frame: CoordinateMap, x: int, y: int) -> str:
     x, y = frame.to_model(x, y)
     return f"'({x},{y})'"
 
 
-def _centre(box: Tree[Token], frame: Frame) -> tuple[int, int]:
+def _centre(box: Tree[Token], frame: CoordinateMap) -> tuple[int, int]:
     numbers = [int(str(number)) for number in box.children]
     x, y = numbers[0] + numbers[-2], numbers[1] + numbers[-1]  # of two numbers: each twice
     return frame.to_screen(x // 2, y // 2)

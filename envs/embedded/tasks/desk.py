@@ -17,7 +17,7 @@ from envs.embedded.menus import Combo
 from envs.embedded.scene import NOT_YET, REACHED, Scene
 from envs.embedded.scrolling import NOTCH, ScrollView
 from envs.embedded.textfield import TextField
-from envs.embedded.widgets import Handler, Ui, Widget, Window
+from envs.embedded.widgets import EventHandler, Ui, Widget, Window
 
 
 class DeskScene(Scene):
@@ -48,7 +48,7 @@ class DeskScene(Scene):
         """Dialogs and menus that are open."""
         return []
 
-    def on_close(self) -> Handler | None:
+    def on_close(self) -> EventHandler | None:
         """What the window's close button does; None where it has none."""
         return None
 

@@ -16,11 +16,11 @@ from envs.embedded.controls import Button
 from envs.embedded.draw import Rect
 from envs.embedded.menus import Entry, context_menu, dialog
 from envs.embedded.scene import NOT_YET, REACHED
-from envs.embedded.scrolling import Row, ScrollView
+from envs.embedded.scrolling import ListRow, ScrollView
 from envs.embedded.tasks import words
 from envs.embedded.tasks.desk import DeskScene, fill, finish, reach
 from envs.embedded.textfield import TextField
-from envs.embedded.widgets import Handler, Label, Panel, Pointer, Ui, Widget, column, row
+from envs.embedded.widgets import EventHandler, Label, Panel, Pointer, Ui, Widget, column, row
 
 Tree = dict[str, "Tree | None"]
 """A folder's entries: a folder for a folder, None for a file."""
@@ -125,9 +125,9 @@ class FilesScene(DeskScene):
         area = Area("area", view, on_menu=self._menu, on_press=self._deselect)
         return column(top, where, area, foot, gap=0, grow=[area])
 
-    def _row(self, name: str, below: Tree | None) -> Row:
+    def _row(self, name: str, below: Tree | None) -> ListRow:
         folder = below is not None
-        return Row(
+        return ListRow(
             f"entry.{name}",
             name,
             partial(self._select, name),
@@ -155,7 +155,7 @@ class FilesScene(DeskScene):
         if not self.asking:
             return []
         body: Widget
-        buttons: list[tuple[str, str, Handler]] = [("cancel", "Cancel", self._cancel)]
+        buttons: list[tuple[str, str, EventHandler]] = [("cancel", "Cancel", self._cancel)]
         if self.asking == "exists":
             title, body = "Not possible", Label("That name is taken or empty.")
             buttons = [("ok", "OK", self._cancel)]
@@ -291,7 +291,7 @@ class Area(Widget):
         child: Widget,
         *,
         on_menu: Callable[[int, int], None],
-        on_press: Handler,
+        on_press: EventHandler,
     ) -> None:
         super().__init__(name, children=[child])
         self.on_menu = on_menu
@@ -343,7 +343,7 @@ class OpenScene(FilesScene):
         return self.take(app, (self.folder,), self.file) or finish(app)
 
 
-class DeleteScene(FilesScene):
+class DeskDeleteScene(FilesScene):
     """Delete a file of the top folder or of a folder below."""
 
     def plan(self) -> None:

@@ -29,7 +29,7 @@ from envs.embedded.marks import (
 )
 from envs.embedded.scene import NOT_YET, REACHED, Scene, click
 from envs.embedded.theme import COLOURS
-from envs.embedded.widgets import Fill, Free, Handler, Panel, Picture, Ui, Widget, Window, row
+from envs.embedded.widgets import EventHandler, Fill, Free, Panel, Picture, Ui, Widget, Window, row
 
 SHAPES = ("circle", "square", "triangle", "diamond", "star")
 Placed = list[tuple[Widget, Rect]]
@@ -168,7 +168,7 @@ class MiniScene(Scene):
         return self.rng.sample(self.palette[1:], self.rng.randint(fewest, most))
 
     def control(
-        self, name: str, icon: str, on_press: Handler, *, enabled: bool = True
+        self, name: str, icon: str, on_press: EventHandler, *, enabled: bool = True
     ) -> IconButton:
         """A neutral icon button on the window."""
         return IconButton(name, icon, on_press, enabled=enabled)
@@ -227,7 +227,13 @@ class MiniScene(Scene):
         )
 
     def _dialog(
-        self, name: str, box: Rect, sign: Widget, *, on_ok: Handler | None, on_close: Handler | None
+        self,
+        name: str,
+        box: Rect,
+        sign: Widget,
+        *,
+        on_ok: EventHandler | None,
+        on_close: EventHandler | None,
     ) -> Layer:
         ui, theme = self.ui, self.ui.theme
         inner = Rect(box.x0 + 1, box.y0 + ui.px(26), box.x1 - 1, box.y1 - 1)

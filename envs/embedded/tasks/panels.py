@@ -210,7 +210,7 @@ class StepperScene(ControlScene):
         return {"": specs}
 
 
-class TabsScene(ControlScene):
+class DeskTabsScene(ControlScene):
     """Switches on several tabs."""
 
     title = "Preferences"
@@ -246,7 +246,7 @@ class TabsScene(ControlScene):
 # --- forms ------------------------------------------------------------------------------------
 
 
-class FormScene(ControlScene):
+class DeskFormScene(ControlScene):
     """Controls that count once the form is sent; what is sent is sent."""
 
     button: ClassVar[str] = "Submit"
@@ -286,7 +286,7 @@ class FormScene(ControlScene):
         return self.next_change(app) or reach(app, "submit")
 
 
-class LoginScene(FormScene):
+class LoginScene(DeskFormScene):
     """Sign in; wrong words are refused and can be corrected."""
 
     title = "Sign in"
@@ -306,7 +306,7 @@ class LoginScene(FormScene):
             self.values["Password"] = ""
 
 
-class SignUpScene(FormScene):
+class SignUpScene(DeskFormScene):
     """A form of several kinds of control."""
 
     title = "New account"
@@ -326,7 +326,7 @@ class SignUpScene(FormScene):
         }
 
 
-class OrderScene(FormScene):
+class OrderScene(DeskFormScene):
     """An order that asks back before it is sent."""
 
     title = "Order"
@@ -379,7 +379,7 @@ class OrderScene(FormScene):
         return super().solve(app)
 
 
-class WizardScene(FormScene):
+class WizardScene(DeskFormScene):
     """A form of three pages."""
 
     title = "Set up"

@@ -12,14 +12,14 @@ from envs.base import Verdict
 from envs.embedded.app import App, Layer
 from envs.embedded.controls import Button, CheckBox, Key
 from envs.embedded.menus import Entry, MenuTitle, dialog
-from envs.embedded.scrolling import Row, ScrollView
+from envs.embedded.scrolling import ListRow, ScrollView
 from envs.embedded.tasks import words
 from envs.embedded.tasks.desk import DeskScene, compare, fill, finish, reach, verdict_if
 from envs.embedded.textfield import TextField
 from envs.embedded.widgets import (
+    EventHandler,
     Fill,
     Gap,
-    Handler,
     Label,
     Line,
     Panel,
@@ -66,7 +66,7 @@ class PressScene(DeskScene):
         self.pressed = label
 
 
-class MenuScene(DeskScene):
+class DeskMenuScene(DeskScene):
     """Choose a command from the menu bar."""
 
     title = "Writer"
@@ -142,7 +142,7 @@ class CloseScene(DeskScene):
             else "Close the document without saving."
         )
 
-    def on_close(self) -> Handler | None:
+    def on_close(self) -> EventHandler | None:
         return partial(self._ask, True)
 
     def body(self) -> Widget:
@@ -255,7 +255,7 @@ class ListScene(DeskScene):
 
     def body(self) -> Widget:
         rows = [
-            Row(name, name, partial(self._select, name), selected=name == self.selected)
+            ListRow(name, name, partial(self._select, name), selected=name == self.selected)
             for name in self.people
         ]
         view = ScrollView("people", column(*rows, gap=0), fill=self.ui.theme.field)
@@ -288,7 +288,7 @@ class ContactsScene(ListScene):
     def body(self) -> Widget:
         theme = self.ui.theme
         rows = [
-            Row(name, name, partial(self._select, name), selected=name == self.selected)
+            ListRow(name, name, partial(self._select, name), selected=name == self.selected)
             for name in self.people
             if self.query.lower() in name.lower()
         ]

@@ -20,7 +20,7 @@ from bus.errors import EnvError, UserError
 from dart_cli.cli.main import main
 from dart_cli.evaluation.suite_check.episodes import Probed
 from dart_cli.evaluation.suite_check.findings import Bounds, difference, judge, percentile
-from dart_cli.evaluation.suite_check.report import Wanted, check_tasks, run_check
+from dart_cli.evaluation.suite_check.report import CheckOptions, check_tasks, run_check
 from envs.actions import Action, Click, Done, Fail, Wait
 from envs.base import GuiEnv, Observation, Task, Verdict
 from tests.env.unruly_suite import SUITE as UNRULY
@@ -106,7 +106,7 @@ class LaxSuite:
 
 
 def check(suite: str, capsys: pytest.CaptureFixture[str], **wanted: Any) -> tuple[int, Any]:
-    code = run_check(Wanted(suite, **wanted), as_json=True)
+    code = run_check(CheckOptions(suite, **wanted), as_json=True)
     return code, json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
@@ -169,7 +169,7 @@ def test_what_breaks_or_hangs_is_told_and_the_others_are_checked(
 
 async def test_stopped_by_ctrl_c_it_tells_the_tasks_that_are_done() -> None:
     tasks = [UnrulySuite.tasks[f"unruly/{kind}"] for kind in ("well", "reset-hang")]
-    wanted = Wanted(UNRULY, seeds=1, probes=("done",))
+    wanted = CheckOptions(UNRULY, seeds=1, probes=("done",))
     told: list[int] = []
     checking = asyncio.create_task(check_tasks(wanted, tasks, told.append))
     await until(lambda: told)
@@ -227,7 +227,7 @@ def test_what_was_found_is_told_though_it_cannot_be_written(
 ) -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(Path, "write_text", Mock(side_effect=full))
-    wanted = Wanted("mini", ["mini/click"], seeds=1, probes=("done",))
+    wanted = CheckOptions("mini", ["mini/click"], seeds=1, probes=("done",))
     with pytest.raises(UserError, match=r"cannot be written: No space left"):
         run_check(wanted, out=tmp_path / "x.json")
     assert "1 tasks, 1 episodes: nothing to be mended" in capsys.readouterr().out
