@@ -52,7 +52,7 @@ class ProcessView(Part):
     gauges: dict[str, float] = {}
     waits: list[WaitView] = []  # the longest first, a few of them
     still_s: float = 0.0  # rollout: how long the work it has in hand has brought no token
-    fate: str = ""  # of a silent one, where data can look: gone, stopped, blocked or running
+    liveness: str = ""  # of a silent one, where data can look: gone, stopped, blocked or running
 
 
 class TaskView(Part):

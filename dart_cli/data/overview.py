@@ -164,7 +164,7 @@ class Overview:
             gauges=beat.gauges,
             waits=[WaitView.model_validate(wait.model_dump()) for wait in beat.waits],
             still_s=self._stillness.seconds(beat.worker),
-            process_liveness=""
+            liveness=""
             if is_alive or not is_here
             else process_liveness(beat.pid, time.time() - silent_s),
         )

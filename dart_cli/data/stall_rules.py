@@ -62,10 +62,10 @@ _SILENCES = {
 def _silence(process: ProcessView) -> StallView:
     """A process that says nothing any more."""
     worker, pid, silent_s = process.worker, process.pid, process.heartbeat_age_s
-    text = _SILENCES.get(process.fate, _SILENCES[""])
+    text = _SILENCES.get(process.liveness, _SILENCES[""])
     told = text.format(worker=worker, pid=pid, silent_s=silent_s)
     return StallView(
-        kind=process.fate if process.fate in ("gone", "stopped") else "silent",
+        kind=process.liveness if process.liveness in ("gone", "stopped") else "silent",
         who=worker,
         since_s=silent_s,
         text=f"{worker} (pid {pid} on {process.host}) {told}",

@@ -78,7 +78,7 @@ def test_an_environment_that_may_take_long_is_told_late_unless_all_wait_for_it()
 
 
 @pytest.mark.parametrize(
-    ("fate", "kind", "cure"),
+    ("liveness", "kind", "cure"),
     [
         ("gone", "gone", "start it again, logs/env-0.log tells its end"),
         ("stopped", "stopped", "kill -CONT 42"),
@@ -87,8 +87,8 @@ def test_an_environment_that_may_take_long_is_told_late_unless_all_wait_for_it()
         ("", "silent", "see that its host is up"),
     ],
 )
-def test_a_silent_process_is_told_with_what_its_host_knows(fate: str, kind: str, cure: str) -> None:
-    dead = process("env-0", alive=False, heartbeat_age_s=12.0, fate=fate)
+def test_a_silent_process_is_told_with_what_its_host_knows(liveness: str, kind: str, cure: str) -> None:
+    dead = process("env-0", alive=False, heartbeat_age_s=12.0, liveness=liveness)
     [stall] = found(dead)
     assert (stall.kind, stall.who, stall.since_s) == (kind, "env-0", 12.0)
     assert stall.text.startswith("env-0 (pid 42 on box) ")
