@@ -32,7 +32,8 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bus.errors import EnvError
-from envs.base import Outcome, Verdict
+from bus.messages import Outcome
+from envs.base import Verdict
 from envs.desktop.env import DesktopEnv
 from envs.desktop.keeper import descendants
 from envs.desktop.suite import DesktopSuite

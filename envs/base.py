@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from bus.messages import Outcome
 from envs.actions import Action
 
-Outcome = Literal["pass", "fail", "invalid"]
 Split = Literal["train", "heldout"]
 
 

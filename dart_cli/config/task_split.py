@@ -5,7 +5,7 @@
     trained_tasks    trained on, and evaluated on held-out seeds
     composed_tasks   never trained on, and reported apart
 
-A run is split twice: by id, as said here, and by seed (env.seeds below eval.seed).
+A run is split twice: by id, by the functions above, and by seed: TRAIN_SEEDS.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from dart_cli.config.schema import Config
 from envs.base import Task
 from envs.registry import tasks_of
 from envs.selection import select_tasks
+
+TRAIN_SEEDS = 1_000_000
+"""Training episodes have task seeds below this, held-out ones from here on: they never meet."""
 
 
 def heldout_tasks(config: Config) -> list[Task]:
@@ -30,7 +33,7 @@ def heldout_tasks(config: Config) -> list[Task]:
 def training_tasks(config: Config) -> list[Task]:
     """The tasks the run trains on: those env.tasks names, else all that are not held out.
 
-    An id that env.tasks writes out is taken as it is; checks.py refuses one that is held out.
+    An id that env.tasks writes out is taken as it is; validate.py refuses one that is held out.
     Raises TaskError for a suite or task that does not exist.
     """
     return select_tasks(config.env.suite, config.env.tasks, _free(config))

@@ -30,7 +30,7 @@ from dart_cli.config.schema import (
     model_folder,
     shown,
 )
-from dart_cli.config.task_split import composed_tasks, trained_tasks, training_tasks
+from dart_cli.config.task_split import TRAIN_SEEDS, composed_tasks, trained_tasks, training_tasks
 from envs.registry import (
     SHIPPED,
     check_options,
@@ -47,9 +47,6 @@ BUILTIN = {
     f"builtin:{name}": Path(__file__).parents[1] / "policy" / name for name in ("tiny", "miniwob")
 }
 """Models that ship with dart, and their folders; both are of the same tiny kind."""
-
-MIN_HELDOUT_SEED = 1_000_000
-"""Training episodes are seeded below this, held-out ones from here on: they never meet."""
 
 MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 """`model_type` in the config.json of the folders that the policy can load."""
@@ -162,10 +159,10 @@ def _needs_model(config: Config) -> bool:
 def _numbers(config: Config) -> Iterator[Mistake]:
     data, train, evaluation = config.data, config.train, config.eval
     first, end = config.env.seeds
-    if not 0 <= first < end <= MIN_HELDOUT_SEED:
+    if not 0 <= first < end <= TRAIN_SEEDS:
         yield Mistake(
             "env.seeds",
-            f"must be [first, end] with 0 <= first < end <= {MIN_HELDOUT_SEED}, from where seeds "
+            f"must be [first, end] with 0 <= first < end <= {TRAIN_SEEDS}, from where seeds "
             f"are for evaluation, got [{first}, {end}]",
         )
     if 0 < data.max_open_groups < data.groups_per_batch:
@@ -188,10 +185,10 @@ def _numbers(config: Config) -> Iterator[Mistake]:
             f"train.lr, got {train.warmup}",
         )
     yield from _objective(train)
-    if evaluation.seed < MIN_HELDOUT_SEED:
+    if evaluation.seed < TRAIN_SEEDS:
         yield Mistake(
             "eval.seed",
-            f"must be >= {MIN_HELDOUT_SEED}, below are the training seeds, got {evaluation.seed}",
+            f"must be >= {TRAIN_SEEDS}, below are the training seeds, got {evaluation.seed}",
         )
     if evaluation.around and evaluation.episodes == 0:
         yield Mistake(

@@ -22,14 +22,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from bus.messages import Outcome
 from dart_cli.algo.advantage import Estimator, group_advantages
 from dart_cli.algo.selection import high_entropy
-
-GroupReason = Literal["all_success", "all_fail", "single_member", "no_valid_member", "stale"]
-SampleReason = Literal["mixed", "pool", "low_entropy"]
+from dart_cli.data.store.rows import Decision, GroupReason, PlannedSample, SampleReason
 
 REWARDS: dict[Outcome, float] = {"pass": 1.0, "fail": 0.0}
 """An invalid trajectory has no reward."""
@@ -69,29 +66,6 @@ class FinishedGroup:
         """Of the weights that sampled any token of a valid member; one of the pool may be older."""
         versions = [m.oldest_version for m in self.valid if m.oldest_version is not None]
         return min(versions, default=None)
-
-
-@dataclass(frozen=True)
-class PlannedSample:
-    """A step of a trajectory that is used: trained on, or left out."""
-
-    trajectory_id: str
-    step: int
-    advantage: float
-    weight: float  # multiplies the sample's loss; 0 where it is left out
-    reason: SampleReason = "mixed"
-    entropy: float | None = None  # mean over its tokens, nats
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What became of a group or a trajectory, and why."""
-
-    subject: str  # id of the group or trajectory
-    used: bool
-    reason: str
-    weight: float = 1.0
-    batch_id: int | None = None
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,6 @@ from dart_cli.algo.schedule import group_size
 from dart_cli.algo.selection import mean_entropy
 from dart_cli.config.schema import Config
 from dart_cli.data.curate import (
-    Decision,
     FinishedGroup,
     Member,
     curate,
@@ -65,7 +64,7 @@ from dart_cli.data.pool import ExperiencePool
 from dart_cli.data.progress import RunProgress
 from dart_cli.data.scheduler import NewGroup, NoLease, Scheduler, Situation, sampling_seed
 from dart_cli.data.store.encoding import in_range
-from dart_cli.data.store.rows import PoolRow
+from dart_cli.data.store.rows import Decision, PoolRow
 from dart_cli.data.store.writer import BatchRow, GroupRow, Store, TrajectoryRow
 from envs.base import Task, content_hash
 
@@ -491,7 +490,16 @@ class Ledger:
             sampling_seed(self._config.run.seed, group.number, number),
             self._monotonic(),
         )
-        self.store.add_lease(attempt, group.id, self._wall(), group.max_steps)
+        self.store.add_lease(
+            attempt.id,
+            group_id=group.id,
+            attempt=number,
+            worker=attempt.worker,
+            slot=attempt.slot,
+            sampling_seed=attempt.sampling_seed,
+            at=self._wall(),
+            max_steps=group.max_steps,
+        )
         self.group_table.add_attempt(group, attempt)
         return attempt
 

@@ -28,11 +28,9 @@ from bus.errors import TaskError
 from bus.messages import LeaseRequest
 from dart_cli.algo.schedule import frontier_weights, uniform_weights
 from dart_cli.config.schema import Config
+from dart_cli.config.task_split import TRAIN_SEEDS
 from dart_cli.data.groups import Group, GroupTable
 from envs.base import Task
-
-TRAIN_SEEDS = 1_000_000
-"""Task seeds below this are trained on; evaluation begins here (config.eval.seed)."""
 
 _STRIDE = 387_420_489  # 3 ** 18: shares no factor with most ranges, so k * _STRIDE meets each once
 

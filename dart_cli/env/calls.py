@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Protocol, get_args
 
 from bus.errors import EnvError, NoOracleError
+from bus.messages import Outcome
 from envs.actions import Action, Answer, Done, Fail
-from envs.base import GuiEnv, Observation, Outcome, Solvable, Task, Verdict
+from envs.base import GuiEnv, Observation, Solvable, Task, Verdict
 from envs.screenshots import size_of
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from bus.errors import EnvError, MissingPartError, TaskError
+from bus.messages import Outcome
 from envs.actions import Action, Answer, Done, Fail, Wait
-from envs.base import Observation, Outcome, Task, Verdict
+from envs.base import Observation, Task, Verdict
 from envs.miniwob.browser import HEIGHT, WIDTH, BrowserHost, Encoding, TaskPage
 from envs.miniwob.inputs import commands_of
 from envs.miniwob.oracle import Oracle, PageWidget

@@ -87,7 +87,9 @@ def test_an_environment_that_may_take_long_is_told_late_unless_all_wait_for_it()
         ("", "silent", "see that its host is up"),
     ],
 )
-def test_a_silent_process_is_told_with_what_its_host_knows(liveness: str, kind: str, cure: str) -> None:
+def test_a_silent_process_is_told_with_what_its_host_knows(
+    liveness: str, kind: str, cure: str
+) -> None:
     dead = process("env-0", alive=False, heartbeat_age_s=12.0, liveness=liveness)
     [stall] = found(dead)
     assert (stall.kind, stall.who, stall.since_s) == (kind, "env-0", 12.0)

@@ -23,7 +23,7 @@ from pathlib import Path
 from bus.errors import ExchangeError, RunDirectoryError, StoreError, TaskError
 from bus.messages import Outcome
 from dart_cli.config.schema import Config
-from dart_cli.config.task_split import heldout_tasks
+from dart_cli.config.task_split import TRAIN_SEEDS, heldout_tasks
 from dart_cli.data.exchange.compatibility import model_facts
 from dart_cli.data.exchange.parquet_schema import (
     StepCheck,
@@ -34,7 +34,6 @@ from dart_cli.data.exchange.parquet_schema import (
     read_folder,
     write_folder,
 )
-from dart_cli.data.scheduler import TRAIN_SEEDS
 from dart_cli.data.store.rows import PoolRow, PoolSource
 from dart_cli.data.store.writer import DATABASE, Reader, Store, open_store
 from envs.registry import find_task, load_suite

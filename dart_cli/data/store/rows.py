@@ -12,6 +12,8 @@ from bus.messages import Outcome, VersionSpan
 
 GroupState = Literal["open", "ready", "batched", "trained", "dropped"]
 TrajectoryState = Literal["leased", "playing", "finished", "batched", "trained", "dropped"]
+GroupReason = Literal["all_success", "all_fail", "single_member", "no_valid_member", "stale"]
+SampleReason = Literal["mixed", "pool", "low_entropy"]
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,29 @@ class SampleRow:
     entropy: float | None  # mean over its tokens, nats
     gap_mean: float | None  # of proximal minus behaviour log-probability, nats; None if not told
     gap_largest: float | None  # of the absolute differences
+
+
+@dataclass(frozen=True)
+class PlannedSample:
+    """A step of a trajectory that is used: trained on, or left out."""
+
+    trajectory_id: str
+    step: int
+    advantage: float
+    weight: float  # multiplies the sample's loss; 0 where it is left out
+    reason: SampleReason = "mixed"
+    entropy: float | None = None  # mean over its tokens, nats
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What became of a group or a trajectory, and why."""
+
+    subject: str  # id of the group or trajectory
+    used: bool
+    reason: str
+    weight: float = 1.0
+    batch_id: int | None = None
 
 
 @dataclass(frozen=True)

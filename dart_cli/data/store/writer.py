@@ -43,8 +43,6 @@ from bus.messages import (
     VersionSpan,
     WeightsPublished,
 )
-from dart_cli.data.curate import Decision, PlannedSample
-from dart_cli.data.groups import Attempt
 from dart_cli.data.store.encoding import (
     in_range,
     pack_floats,
@@ -62,11 +60,13 @@ from dart_cli.data.store.rows import (
     BatchRow,
     CountersRow,
     CurvePoint,
+    Decision,
     EpisodeTimes,
     GroupRow,
     GroupState,
     MetricPoint,
     OutcomeRow,
+    PlannedSample,
     PoolRow,
     ProcessRow,
     RunRow,
@@ -847,22 +847,22 @@ class Store(Reader):
         self._insert("groups", group)
 
     def add_lease(
-        self, attempt: Attempt, group: str, at: float, max_steps: int | None = None
+        self,
+        trajectory_id: str,
+        *,
+        group_id: str,
+        attempt: int,
+        worker: str,
+        slot: int,
+        sampling_seed: int,
+        at: float,
+        max_steps: int | None = None,
     ) -> None:
-        """File a trajectory of `group` that was just leased, for at most `max_steps` steps."""
+        """File a trajectory that was just leased, the group's `attempt` (from 0)."""
         self._write(
             "INSERT INTO trajectories (id, group_id, attempt, state, worker, slot, sampling_seed, "
             "leased_at, max_steps) VALUES (?, ?, ?, 'leased', ?, ?, ?, ?, ?)",
-            (
-                attempt.id,
-                group,
-                attempt.number,
-                attempt.worker,
-                attempt.slot,
-                attempt.sampling_seed,
-                at,
-                max_steps,
-            ),
+            (trajectory_id, group_id, attempt, worker, slot, sampling_seed, at, max_steps),
         )
 
     def add_step(self, record: StepRecord, at: float) -> bool:

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from random import Random
 
 from bus.errors import EnvError, NoOracleError
-from bus.messages import StopReason
+from bus.messages import Outcome, StopReason
 from dart_cli.env.calls import Hosted
 from dart_cli.env.episode import admitted, already_true
 from dart_cli.evaluation.suite_check.agents import Probe, act
 from envs.actions import Answer, Done, Fail, Wait
-from envs.base import Outcome, Task
+from envs.base import Task
 from envs.screenshots import pixels_of
 
 

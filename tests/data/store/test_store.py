@@ -12,9 +12,8 @@ from sqlite_utils import Database
 
 from bus.errors import ProtocolError, RunDirectoryError, StoreError
 from bus.messages import BatchTrained, WeightsPublished
-from dart_cli.data.curate import Decision, PlannedSample
-from dart_cli.data.groups import Attempt
 from dart_cli.data.store.migrations import MIGRATIONS
+from dart_cli.data.store.rows import Decision, PlannedSample
 from dart_cli.data.store.writer import BatchRow, GroupRow, Store, UsageRow, open_reader, open_store
 from envs.base import Task
 from tests.data.parts import (
@@ -34,11 +33,33 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+def add_lease(
+    store: Store,
+    trajectory_id: str,
+    attempt: int,
+    *,
+    worker: str = "env-0",
+    slot: int = 0,
+    sampling_seed: int = 1,
+    at: float = 1.0,
+) -> None:
+    """File a trajectory of group g1."""
+    store.add_lease(
+        trajectory_id,
+        group_id="g1",
+        attempt=attempt,
+        worker=worker,
+        slot=slot,
+        sampling_seed=sampling_seed,
+        at=at,
+    )
+
+
 def fill(store: Store, *, steps: int = 3) -> str:
     """One group with one trajectory of some steps; returns the trajectory's id."""
     store.begin_run(1, "{}", [])
     store.add_group(GroupRow("g1", 1, "mini", "mini/click", 5, 4, "open", "", 1.0, None, None))
-    store.add_lease(Attempt("g1-00", 0, "env-0", 2, 77, 0.0), "g1", 1.0)
+    add_lease(store, "g1-00", 0, slot=2, sampling_seed=77)
     for step in range(steps):
         store.add_step(step_record("g1-00", step, version=step), 2.0 + step)
     store.commit()
@@ -177,7 +198,7 @@ def test_curves_count_judged_trajectories_by_their_oldest_version(run_dir: Path)
             [("pass", 0), ("fail", 1), ("pass", 2), ("invalid", 2), ("pass", 3)], start=1
         ):
             name = f"g1-{number:02d}"
-            store.add_lease(Attempt(name, number, "env-0", 0, 1, 0.0), "g1", 1.0)
+            add_lease(store, name, number)
             store.finish(trajectory_end(name, 0, outcome), float(number), version, version)  # type: ignore[arg-type]
         curve = store.success_curve(bucket=2)
         assert [(p.policy_version, p.trajectories, p.passed) for p in curve] == [
@@ -262,7 +283,7 @@ def test_a_run_of_before_keeps_its_steps_when_instructions_are_added(run_dir: Pa
             id="mini/click", suite="mini", instruction="click the {colour} one", max_steps=3
         )
         store.begin_run(1, "{}", [task])
-        store.add_lease(Attempt("g1-01", 1, "env-0", 0, 78, 0.0), "g1", 1.0)
+        add_lease(store, "g1-01", 1)
         store.add_step(step_record("g1-01", 0), 9.0)
         store.commit()
         assert [step.instruction for step in store.steps("g1-00")] == ["", "", ""]
@@ -274,7 +295,7 @@ def test_a_run_of_before_keeps_its_steps_when_instructions_are_added(run_dir: Pa
 def test_timelines_say_who_played_when_and_who_answered(run_dir: Path) -> None:
     with open_store(run_dir) as store:
         name = fill(store)
-        store.add_lease(Attempt("g1-01", 1, "env-1", 0, 78, 0.0), "g1", 4.0)
+        add_lease(store, "g1-01", 1, worker="env-1", at=4.0)
         store.finish(trajectory_end(name, 3, "fail"), 9.0, 0, 2)
     with open_reader(run_dir) as reader:
         ended, playing = reader.episode_times()
