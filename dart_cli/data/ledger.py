@@ -26,15 +26,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from math import isfinite
 
-from bus.codec import encode
-from bus.errors import CheckpointError, ConfigError, OversizeError, ProtocolError
+from bus.errors import CheckpointError
 from bus.messages import (
     Ack,
     Batch,
-    BatchReply,
     BatchTrained,
     Lease,
     LeaseRequest,
@@ -48,9 +46,8 @@ from bus.messages import (
 from dart_cli.algo.schedule import group_size
 from dart_cli.algo.selection import mean_entropy
 from dart_cli.config.schema import Config
+from dart_cli.data.batching import check_size, finished_group, staleness_of, told_drops
 from dart_cli.data.curate import (
-    FinishedGroup,
-    Member,
     curate,
     drop_decisions,
     is_stale,
@@ -63,15 +60,12 @@ from dart_cli.data.permits import Versions
 from dart_cli.data.pool import ExperiencePool
 from dart_cli.data.progress import RunProgress
 from dart_cli.data.scheduler import NewGroup, NoLease, Scheduler, Situation, sampling_seed
-from dart_cli.data.store.encoding import in_range
+from dart_cli.data.step_checks import check_end, check_step
 from dart_cli.data.store.rows import Decision, PoolRow
 from dart_cli.data.store.writer import BatchRow, GroupRow, Store, TrajectoryRow
-from envs.base import Task, content_hash
+from envs.base import Task
 
 log = logging.getLogger(__name__)
-
-TELLING_DROPS = 32
-"""Groups dropped for one reason, with no batch between them, after which it is no accident."""
 
 Clock = Callable[[], float]
 
@@ -196,7 +190,7 @@ class Ledger:
 
     def step(self, record: StepRecord) -> Ack:
         """File one step. Raises ProtocolError if its parts do not fit together."""
-        _check_step(record)
+        check_step(record)
         found = self.group_table.find(record.trajectory_id)
         if found is None or not found[1].live:
             return self._late(record.trajectory_id)
@@ -220,9 +214,7 @@ class Ledger:
 
     def end(self, end: TrajectoryEnd) -> Ack:
         """The episode is over; its group may be, too. Raises ProtocolError for impossible values."""
-        where = f"end of {end.trajectory_id}"
-        _check_range(where, "steps", [end.steps])
-        _check_times(where, end.reset_s, end.wall_s)
+        check_end(end)
         found = self.group_table.find(end.trajectory_id)
         if found is None or not found[1].live:
             return self._late(end.trajectory_id)
@@ -562,7 +554,7 @@ class Ledger:
     def _drop_group(self, group: Group, reason: str) -> None:
         """None of the group is trained on; what is still in play is not waited for."""
         now = self._wall()
-        decisions = drop_decisions(_finished(group), reason)
+        decisions = drop_decisions(finished_group(group), reason)
         decisions += [Decision(attempt.id, False, reason, 0.0) for attempt in group.live]
         for decision in decisions[1:]:
             self.store.drop_trajectory(decision.subject, reason, now)
@@ -622,7 +614,7 @@ class Ledger:
     def _form_batch(self) -> Batch | NoLease:
         data = self._config.data
         curation = curate(
-            [_finished(group) for group in self.group_table.ready],
+            [finished_group(group) for group in self.group_table.ready],
             groups_per_batch=data.groups_per_batch,
             trainer_version=self.trainer_version,
             max_staleness=data.max_staleness,
@@ -634,7 +626,7 @@ class Ledger:
         if not curation.chosen:
             return NoLease(
                 f"{len(curation.waiting)} of {data.groups_per_batch} groups with a gradient are "
-                f"ready, {len(self.group_table.open)} more play{self._told_drops()}"
+                f"ready, {len(self.group_table.open)} more play{told_drops(self._dropped)}"
             )
         now = self._wall()
         row = BatchRow(
@@ -666,7 +658,7 @@ class Ledger:
         self._formed = row.id
         self._untrained.add(row.id)
         self._dropped.clear()
-        self.store.add_staleness(row.id, _staleness(batch, row.formed_version))
+        self.store.add_staleness(row.id, staleness_of(batch, row.formed_version))
         return batch
 
     def _curation_metrics(self, batch_id: int) -> dict[str, float]:
@@ -678,19 +670,6 @@ class Ledger:
         if data.pool_ratio:
             found["pool_tokens"] = self.store.share_of_pool(batch_id)
         return found
-
-    def _told_drops(self) -> str:
-        """What became of the other groups: tasks that are solved, or hopeless, give no batch."""
-        if not self._dropped:
-            return ""
-        counts = ", ".join(f"{count} {reason}" for reason, count in self._dropped.most_common())
-        cure = {
-            "all_success": "; the policy solves these tasks, add harder ones",
-            "all_fail": "; the policy never solves these tasks, add easier ones",
-        }
-        [(most, number)] = self._dropped.most_common(1)
-        hint = cure.get(most, "") if number >= TELLING_DROPS else ""
-        return f"; dropped since the last batch: {counts}{hint}"
 
     def _read_batch(self, batch_id: int) -> Batch:
         if self._served is not None and self._served.batch_id == batch_id:
@@ -704,96 +683,6 @@ class Ledger:
             samples=samples,
             images=self.store.screenshots(hashes),
         )
-        _check_size(batch, is_filed=batch_id <= self._formed)
+        check_size(batch, is_filed=batch_id <= self._formed)
         self._served = batch
         return batch
-
-
-def _finished(group: Group) -> FinishedGroup:
-    members = tuple(
-        Member(
-            attempt.id,
-            attempt.outcome,
-            attempt.steps,
-            attempt.oldest_version,
-            tuple(attempt.entropies[step] for step in range(attempt.steps)),
-        )
-        for attempt in group.finished
-        if attempt.outcome is not None
-    )
-    row = group.pool_member
-    pool = None if row is None else Member(row.trajectory_id, "pass", row.steps, None)
-    return FinishedGroup(group.id, members, pool)
-
-
-def _check_size(batch: Batch, *, is_filed: bool) -> None:
-    """Raise ConfigError if the batch is larger than a message may be."""
-    try:
-        encode(BatchReply.model_construct(batch=batch, retry_after_s=0.0, reason=""))
-    except OversizeError as error:
-        groups = len(batch.group_ids)
-        if is_filed:
-            cure = "it is filed already: choose another run.dir, with a lower data.groups_per_batch"
-        elif groups > 1:
-            cure = f"lower data.groups_per_batch, now {groups}, and start dart data and train again"
-        else:
-            cure = "choose another run.dir, with a lower data.group_size or smaller screenshots"
-        raise ConfigError(
-            f"batch {batch.batch_id} of {groups} groups, {len(batch.samples)} steps and "
-            f"{len(batch.images)} screenshots cannot be sent to the trainer: {error}; {cure}"
-        ) from None
-
-
-def _staleness(batch: Batch, trainer_version: int) -> dict[int, int]:
-    """Tokens of the batch by how many versions behind the trainer they were sampled.
-
-    Those of the pool have no spans and do not count.
-    """
-    tokens: dict[int, int] = {}
-    for sample in batch.samples:
-        for span in sample.version_spans:
-            behind = max(trainer_version - span.version, 0)
-            tokens[behind] = tokens.get(behind, 0) + span.end - span.start
-    return tokens
-
-
-def _check_step(record: StepRecord) -> None:
-    """Raise ProtocolError if lengths, ranges, spans or hashes do not fit together.
-
-    What is filed is trained on: a step that the trainer would refuse must not become part of a
-    batch, which would be served again and again.
-    """
-    where = f"step {record.step} of {record.trajectory_id}"
-    _check_range(where, "step", [record.step])
-    _check_range(where, "prompt_token_ids", record.prompt_token_ids)
-    _check_range(where, "token_ids", record.token_ids)
-    _check_range(where, "version_spans", [span.version for span in record.version_spans])
-    _check_times(where, record.model_s, record.env_s)
-    length = len(record.token_ids)
-    if not length or not record.prompt_token_ids:
-        raise ProtocolError(f"{where}: prompt_token_ids and token_ids must not be empty")
-    for name in ("behaviour_logprobs", "entropies"):
-        values: list[float] = getattr(record, name)
-        if len(values) != length:
-            raise ProtocolError(f"{where}: {name} must be as many as token_ids, {length}")
-        if not all(map(isfinite, values)):
-            raise ProtocolError(f"{where}: {name} must be finite")
-    covered = 0
-    for span in record.version_spans:
-        if span.start != covered or not covered < span.end <= length:
-            raise ProtocolError(f"{where}: version_spans must cover the tokens in order, once")
-        covered = span.end
-    if covered != length:
-        raise ProtocolError(f"{where}: version_spans cover {covered} of {length} tokens")
-    if not record.image_hashes or record.image_hashes[-1] != content_hash(record.screenshot):
-        raise ProtocolError(f"{where}: the last of image_hashes must be the screenshot's")
-
-
-def _check_range(where: str, name: str, values: Sequence[int]) -> None:
-    if not in_range(values):
-        raise ProtocolError(f"{where}: {name} must be in [0, 2 ** 31)")
-
-
-def _check_times(where: str, *seconds: float) -> None:
-    if not all(isfinite(value) and value >= 0 for value in seconds):
-        raise ProtocolError(f"{where}: times must be finite and not negative, got {seconds}")

@@ -53,6 +53,7 @@ from bus.sockets import Forwarder, Publisher, Replier, Subscriber
 from dart_cli.config.schema import Config, run_curve, run_endpoints
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data.exchange.transfer import import_pool
+from dart_cli.data.group_commit import Commits
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.overview import Moment, Overview
 from dart_cli.data.permits import Permits
@@ -67,8 +68,6 @@ log = logging.getLogger(__name__)
 WORKER = "data"
 HOLD_S = 2.0
 """Longest time a request is held that cannot be answered yet."""
-COMMIT_S = 0.005
-"""How long a transaction stays open for more requests to join."""
 HOUSEKEEPING_S = 1.0
 SAVE_S = 5.0
 """Between notes of what the processes last said and moves of the database's log."""
@@ -118,51 +117,6 @@ async def run(config: Config, stop: asyncio.Event) -> None:
         import_pool(config, store)
         service = DataService(config, store, tasks, make_scheduler(config, tasks))
         await service.serve(stop)
-
-
-class Commits:
-    """Group commit: whoever waits on `durable` is let go when the shared transaction is on disk.
-
-    After a failure memory and file may differ, so nothing is ever acknowledged again: `failed`
-    ends the process, and the next one begins from the file.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._next: asyncio.Future[None] | None = None
-        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    async def durable(self) -> None:
-        """Return when everything written so far is durable. Raises StoreError if it cannot be."""
-        if self.failed.done():
-            self.failed.result()
-        if self._next is None:
-            loop = asyncio.get_running_loop()
-            self._next = loop.create_future()
-            loop.call_later(COMMIT_S, self.flush)
-        await asyncio.shield(self._next)
-
-    def flush(self) -> None:
-        """Commit now and let go those who wait."""
-        if self.failed.done():
-            return
-        try:
-            self._store.commit()
-        except StoreError as error:
-            self.fail(error)
-            return
-        waiting, self._next = self._next, None
-        if waiting is not None:
-            waiting.set_result(None)
-
-    def fail(self, error: StoreError) -> None:
-        """The database broke: forget what is not committed, and tell all who wait for it."""
-        if self.failed.done():
-            return
-        self.failed.set_exception(error)
-        if self._next is not None:
-            self._next.set_exception(error)
-        self._store.abandon()
 
 
 class DataService:

@@ -1,0 +1,56 @@
+"""Group commit: many requests share one transaction; each is answered after it is durable."""
+
+from __future__ import annotations
+
+import asyncio
+
+from bus.errors import StoreError
+from dart_cli.data.store.writer import Store
+
+COMMIT_S = 0.005
+"""How long a transaction stays open for more requests to join."""
+
+
+class Commits:
+    """Group commit: whoever waits on `durable` is let go when the shared transaction is on disk.
+
+    After a failure memory and file may differ, so nothing is ever acknowledged again: `failed`
+    ends the process, and the next one begins from the file.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._next: asyncio.Future[None] | None = None
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def durable(self) -> None:
+        """Return when everything written so far is durable. Raises StoreError if it cannot be."""
+        if self.failed.done():
+            self.failed.result()
+        if self._next is None:
+            loop = asyncio.get_running_loop()
+            self._next = loop.create_future()
+            loop.call_later(COMMIT_S, self.flush)
+        await asyncio.shield(self._next)
+
+    def flush(self) -> None:
+        """Commit now and let go those who wait."""
+        if self.failed.done():
+            return
+        try:
+            self._store.commit()
+        except StoreError as error:
+            self.fail(error)
+            return
+        waiting, self._next = self._next, None
+        if waiting is not None:
+            waiting.set_result(None)
+
+    def fail(self, error: StoreError) -> None:
+        """The database broke: forget what is not committed, and tell all who wait for it."""
+        if self.failed.done():
+            return
+        self.failed.set_exception(error)
+        if self._next is not None:
+            self._next.set_exception(error)
+        self._store.abandon()
