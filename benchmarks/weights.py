@@ -52,7 +52,7 @@ from dart_cli.weights import delta
 from dart_cli.weights.base import Published, Receiver, WeightChannel
 from dart_cli.weights.collective import CollectiveChannel, CollectiveReceiver, meeting_place
 from dart_cli.weights.file import FileChannel, load
-from dart_cli.weights.flat import FlatSet, infos_of
+from dart_cli.weights.flat_weights import FlatSet, infos_of
 from dart_cli.weights.mirror import DeltaReceiver
 from dart_cli.weights.storage import room
 

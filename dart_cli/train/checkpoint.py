@@ -23,8 +23,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from bus.errors import CheckpointError
+from dart_cli.weights.atomic_directory import whole_directory
 from dart_cli.weights.file import digest_of
-from dart_cli.weights.whole import whole_directory
 
 log = logging.getLogger(__name__)
 

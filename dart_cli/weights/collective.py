@@ -40,12 +40,12 @@ from bus.endpoints import make_private_dir
 from bus.errors import BusError, ProtocolError, RefusedError, WeightsError
 from bus.messages import Reply, Request, TransferReply, TransferRequest
 from dart_cli.weights.base import Published, Received
-from dart_cli.weights.chain import Held, routes
+from dart_cli.weights.delta_chain import Held, routes
 from dart_cli.weights.file import FileChannel, Version
 from dart_cli.weights.layout import layout_of, ranges
 from dart_cli.weights.manifest import Manifest, check
 from dart_cli.weights.mirror import Mirror, take_files
-from dart_cli.weights.pair import BUCKET_BYTES, JOIN_S, SENDER, TAKER, Pair
+from dart_cli.weights.transfer_group import BUCKET_BYTES, JOIN_S, SENDER, TAKER, Pair
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bus.errors import WeightsError
-from dart_cli.weights.flat import FlatSet
+from dart_cli.weights.flat_weights import FlatSet
 from dart_cli.weights.layout import CODES, Layout
 from dart_cli.weights.manifest import digest_of, on_cores
 

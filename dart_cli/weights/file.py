@@ -29,9 +29,10 @@ from safetensors.torch import load_file
 
 from bus.errors import WeightsError
 from dart_cli.weights import delta
+from dart_cli.weights.atomic_directory import whole_directory
 from dart_cli.weights.base import Published
-from dart_cli.weights.chain import along, newest, rebuild, routes
-from dart_cli.weights.flat import FlatSet, check_finite, check_fit, infos_of
+from dart_cli.weights.delta_chain import along, newest, rebuild, routes
+from dart_cli.weights.flat_weights import FlatSet, check_finite, check_fit, infos_of
 from dart_cli.weights.manifest import (
     FROZEN,
     MANIFEST,
@@ -46,7 +47,6 @@ from dart_cli.weights.manifest import (
     versions,
 )
 from dart_cli.weights.storage import Storage
-from dart_cli.weights.whole import whole_directory
 
 log = logging.getLogger(__name__)
 

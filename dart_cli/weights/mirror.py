@@ -22,8 +22,8 @@ import torch
 from bus.endpoints import make_private_dir
 from bus.errors import WeightsError
 from dart_cli.weights.base import Received
-from dart_cli.weights.chain import Held, Route, along, rebuild, routes
-from dart_cli.weights.flat import FlatSet, check_finite, check_fit
+from dart_cli.weights.delta_chain import Held, Route, along, rebuild, routes
+from dart_cli.weights.flat_weights import FlatSet, check_finite, check_fit
 from dart_cli.weights.layout import layout_of
 from dart_cli.weights.manifest import MANIFEST, WEIGHTS, Manifest, check, published
 from dart_cli.weights.storage import Storage

@@ -279,7 +279,7 @@ import asyncio, sys
 from pathlib import Path
 from bus.endpoints import TRAIN, Endpoints
 from bus.sockets import Requester
-from dart_cli.weights import pair
+from dart_cli.weights import transfer_group as pair
 from dart_cli.weights.collective import CollectiveReceiver, meeting_place
 
 got = pair.Pair.receive
@@ -363,7 +363,7 @@ def test_sockets_are_bound_to_loopback(run_dir: Path) -> None:
 _LISTENS = """
 import os, sys, threading
 from pathlib import Path
-from dart_cli.weights.pair import Pair
+from dart_cli.weights.transfer_group import Pair
 
 ends = []
 threads = [

@@ -18,10 +18,10 @@ from hypothesis.extra import numpy as arrays
 from bus.errors import WeightsError
 from dart_cli.weights import delta
 from dart_cli.weights.base import Published
-from dart_cli.weights.chain import Held, newest, routes
 from dart_cli.weights.delta import DELTA, PATCHES
+from dart_cli.weights.delta_chain import Held, newest, routes
 from dart_cli.weights.file import WEIGHTS, FileChannel, load
-from dart_cli.weights.flat import FlatSet, infos_of
+from dart_cli.weights.flat_weights import FlatSet, infos_of
 from dart_cli.weights.manifest import read_manifest, versions
 from dart_cli.weights.mirror import DeltaReceiver
 

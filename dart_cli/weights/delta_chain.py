@@ -15,7 +15,7 @@ from pathlib import Path
 from bus.errors import WeightsError
 from dart_cli.weights.base import Published
 from dart_cli.weights.delta import Delta, apply, read
-from dart_cli.weights.flat import FlatSet
+from dart_cli.weights.flat_weights import FlatSet
 from dart_cli.weights.manifest import (
     WEIGHTS,
     Manifest,
