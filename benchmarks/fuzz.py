@@ -430,8 +430,8 @@ def readers(run_dir: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     from dart_cli.runtime.role import read_run
     from dart_cli.status.absent import why_absent
     from dart_cli.train.checkpoint import load_newest
-    from dart_cli.weights.file import newest
-    from dart_cli.weights.manifest import check_whole
+    from dart_cli.weights.delta_chain import newest_version
+    from dart_cli.weights.manifest import check_complete
 
     def read_all() -> None:
         with open_reader(run_dir) as reader:
@@ -447,8 +447,8 @@ def readers(run_dir: Path) -> Iterator[tuple[str, Callable[[], object]]]:
             store.begin_run(0, "{}", [])
 
     def take_weights() -> None:
-        if found := newest(run_dir / "weights"):
-            check_whole(found.path, found.policy_version)
+        if found := newest_version(run_dir / "weights"):
+            check_complete(found.path, found.policy_version)
 
     yield "configuration", lambda: read_run(run_dir)
     yield "database", read_all

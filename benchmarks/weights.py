@@ -52,9 +52,9 @@ from dart_cli.weights import delta
 from dart_cli.weights.base import Published, Receiver, WeightChannel
 from dart_cli.weights.collective import CollectiveChannel, CollectiveReceiver, meeting_place
 from dart_cli.weights.file import FileChannel, load
-from dart_cli.weights.flat_weights import FlatSet, infos_of
+from dart_cli.weights.flat_weights import FlatWeights, specs_of
 from dart_cli.weights.mirror import DeltaReceiver
-from dart_cli.weights.storage import room
+from dart_cli.weights.storage import free_shared_memory
 
 TENSORS = 20
 MOVED = 200
@@ -85,7 +85,7 @@ def main() -> None:
         return
     rows = []
     for size in map(float, arguments.sizes.split(",")):
-        if room() < SETS_IN_MEMORY * size * 1e6:
+        if free_shared_memory() < SETS_IN_MEMORY * size * 1e6:
             print(f"{size:g} MB left out: less than {SETS_IN_MEMORY} sets of memory are free")
             continue
         rows.append(limits(size, arguments.rounds))
@@ -253,7 +253,7 @@ async def received(receiver: Receiver | None, published: Published, mine: Tensor
 def limits(megabytes: float, rounds: int) -> dict[str, object]:
     """Seconds of a plain copy in memory, and of a file in shared memory and beside it."""
     tensors = random_set(megabytes)
-    source = FlatSet.in_memory(infos_of(tensors)).fill(tensors).data
+    source = FlatWeights.in_memory(specs_of(tensors)).fill(tensors).data
     target = torch.empty_like(source).fill_(1)
     row: dict[str, object] = {"channel": "limit", "mb": megabytes}
     row["memory_copy_s"] = timed(lambda: target.copy_(source), rounds)

@@ -346,16 +346,17 @@ def chosen_weights(config: Config, weights: Path | None) -> tuple[Path | None, i
 
     Raises UserError for a directory that is not there, WeightsError for one without weights.
     """
-    from dart_cli.weights.file import newest, read_manifest
+    from dart_cli.weights.delta_chain import newest_version
+    from dart_cli.weights.manifest import read_manifest
 
     if weights is not None:
-        found = newest(weights)
+        found = newest_version(weights)
         if found is not None:
             return found.path, found.policy_version
         if not weights.is_dir():
             raise UserError(f"--weights {weights}: no such directory; a run's are in RUN/weights")
         return weights, read_manifest(weights).policy_version
-    found = newest(weights_dir(config))
+    found = newest_version(weights_dir(config))
     return (None, -1) if found is None else (found.path, found.policy_version)
 
 
@@ -364,7 +365,7 @@ async def take_weights(engine: Engine, directory: Path, version: int) -> None:
 
     Raises WeightsError if it cannot be had or does not fit.
     """
-    from dart_cli.weights.file import WEIGHTS
+    from dart_cli.weights.manifest import WEIGHTS
     from dart_cli.weights.mirror import DeltaReceiver
 
     if (directory / WEIGHTS).exists():

@@ -17,7 +17,7 @@ from bus.endpoints import TRAIN, Endpoints
 from bus.sockets import Requester
 from dart_cli.config.schema import Config
 from dart_cli.weights.base import Received, Receiver
-from dart_cli.weights.manifest import check
+from dart_cli.weights.manifest import check_announced
 
 
 class FileReceiver:
@@ -25,7 +25,7 @@ class FileReceiver:
 
     async def receive(self, path: Path, policy_version: int, digest: str) -> Received:
         """The announced directory; whoever loads it checks its files. Raises WeightsError."""
-        await asyncio.to_thread(check, path, policy_version, digest)
+        await asyncio.to_thread(check_announced, path, policy_version, digest)
         return Received(path, policy_version)
 
     def close(self) -> None:

@@ -23,8 +23,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from bus.errors import CheckpointError
-from dart_cli.weights.atomic_directory import whole_directory
-from dart_cli.weights.file import digest_of
+from dart_cli.weights.atomic_directory import atomic_directory
+from dart_cli.weights.manifest import digest_of
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def save(
     if target.exists():
         return target
     try:
-        with whole_directory(target) as draft:
+        with atomic_directory(target) as draft:
             save_file(_plain(weights), draft / MODEL)
             save_file(_plain(optimizer) | {_GENERATOR: torch.get_rng_state()}, draft / OPTIMIZER)
             digests = {name: digest_of(draft / name) for name in (MODEL, OPTIMIZER)}

@@ -1,4 +1,4 @@
-"""Directories that exist whole or not at all."""
+"""Directories that are written atomically: complete or absent."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _DRAFT = ".draft"
 
 
 @contextlib.contextmanager
-def whole_directory(target: Path) -> Iterator[Path]:
-    """A draft to fill, which becomes `target` at the end of the block, synced to disk.
+def atomic_directory(target: Path) -> Iterator[Path]:
+    """Yield a draft directory, which is synced to disk and renamed to `target` at the end of the block.
 
-    If the block raises, or the process dies, there is no `target`. Drafts that dead processes left
-    beside it are cleared: a directory of targets has one writer. Raises OSError; FileExistsError
-    if `target` exists.
+    If the block raises, or the process dies, `target` does not exist. Drafts that dead processes left
+    beside it are removed: one process alone writes into the parent directory. Raises OSError;
+    FileExistsError if `target` exists.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     for left in target.parent.glob(f".*{_DRAFT}"):

@@ -1,9 +1,9 @@
-"""What a weight channel is: the trainer publishes whole versions, workers take the newest.
+"""The interface of a weight channel: the trainer publishes versions, workers take the newest.
 
-Published      one version, as it is announced
+Published      one published version, as it is announced
 WeightChannel  the trainer's end
 Receiver       a worker's end
-Received       what a worker gets: a set that was checked, for an engine to take
+Received       what a worker receives: a weight set for its engine to load
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Published:
     policy_version: int
     path: Path  # directory with manifest.json
     digest: str  # of the manifest, which holds the tensors' digests
-    size_bytes: int  # of the tensors, however few of them travel
+    size_bytes: int  # of all tensors, however few of them are sent
 
 
 class WeightChannel(Protocol):
-    """The trainer's end. A version, once published, means these weights for ever."""
+    """The trainer's end. A published version never changes its weights."""
 
     def publish(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> Published:
         """Make `tensors` by name available as `policy_version`, all at once.
@@ -47,14 +47,14 @@ class WeightChannel(Protocol):
         policy_version: int,
         frozen: Collection[str] = (),
     ) -> Published:
-        """Publish what a trainer starts from, as `policy_version` or, if that is taken, later.
+        """Publish the weights that a trainer starts from, as `policy_version` or, if taken, a later one.
 
         `frozen` names the tensors that no later version will change.
         """
         ...
 
     def close(self) -> None:
-        """Leave the newest version whole on disk: the trainer ends."""
+        """Leave the newest version whole on disk; called when the trainer exits."""
         ...
 
 
@@ -73,9 +73,9 @@ class CheckedSet(Protocol):
 
 @dataclass(frozen=True)
 class Received:
-    """What came of a permit: at least the version that it named."""
+    """The outcome of a permit: the version that it named, or a later one."""
 
-    source: Path | CheckedSet  # a directory is still to be checked by who loads it
+    source: Path | CheckedSet  # a directory is checked by its loader
     policy_version: int
 
 
@@ -87,5 +87,5 @@ class Receiver(Protocol):
         ...
 
     def close(self) -> None:
-        """Remove what it keeps."""
+        """Remove the worker's copy."""
         ...

@@ -1,20 +1,20 @@
 """Weights from the trainer's memory to each worker in turn, by torch.distributed.
 
     CollectiveChannel   the trainer's end: publishes, and answers TransferRequest
-    TransferThread             its thread: sends what is asked for, one worker after the other
-    CollectiveReceiver  a worker's end: asks, joins, receives into its own copy, checks
+    TransferThread      its thread: sends the requested tensors, one worker after the other
+    CollectiveReceiver  a worker's end: requests, joins, receives into its own copy, checks
 
 A version is published as with `file`, a manifest on disk, but its tensors stay in the trainer's memory
-(each `whole_every`th is written too: for resumption, `dart eval`, and a trainer that is away). A
-worker that has a permit of data asks the trainer for the tensors whose digests differ from those
-that it holds. Both ends know the layout of the set, so all that flows is ranges of bytes. What
-comes is checked against the manifest's digests before the engine is touched.
+(each `whole_every`th is written to disk too: for resumption, for `dart eval`, and for times without a
+trainer). A worker with a permit from the data process asks the trainer for the tensors whose digests
+differ from those that it holds. Both ends know the layout of the set, so only ranges of bytes are
+sent. What arrives is checked against the manifest's digests before the engine is touched.
 
-The training goes on meanwhile: what is sent is an immutable copy on the host. In memory are the
-newest version, those still asked for (at most one a worker), and the one that is being made.
+Training continues meanwhile: what is sent is an immutable copy on the host. Memory holds the newest
+version, those still to be sent (at most one per worker), and the one that is being made.
 
 The two ends make a group by the name in the request, and keep it for the next version. Any error on
-either side closes it: a dead or hanging peer costs the other `JOIN_S`, or the transfer's deadline.
+either side closes it: a dead or hanging peer costs the other end `JOIN_S`, or the transfer's deadline.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from bus.endpoints import make_private_dir
 from bus.errors import BusError, ProtocolError, RefusedError, WeightsError
 from bus.messages import Reply, Request, TransferReply, TransferRequest
 from dart_cli.weights.base import Published, Received
-from dart_cli.weights.delta_chain import Held, routes
+from dart_cli.weights.delta_chain import HeldVersion, routes
 from dart_cli.weights.file import FileChannel, Version
 from dart_cli.weights.layout import layout_of, ranges
-from dart_cli.weights.manifest import Manifest, check
-from dart_cli.weights.mirror import Mirror, take_files
-from dart_cli.weights.transfer_group import BUCKET_BYTES, JOIN_S, SENDER, TAKER, Pair
+from dart_cli.weights.manifest import Manifest, check_announced
+from dart_cli.weights.mirror import Mirror, update_mirror
+from dart_cli.weights.transfer_group import BUCKET_BYTES, JOIN_S, RECEIVER, SENDER, TransferGroup
 
 log = logging.getLogger(__name__)
 
 ASK_S = 5.0
-"""How long the trainer may take to answer; it does so beside its training."""
+"""Seconds that the trainer may take to answer; it answers beside its training."""
 MOST_NEWER = 5
-"""Newer versions that a worker is sent on to before it gives up."""
+"""How often a worker is referred to a newer version before it gives up."""
 _GROUP = re.compile(r"[0-9a-f]{32}")
 
 
@@ -65,107 +65,109 @@ def meeting_place(run_dir: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class _Transfer:
+class _PendingTransfer:
     request: TransferRequest
     version: Version
     deadline: float  # monotonic seconds
 
 
 class TransferThread:
-    """Sends versions from a daemon thread. Holds at most one job for each worker."""
+    """Sends versions from a daemon thread. Holds at most one pending transfer per worker."""
 
     def __init__(self, directory: Path, deadline_s: float) -> None:
-        """Meets workers in `directory`; a transfer may take `deadline_s`, its wait included."""
+        """Meets workers in `directory`; a transfer may take `deadline_s`, its time in the queue included."""
         shutil.rmtree(directory, ignore_errors=True)  # of a trainer that was killed
         self._directory = make_private_dir(directory)
         self._deadline_s = deadline_s
-        self._jobs: OrderedDict[str, _Transfer] = OrderedDict()
-        self._pairs: dict[str, Pair] = {}
+        self._pending: OrderedDict[str, _PendingTransfer] = OrderedDict()
+        self._groups: dict[str, TransferGroup] = {}
         self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="transfer_thread", daemon=True)
         self._thread.start()
 
     def send(self, request: TransferRequest, version: Version) -> None:
-        """Send what is asked for, after those who asked before."""
+        """Queue the requested tensors behind the transfers that are pending."""
         with self._changed:
-            self._jobs.pop(request.worker, None)
+            self._pending.pop(request.worker, None)
             deadline = time.monotonic() + self._deadline_s
-            self._jobs[request.worker] = _Transfer(request, version, deadline)
+            self._pending[request.worker] = _PendingTransfer(request, version, deadline)
             self._changed.notify()
 
     def knows(self, worker: str, group: str) -> bool:
-        """Whether this trainer is in the group."""
-        pair = self._pairs.get(worker)
-        return pair is not None and pair.name == group
+        """Whether this trainer is in `group` with `worker`."""
+        joined = self._groups.get(worker)
+        return joined is not None and joined.name == group
 
     def close(self) -> None:
-        """Take no more; a transfer in work has until its next message."""
+        """Accept no more; a transfer under way stops at its next message."""
         with self._changed:
             self._closing = True
-            self._jobs.clear()
+            self._pending.clear()
             self._changed.notify()
         self._thread.join(JOIN_S)
 
     def _serve(self) -> None:
-        while (job := self._next()) is not None:
-            worker, began = job.request.worker, time.monotonic()
+        while (transfer := self._next()) is not None:
+            worker, began = transfer.request.worker, time.monotonic()
             try:
-                size = self._deliver(job)
+                size = self._deliver(transfer)
             except WeightsError as error:
-                log.warning("%s did not get v%d: %s", worker, _version(job), error)
+                log.warning("%s did not get v%d: %s", worker, _version(transfer), error)
                 self._leave(worker)
             else:
                 log.debug("%s got %d bytes in %.3f s", worker, size, time.monotonic() - began)
-        for worker in list(self._pairs):
+        for worker in list(self._groups):
             self._leave(worker)
 
-    def _next(self) -> _Transfer | None:
+    def _next(self) -> _PendingTransfer | None:
         with self._changed:
-            while not (self._jobs or self._closing):
+            while not (self._pending or self._closing):
                 self._changed.wait()
-            return None if self._closing else self._jobs.popitem(last=False)[1]
+            return None if self._closing else self._pending.popitem(last=False)[1]
 
-    def _deliver(self, job: _Transfer) -> int:
-        """Send the tensors; how many bytes. Raises WeightsError."""
-        request, flat = job.request, job.version.tensors
-        pair = self._pairs.get(request.worker)
-        if pair is None or pair.name != request.group:
+    def _deliver(self, transfer: _PendingTransfer) -> int:
+        """Send the tensors; returns the bytes sent. Raises WeightsError."""
+        request, flat = transfer.request, transfer.version.tensors
+        group = self._groups.get(request.worker)
+        if group is None or group.name != request.group:
             self._leave(request.worker)
-            pair = self._pairs[request.worker] = Pair(self._directory / request.group, SENDER)
+            group = self._groups[request.worker] = TransferGroup(
+                self._directory / request.group, SENDER
+            )
         size = 0
         for begin, end in ranges(flat.layout, set(request.tensors), BUCKET_BYTES):
             if self._closing:
-                raise WeightsError("the trainer ends")
-            pair.send(flat.data[begin:end], job.deadline)
+                raise WeightsError("the trainer is closing")
+            group.send(flat.data[begin:end], transfer.deadline)
             size += end - begin
         return size
 
     def _leave(self, worker: str) -> None:
-        pair = self._pairs.pop(worker, None)
-        if pair is not None:
-            pair.close()
-            (self._directory / pair.name).unlink(missing_ok=True)
+        group = self._groups.pop(worker, None)
+        if group is not None:
+            group.close()
+            (self._directory / group.name).unlink(missing_ok=True)
 
 
-def _version(job: _Transfer) -> int:
-    return job.version.published.policy_version
+def _version(transfer: _PendingTransfer) -> int:
+    return transfer.version.published.policy_version
 
 
 class CollectiveChannel:
     """See WeightChannel, and the module."""
 
     def __init__(self, files: FileChannel, directory: Path, deadline_s: float) -> None:
-        """`files` keeps copies; workers are met in `directory`. Raises RunDirectoryError."""
+        """`files` keeps copies on disk; workers meet this end in `directory`. Raises RunDirectoryError."""
         self._files = files
         self._transfer_thread = TransferThread(directory, deadline_s)
 
     def publish(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> Published:
-        """Copy the tensors, and write the manifest, the set too where it is due."""
+        """Copy the tensors and write the manifest, and the tensors too where a whole set is due."""
         return self._files.publish(tensors, policy_version)
 
     def newest(self) -> Published | None:
-        """The newest version that a trainer which is away has left on disk."""
+        """The newest version on disk that can be rebuilt."""
         return self._files.newest()
 
     def resume(
@@ -174,27 +176,27 @@ class CollectiveChannel:
         policy_version: int,
         frozen: Collection[str] = (),
     ) -> Published:
-        """As FileChannel.resume; what is frozen is found by its digest."""
+        """As FileChannel.resume; frozen tensors are recognised by their digests."""
         return self._files.resume(tensors, policy_version, frozen)
 
     async def answer(self, _client: str, request: Request) -> Reply:
-        """Send what is asked for, or say what is newer. Raises ProtocolError, RefusedError."""
+        """Send the requested tensors, or answer with the newer version. Raises ProtocolError, RefusedError."""
         if not isinstance(request, TransferRequest):
             raise ProtocolError(f"the trainer answers no {type(request).__name__}")
         version = self._files.last
         if version is None:
             raise RefusedError("the trainer has published nothing yet")
         if not _GROUP.fullmatch(request.group):
-            raise ProtocolError(f"TransferRequest.group: {request.group[:40]!r} is no name of one")
+            raise ProtocolError(f"TransferRequest.group: {request.group[:40]!r} is no group name")
         newest = version.published
-        wanted = (request.policy_version, request.digest)
-        accepted = wanted == (newest.policy_version, newest.digest) and (
+        requested = (request.policy_version, request.digest)
+        accepted = requested == (newest.policy_version, newest.digest) and (
             request.is_new or self._transfer_thread.knows(request.worker, request.group)
         )
         if accepted:
             unknown = set(request.tensors) - version.tensors.tensors.keys()
             if unknown:
-                raise ProtocolError(f"TransferRequest.tensors: there is no {min(unknown)}")
+                raise ProtocolError(f"TransferRequest.tensors: {min(unknown)} does not exist")
             self._transfer_thread.send(request, version)
         return TransferReply(
             accepted=accepted,
@@ -204,7 +206,7 @@ class CollectiveChannel:
         )
 
     def close(self) -> None:
-        """Send nothing more; leave the newest version whole on disk."""
+        """Stop sending; leave the newest version whole on disk."""
         self._transfer_thread.close()
         self._files.close()
 
@@ -212,11 +214,11 @@ class CollectiveChannel:
 # --- a worker's end ---------------------------------------------------------------------------
 
 
-class Asks(Protocol):
+class RequestSender(Protocol):
     """The part of bus.sockets.Requester that is needed here."""
 
     async def request(self, message: Request, deadline_s: float) -> Reply:
-        """The trainer's answer. Raises BusError: a passed deadline, and what it refuses with."""
+        """The trainer's answer. Raises BusError for a passed deadline or a refusal."""
         ...
 
 
@@ -224,7 +226,7 @@ class CollectiveReceiver:
     """See dart_cli.weights.base.Receiver."""
 
     def __init__(
-        self, worker: str, train: Asks, directory: Path, meeting: Path, deadline_s: float
+        self, worker: str, train: RequestSender, directory: Path, meeting: Path, deadline_s: float
     ) -> None:
         """Keeps its copy in `directory`; a transfer may take `deadline_s`."""
         self._worker = worker
@@ -232,36 +234,38 @@ class CollectiveReceiver:
         self._mirror = Mirror(directory)
         self._meeting = meeting
         self._deadline_s = deadline_s
-        self._pair: Pair | None = None
+        self._group: TransferGroup | None = None
         self.read_bytes = 0
 
     async def receive(self, path: Path, policy_version: int, digest: str) -> Received:
-        """The announced version, or the trainer's newest; from disk if it sends none and it is there.
+        """The announced version, or the trainer's newest; or the announced one from disk if the trainer sends none.
 
         Raises WeightsError.
         """
-        wanted = path, Held(policy_version, digest)
-        manifest = await asyncio.to_thread(check, path, policy_version, digest)
+        wanted = path, HeldVersion(policy_version, digest)
+        manifest = await asyncio.to_thread(check_announced, path, policy_version, digest)
         try:
             for _ in range(MOST_NEWER):
-                if self._mirror.held == wanted[1]:  # refused before, or asked for by mistake
+                if (
+                    self._mirror.held == wanted[1]
+                ):  # the engine refused it before, or it is requested twice
                     return Received(self._mirror, wanted[1].policy_version)
-                reply, group, names = await self._ask(manifest, wanted[1])
+                reply, group, names = await self._request(manifest, wanted[1])
                 if reply.accepted:
                     await _in_daemon(partial(self._take, manifest, wanted[1], group, names))
                     return Received(self._mirror, wanted[1].policy_version)
                 if reply.policy_version < policy_version:
-                    raise WeightsError(f"the trainer is at v{reply.policy_version}, an older one")
-                newer = Path(reply.path), Held(reply.policy_version, reply.digest)
+                    raise WeightsError(f"the trainer is at v{reply.policy_version}, which is older")
+                newer = Path(reply.path), HeldVersion(reply.policy_version, reply.digest)
                 if newer[1] == wanted[1]:
-                    self._leave()  # the group is of a trainer that is gone
+                    self._leave()  # the group belongs to a trainer that has exited
                 wanted = newer
                 manifest = await asyncio.to_thread(
-                    check, wanted[0], reply.policy_version, reply.digest
+                    check_announced, wanted[0], reply.policy_version, reply.digest
                 )
-            raise WeightsError("the trainer publishes faster than its weights can be asked for")
+            raise WeightsError("the trainer publishes faster than its weights can be requested")
         except (WeightsError, BusError) as error:
-            self._leave()  # what was accepted may come still, and must not meet another question
+            self._leave()  # an accepted transfer may still arrive, and must not meet another request
             return await self._from_disk(path, policy_version, digest, error)
 
     def close(self) -> None:
@@ -269,33 +273,35 @@ class CollectiveReceiver:
         self._leave()
         self._mirror.close()
 
-    async def _ask(
-        self, manifest: Manifest, wanted: Held
+    async def _request(
+        self, manifest: Manifest, wanted: HeldVersion
     ) -> tuple[TransferReply, str, frozenset[str]]:
-        """The trainer's answer, the group to join, and what it is then to send there."""
-        group = self._pair.name if self._pair is not None else uuid.uuid4().hex
+        """The trainer's answer, the group to join, and the tensors that it will send there."""
+        group = self._group.name if self._group is not None else uuid.uuid4().hex
         names = frozenset(self._mirror.lacks(manifest))
         request = TransferRequest(
             worker=self._worker,
             policy_version=wanted.policy_version,
             digest=wanted.digest,
             group=group,
-            is_new=self._pair is None,
+            is_new=self._group is None,
             tensors=sorted(names),
         )
         reply = await self._train.request(request, ASK_S)
         assert isinstance(reply, TransferReply)
         return reply, group, names
 
-    def _take(self, manifest: Manifest, wanted: Held, group: str, names: frozenset[str]) -> None:
+    def _take(
+        self, manifest: Manifest, wanted: HeldVersion, group: str, names: frozenset[str]
+    ) -> None:
         """Receive `names` into the copy and check them. Raises WeightsError."""
         deadline = time.monotonic() + self._deadline_s
         buckets = list(ranges(layout_of(manifest.tensors), names, BUCKET_BYTES))
         flat = self._mirror.change(manifest)
-        if self._pair is None:
-            self._pair = Pair(self._meeting / group, TAKER)
+        if self._group is None:
+            self._group = TransferGroup(self._meeting / group, RECEIVER)
         for begin, end in buckets:
-            self._pair.receive(flat.data[begin:end], deadline)
+            self._group.receive(flat.data[begin:end], deadline)
             self.read_bytes += end - begin
         flat.check(manifest, names, "what the trainer has sent")
         self._mirror.hold(manifest, wanted)
@@ -303,14 +309,14 @@ class CollectiveReceiver:
     async def _from_disk(
         self, path: Path, policy_version: int, digest: str, error: Exception
     ) -> Received:
-        """The announced version from its files, if they are there. Raises WeightsError."""
+        """The announced version from its files, if they exist. Raises WeightsError."""
 
         def take() -> None:
-            manifest = check(path, policy_version, digest)
+            manifest = check_announced(path, policy_version, digest)
             if not routes(path, manifest):
                 raise WeightsError(f"v{policy_version} did not come from the trainer: {error}")
-            log.warning("%s; takes %s from disk", error, path)
-            take_files(self._mirror, path, manifest, self._count)
+            log.warning("%s; loading %s from disk", error, path)
+            update_mirror(self._mirror, path, manifest, self._count)
 
         await asyncio.to_thread(take)
         return Received(self._mirror, policy_version)
@@ -319,17 +325,17 @@ class CollectiveReceiver:
         self.read_bytes += size_bytes
 
     def _leave(self) -> None:
-        if self._pair is not None:
-            self._pair.close()
-            self._pair = None
+        if self._group is not None:
+            self._group.close()
+            self._group = None
 
 
 async def _in_daemon(work: Callable[[], None]) -> None:
-    """Run `work`, which ends by its own deadline, in a thread that no end of the process waits for."""
+    """Run `work`, which has its own deadline, in a daemon thread: the process exits without it."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 
-    def tell(error: BaseException | None) -> None:
+    def finish(error: BaseException | None) -> None:
         if done.done():
             return
         if error is None:
@@ -343,8 +349,8 @@ async def _in_daemon(work: Callable[[], None]) -> None:
             work()
         except BaseException as error:  # noqa: BLE001 - raised where it is awaited
             failed = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(tell, failed)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
+            loop.call_soon_threadsafe(finish, failed)
 
     threading.Thread(target=run, name="transfer", daemon=True).start()
     await done

@@ -1,17 +1,17 @@
 """What changed between two versions of a weight set, bit for bit.
 
-    Delta     delta.json: from which version to which, and where its patches stand in delta.bin
+    Delta     delta.json: from which version to which, and where its patches are in delta.bin
     write     the difference of two sets -> DIRECTORY/{delta.json, delta.bin}
     read      a version's delta.json, checked
     apply     old set + delta -> new set, in place
 
-Values are taken as the integers that their bits are: an update moves a weight by a few units in
-the last place, so the difference of the integers is small where the difference of the floats is
-not (in bfloat16, at the learning rates of RL, most are 0). Each block of `BLOCK` values becomes a
-patch: the differences in zigzag order (0, -1, 1, -2, ...), of the changed values alone, with the
-gaps between them, where fewer than one in `SPARSE` changed, and of all values otherwise. Both are
-split into planes, the lowest bytes first and the next after them; planes of zeros at the top are left
-out, and each other one is deflated by run lengths and Huffman codes where that makes it smaller.
+The bits of each value are read as an integer: an update moves a weight by a few units in the last
+place, so the difference of the integers is small where the difference of the floats is not (in
+bfloat16, at the learning rates of RL, most differences are 0). Each block of `BLOCK` values becomes a
+patch of differences in zigzag order (0, -1, 1, -2, ...). Where fewer than one value in `SPARSE`
+changed, the patch holds the changed values alone and the gaps between them, otherwise all values.
+Both are split into byte planes, the lowest bytes first; planes of zeros at the top are left out, and
+each other plane is deflated by run lengths and Huffman codes where that makes it smaller.
 docs/weights.md has the sizes against XOR, plain deflate and index-value pairs.
 """
 
@@ -28,19 +28,19 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bus.errors import WeightsError
-from dart_cli.weights.flat_weights import FlatSet
+from dart_cli.weights.flat_weights import FlatWeights
 from dart_cli.weights.layout import CODES, Layout
 from dart_cli.weights.manifest import digest_of, on_cores
 
 DELTA = "delta.json"
 PATCHES = "delta.bin"
 BLOCK = 1 << 20
-"""Values of a patch."""
+"""Most values of a patch."""
 SPARSE = 4
-"""Fewer changes than one value in so many are told with their positions."""
+"""Where fewer than one value in so many changed, the patch holds changes and their positions."""
 _SAMPLE_BYTES = 1 << 16
 _WORTH = 0.97
-"""A plane of whose first bytes deflating leaves more is stored as it is: noise, and slow to try."""
+"""If deflating the first bytes of a plane leaves more than this share, it is stored as it is: noise."""
 
 Count = Field(ge=0)
 Words = NDArray[Any]  # unsigned integers, one for each value
@@ -64,12 +64,12 @@ class Patch(BaseModel):
     begin: int = Count  # byte in the set at which the block begins
     values: int = Field(ge=1, le=BLOCK)
     changed: int = Field(ge=1, le=BLOCK)
-    gaps: list[Plane]  # unchanged values before each change; empty if all values are told
+    gaps: list[Plane]  # unchanged values before each change; empty if the patch holds all values
     differences: list[Plane]
 
 
 class Delta(BaseModel):
-    """The way from one version to the next."""
+    """What leads from one version to the next."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -84,9 +84,9 @@ class Delta(BaseModel):
 
 
 def write(
-    directory: Path, base: tuple[int, str], version: int, old: FlatSet, new: FlatSet
+    directory: Path, base: tuple[int, str], version: int, old: FlatWeights, new: FlatWeights
 ) -> Delta:
-    """Write what leads from `old`, which is version and digest `base`, to `new`.
+    """Write the delta from `old`, whose version and digest are `base`, to `new`.
 
     Both have the same layout. Raises OSError.
     """
@@ -129,17 +129,17 @@ def read(path: Path) -> Delta:
         raise WeightsError(f"{file} is no delta ({where}: {first['msg']})") from None
 
 
-def apply(path: Path, delta: Delta, target: FlatSet) -> None:
+def apply(path: Path, delta: Delta, target: FlatWeights) -> None:
     """Make `target`, which is the delta's base, what the version at `path` is.
 
     Raises WeightsError if the patches are damaged; `target` may then hold a part of them. The digest
-    of delta.bin is checked first; that the result is right is for its digests to say.
+    of delta.bin is checked first; the caller checks the result by its digests.
     """
     file = path / PATCHES
     data = _bytes(target)
     try:
         if digest_of(file) != delta.digest:
-            raise WeightsError(f"{file} is not what {DELTA} says: the digest differs")
+            raise WeightsError(f"{file} does not match {DELTA}: the digest differs")
         with file.open("rb") as handle:
             for patch in delta.patches:
                 size = sum(plane.size for plane in (*patch.gaps, *patch.differences))
@@ -156,9 +156,9 @@ def apply(path: Path, delta: Delta, target: FlatSet) -> None:
 def _blocks(layout: Layout) -> Iterator[tuple[int, int, int]]:
     """(width, first byte, values) of blocks of values of one width, across tensors."""
     regions: dict[int, tuple[int, int]] = {}
-    for place in layout.places.values():  # of one width, they are neighbours
-        width = CODES[place.dtype][1]
-        regions[width] = regions.get(width, (place.begin, 0))[0], place.end
+    for entry in layout.entries.values():  # those of one width are neighbours
+        width = CODES[entry.dtype][1]
+        regions[width] = regions.get(width, (entry.begin, 0))[0], entry.end
     for width, (begin, end) in regions.items():
         for at in range(begin, end, BLOCK * width):
             yield width, at, (min(at + BLOCK * width, end) - at) // width
@@ -189,13 +189,13 @@ def _encode(
 
 
 def _decode(data: NDArray[np.uint8], patch: Patch, chunk: bytes) -> None:
-    """Change a block as the patch says. Raises ValueError, IndexError, zlib.error."""
+    """Apply a patch to its block. Raises ValueError, IndexError, zlib.error."""
     if patch.begin + patch.values * patch.width > len(data) or patch.begin % patch.width:
         raise ValueError("a patch lies outside of the set")
     words = _words(data, patch.width, patch.begin, patch.values)
-    told = patch.changed if patch.gaps else patch.values
-    gaps, rest = _joined(patch.gaps, chunk, told, np.dtype(np.uint32))
-    steps, rest = _joined(patch.differences, rest, told, words.dtype)
+    stored = patch.changed if patch.gaps else patch.values
+    gaps, rest = _joined(patch.gaps, chunk, stored, np.dtype(np.uint32))
+    steps, rest = _joined(patch.differences, rest, stored, words.dtype)
     if rest:
         raise ValueError("a patch is longer than its planes")
     if patch.gaps:
@@ -206,7 +206,9 @@ def _decode(data: NDArray[np.uint8], patch: Patch, chunk: bytes) -> None:
 
 def _planes(words: Words) -> Iterator[tuple[Plane, bytes]]:
     """The bytes of unsigned integers, lowest first, without those that are 0 in all; at least one."""
-    columns = words.view(np.uint8).reshape(-1, words.itemsize)  # little-endian, as all we run on
+    columns = words.view(np.uint8).reshape(
+        -1, words.itemsize
+    )  # little-endian, as every supported machine is
     used = max(1, (int(words.max()).bit_length() + 7) // 8)
     for column in range(used):
         plain = columns[:, column].tobytes()
@@ -253,6 +255,6 @@ def _words(data: NDArray[np.uint8], width: int, begin: int, values: int) -> Word
     return data[begin : begin + values * width].view(f"u{width}")
 
 
-def _bytes(flat: FlatSet) -> NDArray[np.uint8]:
+def _bytes(flat: FlatWeights) -> NDArray[np.uint8]:
     found: NDArray[np.uint8] = flat.data.numpy()
     return found

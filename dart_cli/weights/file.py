@@ -1,17 +1,17 @@
-"""Weights as files: one directory a version, complete or absent, never changed.
+"""Weights as files: one directory per version, complete or absent, never changed.
 
     FileChannel    publishes versions and removes old ones (the trainer's end)
     publish        tensors -> DIRECTORY/v000012/{model.safetensors, manifest.json}, atomically
-    holds          is it exactly these weights?
-    load           the tensors of a version, if it holds what it says and fits this model
+    holds          whether a version is exactly these weights
+    load           the tensors of a version, checked against its manifest and the model
 
 A version is written under another name, synced to disk and renamed, so a reader sees all of it or
-nothing; what it says of itself is its manifest (manifest.py). Old versions are removed: a reader
-that has its files open keeps them (POSIX), one that comes too late gets a WeightsError and asks for
-the newest instead (dart_cli/rollout/sync.py).
+nothing; its manifest describes it (manifest.py). Old versions are removed: a reader that has the
+files open keeps them (POSIX); a later reader gets a WeightsError and requests the newest instead
+(dart_cli/rollout/sync.py).
 
-Of a version that is not whole the directory holds the manifest, and with `delta` what changed since
-the one before (delta.py). Every `whole_every`th is whole, and the last when the trainer ends.
+The directory of a version that is not whole holds the manifest and, with `delta`, the changes since
+the version before (delta.py). Every `whole_every`th is whole, and the last one when the trainer exits.
 """
 
 from __future__ import annotations
@@ -25,22 +25,19 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from bus.errors import WeightsError
 from dart_cli.weights import delta
-from dart_cli.weights.atomic_directory import whole_directory
+from dart_cli.weights.atomic_directory import atomic_directory
 from dart_cli.weights.base import Published
-from dart_cli.weights.delta_chain import along, newest, rebuild, routes
-from dart_cli.weights.flat_weights import FlatSet, check_finite, check_fit, infos_of
+from dart_cli.weights.delta_chain import newest_version, rebuild, routes, take_first_working
+from dart_cli.weights.flat_weights import FlatWeights, check_finite, check_fit, read_whole, specs_of
 from dart_cli.weights.manifest import (
     FROZEN,
     MANIFEST,
     WEIGHTS,
     Manifest,
     check_files,
-    digest_of,
-    files_of,
     path_of,
     published,
     read_manifest,
@@ -50,35 +47,22 @@ from dart_cli.weights.storage import Storage
 
 log = logging.getLogger(__name__)
 
-__all__ = [
-    "FROZEN",
-    "MANIFEST",
-    "WEIGHTS",
-    "FileChannel",
-    "digest_of",
-    "holds",
-    "load",
-    "newest",
-    "publish",
-    "read_manifest",
-]
-
 
 @dataclass(frozen=True)
 class Version:
     """A published version and the trainer's own copy of it."""
 
     published: Published
-    tensors: FlatSet
+    tensors: FlatWeights
 
 
 @dataclass
 class FileChannel:
-    """Weight sets in `directory`, of which the newest `keep` stay. See WeightChannel.
+    """Weight sets in `directory`, of which the newest `keep` are kept. See WeightChannel.
 
-    `shared` puts the tensors into shared memory where it has room. With `delta`, or `copies`, the
-    newest version is kept in memory as `last`, and only each `whole_every`th is written whole; one
-    to which deltas would lead that are together no smaller than a set, too.
+    `shared` puts the tensors into shared memory if they fit. With `delta` or `copies` the newest
+    version is kept in memory as `last`, and only each `whole_every`th is written whole, and also a
+    version whose chain of deltas would be no smaller than a whole set.
     """
 
     directory: Path
@@ -91,14 +75,14 @@ class FileChannel:
     _frozen: frozenset[str] = field(default=frozenset(), init=False)
     _since_whole: int = field(default=0, init=False)  # versions
     _chain_bytes: int = field(default=0, init=False)  # of deltas since then
-    _before: Path | None = field(default=None, init=False)  # the last of this process
-    _made: Storage | None = field(default=None, init=False)
+    _before: Path | None = field(default=None, init=False)  # the last version of this process
+    _opened: Storage | None = field(default=None, init=False)
 
     def publish(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> Published:
-        """Write a version and remove those that are too old."""
+        """Write a version and remove old ones."""
         target = path_of(self.directory, policy_version)
         if target.exists():
-            complete = self._again(target, tensors)
+            complete = self._republish(target, tensors)
         elif self._copies:
             complete = self._publish_copy(tensors, target, policy_version)
         else:
@@ -115,8 +99,8 @@ class FileChannel:
         return complete
 
     def newest(self) -> Published | None:
-        """The newest version that can be had, None before the first."""
-        return newest(self.directory)
+        """The newest version that can be rebuilt, None before the first."""
+        return newest_version(self.directory)
 
     def resume(
         self,
@@ -124,11 +108,11 @@ class FileChannel:
         policy_version: int,
         frozen: Collection[str] = (),
     ) -> Published:
-        """Publish the weights of a trainer that starts or starts again, at `policy_version` or later.
+        """Publish the weights of a trainer that starts or restarts, at `policy_version` or later.
 
-        A trainer that fell back to its checkpoint holds other weights than the versions it had
-        published after it. These numbers are taken: its weights become the next one, so that to
-        the workers versions only ever rise and each number means one set of weights.
+        A trainer that resumed from its checkpoint has other weights than the versions published after
+        that checkpoint. Those numbers are taken: its weights become the next version, so that for
+        the workers versions only rise and each number means one set of weights.
         """
         self._frozen = frozenset(frozen) if not self._copies else frozenset()
         last = max([policy_version, *versions(self.directory)])
@@ -138,8 +122,8 @@ class FileChannel:
         return self.publish(tensors, last)
 
     def close(self) -> None:
-        """Bring what is kept to disk, the newest whole. Raises WeightsError."""
-        if self._made is None:
+        """Move the kept versions to disk, the newest whole. Raises WeightsError."""
+        if self._opened is None:
             return
         try:
             if self.last is not None and not (self.last.published.path / WEIGHTS).exists():
@@ -148,13 +132,13 @@ class FileChannel:
                 draft.replace(self.last.published.path / WEIGHTS)
             for version in reversed(versions(self.directory)):
                 for file in (WEIGHTS, FROZEN):
-                    self._made.keep(path_of(self.directory, version) / file)
+                    self._opened.keep(path_of(self.directory, version) / file)
         except OSError as error:
             raise WeightsError(
-                f"{self.directory}: its weights cannot be brought to disk: {error}; is it full?"
+                f"{self.directory}: its weights cannot be written to disk: {error}; is it full?"
             ) from None
-        self._made.close()
-        self._made = self.last = None
+        self._opened.close()
+        self._opened = self.last = None
 
     @property
     def _copies(self) -> bool:
@@ -162,36 +146,38 @@ class FileChannel:
 
     @property
     def _storage(self) -> Storage:
-        if self._made is None:
+        if self._opened is None:
             try:
-                self._made = Storage(self.directory, shared=self.shared)
+                self._opened = Storage(self.directory, shared=self.shared)
             except OSError as error:
                 raise WeightsError(f"{self.directory} cannot be written: {error}") from None
-        return self._made
+        return self._opened
 
-    def _again(self, target: Path, tensors: Mapping[str, torch.Tensor]) -> Published:
-        """A version that is there: kept if it is these weights."""
+    def _republish(self, target: Path, tensors: Mapping[str, torch.Tensor]) -> Published:
+        """Return the existing version if it holds these weights; else raise WeightsError."""
         if not holds(target, tensors):
             raise WeightsError(
                 f"{target} exists with other weights; a version is never published twice"
             )
         complete = published(target, read_manifest(target))
         if self._copies and (self.last is None or self.last.published != complete):
-            self.last = Version(complete, FlatSet.in_memory(infos_of(tensors)).fill(tensors))
-            self._since_whole = self.whole_every  # how long ago is not known: the next is whole
+            self.last = Version(complete, FlatWeights.in_memory(specs_of(tensors)).fill(tensors))
+            self._since_whole = (
+                self.whole_every
+            )  # the last whole version is unknown: the next is whole
         return complete
 
     def _publish_copy(
         self, tensors: Mapping[str, torch.Tensor], target: Path, policy_version: int
     ) -> Published:
-        """Write what changed, or all of it where that is due or not more."""
-        copy = FlatSet.in_memory(infos_of(tensors)).fill(tensors)
+        """Write the changes, or the whole set where it is due or no larger."""
+        copy = FlatWeights.in_memory(specs_of(tensors)).fill(tensors)
         manifest = copy.manifest(policy_version)
         before = self.last
         fits = before is not None and before.tensors.layout == copy.layout
         is_whole = not fits or self._since_whole + 1 >= self.whole_every
         try:
-            with whole_directory(target) as draft:
+            with atomic_directory(target) as draft:
                 if self.delta and fits and before is not None:
                     base = before.published.policy_version, before.published.digest
                     made = delta.write(draft, base, policy_version, before.tensors, copy)
@@ -213,7 +199,7 @@ class FileChannel:
         return self.last.published
 
     def _remove_old(self) -> None:
-        """All but the newest `keep`, and what a worker needs to come from a whole set to these."""
+        """Remove all but the newest `keep` and the versions from which these can be rebuilt."""
         present = versions(self.directory)
         oldest = present[-self.keep :][0]
         needed = max(
@@ -243,8 +229,8 @@ def publish(
     """Write `tensors` as `directory`/v<version>, complete at once.
 
     Publishing the same weights as the same version again changes nothing. Tensors named by `frozen`
-    have a file of their own, which is not written again if the version at `before` has it. Raises
-    WeightsError if the version exists with other weights, or the disk refuses.
+    have a file of their own, which is linked from the version at `before` if that has it. Raises
+    WeightsError if the version exists with other weights, or cannot be written.
     """
     target = path_of(directory, policy_version)
     if target.exists():
@@ -255,12 +241,12 @@ def publish(
         return published(target, read_manifest(target))
     try:
         storage = storage or Storage(directory, shared=False)
-        with whole_directory(target) as draft:
-            moving = {name: each for name, each in tensors.items() if name not in frozen}
-            manifest = _write_set(moving, draft / WEIGHTS, policy_version, storage)
+        with atomic_directory(target) as draft:
+            trained = {name: each for name, each in tensors.items() if name not in frozen}
+            manifest = _write_set(trained, draft / WEIGHTS, policy_version, storage)
             if frozen:
-                still = {name: each for name, each in tensors.items() if name in frozen}
-                manifest = _joined(manifest, _frozen(still, draft, before, storage))
+                unchanged = {name: each for name, each in tensors.items() if name in frozen}
+                manifest = _joined(manifest, _write_frozen(unchanged, draft, before, storage))
             _write_manifest(draft, manifest)
     except (OSError, SafetensorError) as error:
         raise WeightsError(f"{target} cannot be written: {error}; is the disk full?") from None
@@ -277,10 +263,10 @@ def holds(path: Path, tensors: Mapping[str, torch.Tensor]) -> bool:
 
 
 def load(path: Path, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of a version, checked whole against the model's tensors `expected`, by name.
+    """The tensors of a version, all checked against the model's tensors `expected`, by name.
 
     Raises WeightsError for a truncated or altered file, for names, shapes or dtypes that are not
-    the model's, and for values that are not finite. Touches nothing of `expected`.
+    the model's, and for values that are not finite. Does not change `expected`.
     """
     manifest = read_manifest(path)
     check_fit(path, manifest, expected)
@@ -291,41 +277,30 @@ def load(path: Path, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Te
 
 def _read(path: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
     """The tensors of a version, from its own files or by deltas. Raises WeightsError."""
-    ways = routes(path, manifest)
-    if not ways or (path / WEIGHTS).exists():
+    candidates = routes(path, manifest)
+    if not candidates or (path / WEIGHTS).exists():
         check_files(path, manifest)
-        tensors: dict[str, torch.Tensor] = {}
-        for file in files_of(path, manifest):
-            try:
-                tensors |= load_file(file)
-            except (
-                OSError,
-                RuntimeError,
-            ) as error:  # torch raises the latter for one that has gone
-                raise WeightsError(
-                    f"{file}: removed while it was read, or unreadable ({error})"
-                ) from None
-            except SafetensorError as error:
-                raise WeightsError(f"{file} is no safetensors file: {error}") from None
-        return tensors
-    target = FlatSet.in_memory(manifest.tensors)
-    along(ways, lambda way: rebuild(way, manifest, target), "")
+        return read_whole(path, manifest)
+    target = FlatWeights.in_memory(manifest.tensors)
+    take_first_working(candidates, lambda route: rebuild(route, manifest, target), "")
     return target.tensors
 
 
 def _write_set(
     tensors: Mapping[str, torch.Tensor], file: Path, policy_version: int, storage: Storage
 ) -> Manifest:
-    """Write a safetensors file; what is in it."""
-    infos = infos_of(tensors)
+    """Write a safetensors file; returns its manifest."""
+    infos = specs_of(tensors)
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    return FlatSet.in_file(infos, storage.make(file, size)).fill(tensors).manifest(policy_version)
+    return (
+        FlatWeights.in_file(infos, storage.make(file, size)).fill(tensors).manifest(policy_version)
+    )
 
 
-def _frozen(
+def _write_frozen(
     tensors: Mapping[str, torch.Tensor], draft: Path, before: Path | None, storage: Storage
 ) -> Manifest:
-    """What is in the file of the frozen tensors, which is that of `before` if there is one."""
+    """The manifest of the frozen tensors' file, linked from `before` if that holds the same tensors."""
     known = read_manifest(before) if before is not None else None
     if before is None or known is None or set(known.frozen) != tensors.keys():
         return _write_set(tensors, draft / FROZEN, 0, storage)
@@ -335,12 +310,12 @@ def _frozen(
     return Manifest(policy_version=known.policy_version, size_bytes=size, tensors=kept)
 
 
-def _joined(moving: Manifest, still: Manifest) -> Manifest:
-    return moving.model_copy(
+def _joined(trained: Manifest, frozen: Manifest) -> Manifest:
+    return trained.model_copy(
         update={
-            "size_bytes": moving.size_bytes + still.size_bytes,
-            "tensors": moving.tensors | still.tensors,
-            "frozen": sorted(still.tensors),
+            "size_bytes": trained.size_bytes + frozen.size_bytes,
+            "tensors": trained.tensors | frozen.tensors,
+            "frozen": sorted(frozen.tensors),
         }
     )
 

@@ -1,9 +1,10 @@
-"""A weight set as one run of bytes, in memory or in a safetensors file.
+"""A weight set as one contiguous buffer, in memory or in a safetensors file.
 
-FlatSet        the bytes, each tensor as a view of them, and their digests
-infos_of       shapes and dtypes of tensors
+FlatWeights    the buffer, each tensor as a view of it, and the digests
+read_whole     the tensors of a whole set, mapped from its files
+specs_of       shapes and dtypes of tensors
 check_fit      names, shapes and dtypes against a model's
-check_finite   no NaN, no infinity
+check_finite   no NaN and no infinity
 """
 
 from __future__ import annotations
@@ -16,60 +17,60 @@ from pathlib import Path
 import torch
 
 from bus.errors import WeightsError
-from dart_cli.weights.layout import Layout, Shaped, layout_of, read_layout
-from dart_cli.weights.manifest import Manifest, TensorInfo, tree_digests
+from dart_cli.weights.layout import Layout, ShapeAndType, layout_of, read_layout
+from dart_cli.weights.manifest import WEIGHTS, Manifest, TensorInfo, files_of, tree_digests
 
 
 @dataclass(frozen=True)
-class Info:
+class TensorSpec:
     """Shape and dtype of a tensor."""
 
     shape: list[int]
     dtype: str  # as torch prints it, without the prefix
 
 
-def infos_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Info]:
+def specs_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorSpec]:
     """Shape and dtype of each tensor."""
     return {
-        name: Info(list(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        name: TensorSpec(list(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         for name, tensor in tensors.items()
     }
 
 
-class FlatSet:
-    """Tensors that lie behind each other in one buffer, laid out as in a file."""
+class FlatWeights:
+    """Tensors one after another in one buffer, laid out as in a file."""
 
     def __init__(self, layout: Layout, data: torch.Tensor) -> None:
         """`data` is uint8 [layout.size_bytes]."""
         self.layout = layout
         self.data = data
         self.tensors = {
-            name: data[place.begin : place.end].view(getattr(torch, place.dtype)).view(place.shape)
-            for name, place in layout.places.items()
+            name: data[entry.begin : entry.end].view(getattr(torch, entry.dtype)).view(entry.shape)
+            for name, entry in layout.entries.items()
         }
 
     @classmethod
-    def in_memory(cls, infos: Mapping[str, Shaped]) -> FlatSet:
+    def in_memory(cls, infos: Mapping[str, ShapeAndType]) -> FlatWeights:
         """A set of these shapes, its values undefined."""
         layout = layout_of(infos)
         return cls(layout, torch.empty(layout.size_bytes, dtype=torch.uint8))
 
     @classmethod
-    def in_file(cls, infos: Mapping[str, Shaped], file: Path) -> FlatSet:
-        """The same as a new safetensors file, mapped: what is written is in the file.
+    def in_file(cls, infos: Mapping[str, ShapeAndType], file: Path) -> FlatWeights:
+        """The same as a new memory-mapped safetensors file: what is written to it is in the file.
 
-        Raises OSError, for a full disk too: all of its room is taken at once.
+        Raises OSError, for a full disk too: all of its space is allocated at once.
         """
         layout = layout_of(infos)
         with file.open("wb") as handle:
-            # Without this, a disk that fills up ends the process by SIGBUS where it writes.
+            # Without this, a disk that fills up kills the process by SIGBUS where it writes.
             os.posix_fallocate(handle.fileno(), 0, len(layout.header) + layout.size_bytes)
             handle.write(layout.header)
         return cls(layout, _mapped(layout, file, shared=True))
 
     @classmethod
-    def of_file(cls, file: Path) -> FlatSet:
-        """A safetensors file, mapped to be read. Raises WeightsError."""
+    def of_file(cls, file: Path) -> FlatWeights:
+        """A safetensors file, mapped for reading. Raises WeightsError."""
         layout = read_layout(file)
         try:
             return cls(layout, _mapped(layout, file, shared=False))
@@ -78,8 +79,8 @@ class FlatSet:
                 f"{file}: removed while it was read, or unreadable ({error})"
             ) from None
 
-    def fill(self, tensors: Mapping[str, torch.Tensor]) -> FlatSet:
-        """Copy `tensors`, on any device, into their places."""
+    def fill(self, tensors: Mapping[str, torch.Tensor]) -> FlatWeights:
+        """Copy `tensors`, on any device, into the buffer."""
         with torch.no_grad():
             for name, mine in self.tensors.items():
                 mine.copy_(tensors[name])
@@ -94,35 +95,51 @@ class FlatSet:
     def digests(self, names: Collection[str] | None = None) -> dict[str, str]:
         """The digest of each tensor, or of each of `names`."""
         data = self.data.numpy()
-        places = self.layout.places
+        entries = self.layout.entries
 
         def read(name: str, begin: int, end: int) -> memoryview:
-            at = places[name].begin
+            at = entries[name].begin
             return data[at + begin : at + end].data
 
-        chosen = places if names is None else names
-        return tree_digests({name: places[name].end - places[name].begin for name in chosen}, read)
+        chosen = entries if names is None else names
+        return tree_digests(
+            {name: entries[name].end - entries[name].begin for name in chosen}, read
+        )
 
     def manifest(self, policy_version: int) -> Manifest:
-        """What this set says of itself."""
+        """The manifest of this set."""
         digests = self.digests()
         return Manifest(
             policy_version=policy_version,
             size_bytes=self.layout.size_bytes,
             tensors={
-                name: TensorInfo(shape=list(place.shape), dtype=place.dtype, digest=digests[name])
-                for name, place in self.layout.places.items()
+                name: TensorInfo(shape=list(entry.shape), dtype=entry.dtype, digest=digests[name])
+                for name, entry in self.layout.entries.items()
             },
         )
 
     def check(self, manifest: Manifest, names: Collection[str], where: str) -> None:
-        """Raises WeightsError, naming the tensor, unless `names` are what the manifest says."""
+        """Raises WeightsError, naming the tensor, unless the digests of `names` are the manifest's."""
         for name, digest in self.digests(names).items():
             if digest != manifest.tensors[name].digest:
                 raise WeightsError(
-                    f"{where}: {name} is not what the manifest of v{manifest.policy_version} says: "
+                    f"{where}: {name} does not match the manifest of v{manifest.policy_version}: "
                     "the digest differs"
                 )
+
+
+def read_whole(path: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
+    """The tensors of the whole set at `path`, mapped from its files.
+
+    Raises WeightsError unless names and shapes are those of `manifest`.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files_of(path, manifest):
+        tensors |= FlatWeights.of_file(file).tensors
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    if shapes != {name: info.shape for name, info in manifest.tensors.items()}:
+        raise WeightsError(f"{path / WEIGHTS} holds other tensors than its manifest lists")
+    return tensors
 
 
 def check_fit(path: Path, manifest: Manifest, expected: Mapping[str, torch.Tensor]) -> None:
@@ -131,8 +148,8 @@ def check_fit(path: Path, manifest: Manifest, expected: Mapping[str, torch.Tenso
     for name in sorted(expected.keys() - given.keys()):
         raise WeightsError(f"{path} lacks {name}, which the model has")
     for name in sorted(given.keys() - expected.keys()):
-        raise WeightsError(f"{path} holds {name}, which the model has not")
-    for name, wanted in infos_of(expected).items():
+        raise WeightsError(f"{path} holds {name}, which the model lacks")
+    for name, wanted in specs_of(expected).items():
         if (given[name].shape, given[name].dtype) != (wanted.shape, wanted.dtype):
             raise WeightsError(
                 f"{path}: {name} is {given[name].dtype}{given[name].shape}, "

@@ -1,12 +1,12 @@
-"""Where each tensor of a weight set stands in a safetensors file; without torch.
+"""The offset of each tensor of a weight set in a safetensors file; without torch.
 
-    Layout       the header of such a file, and the place of each tensor behind it
+    Layout       the header of such a file, and the bytes of each tensor behind it
     layout_of    the layout that we write: the widest types first, then by name, without gaps
-    read_layout  that of a file, checked against its length
+    read_layout  the layout of a file, checked against its length
     ranges       the bytes of some tensors, neighbours joined, in pieces of a bounded size
 
 A file, the trainer's copy of its newest version and a worker's copy of what it serves have the
-same layout, so that sets travel between them as plain ranges of bytes.
+same layout, so sets are sent between them as plain ranges of bytes.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _LARGEST_HEADER_BYTES = 64 << 20
 _CURE = "copy it anew, or take another version"
 
 
-class Shaped(Protocol):
-    """What a layout needs to know of a tensor."""
+class ShapeAndType(Protocol):
+    """What a layout needs of a tensor."""
 
     @property
     def shape(self) -> Sequence[int]:
@@ -67,28 +67,28 @@ class Layout:
     """A safetensors file: its header as bytes, then `size_bytes` of tensors."""
 
     header: bytes
-    places: dict[str, TensorEntry]  # in the order of the file
+    entries: dict[str, TensorEntry]  # in the order of the file
     size_bytes: int
 
 
-def layout_of(tensors: Mapping[str, Shaped]) -> Layout:
-    """The layout of a set. Raises WeightsError for a dtype that the format has not."""
+def layout_of(tensors: Mapping[str, ShapeAndType]) -> Layout:
+    """The layout of a set. Raises WeightsError for a dtype that the format lacks."""
     for name, tensor in tensors.items():
         if tensor.dtype not in CODES:
             raise WeightsError(f"{name} is {tensor.dtype}, which safetensors does not hold")
     order = sorted(tensors, key=lambda name: (-CODES[tensors[name].dtype][1], name))
     tree: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    places: dict[str, TensorEntry] = {}
+    entries: dict[str, TensorEntry] = {}
     end = 0
     for name in order:
         shape, dtype = tuple(tensors[name].shape), tensors[name].dtype
         code, width = CODES[dtype]
         begin, end = end, end + math.prod(shape) * width
-        places[name] = TensorEntry(shape, dtype, begin, end)
+        entries[name] = TensorEntry(shape, dtype, begin, end)
         tree[name] = {"dtype": code, "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(tree, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # so that the tensors are aligned
-    return Layout(len(text).to_bytes(8, "little") + text, places, end)
+    return Layout(len(text).to_bytes(8, "little") + text, entries, end)
 
 
 def read_layout(file: Path) -> Layout:
@@ -103,43 +103,43 @@ def read_layout(file: Path) -> Layout:
             text = handle.read(length)
             size = handle.seek(0, 2)
         tree = json.loads(text)
-        places = {name: _place(entry) for name, entry in tree.items() if name != "__metadata__"}
+        entries = {name: _entry(header) for name, header in tree.items() if name != "__metadata__"}
     except OSError as error:
         raise WeightsError(f"{file}: removed while it was read ({error.strerror})") from None
     except (ValueError, TypeError, KeyError, AttributeError):
         raise WeightsError(
-            f"{file} is no safetensors file: its header does not read; {_CURE}"
+            f"{file} is no safetensors file: its header cannot be read; {_CURE}"
         ) from None
     end = 0
-    places = dict(sorted(places.items(), key=lambda item: (item[1].begin, item[1].end)))
-    for place in places.values():
-        if place.begin != end:
+    entries = dict(sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)))
+    for entry in entries.values():
+        if entry.begin != end:
             raise WeightsError(f"{file} is no safetensors file: its tensors leave gaps; {_CURE}")
-        end = place.end
+        end = entry.end
     if size != 8 + length + end:
         raise WeightsError(f"{file} has {size} bytes, its header says {8 + length + end}; {_CURE}")
-    return Layout(length.to_bytes(8, "little") + text, places, end)
+    return Layout(length.to_bytes(8, "little") + text, entries, end)
 
 
 def ranges(layout: Layout, names: Collection[str], most: int) -> Iterator[tuple[int, int]]:
     """[begin, end) of the tensors `names`, in order, neighbours joined, at most `most` bytes each."""
     joined: list[tuple[int, int]] = []
-    for name, place in layout.places.items():
-        if name not in names or place.begin == place.end:
+    for name, entry in layout.entries.items():
+        if name not in names or entry.begin == entry.end:
             continue
-        if joined and joined[-1][1] == place.begin:
-            joined[-1] = joined[-1][0], place.end
+        if joined and joined[-1][1] == entry.begin:
+            joined[-1] = joined[-1][0], entry.end
         else:
-            joined.append((place.begin, place.end))
+            joined.append((entry.begin, entry.end))
     for begin, end in joined:
         for start in range(begin, end, most):
             yield start, min(start + most, end)
 
 
-def _place(entry: dict[str, object]) -> TensorEntry:
-    """One entry of a header. Raises ValueError, TypeError, KeyError for what is none."""
-    dtype = _NAMES[str(entry["dtype"])]
-    shape, offsets = entry["shape"], entry["data_offsets"]
+def _entry(header: dict[str, object]) -> TensorEntry:
+    """One entry of a header. Raises ValueError, TypeError, KeyError for an invalid one."""
+    dtype = _NAMES[str(header["dtype"])]
+    shape, offsets = header["shape"], header["data_offsets"]
     if not isinstance(shape, list) or not isinstance(offsets, list):
         raise TypeError
     begin, end = offsets

@@ -1,19 +1,18 @@
-"""What a weight set on disk says of itself; read without torch.
+"""The manifest of a weight set on disk; read without torch.
 
-    Manifest       a version's manifest.json
-    read_manifest  it, checked
-    newest         the newest version in a directory
-    check          is this the set that was announced?
-    check_whole    and are its files what the manifest says?
-    tree_digests   the digests of tensors' bytes, on all cores
+    Manifest         a version's manifest.json
+    read_manifest    it, validated
+    check_announced  whether this is the set that was announced
+    check_complete   whether its files match the manifest as well
+    versions         the versions in a directory
+    tree_digests     the digests of tensors' bytes, on all cores
 
-The manifest holds a digest of each tensor, whichever way its bytes travel, so its own digest, which
-travels with the announcement (WeightsPublished, SyncReply), vouches for all of the set.
+The manifest holds a digest of each tensor, over whichever channel its bytes are sent. So its own
+digest, which is part of the announcement (WeightsPublished, SyncReply), authenticates the whole set.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -31,15 +30,15 @@ from dart_cli.weights.layout import Layout, read_layout
 
 WEIGHTS = "model.safetensors"
 FROZEN = "frozen.safetensors"
-"""Tensors that training leaves as they are, if there are any: one file for all versions."""
+"""Tensors that training does not change, if any: one file for all versions."""
 MANIFEST = "manifest.json"
 T = TypeVar("T")
 R = TypeVar("R")
 _VERSION = re.compile(r"v(\d{6,})")
-CHUNK_BYTES = 8 << 20
-"""Bytes that one leaf of a digest stands for."""
+LEAF_BYTES = 8 << 20
+"""Bytes that one leaf of a tree digest covers."""
 MOST_THREADS = 8
-_CHUNK_BYTES = 1 << 20
+_READ_BYTES = 1 << 20
 _DIGEST_BYTES = 32
 _LARGEST_MANIFEST_BYTES = 64 << 20
 
@@ -55,7 +54,7 @@ class TensorInfo(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What a weight set says of itself."""
+    """The tensors of a weight set, with their digests."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -63,15 +62,6 @@ class Manifest(BaseModel):
     size_bytes: int  # of all tensors
     tensors: dict[str, TensorInfo]
     frozen: list[str] = []  # of these, those in frozen.safetensors; the others in model.safetensors
-
-
-def newest(directory: Path) -> Published | None:
-    """The newest version in `directory` whose manifest reads; None if there is none."""
-    for version in reversed(versions(directory)):
-        path = path_of(directory, version)
-        with contextlib.suppress(WeightsError):  # removed between listing and reading
-            return published(path, read_manifest(path))
-    return None
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -83,41 +73,39 @@ def read_manifest(path: Path) -> Manifest:
         manifest = Manifest.model_validate_json(file.read_bytes())
     except OSError as error:
         raise WeightsError(f"{file}: {error.strerror}; removed or never complete") from None
-    except ValidationError as error:  # before ValueError, which it is one of
+    except ValidationError as error:  # before ValueError, its base class
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "JSON"
         raise WeightsError(f"{file} is no manifest ({where}: {first['msg']})") from None
-    except ValueError as error:  # a path that no file can have
+    except ValueError as error:  # a path that no file can have, e.g. with a null byte
         raise WeightsError(f"{str(file)!r} is no path: {error}") from None
     return manifest
 
 
-def check(path: Path, policy_version: int, digest: str) -> Manifest:
+def check_announced(path: Path, policy_version: int, digest: str) -> Manifest:
     """The manifest of the set at `path`, which must be the one that was announced.
 
     Raises WeightsError for another version or another digest; an empty `digest` is not compared.
     """
     manifest = read_manifest(path)
     if manifest.policy_version != policy_version:
-        raise WeightsError(
-            f"{path} says that it is v{manifest.policy_version}, announced was v{policy_version}"
-        )
+        raise WeightsError(f"{path} is v{manifest.policy_version}, announced was v{policy_version}")
     if digest and published(path, manifest).digest != digest:
         raise WeightsError(f"{path / MANIFEST} is not the one announced: the digest differs")
     return manifest
 
 
-def check_whole(path: Path, policy_version: int) -> None:
-    """Raises WeightsError unless the set at `path` is that version and all of it is there."""
-    check_files(path, check(path, policy_version, ""))
+def check_complete(path: Path, policy_version: int) -> None:
+    """Raises WeightsError unless the set at `path` is that version and complete."""
+    check_files(path, check_announced(path, policy_version, ""))
 
 
 def check_files(path: Path, manifest: Manifest) -> None:
-    """Raises WeightsError unless the files hold, byte for byte, what the manifest says."""
+    """Raises WeightsError unless the files hold, byte for byte, the tensors of the manifest."""
     found: dict[str, tuple[list[int], str]] = {}
     layouts = {file: read_layout(file) for file in files_of(path, manifest)}
     for layout in layouts.values():
-        found |= {name: (list(at.shape), at.dtype) for name, at in layout.places.items()}
+        found |= {name: (list(at.shape), at.dtype) for name, at in layout.entries.items()}
     listed = {name: (info.shape, info.dtype) for name, info in manifest.tensors.items()}
     size = sum(layout.size_bytes for layout in layouts.values())
     if found != listed or size != manifest.size_bytes:
@@ -125,7 +113,7 @@ def check_files(path: Path, manifest: Manifest) -> None:
     for file, layout in layouts.items():
         for name, digest in _file_digests(file, layout).items():
             if digest != manifest.tensors[name].digest:
-                raise WeightsError(f"{file} is not what its manifest says: the digest differs")
+                raise WeightsError(f"{file} does not match its manifest: the digest differs")
 
 
 def files_of(path: Path, manifest: Manifest) -> list[Path]:
@@ -134,7 +122,7 @@ def files_of(path: Path, manifest: Manifest) -> list[Path]:
 
 
 def path_of(directory: Path, policy_version: int) -> Path:
-    """Where a version is or will be. Raises WeightsError for a number that is none."""
+    """Where a version is or will be. Raises WeightsError for a negative number."""
     if policy_version < 0:
         raise WeightsError(f"policy version {policy_version} cannot be published")
     return directory / f"v{policy_version:06d}"
@@ -159,7 +147,7 @@ def digest_of(file: Path) -> str:
     """BLAKE2b of a file, hex."""
     digest = hashlib.blake2b()
     with file.open("rb") as handle:
-        while chunk := handle.read(_CHUNK_BYTES):
+        while chunk := handle.read(_READ_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
 
@@ -167,22 +155,22 @@ def digest_of(file: Path) -> str:
 def tree_digests(
     sizes: dict[str, int], read: Callable[[str, int, int], bytes | memoryview]
 ) -> dict[str, str]:
-    """Name -> BLAKE2b over the BLAKE2b of each `CHUNK_BYTES` of its `sizes[name]` bytes, hex.
+    """Name -> BLAKE2b over the BLAKE2b of each `LEAF_BYTES` of its `sizes[name]` bytes, hex.
 
-    `read(name, begin, end)` gives some bytes of one; it is called from several threads, so that a
+    `read(name, begin, end)` returns some bytes of one; it is called from several threads, so that a
     set is read on several cores.
     """
     pieces = [
-        (name, begin, min(begin + CHUNK_BYTES, size))
+        (name, begin, min(begin + LEAF_BYTES, size))
         for name, size in sizes.items()
-        for begin in range(0, size, CHUNK_BYTES)
+        for begin in range(0, size, LEAF_BYTES)
     ]
 
     def leaf(piece: tuple[str, int, int]) -> bytes:
         return hashlib.blake2b(read(*piece), digest_size=_DIGEST_BYTES).digest()
 
     leaves: dict[str, list[bytes]] = {name: [] for name in sizes}
-    made = on_cores(leaf, pieces, most=sum(sizes.values()) // CHUNK_BYTES)
+    made = on_cores(leaf, pieces, most=sum(sizes.values()) // LEAF_BYTES)
     for (name, _, _), digest in zip(pieces, made, strict=True):
         leaves[name].append(digest)
     return {
@@ -192,7 +180,7 @@ def tree_digests(
 
 
 def on_cores(work: Callable[[T], R], items: Sequence[T], most: int) -> list[R]:
-    """`work` of each item, by at most `most` threads; for work that leaves the interpreter's lock."""
+    """`work` of each item, by at most `most` threads; for work that releases the interpreter's lock."""
     count = min(most, MOST_THREADS, os.cpu_count() or 1)
     if count < 2:
         return [work(item) for item in items]
@@ -201,16 +189,16 @@ def on_cores(work: Callable[[T], R], items: Sequence[T], most: int) -> list[R]:
 
 
 def _file_digests(file: Path, layout: Layout) -> dict[str, str]:
-    """The digest of each tensor of a file. Raises WeightsError if the file goes away."""
+    """The digest of each tensor of a file. Raises WeightsError if the file is removed meanwhile."""
     offset = len(layout.header)
     try:
         with file.open("rb") as handle:
 
             def read(name: str, begin: int, end: int) -> bytes:
-                at = offset + layout.places[name].begin
+                at = offset + layout.entries[name].begin
                 return os.pread(handle.fileno(), end - begin, at + begin)
 
-            sizes = {name: place.end - place.begin for name, place in layout.places.items()}
+            sizes = {name: entry.end - entry.begin for name, entry in layout.entries.items()}
             return tree_digests(sizes, read)
     except OSError as error:
         raise WeightsError(f"{file}: removed while it was read ({error.strerror})") from None

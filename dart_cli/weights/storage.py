@@ -1,13 +1,14 @@
-"""Where the bytes of weight sets lie: in shared memory where it has room, else on disk.
+"""Storage of weight sets: in shared memory if they fit, else on disk.
 
-    Storage    the large files of one directory
-    room       bytes that shared memory can take
+    Storage              the large files of one directory
+    free_shared_memory   bytes that shared memory can take
 
 A directory of sets is always on disk, with the manifests, so that versions are known after a
 restart of the machine. A file of tensors in it may be a link into a private directory of shared
-memory, which belongs to this one directory. What nothing links to any more is swept away with the next
-set; the directories of runs that are gone, by whoever makes the next one. A run is not gone whose
-process lives, though its directory cannot be seen from here: containers may share memory alone.
+memory, which belongs to this one directory. Files without a link are removed when the next set is
+written; the directories of runs that were removed, when any process creates the next directory. A run
+whose process lives is kept, though its directory may not be visible here: containers may share only
+memory.
 """
 
 from __future__ import annotations
@@ -28,27 +29,27 @@ _ORIGIN = "origin"
 
 
 class Storage:
-    """Makes the large files of `home`. One process writes to a directory."""
+    """Creates the large files of `home`. One process writes to a directory."""
 
     def __init__(self, home: Path, *, shared: bool = True) -> None:
-        """`shared`: use shared memory where it has room. Raises OSError."""
+        """`shared`: use shared memory if it has space. Raises OSError."""
         home.mkdir(parents=True, exist_ok=True)
         self._home = home
-        place = _private(home) if shared else None
-        self._shared = place[0] if place else None
-        self._let_go = weakref.finalize(self, os.close, place[1]) if place else None
+        opened = _private_directory(home) if shared else None
+        self._shared = opened[0] if opened else None
+        self._release = weakref.finalize(self, os.close, opened[1]) if opened else None
 
     def make(self, file: Path, size_bytes: int) -> Path:
-        """Where to write `file`: itself, or a new place in shared memory, to which it links then."""
-        if self._shared is None or room() < 2 * size_bytes:
+        """The path to write `file` at: itself, or a new one in shared memory, to which `file` links."""
+        if self._shared is None or free_shared_memory() < 2 * size_bytes:
             return file
         target = self._shared / f"{uuid.uuid4().hex}{file.suffix}"
         file.symlink_to(target)
         return target
 
     def keep(self, file: Path) -> None:
-        """Bring a file from shared memory to disk, in one step. Raises OSError."""
-        if file.is_symlink() and file.exists():  # memory does not outlive the machine's restart
+        """Copy a file from shared memory to disk, atomically. Raises OSError."""
+        if file.is_symlink() and file.exists():  # shared memory is lost when the machine restarts
             draft = file.with_name(f".{file.name}.draft")
             shutil.copyfile(file, draft)
             with draft.open("rb") as handle:
@@ -56,7 +57,7 @@ class Storage:
             draft.replace(file)
 
     def sweep(self) -> None:
-        """Free what nothing in `home` links to."""
+        """Remove shared files to which nothing in `home` links."""
         if self._shared is None:
             return
         used = {_ORIGIN} | {
@@ -67,15 +68,15 @@ class Storage:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Free shared memory; links into it lead nowhere then."""
+        """Free shared memory; links into it are broken afterwards."""
         if self._shared is not None:
             shutil.rmtree(self._shared, ignore_errors=True)
-        if self._let_go is not None:
-            self._let_go()
+        if self._release is not None:
+            self._release()
 
 
-def room() -> int:
-    """Bytes that shared memory can take: its bound, and the memory that is free."""
+def free_shared_memory() -> int:
+    """Bytes that shared memory can take: at most its free space and the machine's available memory."""
     try:
         of_files = shutil.disk_usage(SHARED).free
         with Path("/proc/meminfo").open(encoding="ascii") as lines:
@@ -85,10 +86,10 @@ def room() -> int:
         return 0
 
 
-def _private(home: Path) -> tuple[Path, int] | None:
+def _private_directory(home: Path) -> tuple[Path, int] | None:
     """The directory in shared memory that belongs to `home`, and a descriptor that keeps it.
 
-    None where there can be none.
+    None where none can be created.
     """
     if not SHARED.is_dir():
         return None
@@ -98,7 +99,7 @@ def _private(home: Path) -> tuple[Path, int] | None:
             path = make_private_dir(SHARED / f"dart-{os.getuid()}-{_key(home)}")
             held = os.open(path / _ORIGIN, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(held, fcntl.LOCK_SH)
-            if os.fstat(held).st_nlink:  # else somebody has swept it away just now
+            if os.fstat(held).st_nlink:  # else another process has just removed it
                 break
             os.close(held)
         os.pwrite(held, f"{home.absolute()}\n".encode(), 0)
@@ -108,7 +109,7 @@ def _private(home: Path) -> tuple[Path, int] | None:
 
 
 def _sweep_origins() -> None:
-    """Free the memory of directories that nobody holds and that have been removed, or moved."""
+    """Free the memory of directories that no process holds and that were removed or moved."""
     for path in SHARED.glob(f"dart-{os.getuid()}-*"):
         with contextlib.suppress(OSError), (path / _ORIGIN).open(encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

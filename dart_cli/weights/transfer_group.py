@@ -1,13 +1,13 @@
-"""Two processes of one host that pass bytes by torch.distributed: the trainer and one worker.
+"""Point-to-point transfer of bytes by torch.distributed: the trainer and one worker of its host.
 
-    Pair         a group of world size 2, made by both ends within `JOIN_S`
-    SENDER, TAKER   their ranks
+    TransferGroup      a process group of world size 2, made by both ends within `JOIN_S`
+    SENDER, RECEIVER   their ranks
 
-Gloo's sockets have no keys, so they are bound to 127.0.0.1, and the two meet through a file in the
-run directory, which nobody else can enter. Every wait has a deadline; after an error of any kind
-both ends close the pair and make another one. No pickle: tensors of bytes, whose number both know;
-gloo ends a process (abort) to which other numbers of bytes are sent than it awaits, so a pair on which
-anything went wrong is never used again.
+Gloo's sockets have no authentication, so they are bound to 127.0.0.1, and the two ends meet through
+a file in the run directory, which no other user can enter. Every wait has a deadline. After an error
+of any kind both ends close the group and make another one. No pickle: only tensors of bytes, whose
+number both ends know. Gloo aborts a process that receives another number of bytes than it expects,
+so a group on which anything went wrong is never used again.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from bus.errors import WeightsError, first_line
 
 _distributed: Any = torch.distributed  # whose type stubs lack most of what is used here
 
-SENDER, TAKER = 0, 1
+SENDER, RECEIVER = 0, 1
 JOIN_S = 10.0
-"""From when one end joins until the other must have."""
+"""Seconds from when one end joins until the other must have joined."""
 BUCKET_BYTES = 32 << 20
-"""Bytes of one message."""
+"""Most bytes of one message."""
 
 
-class Pair:
-    """One end. Not thread-safe."""
+class TransferGroup:
+    """One end of the group. Not thread-safe."""
 
     def __init__(self, file: Path, rank: int) -> None:
-        """Meet the other end at `file`. Raises WeightsError if it does not come within `JOIN_S`."""
+        """Meet the other end at `file`. Raises WeightsError if it does not join within `JOIN_S`."""
         self.name = file.name
         self._other = 1 - rank
         wait = timedelta(seconds=JOIN_S)
@@ -57,17 +57,17 @@ class Pair:
 
     def send(self, data: torch.Tensor, deadline: float) -> None:
         """Send uint8 [N], by `deadline` (time.monotonic). Raises WeightsError."""
-        self._done(lambda: self._group.send([data], self._other, 0), deadline)
+        self._wait(lambda: self._group.send([data], self._other, 0), deadline)
 
     def receive(self, data: torch.Tensor, deadline: float) -> None:
         """Fill uint8 [N], by `deadline` (time.monotonic). Raises WeightsError."""
-        self._done(lambda: self._group.recv([data], self._other, 0), deadline)
+        self._wait(lambda: self._group.recv([data], self._other, 0), deadline)
 
     def close(self) -> None:
-        """Leave the group; the other end's waits then fail at once."""
+        """Leave the group; the waits of the other end then fail at once."""
         self._group.abort()
 
-    def _done(self, start: Callable[[], Any], deadline: float) -> None:
+    def _wait(self, start: Callable[[], Any], deadline: float) -> None:
         left = deadline - time.monotonic()
         if left <= 0:
             raise WeightsError("the transfer took longer than its deadline")

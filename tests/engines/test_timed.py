@@ -19,8 +19,8 @@ from dart_cli.engines.scripted import ScriptedResponder
 from dart_cli.engines.timed import TimedEngine, TimedReply, random_replies
 from dart_cli.policy.codec import make_codec
 from dart_cli.policy.frames import make_coordinate_map
-from dart_cli.weights.file import WEIGHTS, publish
-from dart_cli.weights.manifest import check_whole
+from dart_cli.weights.file import publish
+from dart_cli.weights.manifest import WEIGHTS, check_complete
 from tests.waiting import until
 
 FAST = TimingConfig(speedup=200.0)
@@ -34,7 +34,7 @@ async def serving(
     engine = TimedEngine(
         random_replies(codec, timing),
         timing,
-        check_weights=check_whole,
+        check_weights=check_complete,
         **{"policy_version": 0, **options},
     )
     try:
@@ -134,7 +134,7 @@ async def test_who_is_suspended_again_and_again_gets_on() -> None:
     engine = TimedEngine(
         lambda request: TimedReply(text, 40 * len(text)),
         timing,
-        check_weights=check_whole,
+        check_weights=check_complete,
         policy_version=0,
     )
     request, lengths = ask(0), []
@@ -185,7 +185,7 @@ async def test_a_set_that_is_not_whole_is_refused_while_requests_run(tmp_path: P
         for path, version, cause in (
             (cut.path, 1, "bytes, its header says"),
             (flipped.path, 2, "digest differs"),
-            (other.path, 4, "says that it is v3"),
+            (other.path, 4, " is v3"),
             (tmp_path / "absent", 5, "never complete"),
         ):
             with pytest.raises(WeightsError, match=cause):

@@ -19,7 +19,8 @@ from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.forward import ModelInputs, logits, masked_logprobs
 from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
-from dart_cli.weights.file import MANIFEST, WEIGHTS, load, publish
+from dart_cli.weights.file import load, publish
+from dart_cli.weights.manifest import MANIFEST, WEIGHTS
 from tests.engines.exact import Weights, fresh_numbers, put, random_versions
 from tests.waiting import until
 

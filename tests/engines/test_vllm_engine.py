@@ -27,7 +27,8 @@ from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.evaluation.held_out import take_weights
 from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
-from dart_cli.weights.file import WEIGHTS, FileChannel, load, publish
+from dart_cli.weights.file import FileChannel, load, publish
+from dart_cli.weights.manifest import WEIGHTS
 from tests.engines.exact import Weights, fresh_numbers, largest_error, random_versions
 from tests.waiting import lives, until
 

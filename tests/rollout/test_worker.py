@@ -65,7 +65,8 @@ from dart_cli.runtime.background import background
 from dart_cli.train.loop import make_channel
 from dart_cli.weights.base import Published
 from dart_cli.weights.collective import CollectiveChannel
-from dart_cli.weights.file import WEIGHTS, FileChannel, publish
+from dart_cli.weights.file import FileChannel, publish
+from dart_cli.weights.manifest import WEIGHTS
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -425,7 +426,7 @@ async def test_a_set_that_is_not_the_one_announced_is_refused(config: Config) ->
         assert "not the one announced" in heartbeat.waiting_for
         data.announce(replace(tiny_set(weights, 3), policy_version=4))
         heartbeat = await data.heard(lambda hb: "v4 refused" in hb.waiting_for)
-        assert "says that it is v3" in heartbeat.waiting_for
+        assert "v000003 is v3" in heartbeat.waiting_for
         await data.until(lambda: len(data.done) == 3)
         assert [bool(done.error) for done in data.done] == [False, True, True]
         assert heartbeat.policy_version == 1

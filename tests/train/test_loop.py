@@ -30,7 +30,9 @@ from dart_cli.train.checkpoint import TrainerProgress, load_newest, save
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.loop import run
 from dart_cli.train.model import TrainModel
-from dart_cli.weights.file import WEIGHTS, load, newest
+from dart_cli.weights.delta_chain import newest_version
+from dart_cli.weights.file import load
+from dart_cli.weights.manifest import WEIGHTS
 from tests.train.parts import PATIENCE_S, Data, another_run, final_weights, serving, train, versions
 
 
@@ -47,7 +49,7 @@ async def test_a_run_publishes_each_version_before_it_acknowledges_its_batch(
     assert [(m.batch_id, m.policy_version) for m in acknowledged] == [
         (number, number) for number in (1, 2, 3, 4)
     ]
-    published = newest(config.run.dir / "weights")
+    published = newest_version(config.run.dir / "weights")
     assert published is not None
     held = load(published.path, final_weights(config))
     assert all(torch.equal(held[name], value) for name, value in final_weights(config).items())
@@ -65,7 +67,7 @@ async def test_whatever_the_channel_the_last_weights_are_whole_on_disk_at_the_en
     data = Data(batches)
     await train(config, data)
     assert versions(data) == [0, 1, 2, 3, 4]
-    published = newest(config.run.dir / "weights")
+    published = newest_version(config.run.dir / "weights")
     assert published is not None
     assert published.policy_version == 4
     assert (published.path / WEIGHTS).is_file()

@@ -31,8 +31,9 @@ from dart_cli.train import loop
 from dart_cli.train.base import describe
 from dart_cli.train.loop import run
 from dart_cli.train.timed import TimedLearner, TimedUpdate
-from dart_cli.weights.file import load, newest
-from dart_cli.weights.manifest import check_whole
+from dart_cli.weights.delta_chain import newest_version
+from dart_cli.weights.file import load
+from dart_cli.weights.manifest import check_complete
 from tests.train.parts import Data, another_run, final_weights, serving, versions
 
 ROOT = Path(__file__).parents[2]
@@ -106,9 +107,9 @@ async def test_a_run_publishes_real_sets_and_resumes_from_real_checkpoints(timed
     assert isinstance(hello, TrainerHello)
     assert (hello.last_batch_id, hello.policy_version) == (2, 2)
     assert versions(first, second) == [0, 1, 2, 2, 3]
-    published = newest(short.run.dir / "weights")
+    published = newest_version(short.run.dir / "weights")
     assert published is not None
-    check_whole(published.path, 3)
+    check_complete(published.path, 3)
     assert [int(value) for value in final_weights(longer).values()] == [3]
     trained = first.of(BatchTrained)[0]
     assert isinstance(trained, BatchTrained)
@@ -134,7 +135,7 @@ async def test_weights_are_published_where_the_update_whose_turn_it_is_was_skipp
     async with serving(rarely.run.dir, data), asyncio.timeout(60):
         await run(rarely, asyncio.Event())
     assert versions(data) == [0, 1]
-    published = newest(rarely.run.dir / "weights")
+    published = newest_version(rarely.run.dir / "weights")
     assert published is not None
     held = load(published.path, final_weights(rarely))
     assert [int(value) for value in held.values()] == [2]

@@ -19,10 +19,11 @@ from bus.errors import ProtocolError, WeightsError
 from bus.messages import TransferRequest
 from bus.sockets import Replier, Requester
 from dart_cli.runtime.background import background
-from dart_cli.weights import collective, pair
+from dart_cli.weights import collective, transfer_group
 from dart_cli.weights.base import Published
 from dart_cli.weights.collective import CollectiveChannel, CollectiveReceiver, meeting_place
-from dart_cli.weights.file import WEIGHTS, FileChannel, load
+from dart_cli.weights.file import FileChannel, load
+from dart_cli.weights.manifest import WEIGHTS
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -137,7 +138,7 @@ async def test_values_that_are_not_finite_are_refused_by_name(run_dir: Path) -> 
     async with serving(run_dir, channel), receiving(run_dir) as receiver:
         with pytest.raises(WeightsError, match="b has values that are not finite"):
             await take(receiver, announced, tensors(0))
-        with pytest.raises(WeightsError, match="which the model has not"):
+        with pytest.raises(WeightsError, match="which the model lacks"):
             await take(receiver, announced, {"a": torch.zeros(3000)})
 
 
@@ -151,7 +152,7 @@ async def test_what_does_not_match_the_manifest_is_refused_and_then_asked_for_ag
     broken = channel._files.last.tensors.tensors["a"]
     async with serving(run_dir, channel), receiving(run_dir) as receiver:
         broken[5] = 7.0
-        with pytest.raises(WeightsError, match="a is not what the manifest of v1 says"):
+        with pytest.raises(WeightsError, match="a does not match the manifest of v1"):
             await take(receiver, announced, tensors(0))
         broken[5] = 2.0
         assert same(await take(receiver, announced, tensors(0)), tensors(2))
@@ -254,17 +255,19 @@ async def test_a_trainer_that_dies_or_hangs_amid_a_transfer_costs_a_deadline(
         assert trainer.stdout is not None
         line = await asyncio.to_thread(trainer.stdout.readline)
         path, digest = line.split()
-        got = pair.Pair.receive
+        got = transfer_group.TransferGroup.receive
         count = 0
 
-        def then_strike(self: pair.Pair, data: torch.Tensor, deadline: float) -> None:
+        def then_strike(
+            self: transfer_group.TransferGroup, data: torch.Tensor, deadline: float
+        ) -> None:
             nonlocal count
             count += 1
             if count == 2:
                 trainer.send_signal(how)
             got(self, data, deadline)
 
-        monkeypatch.setattr(pair.Pair, "receive", then_strike)
+        monkeypatch.setattr(transfer_group.TransferGroup, "receive", then_strike)
         monkeypatch.setattr(collective, "BUCKET_BYTES", 1 << 16)
         monkeypatch.setattr(collective, "ASK_S", 5.0)
         async with asyncio.timeout(60), receiving(run_dir, deadline_s=3) as receiver:
@@ -279,17 +282,17 @@ import asyncio, sys
 from pathlib import Path
 from bus.endpoints import TRAIN, Endpoints
 from bus.sockets import Requester
-from dart_cli.weights import transfer_group as pair
+from dart_cli.weights import transfer_group
 from dart_cli.weights.collective import CollectiveReceiver, meeting_place
 
-got = pair.Pair.receive
+got = transfer_group.TransferGroup.receive
 
 def once(self, data, deadline):
     got(self, data, deadline)
     print("begun", flush=True)
     sys.stdin.read()
 
-pair.Pair.receive = once
+transfer_group.TransferGroup.receive = once
 
 async def main(run_dir, path, version, digest):
     async with Requester(Endpoints(run_dir).address(TRAIN), name="rollout-7", peer="train") as train:
@@ -317,7 +320,7 @@ async def test_a_worker_that_dies_or_hangs_amid_a_transfer_holds_nobody_up_for_l
             assert worker.stdout is not None
             assert await asyncio.to_thread(worker.stdout.readline) == "begun\n"
             worker.send_signal(how)
-            await until(lambda: "rollout-7" not in channel._transfer_thread._pairs)
+            await until(lambda: "rollout-7" not in channel._transfer_thread._groups)
             async with receiving(run_dir) as receiver:
                 mine = await take(receiver, announced, large)
     assert same(mine, large | {"b": torch.ones(50).bfloat16()})
@@ -326,7 +329,7 @@ async def test_a_worker_that_dies_or_hangs_amid_a_transfer_holds_nobody_up_for_l
 async def test_a_worker_that_never_joins_costs_a_deadline(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pair, "JOIN_S", 0.5)
+    monkeypatch.setattr(transfer_group, "JOIN_S", 0.5)
     channel = make_channel(run_dir)
     announced = channel.resume(tensors(1), 0)
     absent = TransferRequest(
@@ -340,8 +343,8 @@ async def test_a_worker_that_never_joins_costs_a_deadline(
     async with serving(run_dir, channel), receiving(run_dir) as receiver:
         async with Requester(Endpoints(run_dir).address(TRAIN), peer="train") as train:
             await train.request(absent, 10)
-        await until(lambda: not channel._transfer_thread._jobs)
-        monkeypatch.setattr(pair, "JOIN_S", 10.0)
+        await until(lambda: not channel._transfer_thread._pending)
+        monkeypatch.setattr(transfer_group, "JOIN_S", 10.0)
         assert same(await take(receiver, announced, tensors(0)), tensors(1))
 
 
@@ -363,11 +366,11 @@ def test_sockets_are_bound_to_loopback(run_dir: Path) -> None:
 _LISTENS = """
 import os, sys, threading
 from pathlib import Path
-from dart_cli.weights.transfer_group import Pair
+from dart_cli.weights.transfer_group import TransferGroup
 
 ends = []
 threads = [
-    threading.Thread(target=lambda rank=rank: ends.append(Pair(Path(sys.argv[1]), rank)))
+    threading.Thread(target=lambda rank=rank: ends.append(TransferGroup(Path(sys.argv[1]), rank)))
     for rank in (0, 1)
 ]
 for thread in threads:

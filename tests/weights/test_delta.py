@@ -19,10 +19,10 @@ from bus.errors import WeightsError
 from dart_cli.weights import delta
 from dart_cli.weights.base import Published
 from dart_cli.weights.delta import DELTA, PATCHES
-from dart_cli.weights.delta_chain import Held, newest, routes
-from dart_cli.weights.file import WEIGHTS, FileChannel, load
-from dart_cli.weights.flat_weights import FlatSet, infos_of
-from dart_cli.weights.manifest import read_manifest, versions
+from dart_cli.weights.delta_chain import HeldVersion, newest_version, routes
+from dart_cli.weights.file import FileChannel, load
+from dart_cli.weights.flat_weights import FlatWeights, specs_of
+from dart_cli.weights.manifest import WEIGHTS, read_manifest, versions
 from dart_cli.weights.mirror import DeltaReceiver
 
 Tensors = dict[str, torch.Tensor]
@@ -130,7 +130,7 @@ async def test_a_worker_that_skipped_versions_takes_the_chain(
     for version in (1, 2, 3):  # of the small tensors alone: three deltas are less than a set
         tensors = tensors | {"head": stepped(tensors)["head"]}
         paths.append(channel.publish(tensors, version).path)
-    announced = newest(channel.directory)
+    announced = newest_version(channel.directory)
     assert announced is not None
     assert same(await take(receiver, announced), tensors)
     read = sum((path / PATCHES).stat().st_size for path in paths)
@@ -154,7 +154,7 @@ async def test_every_so_many_versions_are_whole_and_a_long_chain_is_not_taken(
     whole = [each.policy_version for each in made if (each.path / WEIGHTS).exists()]
     assert whole == [0, 4, 8]
     manifest = read_manifest(made[9].path)
-    [best, *_] = routes(made[9].path, manifest, Held(0, made[0].digest))
+    [best, *_] = routes(made[9].path, manifest, HeldVersion(0, made[0].digest))
     assert best.whole == made[8].path
     await take(receiver, made[0])
     assert same(await take(receiver, made[9]), tensors)
@@ -277,7 +277,7 @@ async def test_where_no_way_is_left_the_set_is_refused_and_the_next_whole_one_me
     made, tensors = published(channel, 2)
     await take(receiver, made[0])
     damage(made[1].path)
-    with pytest.raises(WeightsError, match=r"differs|no deltas lead to it|does not fit"):
+    with pytest.raises(WeightsError, match=r"differs|no chain of deltas leads to it|does not fit"):
         await take(receiver, made[1])
     after = stepped(tensors)
     channel.whole_every = 1
@@ -356,8 +356,8 @@ def test_any_bits_become_any_other_bits(tmp_path_factory, dtype, data) -> None:
         {"w": torch.from_numpy(each.copy().view(np.uint8)).view(name)} for each in (old, new)
     )
     directory = tmp_path_factory.mktemp("delta")
-    flat = FlatSet.in_memory(infos_of(before)).fill(before)
-    goal = FlatSet.in_memory(infos_of(after)).fill(after)
+    flat = FlatWeights.in_memory(specs_of(before)).fill(before)
+    goal = FlatWeights.in_memory(specs_of(after)).fill(after)
     made = delta.write(directory, (0, "base"), 1, flat, goal)
     delta.apply(directory, made, flat)
     assert bits(flat.data) == bits(goal.data)

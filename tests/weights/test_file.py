@@ -13,16 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bus.errors import WeightsError
-from dart_cli.weights.file import (
-    FROZEN,
-    MANIFEST,
-    WEIGHTS,
-    FileChannel,
-    load,
-    newest,
-    publish,
-    read_manifest,
-)
+from dart_cli.weights.delta_chain import newest_version
+from dart_cli.weights.file import FileChannel, load, publish
+from dart_cli.weights.manifest import FROZEN, MANIFEST, WEIGHTS, read_manifest
 
 
 def tensors(value: float = 1.0) -> dict[str, torch.Tensor]:
@@ -45,14 +38,14 @@ def test_what_is_published_is_loaded_bit_for_bit(tmp_path: Path) -> None:
 def test_the_newest_is_by_number_not_by_name(tmp_path: Path) -> None:
     for version in (2, 1_000_000, 999_999):
         publish(tensors(), tmp_path, version)
-    found = newest(tmp_path)
+    found = newest_version(tmp_path)
     assert found is not None
     assert found.policy_version == 1_000_000
 
 
 def test_nothing_is_newest_before_the_first(tmp_path: Path) -> None:
-    assert newest(tmp_path) is None
-    assert newest(tmp_path / "absent") is None
+    assert newest_version(tmp_path) is None
+    assert newest_version(tmp_path / "absent") is None
 
 
 def test_only_the_last_k_are_kept(tmp_path: Path) -> None:
@@ -74,7 +67,7 @@ def test_a_draft_of_a_killed_publisher_is_no_version_and_is_cleared(tmp_path: Pa
     draft = tmp_path / ".v000007.draft"
     draft.mkdir()
     (draft / WEIGHTS).write_bytes(b"half")
-    assert newest(tmp_path) is None
+    assert newest_version(tmp_path) is None
     publish(tensors(), tmp_path, 7)
     assert [path.name for path in tmp_path.iterdir()] == ["v000007"]
 
@@ -207,7 +200,7 @@ def test_a_reader_beside_a_publisher_sees_whole_versions_in_order(tmp_path: Path
     try:
         while not (read and read[-1] == 119):
             alive = publisher.poll() is None
-            published = newest(tmp_path)
+            published = newest_version(tmp_path)
             assert alive or (published is not None and published.policy_version == 119)
             if published is None:
                 continue
@@ -250,7 +243,7 @@ def test_manifest_reads_do_not_race_with_removal(tmp_path: Path) -> None:
     thread.start()
     last = -1
     while not stop.is_set():
-        found = newest(tmp_path)
+        found = newest_version(tmp_path)
         if found is not None:
             assert found.policy_version >= last
             last = found.policy_version

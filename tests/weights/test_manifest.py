@@ -14,7 +14,7 @@ import torch
 from bus.errors import WeightsError
 from dart_cli.weights.base import Published
 from dart_cli.weights.file import publish
-from dart_cli.weights.manifest import MANIFEST, WEIGHTS, check, check_whole
+from dart_cli.weights.manifest import MANIFEST, WEIGHTS, check_announced, check_complete
 
 
 @pytest.fixture
@@ -23,15 +23,15 @@ def published(tmp_path: Path) -> Published:
 
 
 def test_the_set_that_was_announced_passes(published: Published) -> None:
-    assert check(published.path, 3, published.digest).policy_version == 3
-    check_whole(published.path, 3)
+    assert check_announced(published.path, 3, published.digest).policy_version == 3
+    check_complete(published.path, 3)
 
 
 def test_another_digest_or_version_than_announced_is_refused(published: Published) -> None:
     with pytest.raises(WeightsError, match="not the one announced: the digest differs"):
-        check(published.path, 3, "0" * 128)
-    with pytest.raises(WeightsError, match="says that it is v3, announced was v4"):
-        check(published.path, 4, published.digest)
+        check_announced(published.path, 3, "0" * 128)
+    with pytest.raises(WeightsError, match=" is v3, announced was v4"):
+        check_announced(published.path, 4, published.digest)
 
 
 def exchange(path: Path) -> None:
@@ -43,9 +43,9 @@ def exchange(path: Path) -> None:
 
 def test_a_set_exchanged_as_a_whole_is_refused(published: Published) -> None:
     exchange(published.path)
-    check_whole(published.path, 3)
+    check_complete(published.path, 3)
     with pytest.raises(WeightsError, match="digest differs"):
-        check(published.path, 3, published.digest)
+        check_announced(published.path, 3, published.digest)
 
 
 def cut(path: Path) -> None:
@@ -76,11 +76,14 @@ def edit(path: Path) -> None:
 def test_a_damaged_set_is_not_whole(published: Published, damage: Callable[[Path], None]) -> None:
     damage(published.path)
     with pytest.raises(WeightsError):
-        check_whole(published.path, 3)
+        check_complete(published.path, 3)
 
 
 def test_no_torch_is_needed_to_read_it() -> None:
     script = "import sys, dart_cli.weights.manifest; sys.exit('torch' in sys.modules)"
     subprocess.run(
-        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], check=True, timeout=60
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parents[2],
+        check=True,
+        timeout=60,
     )

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from dart_cli.weights import storage
-from dart_cli.weights.file import FROZEN, WEIGHTS, FileChannel, load, newest
+from dart_cli.weights.delta_chain import newest_version
+from dart_cli.weights.file import FileChannel, load
+from dart_cli.weights.manifest import FROZEN, WEIGHTS
 from dart_cli.weights.storage import Storage
 
 pytestmark = pytest.mark.skipif(not storage.SHARED.is_dir(), reason="there is no /dev/shm here")
@@ -78,7 +80,7 @@ def test_without_shared_memory_the_disk_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage, "SHARED", tmp_path / "absent")
-    assert storage.room() == 0
+    assert storage.free_shared_memory() == 0
     path = FileChannel(tmp_path / "weights", shared=True).publish(tensors(0), 0).path
     assert not (path / WEIGHTS).is_symlink()
 
@@ -89,13 +91,13 @@ def test_after_a_restart_of_the_machine_numbers_still_rise(tmp_path: Path, share
     before.publish(tensors(1), 1)
     shutil.rmtree(shared)
     shared.mkdir()
-    assert newest(tmp_path / "weights") is None
+    assert newest_version(tmp_path / "weights") is None
     channel = FileChannel(tmp_path / "weights", shared=True)
     again = channel.resume(tensors(0), 0)
     assert again.policy_version == 2
-    assert newest(tmp_path / "weights") == again
+    assert newest_version(tmp_path / "weights") == again
     channel.close()  # what is gone is no hindrance
-    assert newest(tmp_path / "weights") == again
+    assert newest_version(tmp_path / "weights") == again
 
 
 def test_memory_whose_process_lives_is_kept_though_its_directory_is_out_of_sight(
