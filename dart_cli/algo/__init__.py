@@ -1,10 +1,16 @@
-"""The mathematics of the run, pure and named by axis; docs/objective.md shows it at a glance.
+"""The mathematics of the run, pure and named by axis; docs/objective.md is the overview.
 
-advantage  rewards of a group -> advantages       schedule   success rates -> what to play next
-normalise  what each sample's tokens weigh        objective  which formula, and its numbers
+advantage   rewards of a group -> advantages
+normalise   the weight of each sample's tokens in the batch's loss
+objective   which formula is used, and its numbers
+schedule    success rates -> which task to play next, and how often
+selection   which steps of a group are trained on, by entropy
+mismatch    the distance of two log-probabilities of the same tokens
 
-These know torch:
+These import torch:
 
-surrogate  what the update follows: GRPO, GSPO, CISPO      correction  weights for stale tokens
-loss       the objective, put together                     entropy     of a distribution
+loss        the whole objective
+surrogate   the policy gradient's surrogate: GRPO, GSPO, CISPO
+correction  importance weights for stale tokens
+entropy     entropy of next-token distributions
 """

@@ -13,9 +13,9 @@ EPSILON = 1e-6
 
 
 def group_advantages(rewards: Sequence[float], estimator: Estimator = "group_std") -> list[float]:
-    """What each of the rewards [G] of one group is worth beside the others.
+    """Advantages [G] of the rewards [G] of one group, each relative to the others.
 
-    All are over the group's *trajectories*, so that a long one weighs no more than a short one:
+    All estimators run over the group's *trajectories*, so a long one weighs no more than a short one:
 
     - `group_std`: (R_i - mean) / (std + 1e-6), GRPO (arXiv 2402.03300, section 4.1.2). `std` is
       the population's (divided by G): any group size gives mean 0 and variance 1.

@@ -1,4 +1,4 @@
-"""The objective, put together: step-wise policy gradient with importance sampling.
+"""The whole objective: step-wise policy gradient with importance sampling.
 
     policy_loss   a micro-batch's share of the batch's loss, and its token statistics
     TokenStats    sums over tokens; those of two micro-batches add up to those of both
@@ -9,8 +9,8 @@ For a token with policy, proximal and behaviour log-probabilities p, q, b and ad
 
 with the weight w of correction.py, without gradient, and the surrogate of surrogate.py. By default
 they are DART's (arXiv 2509.23866 section 3): w = min(exp(q - b), C) and, with r = exp(p - q),
-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A). A demonstration's token, whose b nobody knows, has
-the weight of `demonstrated` instead, and no part in what is said about w.
+min(r A, clip(r, 1 - clip_low, 1 + clip_high) A). A demonstration's token, whose b is unknown, has the
+weight of `demonstration_weights` instead, and is left out of the statistics of w.
 
 Axes: `[N]` tokens, the completion tokens of `[S]` samples one after another.
 """
@@ -22,7 +22,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from dart_cli.algo.correction import demonstrated, importance, limited
+from dart_cli.algo.correction import clamp_log_ratio, demonstration_weights, importance_weights
 from dart_cli.algo.objective import Objective
 from dart_cli.algo.surrogate import surrogate
 
@@ -38,10 +38,10 @@ class TokenStats:
     clipped: torch.Tensor  # count of tokens whose gradient the clip stopped
     weight: torch.Tensor  # sum of w before any bound
     weight_squared: torch.Tensor
-    used: torch.Tensor  # sum of w as the loss has it
+    used: torch.Tensor  # sum of w as used in the loss
     demonstrated: torch.Tensor  # sum of the other tokens' weights
-    truncated: torch.Tensor  # count of tokens with w held at C
-    masked: torch.Tensor  # count of tokens with w = 0 for being out of range
+    truncated: torch.Tensor  # count of tokens with w bounded by C
+    masked: torch.Tensor  # count of tokens with w = 0 because it was out of range
     mismatch_kl: torch.Tensor  # sum of k3(behaviour, proximal), nats
     entropy: torch.Tensor  # sum of policy entropies, nats
     reference_kl: torch.Tensor  # sum of k3(policy, reference), nats
@@ -57,7 +57,7 @@ class TokenStats:
     def metrics(self) -> dict[str, float]:
         """Means over the tokens, by metric name; `ess` is a fraction of the token count.
 
-        What is said of importance weights is said of the tokens that have one.
+        Statistics of importance weights are over the tokens that have one.
         """
         count = max(1.0, self.tokens.item())
         sampled = max(1.0, self.sampled.item())
@@ -107,9 +107,10 @@ def policy_loss(
 
     All tensors are [N], of samples with `lengths` [S] that sum to N; log-probabilities and
     entropies in nats, of the distribution sampled from (forbidden tokens and temperature
-    included). Where `unknown` (bool) is set the behaviour policy's are not read. `weights` multiply each token's loss, 0 masks it out of loss and statistics; the sum
-    is divided by `divisor`, the whole batch's (normalise.py). Differentiated are `policy_logprobs`
-    and, where `entropy_coef` > 0, `entropies`.
+    included). Where `unknown` (bool) is set, the behaviour log-probability is not read.
+    `weights` multiply each token's loss, 0 masks it out of loss and statistics; the sum is divided by
+    `divisor`, the whole batch's (normalise.py). Gradients flow to `policy_logprobs` and, where
+    `entropy_coef` > 0, to `entropies`.
 
     The KL is the k3 estimator exp(d) - 1 - d, d = reference - policy (J. Schulman, "Approximating
     KL divergence"). Raises ValueError for a KL without reference or a bonus without entropies.
@@ -118,51 +119,53 @@ def policy_loss(
         raise ValueError("kl_beta > 0 needs reference_logprobs")
     if objective.entropy_coef > 0 and entropies is None:
         raise ValueError("entropy_coef > 0 needs entropies")
-    counts = weights != 0
-    # where() and not a product: 0 * inf of a masked token would be nan, in value and gradient.
+    mask = weights != 0
+    # where(), not a product: 0 * inf of a masked token would be nan, in value and gradient.
     policy, proximal, behaviour = (
-        torch.where(counts, logprobs, 0.0)
+        torch.where(mask, logprobs, 0.0)
         for logprobs in (policy_logprobs, proximal_logprobs.detach(), behaviour_logprobs)
     )
-    shown = torch.zeros_like(counts) if unknown is None else unknown
-    behaviour = torch.where(shown, proximal, behaviour)  # a ratio of 1, which says nothing
+    is_demonstrated = torch.zeros_like(mask) if unknown is None else unknown
+    behaviour = torch.where(is_demonstrated, proximal, behaviour)  # a ratio of 1, without effect
     drift = proximal - behaviour
-    weight = importance(drift, lengths, objective)
-    demonstration = demonstrated(proximal, objective)
+    importance = importance_weights(drift, lengths, objective)
+    demonstration_weight = demonstration_weights(proximal, objective)
     old = behaviour if objective.correction == "ratio" else proximal
-    follow = surrogate(policy, old, advantages, counts, lengths, objective)
-    token_loss = -torch.where(shown, demonstration, weight.used) * follow.value
+    bounded = surrogate(policy, old, advantages, mask, lengths, objective)
+    token_loss = (
+        -torch.where(is_demonstrated, demonstration_weight, importance.used) * bounded.value
+    )
     reference_kl = torch.zeros_like(token_loss)
     if reference_logprobs is not None:
-        reference = torch.where(counts, reference_logprobs.detach(), 0.0)
-        reference_kl = _k3(limited(reference - policy))
+        reference = torch.where(mask, reference_logprobs.detach(), 0.0)
+        reference_kl = _k3(clamp_log_ratio(reference - policy))
         token_loss = token_loss + objective.kl_beta * reference_kl
     entropy = torch.zeros_like(token_loss)
     if entropies is not None:
-        entropy = torch.where(counts, entropies, 0.0)
+        entropy = torch.where(mask, entropies, 0.0)
     if objective.entropy_coef > 0:
         token_loss = token_loss - objective.entropy_coef * entropy
     loss = (token_loss * weights).sum() / divisor
 
-    sampled = counts & ~shown
+    sampled = mask & ~is_demonstrated
 
-    def total(values: torch.Tensor, over: torch.Tensor = counts) -> torch.Tensor:
+    def total(values: torch.Tensor, over: torch.Tensor = mask) -> torch.Tensor:
         return torch.where(over, values.detach().to(loss.dtype), 0).sum()
 
     gap = drift.abs()
     stats = TokenStats(
-        tokens=counts.sum(),
+        tokens=mask.sum(),
         sampled=sampled.sum(),
         loss=loss.detach(),
-        ratio=total(follow.ratio),
-        clipped=total(follow.clipped),
-        weight=total(weight.raw, sampled),
-        weight_squared=total(weight.raw.square(), sampled),
-        used=total(weight.used, sampled),
-        demonstrated=total(demonstration, counts & shown),
-        truncated=total(weight.truncated, sampled),
-        masked=total(weight.masked, sampled),
-        mismatch_kl=total(_k3(limited(drift)), sampled),
+        ratio=total(bounded.ratio),
+        clipped=total(bounded.clipped),
+        weight=total(importance.raw, sampled),
+        weight_squared=total(importance.raw.square(), sampled),
+        used=total(importance.used, sampled),
+        demonstrated=total(demonstration_weight, mask & is_demonstrated),
+        truncated=total(importance.truncated, sampled),
+        masked=total(importance.masked, sampled),
+        mismatch_kl=total(_k3(clamp_log_ratio(drift)), sampled),
         entropy=total(entropy),
         reference_kl=total(reference_kl),
         mismatch_max=gap.max() if gap.numel() else gap.sum(),

@@ -1,4 +1,4 @@
-"""How far two log-probabilities of the same tokens are apart; numpy, float64, no torch.
+"""The distance of two log-probabilities of the same tokens; numpy, float64, no torch.
 
 mismatch   the engine's and the trainer's of tokens [N] -> Mismatch
 Mismatch   k3 KL, mean, quantiles and maximum of |difference|, nats
@@ -12,13 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-LIMIT = 20.0
-"""Differences count in the KL as at most +-20, as everywhere: a finite number."""
+from dart_cli.algo.objective import LOG_RATIO_LIMIT
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Of `tokens` tokens, each sampled by the engine; all else in nats, 0 where there are none."""
+    """Of `tokens` tokens sampled by the engine; all else in nats, and 0 for no tokens."""
 
     tokens: int
     kl: float  # k3 estimate of KL(engine || trainer), a mean over tokens
@@ -33,8 +32,9 @@ def mismatch(engine: ArrayLike, trainer: ArrayLike) -> Mismatch:
 
     With d = trainer - engine the KL's estimate is the mean of exp(d) - 1 - d (k3; J. Schulman,
     "Approximating KL divergence"), >= 0 and unbiased where the engine's are those sampled from. A
-    quantile is the smallest |d| that so many of the tokens do not exceed (nearest rank). What is
-    not finite counts as infinitely far apart. Raises ValueError for unequal lengths.
+    quantile is the smallest |d| that so many of the tokens do not exceed (nearest rank). A value
+    that is not finite counts as an infinite difference. The KL clamps d to +-LOG_RATIO_LIMIT.
+    Raises ValueError for unequal lengths.
     """
     left, right = (np.asarray(values, dtype=np.float64) for values in (engine, trainer))
     if left.shape != right.shape or left.ndim != 1:
@@ -47,7 +47,7 @@ def mismatch(engine: ArrayLike, trainer: ArrayLike) -> Mismatch:
     if np.isinf(gaps[-1]):
         kl = math.inf
     else:
-        held = drift.clip(-LIMIT, LIMIT)
+        held = drift.clip(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
         kl = float((np.expm1(held) - held).mean())
 
     def quantile(share: float) -> float:

@@ -1,4 +1,4 @@
-"""Over what the batch's loss is a mean: how much each sample's tokens weigh.
+"""What the batch's loss is a mean over: the weight of each sample's tokens.
 
 The loss is `sum over samples of share * (sum over its tokens of their loss) / divisor`. Shares and
 divisor are the whole batch's, not a micro-batch's, so that gradients accumulated over micro-batches
@@ -17,14 +17,14 @@ Normalise = Literal["tokens", "samples", "trajectories", "constant"]
 
 @dataclass(frozen=True)
 class Shares:
-    """What a token weighs in its batch."""
+    """The weight of a token in its batch."""
 
     normalise: Normalise
     divisor: float
     trajectory_tokens: Mapping[str, int]
 
     def of(self, trajectory_id: str, tokens: int) -> float:
-        """What each token of a sample weighs before the division; the sample has that many."""
+        """Weight of each of the `tokens` tokens of a sample, before the division."""
         if self.normalise == "samples":
             return 1.0 / tokens
         if self.normalise == "trajectories":
@@ -47,11 +47,11 @@ def loss_shares(
     - `samples`: 1 / (samples * |i|). Every step weighs the same (GRPO, arXiv 2402.03300, eq. 3, and
       GSPO, with a step as the sequence).
     - `trajectories`: 1 / (trajectories * |k|). Every trajectory weighs the same, however long.
-    - `constant`: 1 / (trajectories * constant_tokens). What a token weighs depends on no length at
-      all, neither its trajectory's nor the batch's: the unbiased policy gradient (Dr. GRPO, arXiv
+    - `constant`: 1 / (trajectories * constant_tokens). A token's weight depends on no length, neither
+      its trajectory's nor the batch's: the unbiased policy gradient (Dr. GRPO, arXiv
       2503.20783, section 3.2).
 
-    Give only samples that count. Raises ValueError for `constant` without its number.
+    Pass only samples that are trained on. Raises ValueError for `constant` without `constant_tokens`.
     """
     trajectory_tokens: Counter[str] = Counter()
     count = 0

@@ -1,7 +1,7 @@
-"""Which formula the trainer follows, and its numbers; torch-free.
+"""Which formula the trainer optimises, and its numbers; torch-free.
 
-Objective    the fields of [train] that say it
-ess_factor   what the guard makes of a batch's effective sample size
+Objective    the fields of [train] that choose it
+ess_factor   the learning-rate factor for a batch's effective sample size
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ SurrogateName = Literal["grpo", "gspo", "cispo"]
 CorrectionName = Literal["truncated", "sequence", "masked", "none", "ratio"]
 DemonstrationWeight = Literal["cloned", "shaped"]
 LowEss = Literal["skip", "shrink"]
+
+LOG_RATIO_LIMIT = 20.0
+"""Log-ratios are clamped to +-20: float32 can still square and sum e^20."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +37,11 @@ class Objective:
 
 
 def ess_factor(ess: float, min_ess: float, low_ess: LowEss) -> float:
-    """What the learning rate of a batch is multiplied with; 0 leaves the batch out.
+    """The factor on a batch's learning rate; 0 leaves the batch out.
 
     `ess` is (sum w)^2 / (N sum w^2) over the batch's N tokens, w = proximal / behaviour before any
-    bound (Kish): in [1 / N, 1], 1 where all weights are equal. At `min_ess` or above nothing
-    changes, so that `min_ess` = 0 never does.
+    bound (Kish): in [1 / N, 1], 1 where all weights are equal. At `min_ess` or above the
+    factor is 1, so `min_ess` = 0 changes nothing.
     """
     if ess >= min_ess:
         return 1.0

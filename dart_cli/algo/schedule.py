@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import floor as floored
 
 FLOOR = 0.1
 """Least weight of a task under `frontier`, as a fraction of the greatest possible."""
 
 DECAY = 0.95
-"""What an older outcome weighs against the next: the average looks back about 20 trajectories."""
+"""Weight of an outcome relative to the next one: the average covers about 20 trajectories."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class MovingAverage:
 
 
 def uniform_weights(tasks: int) -> list[float]:
-    """Every one of `tasks` tasks is as likely as another; sums to 1."""
+    """Equal probability for each of `tasks` tasks; sums to 1."""
     return [1.0 / tasks] * tasks
 
 
@@ -44,9 +44,9 @@ def frontier_weights(success: Sequence[float | None], floor: float = FLOOR) -> l
     """Probability [T] of each task to be played next, from its success rate in [0, 1].
 
     Proportional to max(4 p (1 - p), floor). p (1 - p) is the variance of a binary reward, so the
-    expected size of the group's advantages before scaling: greatest at 50 % success, nothing where
-    a task always or never succeeds. The floor keeps such tasks in play, so that a forgotten or
-    suddenly possible one is noticed; a task not yet judged (None) counts as 50 %.
+    expected size of the group's advantages before scaling: greatest at 50 % success, 0 where a
+    task always or never succeeds. The floor keeps such tasks in play, so that a forgotten or newly
+    solvable one is noticed; a task without a success rate (None) counts as 50 %.
 
     Raises ValueError for a rate outside [0, 1] or a floor outside (0, 1].
     """
@@ -64,13 +64,13 @@ def group_size(success: float | None, full: int, least: int) -> int:
     """Trajectories of a task's next group, from its success rate in [0, 1]: the easier, the fewer.
 
     DART's dynamic rollout number (arXiv 2509.23866) and its release's table. Up to 0.6, and for a
-    task not known well enough (None), `full`; above that the share
+    task without a success rate (None), `full`; above that the share
 
         (9 / success - 7) / 8
 
-    of it, which falls from 1 at 0.6 to 1 / 4 at 1.0, rounded down, but `least`. With `full` = 8
+    of it, which falls from 1 at 0.6 to 1 / 4 at 1.0, rounded down, and at least `least`. With `full` = 8
     that is max(least, floor(9 / success - 7)), the table itself: 0.65 -> 6, 0.7 -> 5, 0.8 -> 4,
-    0.9 -> 3, 1.0 -> 2. Where almost every trajectory passes, more of them teach little: p (1 - p),
+    0.9 -> 3, 1.0 -> 2. Where almost every trajectory passes, more of them add little: p (1 - p),
     the variance of the reward, goes to 0.
 
     Raises ValueError for a rate outside [0, 1].
@@ -82,5 +82,7 @@ def group_size(success: float | None, full: int, least: int) -> int:
     if success <= 0.6:
         return full
     share = (9 / success - 7) / 8
-    fewer = floored(round(share * full, 9))  # a whole number must not be missed by a rounding error
+    fewer = math.floor(
+        round(share * full, 9)
+    )  # a whole number must not be missed by a rounding error
     return min(full, max(least, fewer))

@@ -1,4 +1,4 @@
-"""Which steps of a group are trained on: those where the policy had a choice to make."""
+"""Which steps of a group are trained on: those of high entropy, where the policy had a choice."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def mean_entropy(entropies: Sequence[float]) -> float:
     return sum(entropies) / len(entropies)
 
 
-def high_entropy(entropies: Sequence[float], share: float) -> list[bool]:
+def high_entropy_steps(entropies: Sequence[float], share: float) -> list[bool]:
     """Which of a group's steps [T] are among the `share` of highest mean entropy.
 
-    The threshold is the k-th largest of the T entropies, k = ceil(share T), so that at least one
-    step is kept of any; steps that equal it are all kept. `share` = 0.8 is the paper's 20th
-    percentile (arXiv 2509.23866). Whether a step is kept depends on its value alone, not on where
-    it stands. Raises ValueError for a share outside (0, 1].
+    The threshold is the k-th largest of the T entropies, k = ceil(share T), so at least one step
+    is kept; steps that equal it are all kept. `share` = 0.8 is the paper's 20th
+    percentile (arXiv 2509.23866). Whether a step is kept depends on its value alone, not on its
+    position. Raises ValueError for a share outside (0, 1].
     """
     if not 0 < share <= 1:
         raise ValueError(f"share must be in (0, 1], got {share}")

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from bus.messages import Outcome
 from dart_cli.algo.advantage import Estimator, group_advantages
-from dart_cli.algo.selection import high_entropy
+from dart_cli.algo.selection import high_entropy_steps
 from dart_cli.data.store.rows import Decision, GroupReason, PlannedSample, SampleReason
 
 REWARDS: dict[Outcome, float] = {"pass": 1.0, "fail": 0.0}
@@ -157,7 +157,7 @@ def plan_samples(
     """
     advantages = group_advantages([REWARDS[each.outcome] for each in group.compared], advantage)
     ranked = [value for member in group.valid for value in member.entropies]
-    verdicts = iter(high_entropy(ranked, high_entropy_share))
+    verdicts = iter(high_entropy_steps(ranked, high_entropy_share))
     samples = []
     for member, value in zip(group.compared, advantages, strict=True):
         for step in range(member.steps):

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dart_cli.algo.correction import demonstrated
+from dart_cli.algo.correction import demonstration_weights
 from dart_cli.algo.loss import LossOutput, policy_loss
 from dart_cli.algo.objective import Objective
 
@@ -73,9 +73,11 @@ def test_a_cloned_one_has_the_gradient_of_the_likelihood(logprobs: list[float], 
 
 @given(st.floats(-20, 0), GAMMAS)
 def test_it_never_weighs_more_than_a_quarter_of_a_fresh_token(value: float, gamma: float) -> None:
-    weight = demonstrated(double([value]), shaped_by(gamma)).item()
+    weight = demonstration_weights(double([value]), shaped_by(gamma)).item()
     assert 0 < weight <= 0.25 + 1e-12
-    assert demonstrated(double([math.log(gamma)]), shaped_by(gamma)).item() == pytest.approx(0.25)
+    assert demonstration_weights(
+        double([math.log(gamma)]), shaped_by(gamma)
+    ).item() == pytest.approx(0.25)
 
 
 @given(LOGPROBS, st.data())
@@ -96,7 +98,7 @@ def test_other_tokens_and_what_is_said_of_them_are_as_without_it(
         [False] * len(logprobs) + [True],
         objective,
     )
-    extra = -demonstrated(double([-1.0]), objective).item()
+    extra = -demonstration_weights(double([-1.0]), objective).item()
     assert mixed.loss.item() == pytest.approx(alone.loss.item() + extra)
     before, after = alone.stats.metrics(), mixed.stats.metrics()
     for name in ("ess", "is_weight_mean", "is_used_mean", "is_truncated_fraction", "mismatch_kl"):

@@ -18,10 +18,9 @@ import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from dart_cli.algo.correction import LOG_RATIO_LIMIT
 from dart_cli.algo.loss import LossOutput, TokenStats, policy_loss
 from dart_cli.algo.normalise import Normalise, loss_shares
-from dart_cli.algo.objective import CorrectionName, Objective, SurrogateName
+from dart_cli.algo.objective import LOG_RATIO_LIMIT, CorrectionName, Objective, SurrogateName
 
 LIMIT = LOG_RATIO_LIMIT
 few = settings(max_examples=30)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dart_cli.algo.selection import high_entropy, mean_entropy
+from dart_cli.algo.selection import high_entropy_steps, mean_entropy
 
 entropies = st.lists(st.sampled_from([0.0, 0.1, 0.5, 0.7]) | st.floats(0, 8), max_size=40)
 percents = st.integers(1, 100)
@@ -19,7 +19,7 @@ percents = st.integers(1, 100)
 
 @given(entropies, percents)
 def test_the_threshold_is_the_percentile_of_the_group(values: list[float], percent: int) -> None:
-    kept = high_entropy(values, percent / 100)
+    kept = high_entropy_steps(values, percent / 100)
     if not values:
         assert kept == []
         return
@@ -33,7 +33,7 @@ def test_the_threshold_is_the_percentile_of_the_group(values: list[float], perce
 def test_at_least_the_share_is_kept_and_more_only_by_ties(
     values: list[float], percent: int
 ) -> None:
-    verdicts = high_entropy(values, percent / 100)
+    verdicts = high_entropy_steps(values, percent / 100)
     kept = [value for value, is_kept in zip(values, verdicts, strict=True) if is_kept]
     wanted = ceil(Fraction(percent, 100) * len(values))
     assert len(kept) >= wanted
@@ -46,27 +46,27 @@ def test_the_order_of_the_steps_changes_nothing(
 ) -> None:
     order = list(range(len(values)))
     random.Random(seed).shuffle(order)
-    kept = high_entropy(values, percent / 100)
-    assert high_entropy([values[i] for i in order], percent / 100) == [kept[i] for i in order]
+    kept = high_entropy_steps(values, percent / 100)
+    assert high_entropy_steps([values[i] for i in order], percent / 100) == [kept[i] for i in order]
 
 
 def test_the_paper_keeps_the_top_eighty_percent() -> None:
-    assert high_entropy([0.5, 0.1, 0.4, 0.3, 0.2], 0.8) == [True, False, True, True, True]
+    assert high_entropy_steps([0.5, 0.1, 0.4, 0.3, 0.2], 0.8) == [True, False, True, True, True]
 
 
 def test_all_steps_alike_are_all_kept() -> None:
-    assert high_entropy([0.3] * 7, 0.1) == [True] * 7
+    assert high_entropy_steps([0.3] * 7, 0.1) == [True] * 7
 
 
 @given(entropies)
 def test_a_share_of_one_keeps_everything(values: list[float]) -> None:
-    assert all(high_entropy(values, 1.0))
+    assert all(high_entropy_steps(values, 1.0))
 
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.1])
 def test_a_share_that_is_none_is_refused(share: float) -> None:
     with pytest.raises(ValueError, match="share"):
-        high_entropy([1.0], share)
+        high_entropy_steps([1.0], share)
 
 
 @given(st.lists(st.floats(0, 12), min_size=1, max_size=300))
