@@ -68,7 +68,7 @@ def test_the_end_brings_what_is_kept_to_disk(tmp_path: Path, shared: Path) -> No
 def test_without_room_the_disk_is_used(
     tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "room", lambda: 1000)
+    monkeypatch.setattr(storage, "free_shared_memory", lambda: 1000)
     channel = FileChannel(tmp_path / "weights", shared=True)
     path = channel.publish(tensors(0), 0).path
     assert not (path / WEIGHTS).is_symlink()
