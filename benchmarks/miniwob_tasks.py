@@ -37,7 +37,7 @@ from envs.miniwob.tasks import TASKS
 from envs.registry import make_env
 
 UNSURE = ("drag-items-grid", "email-inbox-forward", "email-inbox-noscroll", "click-test-2")
-"""Pages whose oracle cannot always pass: docs/environments.md. In click-test-2 one button may cover
+"""Pages whose oracle cannot always pass: docs/environments/miniwob.md. In click-test-2 one button may cover
 the other."""
 
 Job = tuple[str, int]  # task id, seed

@@ -163,7 +163,7 @@ def _as_suite(name: str, path: str) -> Suite:
     if not isinstance(suite, Suite):
         raise TaskError(
             f"suite {name}: {attribute} is no Suite; it needs name, tasks and make_env(), "
-            "see docs/environments.md"
+            "see docs/environments/"
         )
     return suite
 

@@ -1,6 +1,6 @@
 """What the documentation shows of the embedded suites: a table of their templates, and pictures.
 
-`python -m envs.embedded.gallery docs` writes both anew: the tables into docs/environments.md, between
+`python -m envs.embedded.gallery docs` writes both anew: the tables into docs/environments/embedded.md, between
 its markers, and one contact sheet per suite into docs/images.
 """
 
@@ -86,7 +86,7 @@ def _halfway(env: EmbeddedEnv, task_id: str, seed: int) -> Image.Image:
 
 def write(docs: Path) -> None:
     """Write tables and pictures into the folder `docs`."""
-    page = docs / "environments.md"
+    page = docs / "environments" / "embedded.md"
     page.write_text(with_tables(page.read_text()))
     images = docs / "images"
     images.mkdir(exist_ok=True)

@@ -261,7 +261,7 @@ def test_a_task_file_is_whole(task_id: str) -> None:
 )
 def test_a_solution_passes(env: DesktopEnv, task_id: str) -> None:
     if f"desktop/{task_id}" not in SUITE.tasks:
-        pytest.skip(f"what {task_id} needs is not installed: docs/environments.md")
+        pytest.skip(f"what {task_id} needs is not installed: docs/environments/desktop.md")
     begin(env, f"desktop/{task_id}", seed=11)
     while True:
         _, reward, over, _, _ = env.step(env.oracle_action())

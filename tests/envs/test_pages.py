@@ -1,4 +1,4 @@
-"""docs/environments.md says what is so: its tables are generated, its example runs."""
+"""docs/environments/embedded.md is true: its tables are generated, its example runs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from envs.embedded.env import EmbeddedEnv
 from envs.embedded.gallery import SUITES, sheet, with_tables
 from envs.registry import load_suite, make_env
 
-PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
+PAGE = Path(__file__).parents[2] / "docs" / "environments" / "embedded.md"
 
 
 def test_the_tables_are_those_of_the_suites() -> None:
-    """Mend with `python -m envs.embedded.gallery docs`."""
+    """Fix with `python -m envs.embedded.gallery docs`."""
     text = PAGE.read_text()
     assert with_tables(text) == text
     for suite in SUITES:

@@ -1,0 +1,60 @@
+"""The documentation site builds strictly, without anything from other sites."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mkdocs")
+
+ROOT = Path(__file__).parents[2]
+LOADED = re.compile(r"<(?:script|img|link)[^>]+(?:src|href)=\"?((?:https?:)?//[^\" >]+)")
+
+
+def build(root: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", root / "site"],
+        cwd=root,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    return tmp_path
+
+
+def test_the_site_builds_and_loads_nothing_from_elsewhere(root: Path) -> None:
+    built = build(root)
+    assert built.returncode == 0, built.stderr
+    pages = list((root / "site").rglob("*.html"))
+    assert len(pages) > 30
+    for page in pages:
+        assert LOADED.findall(page.read_text(encoding="utf-8")) == [], page
+
+
+@pytest.mark.parametrize("link", ["nowhere.md", "bus.md#nowhere", "../README.md"])
+def test_a_broken_link_fails_the_build(root: Path, link: str) -> None:
+    (root / "docs" / "start.md").write_text(f"# Start\n\n[a link]({link})\n", encoding="utf-8")
+    built = build(root)
+    assert built.returncode != 0
+    assert "start.md" in built.stderr
+
+
+def test_a_page_that_the_navigation_does_not_name_fails_the_build(root: Path) -> None:
+    (root / "docs" / "stray.md").write_text("# Stray\n", encoding="utf-8")
+    built = build(root)
+    assert built.returncode != 0
+    assert "stray.md" in built.stderr
