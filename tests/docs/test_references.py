@@ -1,0 +1,73 @@
+"""What the pages name exists: modules, scripts, links, the lines of a configuration that they show."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = [ROOT / "dart_cli" / room / "README.md" for room in ("env", "rollout", "data", "train")]
+PAGES = sorted(
+    [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(page for page in ROOMS if page.is_file()),
+        *(ROOT / "docs").rglob("*.md"),
+    ]
+)
+FOLDERS = "bus|envs|dart_cli|configs|scripts|benchmarks|tests|docs"
+NAMED = re.compile(rf"(?<![\w/.~-])(?:{FOLDERS})/[\w./*-]*[\w/]")
+
+
+def relative(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_paths_that_a_page_names_exist(page: Path) -> None:
+    text = re.sub(r"\]\([^)]*\)", "]", page.read_text(encoding="utf-8"))
+    assert [path for path in sorted({*NAMED.findall(text)}) if not any(ROOT.glob(path))] == []
+
+
+@pytest.mark.parametrize("page", [page for page in ROOMS if page.is_file()], ids=relative)
+def test_a_rooms_readme_names_each_of_its_files(page: Path) -> None:
+    listed = set(re.findall(r"`([\w/]+\.py)`", page.read_text(encoding="utf-8")))
+    own = {path.name for path in page.parent.glob("*.py")} - {"__init__.py"}
+    assert own - listed == set()
+    assert [name for name in listed if "/" not in name and name not in own] == []
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=relative)
+def test_links_of_the_front_pages_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    for link in links:
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path
+        assert target.is_file(), link
+        if anchor:
+            assert anchor in headings(target), link
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors that GitHub and mkdocs give the headings of a page."""
+    lines = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", line).strip().lower().replace(" ", "-") for line in lines}
+
+
+def test_the_configuration_in_the_readme_is_the_files_own() -> None:
+    """Lines may be left out between, none may differ."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = re.findall(r"<!-- lines of (\S+);.*-->\n```toml\n(.*?)```", text, re.DOTALL)
+    assert [path for path, _ in shown] == ["configs/quickstart.toml"]
+    for path, block in shown:
+        lines = iter((ROOT / path).read_text(encoding="utf-8").splitlines())
+        for line in filter(None, block.splitlines()):
+            assert line in lines, line  # consumes `lines`, so the order is the file's, too
+        whole = tomllib.loads((ROOT / path).read_text(encoding="utf-8"))
+        for section, keys in tomllib.loads(block).items():
+            assert whole[section] | keys == whole[section]
