@@ -425,7 +425,7 @@ def readers(run_dir: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     """Everything that reads files of a run, by name."""
     from dart_cli.evaluation.results import read_evaluation
     from dart_cli.inspection.explain import explain_trajectory
-    from dart_cli.inspection.show import find_subject
+    from dart_cli.inspection.find import find_subject
     from dart_cli.runtime.liveness import workers_of
     from dart_cli.runtime.role import read_run
     from dart_cli.status.absent import why_absent

@@ -141,27 +141,30 @@ def list_(
     Example: dart data ls runs/quickstart --state dropped --reason stale --json | jq .task
     """
     from dart_cli.data.store.writer import open_reader
-    from dart_cli.inspection import show as browse
+    from dart_cli.inspection.find import check_tasks, find_run
+    from dart_cli.inspection.ls import (
+        Listing,
+        list_pool,
+        list_trajectories,
+        print_pool,
+        print_trajectories,
+    )
 
     if pool and (outcome or state or reason):
         raise typer.BadParameter(
             "--pool lists successes of the pool: only --task and --limit choose among them"
         )
-    wanted = browse.Listing(task, outcome, state, reason, limit)
-    with open_reader(browse.find_run(target)) as reader:
-        browse.check_tasks(reader, [task] if task else [])
-        found = (
-            browse.list_pool(reader, task, limit)
-            if pool
-            else browse.list_trajectories(reader, wanted)
-        )
+    wanted = Listing(task, outcome, state, reason, limit)
+    with open_reader(find_run(target)) as reader:
+        check_tasks(reader, [task] if task else [])
+        found = list_pool(reader, task, limit) if pool else list_trajectories(reader, wanted)
         if as_json:
             for row in found[-limit:]:
                 _say_json(row)
         elif pool:
-            browse.print_pool(_console(), reader, found, limit)
+            print_pool(_console(), reader, found, limit)
         else:
-            browse.print_trajectories(_console(), reader, found, limit)
+            print_trajectories(_console(), reader, found, limit)
 
 
 @data.command()
@@ -179,11 +182,12 @@ def show(
     Example: dart data show g000001-00 --film first.png
     """
     from dart_cli.data.store.writer import open_reader
-    from dart_cli.inspection import show as browse
+    from dart_cli.inspection.find import find_run, find_subject
+    from dart_cli.inspection.show import print_trajectory, show_trajectory
 
-    with open_reader(browse.find_run(run)) as reader:
-        subject = browse.find_subject(reader, trajectory)
-        shown = browse.show(reader, subject)
+    with open_reader(find_run(run)) as reader:
+        subject = find_subject(reader, trajectory)
+        shown = show_trajectory(reader, subject)
         if film is not None:
             from dart_cli.inspection.report import draw_trajectory
 
@@ -191,7 +195,7 @@ def show(
         if as_json:
             _say_json(shown)
             return
-        browse.print_show(_console(), reader, subject, shown)
+        print_trajectory(_console(), reader, subject, shown)
         if film is not None:
             typer.echo(f"film: {film}")
 
@@ -203,14 +207,15 @@ def stats(target: RunTarget = None, as_json: AsJson = False) -> None:
     Example: dart data stats runs/quickstart --json | jq .tasks
     """
     from dart_cli.data.store.writer import open_reader
-    from dart_cli.inspection import show as browse
+    from dart_cli.inspection.find import find_run
+    from dart_cli.inspection.stats import count, print_count
 
-    with open_reader(browse.find_run(target)) as reader:
-        counted = browse.count(reader)
+    with open_reader(find_run(target)) as reader:
+        counted = count(reader)
     if as_json:
         _say_json(counted)
     else:
-        browse.print_count(_console(), counted)
+        print_count(_console(), counted)
 
 
 @data.command()
@@ -223,18 +228,18 @@ def why(trajectory: TrajectoryArgument, run: RunOption = None, as_json: AsJson =
     Example: dart data why g000001-00 --run runs/quickstart
     """
     from dart_cli.data.store.writer import open_reader
-    from dart_cli.inspection import explain as story
-    from dart_cli.inspection import show as browse
+    from dart_cli.inspection.explain import events_as_json, explain_trajectory, print_events
+    from dart_cli.inspection.find import find_run, find_subject
 
-    with open_reader(browse.find_run(run)) as reader:
-        subject = browse.find_subject(reader, trajectory)
-        events = story.explain_trajectory(reader, subject)
+    with open_reader(find_run(run)) as reader:
+        subject = find_subject(reader, trajectory)
+        events = explain_trajectory(reader, subject)
         if as_json:
-            _say_json({"id": subject.id, "task": subject.task_id, "story": story.as_json(events)})
+            _say_json({"id": subject.id, "task": subject.task_id, "story": events_as_json(events)})
             return
         place = reader.path.parent
         typer.echo(f"{subject.id}  {subject.task_id}, seed {subject.task_seed}  ({place})")
-        story.print_story(_console(), events)
+        print_events(_console(), events)
 
 
 @data.command()
@@ -252,11 +257,11 @@ def draw(
     Example: dart data draw runs/quickstart --out pictures
     """
     from dart_cli.data.store.writer import open_reader
-    from dart_cli.inspection import curation_plots as pictures
-    from dart_cli.inspection import show as browse
+    from dart_cli.inspection.curation_plots import draw_all
+    from dart_cli.inspection.find import find_run
 
-    with open_reader(browse.find_run(target)) as reader:
-        for path in pictures.draw_all(reader, out or reader.path.parent / "pictures"):
+    with open_reader(find_run(target)) as reader:
+        for path in draw_all(reader, out or reader.path.parent / "pictures"):
             typer.echo(path)
 
 
@@ -330,16 +335,16 @@ def export(
     """
     from dart_cli.data.exchange.transfer import Choice, chosen, export_run
     from dart_cli.data.store.writer import open_reader
-    from dart_cli.inspection import show as browse
+    from dart_cli.inspection.find import check_tasks, find_run
     from dart_cli.runtime.progress import progress
 
     if pool and outcome:
         raise typer.BadParameter("--pool exports successes alone: --outcome chooses none of them")
-    run_dir = browse.find_run(target)
+    run_dir = find_run(target)
     was_started = not target.is_dir() or (target / "config.json").exists()
     config = config_of(target) if was_started else None  # else it holds a pool alone
     with open_reader(run_dir) as reader:
-        browse.check_tasks(reader, tasks or [])
+        check_tasks(reader, tasks or [])
         ids = chosen(reader, Choice(outcome, tuple(tasks or ()), pool))
         with progress("exporting", len(ids), "trajectories") as told:
             done = export_run(reader, ids, folder, config=config, told=told)

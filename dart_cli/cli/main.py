@@ -286,7 +286,7 @@ def view(
 
     if trajectory and export is None:
         raise ConfigError("--trajectory chooses what --export writes: add --export FILE.html")
-    from dart_cli.inspection.show import find_run
+    from dart_cli.inspection.find import find_run
 
     try:
         from dart_cli.view.export import write_file

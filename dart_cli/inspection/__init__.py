@@ -1,1 +1,13 @@
-"""Looking into a run: its rows, its stories, its plots, its report."""
+"""Looking into a run, also beside a live one: a reader disturbs no process.
+
+find             which run is meant, and which of its trajectories
+ls               `dart data ls`: trajectories of the run, members of its pool
+show             `dart data show`: one trajectory with its steps
+stats            `dart data stats`: how much there is of everything
+explain          `dart data why`: what happened to one trajectory, and why
+curation_plots   `dart data draw`: what curation decided, as pictures
+report           the end of `dart up`, and `dart data show --film`: success before and after, the curve, films
+text             how values of a run are written for a person
+
+A function without a console returns plain JSON values; one with a console prints the same.
+"""

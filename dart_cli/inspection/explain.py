@@ -1,7 +1,7 @@
 """What became of one trajectory, in the order it happened: `dart data why`.
 
     explain_trajectory   a Subject -> its events, each with moment, sentence and numbers
-    print_story  the same on a terminal
+    print_events  the same on a terminal
 
 Every sentence follows from rows of the database: the lease, the steps, the verdict, the fate of
 its group, the batches it was part of and what each of its steps weighed there. Where it was
@@ -23,7 +23,8 @@ from dart_cli.data.curate import may_join
 from dart_cli.data.groups import group_of
 from dart_cli.data.store.rows import BatchRow, GroupRow, PoolRow, SampleRow, StepRow, TrajectoryRow
 from dart_cli.data.store.writer import Reader
-from dart_cli.inspection.show import Subject, action_words, moment, versions_words
+from dart_cli.inspection.find import Subject
+from dart_cli.inspection.text import action_words, moment, versions_words
 
 LEFT_OUT: dict[str, str] = {
     "low_entropy": "the policy was surest here; data.high_entropy leaves such steps out",
@@ -60,14 +61,14 @@ def explain_trajectory(reader: Reader, subject: Subject) -> list[Event]:
     return events
 
 
-def print_story(console: Console, events: Sequence[Event]) -> None:
+def print_events(console: Console, events: Sequence[Event]) -> None:
     """One line an event; what belongs to the one before is indented."""
     for event in events:
         when = f"{moment(event.at)}  " if event.at is not None else " " * 23
         console.print(f"{when}{event.text}", soft_wrap=True)
 
 
-def as_json(events: Sequence[Event]) -> list[dict[str, Any]]:
+def events_as_json(events: Sequence[Event]) -> list[dict[str, Any]]:
     """The events as plain values."""
     return [asdict(event) for event in events]
 

@@ -33,7 +33,7 @@ from dart_cli.evaluation.results import (
     read_evaluation,
     read_films,
 )
-from dart_cli.inspection.show import Subject
+from dart_cli.inspection.find import Subject
 from dart_cli.status.page import fraction, minutes, page_table
 
 BEFORE, AFTER = "before", "after"

@@ -23,7 +23,7 @@ from bus.errors import ActionError
 from dart_cli.data.store.rows import SampleRow, StepRow, TrajectoryRow
 from dart_cli.data.store.writer import Reader
 from dart_cli.inspection.explain import LEFT_OUT
-from dart_cli.inspection.show import action_words
+from dart_cli.inspection.text import action_words
 from dart_cli.view.charts import VERSION_COLOURS, token_bars
 from dart_cli.view.site import Site, image_type
 from envs.actions import Click, DoubleClick, Drag, Move, Scroll, action_from_dict

@@ -32,7 +32,8 @@ from dart_cli.data.store.rows import (
 )
 from dart_cli.data.store.writer import Reader
 from dart_cli.inspection.explain import explain_trajectory
-from dart_cli.inspection.show import STATES, find_subject
+from dart_cli.inspection.find import find_subject
+from dart_cli.inspection.ls import STATES
 from dart_cli.view import film
 from dart_cli.view.charts import MOST_POINTS, Series, bar, line_chart, sparkline
 from dart_cli.view.site import Site

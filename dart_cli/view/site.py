@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from dart_cli.inspection.show import moment, versions
+from dart_cli.inspection.text import moment, versions
 from dart_cli.status.page import minutes
 
 POLICY = {

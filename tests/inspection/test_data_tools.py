@@ -20,7 +20,9 @@ from dart_cli.data.store.rows import PoolRow
 from dart_cli.data.store.writer import Reader, Store, open_reader, open_store
 from dart_cli.inspection.curation_plots import draw_all, group_outcome, success_averages
 from dart_cli.inspection.explain import explain_trajectory
-from dart_cli.inspection.show import action_words, count, find_run, find_subject
+from dart_cli.inspection.find import find_run, find_subject
+from dart_cli.inspection.stats import count
+from dart_cli.inspection.text import action_words
 from envs.base import content_hash
 from tests.data.parts import (
     Clock,

@@ -1,0 +1,155 @@
+"""Which run is meant, and which of its trajectories.
+
+find_run       a configuration file, a run directory, or nothing -> the run that is meant
+find_subject   a trajectory by its id, of the run or of its pool; else the nearest cure
+check_tasks    whether the run has such tasks
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from bus.errors import RunDirectoryError, UserError
+from dart_cli.config.schema import load_config, refuse_overrides
+from dart_cli.data.groups import group_id
+from dart_cli.data.store.rows import GroupRow, PoolRow, TrajectoryRow
+from dart_cli.data.store.writer import DATABASE, Reader
+from envs.registry import did_you_mean
+
+RUNS = Path("runs")
+"""Where a run is looked for when none was named."""
+
+_GROUP_ID = re.compile(r"g?(\d+)(?:-\d*)?")
+
+
+def find_run(target: Path | None, overrides: Sequence[str] = ()) -> Path:
+    """The run directory of a configuration file, or `target` itself if it is a directory.
+
+    Without a target it is the run below `runs` that was written to last. Raises ConfigError,
+    RunDirectoryError.
+    """
+    if target is None:
+        target = _newest_run()
+    if target.is_dir():
+        refuse_overrides(target, overrides)
+        if not (target / DATABASE).is_file():
+            raise RunDirectoryError(
+                f"{target}: no run in it, {DATABASE} is missing; name a run directory that "
+                "`dart data` or `dart up` made, or the TOML file of the run"
+            )
+        return target
+    run_dir = load_config(target, list(overrides)).run.dir
+    if not (run_dir / DATABASE).is_file():
+        raise RunDirectoryError(
+            f"no run in {run_dir} yet (run.dir of {target}); start one with `dart up {target}`"
+        )
+    return run_dir
+
+
+def _newest_run() -> Path:
+    found = [path.parent for path in RUNS.glob(f"*/{DATABASE}")]
+    if not found:
+        raise RunDirectoryError(
+            f"no run below {RUNS}; name the one you mean: a run directory or its TOML file"
+        )
+    return max(found, key=_written_at)
+
+
+def _written_at(run_dir: Path) -> float:
+    """When a run was last written to; a reader leaves an empty log beside its database."""
+    times = [0.0]
+    for name in (DATABASE, f"{DATABASE}-wal"):
+        with suppress(OSError):
+            found = (run_dir / name).stat()
+            if found.st_size or name == DATABASE:
+                times.append(found.st_mtime)
+    return max(times)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A trajectory of the run, a member of its pool, or both."""
+
+    id: str
+    trajectory: TrajectoryRow | None  # None where it came from outside
+    group: GroupRow | None
+    pool: PoolRow | None
+
+    @property
+    def suite(self) -> str:
+        """The suite of its task."""
+        row = self.group or self.pool
+        assert row is not None
+        return row.suite
+
+    @property
+    def task_id(self) -> str:
+        """The id of its task."""
+        row = self.group or self.pool
+        assert row is not None
+        return row.task_id
+
+    @property
+    def task_seed(self) -> int:
+        """The seed of its task."""
+        row = self.group or self.pool
+        assert row is not None
+        return row.task_seed
+
+
+def find_subject(reader: Reader, name: str) -> Subject:
+    """The trajectory called `name`; the id of a pool member may be shortened while it is unique.
+
+    Raises UserError with the nearest cure.
+    """
+    if trajectory := reader.trajectory(name):
+        group = reader.groups_by_id([trajectory.group_id])[trajectory.group_id]
+        return Subject(name, trajectory, group, reader.pool_member(name))
+    if name.startswith("x"):
+        members = [row for row in reader.pool(evicted=True) if row.trajectory_id.startswith(name)]
+        if len(members) == 1:
+            return Subject(members[0].trajectory_id, None, None, members[0])
+        many = f"{len(members)} of its members begin with it, write more of the id"
+        none = "`dart data ls --pool` lists its members"
+        raise UserError(
+            f"no pool member {name!r} in {run_dir_of(reader)}; {many if members else none}"
+        )
+    raise UserError(f"no trajectory {name!r} in {run_dir_of(reader)}; {_nearest(reader, name)}")
+
+
+def check_tasks(reader: Reader, names: Iterable[str]) -> None:
+    """Raise UserError for a task that neither the run nor its pool has."""
+    known = {task_id for _, task_id in reader.instructions()}
+    known |= {row.task_id for row in reader.pool(evicted=True)}
+    for name in names:
+        if name not in known:
+            raise UserError(
+                f"--task {name}: {run_dir_of(reader)} has no such task{did_you_mean(name, known)}; "
+                "`dart data stats` lists those it has"
+            )
+
+
+def run_dir_of(reader: Reader) -> Path:
+    """The run directory that a reader reads."""
+    return reader.path.parent
+
+
+def _nearest(reader: Reader, name: str) -> str:
+    """What to write instead of an id that no trajectory has."""
+    newest = reader.newest_group()
+    if not newest:
+        return "nothing was played in it yet"
+    found = _GROUP_ID.fullmatch(name)
+    if found is None:
+        return (
+            f"ids look like {group_id(newest)}-00; `dart data ls {run_dir_of(reader)}` lists them"
+        )
+    wanted = group_id(int(found[1]))
+    members = [row.id for row in reader.trajectories(group_ids=[wanted])]
+    if members:
+        return f"group {wanted} has {members[0]} to {members[-1]}"
+    return f"its groups go from {group_id(1)} to {group_id(newest)}"

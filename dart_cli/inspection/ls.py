@@ -1,0 +1,121 @@
+"""Which trajectories of a run, or of its pool, there are: `dart data ls`.
+
+Listing                                  which trajectories are listed
+list_trajectories, print_trajectories    those of the run
+list_pool, print_pool                    those of its experience pool
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from rich.console import Console
+
+from bus.messages import Outcome
+from dart_cli.data.store.rows import GroupRow, TrajectoryRow, TrajectoryState
+from dart_cli.data.store.writer import Reader
+from dart_cli.inspection.find import run_dir_of
+from dart_cli.inspection.text import Json, moment, or_dash, seconds, versions
+from dart_cli.runtime.tables import page_table
+
+STATES: tuple[TrajectoryState, ...] = (
+    *("leased", "playing", "finished"),
+    *("batched", "trained", "dropped"),
+)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Which trajectories are listed: the newest `limit` of those that match every given field."""
+
+    task: str | None = None
+    outcome: Outcome | None = None
+    state: TrajectoryState | None = None
+    reason: str | None = None
+    limit: int = 50
+
+
+def list_trajectories(reader: Reader, wanted: Listing) -> list[Json]:
+    """The trajectories, oldest first; one more than `limit` if there are others."""
+    rows = reader.trajectories(
+        task_id=wanted.task,
+        outcome=wanted.outcome,
+        state=wanted.state,
+        reason=wanted.reason,
+        limit=wanted.limit + 1,
+    )
+    groups = reader.groups_by_id(row.group_id for row in rows)
+    return [trajectory_json(row, groups[row.group_id]) for row in rows]
+
+
+def trajectory_json(row: TrajectoryRow, group: GroupRow) -> Json:
+    """One row of the list as plain values."""
+    return {
+        "id": row.id,
+        "task": group.task_id,
+        "seed": group.task_seed,
+        "state": row.state,
+        "reason": row.reason,
+        "outcome": row.outcome,
+        "verdict": row.verdict_reason,
+        "stop_reason": row.stop_reason,
+        "steps": row.steps,
+        "oldest_version": row.oldest_version,
+        "newest_version": row.newest_version,
+        "batch": row.batch_id,
+        "worker": row.worker,
+        "leased_at": row.leased_at,
+        "ended_at": row.ended_at,
+        "wall_s": row.wall_s,
+    }
+
+
+def print_trajectories(console: Console, reader: Reader, rows: list[Json], limit: int) -> None:
+    """The list as a table, with a line below it if some are left out."""
+    right = ("steps", "version", "seconds")
+    columns = ("trajectory", "task", "state", "outcome", "steps", "version", "seconds")
+    table = page_table(str(run_dir_of(reader)), *columns, right=right)
+    shown = rows[-limit:]
+    for row in shown:
+        where = f" {row['reason']}" if row["reason"] else ""
+        table.add_row(
+            row["id"],
+            row["task"],
+            f"{row['state']}{where}" + (f" in {row['batch']}" if row["batch"] else ""),
+            row["outcome"] or "-",
+            or_dash(row["steps"]),
+            versions(row["oldest_version"], row["newest_version"]),
+            seconds(row["wall_s"]),
+        )
+    console.print(table)
+    if len(rows) > len(shown):
+        console.print(f"the newest {limit} that fit; --limit shows more")
+    if not rows:
+        console.print("no trajectory fits")
+
+
+def list_pool(reader: Reader, task: str | None, limit: int) -> list[Json]:
+    """Members of the experience pool, evicted ones too; the newest last."""
+    return [asdict(row) for row in reader.pool(task_id=task, evicted=True)][-limit - 1 :]
+
+
+def print_pool(console: Console, reader: Reader, rows: list[Json], limit: int) -> None:
+    """The pool's members as a table."""
+    columns = ("trajectory", "task", "source", "steps", "log-probs", "used", "origin", "since")
+    table = page_table(f"pool of {run_dir_of(reader)}", *columns, right=("steps", "used"))
+    for row in rows[-limit:]:
+        table.add_row(
+            row["trajectory_id"][:13],
+            row["task_id"],
+            row["source"],
+            str(row["steps"]),
+            "known" if row["known"] else "unknown",
+            str(row["used"]),
+            row["origin"] or "-",
+            "evicted" if row["evicted_at"] else moment(row["added_at"]),
+        )
+    console.print(table)
+    if len(rows) > limit:
+        console.print(f"the newest {limit} that fit; --limit shows more")
+    if not rows:
+        console.print("the pool is empty; `dart data collect` and `dart data import` fill it")

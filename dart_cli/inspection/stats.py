@@ -1,0 +1,116 @@
+"""How much there is of everything in a run: `dart data stats`.
+
+count         the numbers
+print_count   the same as tables
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from dart_cli.data.exchange.transfer import run_id
+from dart_cli.data.store.rows import CountersRow
+from dart_cli.data.store.writer import Reader
+from dart_cli.inspection.find import run_dir_of
+from dart_cli.inspection.text import Json, or_dash
+from dart_cli.runtime.tables import page_table
+from dart_cli.status.page import fraction
+
+_MIB = 2**20
+
+
+def count(reader: Reader) -> Json:
+    """How much there is of everything, and the results by task."""
+    tallies = reader.tallies()
+    sizes = reader.sizes()
+    pool: dict[str, dict[str, int]] = {}
+    for member in reader.pool():
+        sources = pool.setdefault(member.task_id, {})
+        sources[member.source] = sources.get(member.source, 0) + 1
+    return {
+        "run": run_id(reader),
+        "run_dir": str(run_dir_of(reader)),
+        "trajectories": _summed(((t.state, t.reason), t.trajectories) for t in tallies),
+        "groups": _summed(reader.count("groups").items()),
+        "tasks": {
+            task: _fared([t for t in tallies if t.task_id == task]) for task in _tasks(tallies)
+        },
+        "pool": pool,
+        "batches": reader.total("batches"),
+        "steps": sizes.steps,
+        "tokens": sizes.tokens,
+        "step_bytes": sizes.step_bytes,
+        "screenshots": sizes.screenshots,
+        "screenshot_bytes": sizes.screenshot_bytes,
+        "disk_bytes": sizes.disk_bytes,
+    }
+
+
+def _tasks(tallies: Sequence[CountersRow]) -> list[str]:
+    return sorted({tally.task_id for tally in tallies})
+
+
+def _summed(counts: Iterable[tuple[tuple[str, str], int]]) -> list[Json]:
+    """[{state, reason, number}], in the order of a trajectory's life."""
+    sums: dict[tuple[str, str], int] = {}
+    for key, number in counts:
+        sums[key] = sums.get(key, 0) + number
+    order = ("open", "leased", "playing", "finished", "ready", "batched", "trained", "dropped")
+    return [
+        {"state": state, "reason": reason, "number": number}
+        for (state, reason), number in sorted(
+            sums.items(), key=lambda item: (order.index(item[0][0]), -item[1])
+        )
+    ]
+
+
+def _fared(tallies: Sequence[CountersRow]) -> Json:
+    by_outcome = dict.fromkeys(("pass", "fail", "invalid"), 0)
+    steps = 0
+    for tally in tallies:
+        if tally.outcome is not None:
+            by_outcome[tally.outcome] += tally.trajectories
+            steps += tally.steps
+    judged = by_outcome["pass"] + by_outcome["fail"]
+    over = judged + by_outcome["invalid"]
+    return {
+        "trajectories": sum(tally.trajectories for tally in tallies),
+        **by_outcome,
+        "success": by_outcome["pass"] / judged if judged else None,
+        "mean_steps": steps / over if over else None,
+    }
+
+
+def print_count(console: Console, counted: Json) -> None:
+    """The counts as tables."""
+    for name in ("trajectories", "groups"):
+        table = page_table(name, "state", "reason", "number", right=("number",))
+        for row in counted[name]:
+            table.add_row(row["state"], row["reason"] or "-", str(row["number"]))
+        console.print(table)
+    console.print(_task_table(counted))
+    console.print(
+        f"\n{counted['steps']} steps, {counted['tokens']} tokens of completions "
+        f"({counted['step_bytes'] / _MIB:.1f} MiB); {counted['screenshots']} screenshots "
+        f"({counted['screenshot_bytes'] / _MIB:.1f} MiB); {counted['batches']} batches; "
+        f"{counted['disk_bytes'] / _MIB:.1f} MiB on disk"
+    )
+
+
+def _task_table(counted: Json) -> Table:
+    numbers = ("success", "pass", "fail", "invalid", "mean steps")
+    table = page_table(f"tasks of {counted['run_dir']}", "task", *numbers, "pool", right=numbers)
+    for task in sorted({*counted["tasks"], *counted["pool"]}):
+        fared = counted["tasks"].get(task) or _fared([])
+        pool = counted["pool"].get(task, {})
+        table.add_row(
+            task,
+            fraction(fared["success"]),
+            *(str(fared[outcome]) for outcome in ("pass", "fail", "invalid")),
+            or_dash(fared["mean_steps"], ".1f"),
+            ", ".join(f"{number} {source}" for source, number in sorted(pool.items())) or "-",
+        )
+    return table
