@@ -26,7 +26,7 @@ from tests.data.parts import (
     small_config,
     trained,
 )
-from tests.inspection.test_data_tools import Played
+from tests.inspection.parts import Played
 from tests.view.parts import Bones, Server, play_shown, png, serving
 
 LISTS = ("/", "/tasks", "/groups", "/trajectories")

@@ -1,0 +1,30 @@
+"""One played run for all inspection tests, and a reader beside its writer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from dart_cli.data.store.writer import Reader, open_reader, open_store
+from tests.data.parts import small_config
+from tests.inspection.parts import Played
+
+
+@pytest.fixture(scope="session")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
+    config = small_config(
+        tmp_path_factory.mktemp("runs") / "run",
+        pool_ratio=0.25,
+        high_entropy=0.8,
+        max_staleness=4,
+        pool_online=True,
+    )
+    with open_store(config.run.dir) as store:
+        yield Played(config, store)
+
+
+@pytest.fixture
+def reader(played: Played) -> Iterator[Reader]:
+    with open_reader(played.config.run.dir) as reader:
+        yield reader

@@ -1,0 +1,75 @@
+"""What the inspection tests share: the command line, and a run in which every outcome occurs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dart_cli.cli.main import main
+from dart_cli.config.schema import Config
+from dart_cli.data.store.rows import PoolRow
+from dart_cli.data.store.writer import Reader, Store
+from dart_cli.inspection.explain import explain_trajectory
+from dart_cli.inspection.find import find_subject
+from tests.data.parts import (
+    Clock,
+    a_batch,
+    ask_lease,
+    make_ledger,
+    play_group,
+    pool_member,
+    step_record,
+    trained,
+    trajectory_end,
+)
+
+
+def run(*arguments: object) -> int:
+    """The exit code of `dart data ARGUMENTS`, in this process."""
+    with pytest.raises(SystemExit) as exit_:
+        main(["data", *map(str, arguments)])
+    return int(exit_.value.code or 0)
+
+
+def story_of(reader: Reader, name: str) -> str:
+    """All sentences of a trajectory's story."""
+    return "\n".join(event.text for event in explain_trajectory(reader, find_subject(reader, name)))
+
+
+class Played:
+    """A run in which every fate occurs; its store is open for writing all the while."""
+
+    def __init__(self, config: Config, store: Store) -> None:
+        self.config, self.store, self.clock = config, store, Clock()
+        row, steps, images = pool_member("x" + "ab" * 16, task_id="mini/click", source="oracle")
+        store.add_pool_member(row, steps, images)
+        store.add_pool_member(*_renamed(row, steps, images, "mini/popup"))
+        ledger = self.ledger = make_ledger(config, store, self.clock)
+        self.mixed = play_group(ledger, ["pass", "fail", "fail", "pass"], steps=3)
+        self.helped = play_group(ledger, ["fail"] * 4)
+        self.solved = play_group(ledger, ["pass"] * 4)
+        assert a_batch(ledger.next_batch(0)).batch_id == 1
+        self.invalid = self._play_one(0, "invalid")
+        self.expired = ask_lease(ledger, 1).trajectory_id
+        ledger.step(step_record(self.expired, 0))
+        self.clock.now += config.data.lease_s + 1
+        ledger.take_back_expired()
+        self.stale = self._play_one(2, "fail", version=1)
+        self.clock.now += 5
+        ledger.batch_trained(trained(1, version=9))
+        self.playing = ask_lease(ledger, 3).trajectory_id
+        store.commit()
+
+    def _play_one(self, slot: int, outcome: Any, version: int = 0) -> str:
+        lease = ask_lease(self.ledger, slot)
+        self.ledger.step(step_record(lease.trajectory_id, 0, version=version))
+        self.ledger.end(trajectory_end(lease.trajectory_id, 1, outcome))
+        return lease.trajectory_id
+
+
+def _renamed(row: PoolRow, steps: Any, images: Any, task_id: str) -> Any:
+    name = "x" + "ac" * 16
+    moved = [replace(step, trajectory_id=name) for step in steps]
+    return replace(row, trajectory_id=name, task_id=task_id), moved, images

@@ -1,0 +1,125 @@
+"""`dart data draw` draws what curation decided, also of a live run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from dart_cli.algo.schedule import group_size
+from dart_cli.data.store.writer import Reader, open_reader, open_store
+from dart_cli.inspection.curation_plots import draw_all, group_outcome, success_averages
+from tests.data.parts import (
+    Clock,
+    ask_lease,
+    make_ledger,
+    play_group,
+    small_config,
+    step_record,
+    trajectory_end,
+)
+from tests.inspection.parts import Played, run
+
+
+def test_a_run_is_drawn_beside_it_or_where_it_is_asked_for(
+    played: Played, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder, options in (
+        (played.config.run.dir / "pictures", []),
+        (tmp_path / "new" / "here", ["--out", tmp_path / "new" / "here"]),
+    ):
+        assert run("draw", played.config.run.dir, *options) == 0
+        paths = [folder / f"{name}.png" for name in ("fates", "sizes", "lengths", "entropies")]
+        assert capsys.readouterr().out.split() == [str(path) for path in paths]
+        for path in paths:
+            with Image.open(path) as image:
+                assert len(image.convert("RGB").getcolors(maxcolors=1_000_000) or []) > 10
+
+
+def test_a_folder_for_pictures_that_cannot_be_written_is_one_line(
+    played: Played, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert run("draw", played.config.run.dir, "--out", tmp_path / "file") == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "cannot be written: File exists" in err
+
+
+def test_a_live_run_is_drawn_while_groups_begin_and_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(tmp_path / "run")
+    with open_store(config.run.dir) as store:
+        ledger = make_ledger(config, store, Clock())
+
+        def play_on() -> None:
+            play_group(ledger, ["pass"] * 4)
+            store.commit()
+
+        def live(read: Any) -> Any:
+            def then_more(reader: Reader, *words: Any, **options: Any) -> Any:
+                rows = read(reader, *words, **options)
+                play_on()
+                return rows
+
+            return then_more
+
+        play_on()
+        with open_reader(config.run.dir) as reader, monkeypatch.context() as patch:
+            for name in ("groups", "trajectories"):
+                patch.setattr(Reader, name, live(getattr(Reader, name)))
+            assert len(draw_all(reader, tmp_path / "pictures")) == 4
+
+
+def test_each_group_that_is_over_has_one_fate(played: Played, reader: Reader) -> None:
+    fates = {group.id: group_outcome(group) for group in reader.groups()}
+    assert fates[played.mixed] == "mixed"
+    assert fates[played.helped] == "pool"
+    assert fates[played.solved] == "all_success"
+    assert fates[played.stale.rpartition("-")[0]] == "other"
+    assert fates[played.playing.rpartition("-")[0]] is None
+
+
+def test_a_run_without_a_group_that_is_over_or_of_another_dart_is_not_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = small_config(tmp_path / "run")
+    with open_store(config.run.dir) as store:
+        ledger = make_ledger(config, store, Clock())
+        ask_lease(ledger, 0)
+        store.commit()
+        assert run("draw", config.run.dir) == 2
+        assert "no group is over yet" in capsys.readouterr().err
+        play_group(ledger, ["pass"] * 4)
+        store.begin_run(3, '{"data": {"of_another_dart": 1}}', [])
+    assert run("draw", config.run.dir) == 2
+    assert "its configuration is of another version" in capsys.readouterr().err
+
+
+def test_the_sizes_that_are_drawn_are_those_the_rule_gives_for_what_is_drawn(
+    tmp_path: Path,
+) -> None:
+    """The averages are computed again from the rows, the sizes are those of the ledger."""
+    config = small_config(tmp_path / "run", dynamic_number=True, group_size=8)
+    clock = Clock()
+    with open_store(config.run.dir) as store:
+        ledger = make_ledger(config, store, clock)
+        for number in range(20):
+            clock.now += 1
+            leases = [ask_lease(ledger, 0)]
+            leases += [ask_lease(ledger, slot) for slot in range(1, store.groups()[-1].size)]
+            clock.now += 1
+            for index, lease in enumerate(leases):
+                ledger.step(step_record(lease.trajectory_id, 0))
+                passed = number > 3 or index == 0
+                ledger.end(trajectory_end(lease.trajectory_id, 1, "pass" if passed else "fail"))
+        store.commit()
+    with open_reader(config.run.dir) as reader:
+        groups = reader.groups()
+        known = success_averages(groups, reader.trajectories())
+    assert known[groups[0].id] is None
+    assert [group.size for group in groups] == [group_size(known[g.id], 8, 2) for g in groups]
+    assert {group.size for group in groups} >= {8, 2}

@@ -1,0 +1,113 @@
+"""`dart data why` explains what happened to a trajectory, with the numbers that decided."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dart_cli.data.store.writer import Reader, open_store
+from dart_cli.inspection.explain import explain_trajectory
+from dart_cli.inspection.find import find_subject
+from tests.data.parts import make_ledger, play_group, small_config
+from tests.inspection.parts import Played, run, story_of
+
+
+def test_the_story_of_one_that_is_trained_on(played: Played, reader: Reader) -> None:
+    told = story_of(reader, f"{played.mixed}-00")
+    assert "leased to env-0, slot 0" in told
+    assert "step 2: Action: click(start_box='(1,2)') -> click 1,2 (v0, rollout-0" in told
+    assert "pass after 3 steps: because (stopped: done)" in told
+    assert f"its group {played.mixed} is over: 2 pass, 2 fail; ready for a batch" in told
+    assert "part of batch 1: formed when the trainer was at v0" in told
+    assert "batch 1 is trained: weights v9" in told
+
+
+def test_each_step_is_used_or_left_out_with_its_numbers(played: Played, reader: Reader) -> None:
+    rows = [row for row in reader.batch_rows(1) if row.reason != "pool"]
+    assert {row.reason for row in rows} == {"mixed", "low_entropy"}
+    for row in rows:
+        story = explain_trajectory(reader, find_subject(reader, row.trajectory_id))
+        [told] = [e.text for e in story if e.text.startswith(f"step {row.step} is ")]
+        assert f"{row.entropy:.4f} nats" in told
+        if row.weight:
+            assert f"advantage {row.advantage:+.3f}, weight 1" in told
+            assert "sampled by weights v0, 0 versions behind" in told
+        else:
+            group = row.trajectory_id.rpartition("-")[0]
+            kept = [r.entropy for r in rows if r.weight and r.trajectory_id.startswith(group)]
+            assert f"the least of those kept in its group has {min(kept):.4f} nats" in told
+
+
+def test_a_pool_member_and_the_group_it_joined_tell_of_each_other(
+    played: Played, reader: Reader
+) -> None:
+    member = reader.groups_by_id([played.helped])[played.helped].pool_member
+    assert member is not None
+    assert f"{member} of the pool joined the group" in story_of(reader, f"{played.helped}-00")
+    told = story_of(reader, member)
+    assert "source oracle" in told
+    assert "log-probabilities unknown" in told
+    assert f"part of batch 1 with the all-fail group {played.helped}" in told
+    assert "step 0 is trained on (pool)" in told
+
+
+def test_what_is_dropped_tells_the_rule_and_the_numbers(played: Played, reader: Reader) -> None:
+    assert "all 4 valid members passed" in story_of(reader, f"{played.solved}-01")
+    assert "dropped (invalid): its environment or evaluator broke" in story_of(
+        reader, played.invalid
+    )
+    assert "no step and no heartbeat for data.lease_s = 60.0 s" in story_of(reader, played.expired)
+    told = story_of(reader, played.stale)
+    assert (
+        "oldest token was sampled by v1, the trainer was at v9: 8 versions behind, "
+        "data.max_staleness = 4" in told
+    )
+    assert story_of(reader, played.playing).endswith("it is leased now")
+
+
+@pytest.mark.parametrize(
+    ("pool_ratio", "why"),
+    [
+        (0.0, "data.pool_ratio = 0, so no success of the pool joins"),
+        (0.1, "one success among 5 would be a larger share than data.pool_ratio = 0.1"),
+        (0.25, "the pool had no success of mini/click"),
+    ],
+)
+def test_an_all_fail_group_tells_why_the_pool_did_not_help(
+    pool_ratio: float, why: str, tmp_path: Path
+) -> None:
+    config = small_config(tmp_path / "run", pool_ratio=pool_ratio)
+    config = config.model_copy(
+        update={"env": config.env.model_copy(update={"tasks": ["mini/click"]})}
+    )
+    with open_store(config.run.dir) as store:
+        group = play_group(make_ledger(config, store), ["fail"] * 4)
+        assert f"all 4 valid members failed: equal rewards teach nothing; {why}" in story_of(
+            store, f"{group}-00"
+        )
+
+
+def test_every_story_ends_with_what_became_of_it(played: Played, reader: Reader) -> None:
+    ends = {
+        "trained": "is trained: weights",
+        "dropped": ("dropped", "equal rewards", "versions behind"),
+        "finished": "waits for",
+        "leased": "it is leased now",
+    }
+    for row in reader.trajectories():
+        assert any(
+            word in story_of(reader, row.id)
+            for word in ([ends[row.state]] if isinstance(ends[row.state], str) else ends[row.state])
+        ), row
+
+
+def test_why_prints_moments_or_json(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
+    name = f"{played.mixed}-00"
+    assert run("why", name, "--run", played.config.run.dir) == 0
+    assert "1970-01-01" in capsys.readouterr().out
+    assert run("why", name, "--run", played.config.run.dir, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["id"] == name
+    assert told["story"][0]["numbers"]["worker"] == "env-0"

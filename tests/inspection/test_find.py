@@ -1,0 +1,61 @@
+"""A run and a trajectory are found by name; a wrong name is one line with the nearest cure."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dart_cli.inspection.find import find_run
+from tests.inspection.parts import Played, run
+
+
+def test_a_run_is_named_by_directory_or_configuration_or_is_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for at, name in enumerate(("old", "new")):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "run.db").touch()
+        os.utime(tmp_path / "runs" / name / "run.db", (at, at))
+    (tmp_path / "c.toml").write_text('[run]\ndir = "runs/old"\n')
+    assert find_run(Path("runs/old")) == find_run(Path("c.toml")) == Path("runs/old")
+    assert find_run(None) == Path("runs/new")
+    for name in ("run.db-shm", "run.db-wal"):  # somebody reads the old one
+        (tmp_path / "runs" / "old" / name).touch()
+    (tmp_path / "runs" / "old" / "run.db-shm").write_bytes(b"index")
+    assert find_run(None) == Path("runs/new")
+    (tmp_path / "runs" / "old" / "run.db-wal").write_bytes(b"frames")  # now it is written to
+    assert find_run(None) == Path("runs/old")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "cure"),
+    [
+        ("g1-9", "group g000001 has g000001-00 to g000001-03"),
+        ("g000001", "group g000001 has g000001-00 to g000001-03"),
+        ("g999999-00", "its groups go from g000001 to g0"),
+        ("what", "ids look like g0"),
+        ("xzz", "`dart data ls --pool` lists its members"),
+        ("xa", "2 of its members begin with it"),
+    ],
+)
+def test_a_wrong_id_is_one_line_with_the_nearest_cure(
+    wrong: str, cure: str, played: Played, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for tool in ("show", "why"):
+        assert run(tool, wrong, "--run", played.config.run.dir) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        assert cure in err
+
+
+@pytest.mark.parametrize(
+    "words", [("show", "\udcff", "--run"), ("ls", "--reason", "\udcff"), ("ls", "--limit", 2**64)]
+)
+def test_a_value_that_no_database_can_hold_is_one_line(
+    words: tuple[object, ...], played: Played, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*words, played.config.run.dir) == 2
+    assert capsys.readouterr().err.count("\n") == 1

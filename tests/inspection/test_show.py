@@ -1,0 +1,65 @@
+"""`dart data show` prints each step of a trajectory, and draws its screens."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from dart_cli.data.store.writer import open_store
+from dart_cli.inspection.text import action_words
+from tests.data.parts import ask_lease, make_ledger, small_config, step_record, trajectory_end
+from tests.inspection.parts import Played, run
+
+
+def test_show_tells_each_step(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
+    name = f"{played.mixed}-00"
+    assert run("show", name, "--run", played.config.run.dir, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    steps = played.store.steps(name)
+    assert [step["text"] for step in told["trajectory_steps"]] == [step.text for step in steps]
+    assert [step["logprob"] for step in told["trajectory_steps"]] == pytest.approx(
+        [sum(step.behaviour_logprobs) / 3 for step in steps]
+    )
+    assert (told["outcome"], told["state"], told["pool"]["source"]) == ("pass", "trained", "online")
+    assert run("show", name, "--run", played.config.run.dir) == 0
+    page = capsys.readouterr().out
+    assert "click 1,2" in page
+    assert "pass after 3 steps" in page
+
+
+def test_actions_are_short_words() -> None:
+    assert action_words({"kind": "click", "x": 3, "y": 4, "button": "left"}) == "click 3,4"
+    assert action_words({"kind": "click", "x": 3, "y": 4, "button": "right"}) == (
+        "click 3,4 button right"
+    )
+    assert action_words({"kind": "type", "text": "a b"}) == "type text a b"
+    assert action_words({"kind": "done"}) == "done"
+
+
+def test_show_draws_every_screen_of_a_trajectory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = small_config(tmp_path / "run")
+    with open_store(config.run.dir) as store:
+        ledger = make_ledger(config, store)
+        lease = ask_lease(ledger, 0)
+        for number, colour in enumerate(("red", "green", "blue")):
+            file = io.BytesIO()
+            Image.new("RGB", (168, 168), colour).save(file, "PNG")
+            ledger.step(step_record(lease.trajectory_id, number, image=file.getvalue()))
+        end = trajectory_end(lease.trajectory_id, 3)
+        ledger.end(end.model_copy(update={"screenshot": file.getvalue()}))
+        store.commit()
+        film = tmp_path / "film.png"
+        assert run("show", lease.trajectory_id, "--run", config.run.dir, "--film", film) == 0
+        with Image.open(film) as drawn:
+            colours = {colour for _, colour in drawn.convert("RGB").getcolors(2**24) or []}
+        assert {(255, 0, 0), (0, 128, 0), (0, 0, 255)} <= colours
+        store.remove_screenshots(10**6, 10**6)
+        store.commit()
+        assert run("show", lease.trajectory_id, "--run", config.run.dir, "--film", film) == 2
+        assert "data.max_gb" in capsys.readouterr().err
