@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from PIL import Image, ImageDraw
 
 from bus.messages import ActRequest, Batch, Completion, Sample, Sampling, Turn
-from dart_cli.engines.base import Engine, GenerateRequest
+from dart_cli.engines.base import Engine, GenerateRequest, Responder
 from dart_cli.engines.completions import completion
 from dart_cli.policy.history import History
 from dart_cli.policy.model import LoadedPolicy
-from dart_cli.rollout.worker import Responder
 from envs.base import content_hash
 
 SIZES = ((448, 224), (500, 300), (224, 448))

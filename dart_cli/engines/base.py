@@ -1,4 +1,9 @@
-"""What an inference engine is: prompts of token ids and images in, exact samples out."""
+"""The protocols of inference.
+
+Engine          prompts of token ids and images in, exact samples out
+PromptEncoder   the tokens of prompts and completions, without asking any engine
+Responder       an ActRequest in, a Completion out: prompt encoder and engine together
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from bus.messages import Partial, Sampling, VersionSpan
+from bus.messages import ActRequest, Completion, Partial, Sampling, VersionSpan
 
 if TYPE_CHECKING:
     import torch
@@ -106,4 +111,33 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Cancel what is in flight and free the engine."""
+        ...
+
+
+class PromptEncoder(Protocol):
+    """Writes a policy's tokens as a rollout would, e.g. for a solution that no policy sampled."""
+
+    def prompt(self, request: ActRequest) -> list[int]:
+        """The prompt [P] that a rollout would have asked with. Raises EngineError."""
+        ...
+
+    def write(self, text: str) -> list[int]:
+        """The completion [A] that says `text`, with its end. Raises EngineError if none does."""
+        ...
+
+
+class Responder(Protocol):
+    """Turns screens into completions: engines.responder.PolicyResponder, scripted.ScriptedResponder."""
+
+    @property
+    def prompt_encoder(self) -> PromptEncoder:
+        """Writes the tokens of its prompts and completions."""
+        ...
+
+    async def preload_images(self, request: ActRequest) -> object:
+        """Read its screens. What is returned is held until it is answered. Raises EngineError."""
+        ...
+
+    async def answer(self, request: ActRequest) -> Completion:
+        """Draw what the policy says. Raises EngineError."""
         ...

@@ -1,15 +1,13 @@
 """An ActRequest answered: render the prompt, draw the completion, decode its text.
 
-PolicyResponder      answers through an engine; used by the rollout worker for the bus and by
-               `dart eval` in its own process
-PromptEncoder         the tokens of prompts and completions, without asking any engine
-PolicyPromptEncoder   those of a loaded policy, whose weights need not be there
+PolicyResponder       the Responder of a policy and an engine; used by the rollout worker for the
+                      bus and by `dart eval` in its own process
+PolicyPromptEncoder   the PromptEncoder of a loaded policy, whose weights need not be there
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
 
 from bus.errors import EngineError
 from bus.messages import ActRequest, Completion
@@ -19,18 +17,6 @@ from dart_cli.policy.frames import Coordinates, Resize, make_coordinate_map
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.prompt import PromptRenderer, RenderedPrompt
-
-
-class PromptEncoder(Protocol):
-    """Writes a policy's tokens as a rollout would, e.g. for a solution that no policy sampled."""
-
-    def prompt(self, request: ActRequest) -> list[int]:
-        """The prompt [P] that a rollout would have asked with. Raises EngineError."""
-        ...
-
-    def write(self, text: str) -> list[int]:
-        """The completion [A] that says `text`, with its end. Raises EngineError if none does."""
-        ...
 
 
 class PolicyPromptEncoder:
@@ -54,11 +40,11 @@ class PolicyPromptEncoder:
         return self._renderer.render(request.instruction, request.turns, request.screenshot)
 
     def prompt(self, request: ActRequest) -> list[int]:
-        """See PromptEncoder."""
+        """See base.PromptEncoder."""
         return self.render(request).token_ids
 
     def write(self, text: str) -> list[int]:
-        """See PromptEncoder."""
+        """See base.PromptEncoder."""
         token_ids = self._policy.write(text)
         if self._policy.decode(token_ids) != text:
             raise EngineError(f"the policy's tokenizer cannot write {text[:60]!r}")

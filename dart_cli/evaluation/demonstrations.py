@@ -28,7 +28,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from rich.console import Console
 
@@ -50,10 +50,11 @@ from dart_cli.data.exchange.parquet_schema import Trajectory, content_id, write_
 from dart_cli.data.exchange.transfer import join
 from dart_cli.data.store.rows import PoolRow, PoolSource, StepRow
 from dart_cli.data.store.writer import open_store
+from dart_cli.engines.base import PromptEncoder, Responder
 from dart_cli.env.calls import Hosted
 from dart_cli.env.episode import ActionSpec, conventions_of, play_episode
 from dart_cli.evaluation.held_out import chosen_weights, environment, take_weights
-from dart_cli.rollout.worker import Responder, load_model, load_scribe
+from dart_cli.rollout.worker import load_model, load_prompt_encoder
 from dart_cli.runtime.logs import logging_to
 from dart_cli.runtime.progress import progress
 from dart_cli.runtime.role import end_with_parent, limit_threads
@@ -61,9 +62,6 @@ from dart_cli.runtime.tables import page_table
 from envs.base import Task, content_hash
 from envs.registry import tasks_of
 from envs.selection import select_tasks
-
-if TYPE_CHECKING:
-    from dart_cli.engines.responder import PromptEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -343,7 +341,7 @@ async def _seats(config: Config, options: CollectOptions) -> AsyncIterator[Seats
     """What gives each episode its policy; the model is loaded meanwhile."""
     action_spec = conventions_of(config)
     if options.player == "oracle":
-        prompt_encoder = await asyncio.to_thread(load_scribe, config)
+        prompt_encoder = await asyncio.to_thread(load_prompt_encoder, config)
         yield lambda env: OracleSeat(env, prompt_encoder, action_spec, config.rollout.max_tokens)
         return
     directory, version = chosen_weights(config, options.weights)

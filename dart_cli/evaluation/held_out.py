@@ -24,7 +24,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -63,7 +63,7 @@ from dart_cli.status.page import fraction, page_table
 from envs.base import Task, content_hash
 
 if TYPE_CHECKING:
-    from dart_cli.engines.base import Engine
+    from dart_cli.engines.base import Engine, Responder
 
 logger = logging.getLogger(__name__)
 
@@ -82,14 +82,6 @@ class Planned:
 
     task: Task
     seed: int
-
-
-class Responder(Protocol):
-    """Turns a screen into a completion."""
-
-    async def answer(self, request: ActRequest) -> Completion:
-        """Draw what the policy says. Raises EngineError."""
-        ...
 
 
 def run_eval(

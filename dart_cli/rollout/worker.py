@@ -22,7 +22,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
 from bus.errors import ConfigError, EngineError, EngineGoneError, ProtocolError
@@ -30,7 +30,7 @@ from bus.heartbeat import HeartbeatSender, Load
 from bus.messages import ActRequest, Completion, Message, Partial, Reply, Request, RunState
 from bus.sockets import Publisher, Replier, Requester, Subscriber
 from dart_cli.config.schema import MODEL_ENGINES, Config, run_curve, run_endpoints
-from dart_cli.engines.base import Engine
+from dart_cli.engines.base import Engine, PromptEncoder, Responder
 from dart_cli.rollout.receivers import receiving
 from dart_cli.rollout.sync import WeightSync
 from dart_cli.runtime.background import background
@@ -38,7 +38,6 @@ from dart_cli.runtime.phase_timer import PREFIX
 from dart_cli.runtime.telemetry import receive_telemetry
 
 if TYPE_CHECKING:
-    from dart_cli.engines.responder import PromptEncoder
     from dart_cli.policy.model import LoadedPolicy
 
 log = logging.getLogger(__name__)
@@ -54,23 +53,6 @@ DRAIN_S = 2.0
 """How long requests in work may still be answered after the end."""
 STARTING = f"{PREFIX}starting"
 """Gauge: seconds before the first weights served, those of loading included."""
-
-
-class Responder(Protocol):
-    """Turns a screen into a completion: dart_cli.engines.responder.PolicyResponder."""
-
-    @property
-    def prompt_encoder(self) -> PromptEncoder:
-        """Writes the tokens of its prompts and completions."""
-        ...
-
-    async def preload_images(self, request: ActRequest) -> object:
-        """Read its screens. What is returned is held until it is answered. Raises EngineError."""
-        ...
-
-    async def answer(self, request: ActRequest) -> Completion:
-        """Draw what the policy says. Raises EngineError."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -165,8 +147,8 @@ async def _unless(stop: asyncio.Event, work: Callable[[], _T]) -> _T | None:
         done.cancel()
 
 
-def load_scribe(config: Config) -> PromptEncoder:
-    """What writes the tokens of a configuration's model; its weights are not loaded."""
+def load_prompt_encoder(config: Config) -> PromptEncoder:
+    """The prompt encoder of a configuration's model; its weights are not loaded."""
     if config.rollout.engine not in MODEL_ENGINES:
         from dart_cli.engines.scripted import BytePromptEncoder
 

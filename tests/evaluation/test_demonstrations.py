@@ -35,7 +35,7 @@ from dart_cli.policy.forward import image_features, logits, masked_logprobs
 from dart_cli.policy.frames import make_coordinate_map
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer
-from dart_cli.rollout.worker import load_model, load_scribe
+from dart_cli.rollout.worker import load_model, load_prompt_encoder
 from envs.actions import action_from_dict
 from envs.registry import find_task, make_env
 
@@ -122,14 +122,14 @@ def test_a_folder_of_successes_is_the_same_ones_and_joins_a_pool(
     assert import_folder(config, tmp_path / "out").there == 6
 
 
-def test_a_scribe_without_weights_writes_what_the_whole_policy_writes(
+def test_a_prompt_encoder_without_weights_writes_what_the_whole_policy_writes(
     config: Config, policy: LoadedPolicy
 ) -> None:
     light = load_policy("builtin:tiny", weights=False)
     for name in ("image_token_id", "pad_token_id", "end_token_ids", "forbidden_token_ids"):
         assert getattr(light, name) == getattr(policy, name)
     assert light.max_positions == policy.max_positions
-    assert load_scribe(config).write("click(1,999)") == policy.write("click(1,999)")
+    assert load_prompt_encoder(config).write("click(1,999)") == policy.write("click(1,999)")
 
 
 # --- a policy -------------------------------------------------------------------------------
