@@ -21,7 +21,7 @@ from dart_cli.doctor.findings import Finding, error, ok, warning
 from dart_cli.doctor.play import LOAD_S
 from dart_cli.doctor.trial import Trial, play
 from dart_cli.engines.responder import PolicyResponder
-from dart_cli.rollout.worker import load_model
+from dart_cli.evaluation.in_process import loaded_model
 from dart_cli.runtime.role import limit_threads
 from dart_cli.train.model import TrainModel
 from dart_cli.train.parity import LEAST_TOKENS, Compared, alarm_of, limit_of, rescore
@@ -70,17 +70,13 @@ def parity(config: Config) -> Iterator[Finding]:
 
 async def sample(config: Config) -> Batch:
     """What the configured engine says in a trial."""
-    async with asyncio.timeout(LOAD_S):
-        model = await asyncio.to_thread(load_model, config)
-    try:
+    async with loaded_model(config, None, -1, load_s=LOAD_S) as model:
         assert isinstance(model.responder, PolicyResponder)
         trial = Trial(
             temperature=config.rollout.temperature,
             max_tokens=min(config.rollout.max_tokens, MOST_TOKENS),
         )
         return await play(model.responder.policy, model.engine, model.responder, trial)
-    finally:
-        await model.engine.close()
 
 
 def judge(compared: Compared, limit: float) -> Iterator[Finding]:

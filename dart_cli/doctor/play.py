@@ -14,12 +14,12 @@ from bus.errors import DartError
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import trained_tasks
 from dart_cli.doctor.findings import Finding, error, ok
-from dart_cli.evaluation.held_out import (
+from dart_cli.evaluation.in_process import (
     PlayedEpisode,
     chosen_weights,
+    loaded_model,
     planned,
     play_all,
-    take_weights,
 )
 from dart_cli.runtime.role import limit_threads
 
@@ -48,29 +48,21 @@ def play(config: Config) -> Iterator[Finding]:
 
 async def _play_one(config: Config) -> tuple[PlayedEpisode, str, float]:
     """(the episode, which weights played it, seconds until the model was loaded)."""
-    from dart_cli.rollout.worker import load_model
-
     [episode] = planned(trained_tasks(config)[:1], 1, config.eval.seed)
     directory, version = chosen_weights(config, None)
     began = time.monotonic()
-    async with asyncio.timeout(LOAD_S):
-        model = await asyncio.to_thread(load_model, config)
-    try:
-        if directory is not None:
-            await take_weights(model.engine, directory, version)
+    async with loaded_model(config, directory, version, load_s=LOAD_S) as model:
         loaded_s = time.monotonic() - began
         each_s = config.rollout.deadline_s + config.env.step_deadline_s
         async with asyncio.timeout(config.env.reset_deadline_s + episode.task.max_steps * each_s):
             [played] = await play_all(config, model.responder, [episode], "sampled")
-    finally:
-        await model.engine.close()
     return played, "the model as it comes" if directory is None else f"weights v{version}", loaded_s
 
 
 def judge(played: PlayedEpisode, weights: str, loaded_s: float) -> Iterator[Finding]:
     """A broken environment is an error; passing or failing is the policy's affair."""
     end, records = played.end, played.records
-    told = f"{played.episode.task.id}, {weights}"
+    told = f"{played.task.id}, {weights}"
     if end.outcome == "invalid":
         yield error("episode", f"{told}: invalid: {end.reason}", "mend the environment")
         return

@@ -7,6 +7,7 @@
     slot_split     where a slot's time goes, kept up to date by the episodes it plays
     play_episode   the same as one call
     already_true   why an episode cannot begin
+    stop_reason_after   whether an action ended it
     admitted       what of a verdict counts
 
 Used by `dart env` for training and by `dart eval` for evaluation, so that both play alike.
@@ -143,6 +144,15 @@ def already_true(task: Task, verdict: Verdict | None) -> str | None:
     return f"{task.id} is true at reset: {verdict.reason}"
 
 
+def stop_reason_after(action: Action, stepped: Stepped) -> StopReason | None:
+    """Why an action ended the episode; None where it goes on."""
+    if isinstance(action, Fail):
+        return "gave_up"
+    if stepped.terminated or isinstance(action, Done | Answer):
+        return "done"
+    return "step_limit" if stepped.truncated else None
+
+
 def admitted(task: Task, stop_reason: StopReason, verdict: Verdict) -> Verdict:
     """The verdict; but what cannot be done is passed by saying so alone, not by doing nothing."""
     if task.feasible or verdict.outcome != "pass" or stop_reason == "gave_up":
@@ -245,12 +255,8 @@ class Episode:
             else:
                 stepped = await self._act(request, screen, completion, action, model_s)
                 self._screen = stepped.observation
-                if isinstance(action, Fail):
-                    return "gave_up", await self._judge("gave_up")
-                if stepped.terminated or isinstance(action, Done | Answer):
-                    return "done", await self._judge("done")
-                if stepped.truncated:
-                    break
+                if (stop := stop_reason_after(action, stepped)) is not None:
+                    return stop, await self._judge(stop)
             self._remember(completion.text, screen)
             screen = self._screen
         return "step_limit", await self._judge("step_limit")

@@ -1,51 +1,40 @@
 """Held-out evaluation in this process: the `dart eval` verb.
 
-    run_eval       loads the model, plays, prints a table, keeps the result in RUN/eval
-    planned        which episodes are played: (task, seed), the same for every set of weights
-    play_all       plays them, many at once, so that the engine works on full batches
-    take_weights   lets an engine serve a published version
-    InProcessPolicy           one episode's policy and sink: answers from the engine, keeps a film
+    run_eval    loads the model, plays, prints a table, keeps the result in RUN/eval
+    plan_eval   what it would play, for `--dry-run`
 
-Episodes are those of `dart env` (play_episode); only the policy is asked without a bus and nothing
-is filed for training. Seeds from `eval.seed` on are never trained on.
+Episodes are played as in_process.py does; nothing is stored for training. Seeds from `eval.seed` on
+are never trained on, and are the same for every set of weights.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import re
 import sys
-import tempfile
 import time
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 
 from bus.endpoints import make_private_dir
 from bus.errors import EnvError, TaskError, UserError
-from bus.messages import (
-    Ack,
-    ActRequest,
-    Completion,
-    Lease,
-    Sampling,
-    StepRecord,
-    TrajectoryEnd,
-)
-from dart_cli.config.schema import Config, weights_dir
+from bus.messages import TrajectoryEnd
+from dart_cli.config.schema import Config
 from dart_cli.config.task_split import composed_tasks, trained_tasks
-from dart_cli.env.calls import Hosted
-from dart_cli.env.episode import conventions_of, play_episode
-from dart_cli.env.isolated import hosted
 from dart_cli.evaluation.filmstrip import frame
+from dart_cli.evaluation.in_process import (
+    PlayedEpisode,
+    chosen_weights,
+    loaded_model,
+    planned,
+    play_all,
+)
 from dart_cli.evaluation.results import (
     Evaluation,
     Film,
@@ -55,33 +44,24 @@ from dart_cli.evaluation.results import (
     TaskScore,
     eval_dir,
     films_dir,
+    score_table,
+    summary,
 )
 from dart_cli.runtime.logs import log_dir, logging_to
 from dart_cli.runtime.progress import progress
 from dart_cli.runtime.role import end_with_parent, limit_threads
-from dart_cli.status.page import fraction, page_table
 from envs.base import Task, content_hash
 
 if TYPE_CHECKING:
-    from dart_cli.engines.base import Engine, Responder
+    pass
 
 logger = logging.getLogger(__name__)
 
-FILMS_PER_TASK = 3
 MAX_FILM_BYTES = 64_000_000
 """Screenshots kept of one evaluation, at most."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ENVIRONMENT = re.compile(r"^eval/\d+: ")  # its name, in front of why it broke
-_STEP_SEEDS = 4096  # room between the sampling seeds of two episodes
-
-
-@dataclass(frozen=True)
-class Planned:
-    """One episode to play."""
-
-    task: Task
-    seed: int
 
 
 def run_eval(
@@ -160,115 +140,7 @@ def _chosen(config: Config, tasks: Sequence[str]) -> tuple[list[Task], list[Task
     return trained, composed
 
 
-def planned(tasks: Sequence[Task], episodes: int, first_seed: int) -> list[Planned]:
-    """`episodes` spread over `tasks`, each with a seed of its own; no task, no episode."""
-    if not tasks:
-        return []
-    return [Planned(tasks[i % len(tasks)], first_seed + i) for i in range(episodes)]
-
-
 # --- playing --------------------------------------------------------------------------------
-
-
-class InProcessPolicy:
-    """One episode's policy and sink in one: nothing leaves the process."""
-
-    def __init__(self, answers: Responder, *, filmed: bool) -> None:
-        self.instruction = ""
-        self.records: list[StepRecord] = []
-        self._answers = answers
-        self._filmed = filmed
-
-    async def act(self, request: ActRequest) -> Completion:
-        """What the policy says to one screen."""
-        self.instruction = request.instruction
-        return await self._answers.answer(request)
-
-    async def step(self, record: StepRecord) -> Ack:
-        """Keep one step where the episode is filmed."""
-        if self._filmed:
-            self.records.append(record)
-        return Ack()
-
-    async def end(self, end: TrajectoryEnd) -> Ack:
-        """The end is what `play_episode` returns; only a broken environment is worth a word."""
-        if end.outcome == "invalid":
-            logger.warning("%s is invalid: %s", end.trajectory_id, end.reason)
-        return Ack()
-
-
-@dataclass(frozen=True)
-class PlayedEpisode:
-    """One episode that is over."""
-
-    episode: Planned
-    end: TrajectoryEnd
-    instruction: str
-    records: list[StepRecord]  # empty unless filmed
-
-
-async def play_all(
-    config: Config,
-    answers: Responder,
-    episodes: Sequence[Planned],
-    mode: Mode,
-    *,
-    told: Callable[[], None] = lambda: None,
-) -> list[PlayedEpisode]:
-    """Play the episodes, `env.slots` or a full engine batch of them at once, in any order.
-
-    The films are those of the first episodes of each task. `told` is called after each episode.
-    """
-    action_spec = conventions_of(config)
-    waiting = deque(enumerate(episodes))
-    filmed = FILMS_PER_TASK * len({episode.task.id for episode in episodes})
-    played: list[PlayedEpisode] = []
-
-    async def play_some(slot: int) -> None:
-        async with environment(config, f"eval/{slot}") as env:
-            while waiting:
-                index, episode = waiting.popleft()
-                seat = InProcessPolicy(answers, filmed=index < filmed)
-                lease = _lease(config, episode, index, mode)
-                end = await play_episode(env, lease, episode.task, seat, seat, action_spec)
-                if end.stop_reason == "environment":
-                    await env.renew()
-                played.append(PlayedEpisode(episode, end, seat.instruction, seat.records))
-                told()
-
-    slots = min(len(episodes), max(config.env.slots, config.rollout.max_batch))
-    async with asyncio.TaskGroup() as group:
-        for slot in range(slots):
-            group.create_task(play_some(slot))
-    return played
-
-
-@contextlib.asynccontextmanager
-async def environment(config: Config, name: str) -> AsyncIterator[Hosted]:
-    """An environment of the run's suite, closed at the end of the block."""
-    env = hosted(config.env, name)
-    try:
-        yield env
-    finally:
-        await env.close()
-
-
-def _lease(config: Config, episode: Planned, index: int, mode: Mode) -> Lease:
-    """The lease that `dart data` would give, with sampling as the mode asks."""
-    return Lease(
-        trajectory_id=f"eval-{mode}-{index}",
-        group_id="eval",
-        suite=config.env.suite,
-        task_id=episode.task.id,
-        task_seed=episode.seed,
-        max_steps=episode.task.max_steps,
-        sampling=Sampling(
-            temperature=config.rollout.temperature if mode == "sampled" else 0.0,
-            max_tokens=config.rollout.max_tokens,
-            seed=(config.run.seed + 1) * 2**40 + episode.seed * _STEP_SEEDS,
-        ),
-        expires_s=config.data.lease_s,
-    )
 
 
 async def _evaluate(
@@ -280,23 +152,18 @@ async def _evaluate(
     tasks: Sequence[str],
     name: str,
 ) -> tuple[Evaluation, list[PlayedEpisode]]:
-    from dart_cli.rollout.worker import load_model
-
     trained, composed = _chosen(config, tasks)
     count, seed = config.eval.episodes, config.eval.seed
     rounds = [planned(trained, count, seed), planned(composed, count, seed + count)]
     directory, version = (None, -1) if as_it_comes else chosen_weights(config, weights)
     began = time.monotonic()
-    model = await asyncio.to_thread(load_model, config)
-    try:
-        if directory is not None:
-            await take_weights(model.engine, directory, version)
-        scores: dict[Mode, ModeScore] = {}
-        kept: list[PlayedEpisode] = []
+    scores: dict[Mode, ModeScore] = {}
+    kept: list[PlayedEpisode] = []
+    async with loaded_model(config, directory, version) as model:
         for mode in modes:
-            with progress(mode, sum(map(len, rounds)), "episodes") as told:
+            with progress(mode, sum(map(len, rounds)), "episodes") as advance:
                 parts = [
-                    await play_all(config, model.responder, episodes, mode, told=lambda: told(1))
+                    await play_all(config, model.responder, episodes, mode, advance=advance)
                     for episodes in rounds
                 ]
             if not scores:  # what broke all of one mode would break the other's
@@ -304,10 +171,8 @@ async def _evaluate(
             scores[mode] = ModeScore(
                 tasks=_scored(trained, parts[0]), compositions=_scored(composed, parts[1])
             )
-            # Greedy films are the policy's first choices; they come last and stay.
+            # Only the last mode's films are kept: greedy, the policy's first choices.
             kept = [each for part in parts for each in part if each.records]
-    finally:
-        await model.engine.close()
     evaluation = Evaluation(
         name=name or ("base" if version < 0 else f"v{version}"),
         model=config.model.path,
@@ -333,49 +198,10 @@ def _refuse_invalid(config: Config, ends: Sequence[TrajectoryEnd]) -> None:
     )
 
 
-def chosen_weights(config: Config, weights: Path | None) -> tuple[Path | None, int]:
-    """(directory, version) of the weight set to play; (None, -1) where the run has none yet.
-
-    Raises UserError for a directory that is not there, WeightsError for one without weights.
-    """
-    from dart_cli.weights.delta_chain import newest_version
-    from dart_cli.weights.manifest import read_manifest
-
-    if weights is not None:
-        found = newest_version(weights)
-        if found is not None:
-            return found.path, found.policy_version
-        if not weights.is_dir():
-            raise UserError(f"--weights {weights}: no such directory; a run's are in RUN/weights")
-        return weights, read_manifest(weights).policy_version
-    found = newest_version(weights_dir(config))
-    return (None, -1) if found is None else (found.path, found.policy_version)
-
-
-async def take_weights(engine: Engine, directory: Path, version: int) -> None:
-    """Let the engine serve a published version; one that stands there as deltas is rebuilt first.
-
-    Raises WeightsError if it cannot be had or does not fit.
-    """
-    from dart_cli.weights.manifest import WEIGHTS
-    from dart_cli.weights.mirror import DeltaReceiver
-
-    if (directory / WEIGHTS).exists():
-        await engine.update_weights(directory, version)
-        return
-    with tempfile.TemporaryDirectory(prefix="dart-weights-") as scratch:
-        receiver = DeltaReceiver(Path(scratch) / "copy")
-        try:
-            received = await receiver.receive(directory, version, digest="")
-            await engine.update_weights(received.source, version)
-        finally:
-            receiver.close()
-
-
 def _scored(tasks: Sequence[Task], played: Sequence[PlayedEpisode]) -> list[TaskScore]:
     scores = []
     for task in tasks:
-        ends = [each.end for each in played if each.episode.task.id == task.id]
+        ends = [each.end for each in played if each.task.id == task.id]
         judged = [end for end in ends if end.outcome != "invalid"]
         scores.append(
             TaskScore(
@@ -389,7 +215,7 @@ def _scored(tasks: Sequence[Task], played: Sequence[PlayedEpisode]) -> list[Task
     return scores
 
 
-# --- telling and keeping --------------------------------------------------------------------
+# --- keeping --------------------------------------------------------------------------------
 
 
 def _keep(run_dir: Path, evaluation: Evaluation, played: Sequence[PlayedEpisode]) -> Path:
@@ -412,8 +238,8 @@ def _keep(run_dir: Path, evaluation: Evaluation, played: Sequence[PlayedEpisode]
         ]
         films.append(
             Film(
-                task_id=each.episode.task.id,
-                seed=each.episode.seed,
+                task_id=each.task.id,
+                seed=each.lease.task_seed,
                 instruction=each.instruction,
                 outcome=each.end.outcome,
                 reason=each.end.reason,
@@ -434,48 +260,3 @@ def _write_shot(folder: Path, shot: bytes) -> str:
     path = folder / f"{content_hash(shot)}.{suffix}"
     path.write_bytes(shot)
     return path.name
-
-
-def score_table(evaluation: Evaluation, mode: Mode, score: ModeScore) -> Table:
-    """Success by task with its interval; compositions below."""
-    version = "as it comes" if evaluation.policy_version < 0 else f"v{evaluation.policy_version}"
-    numbers = ("success", "95 % interval", "episodes", "invalid", "mean steps")
-    table = page_table(f"{evaluation.model} {version}, {mode}", "task", *numbers, right=numbers)
-    for rows, whole in ((score.tasks, score.overall), (score.compositions, score.composed)):
-        if not rows:
-            continue
-        for row in (*rows, whole):
-            low, high = row.interval
-            table.add_row(
-                row.task_id,
-                fraction(row.success),
-                f"{low:.2f} - {high:.2f}",
-                str(row.episodes),
-                str(row.invalid),
-                "-" if row.mean_steps is None else f"{row.mean_steps:.1f}",
-                style="bold" if row is whole else "",
-                end_section=row is whole,
-            )
-    return table
-
-
-def summary(evaluation: Evaluation) -> dict[str, object]:
-    """The evaluation as one flat JSON object, for `--json`."""
-    result: dict[str, object] = {
-        "model": evaluation.model,
-        "weights": evaluation.weights,
-        "policy_version": evaluation.policy_version,
-    }
-    for mode, score in evaluation.modes.items():
-        for name, rows, whole in (
-            ("tasks", score.tasks, score.overall),
-            ("compositions", score.compositions, score.composed),
-        ):
-            result[f"{mode}_{name}"] = {
-                "success": whole.success,
-                "interval": list(whole.interval),
-                "episodes": whole.episodes,
-                "invalid": whole.invalid,
-                "per_task": {row.task_id: row.success for row in rows},
-            }
-    return result

@@ -5,6 +5,7 @@ wilson       95 % confidence interval of a proportion
 ModeScore    one way of choosing actions (sampled, greedy) over all tasks
 Evaluation   one set of weights, whole; kept as JSON in RUN/eval
 Film         one episode as a person would watch it
+score_table  a mode's scores for people; `summary` is the evaluation for `--json`
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from rich.table import Table
 
 from bus.errors import RunDirectoryError
 from bus.messages import Outcome
+from dart_cli.runtime.tables import page_table
+from dart_cli.status.page import fraction
 
 Mode = Literal["sampled", "greedy"]
 
@@ -172,3 +176,51 @@ def read_films(run_dir: Path, name: str) -> list[Film]:
 def films_dir(run_dir: Path, name: str) -> Path:
     """Where the films and screenshots of one evaluation are kept."""
     return eval_dir(run_dir) / f"{name}-films"
+
+
+# --- for people and scripts ------------------------------------------------------------------
+
+
+def score_table(evaluation: Evaluation, mode: Mode, score: ModeScore) -> Table:
+    """Success by task with its interval; compositions below."""
+    version = "as it comes" if evaluation.policy_version < 0 else f"v{evaluation.policy_version}"
+    numbers = ("success", "95 % interval", "episodes", "invalid", "mean steps")
+    table = page_table(f"{evaluation.model} {version}, {mode}", "task", *numbers, right=numbers)
+    for rows, whole in ((score.tasks, score.overall), (score.compositions, score.composed)):
+        if not rows:
+            continue
+        for row in (*rows, whole):
+            low, high = row.interval
+            table.add_row(
+                row.task_id,
+                fraction(row.success),
+                f"{low:.2f} - {high:.2f}",
+                str(row.episodes),
+                str(row.invalid),
+                "-" if row.mean_steps is None else f"{row.mean_steps:.1f}",
+                style="bold" if row is whole else "",
+                end_section=row is whole,
+            )
+    return table
+
+
+def summary(evaluation: Evaluation) -> dict[str, object]:
+    """The evaluation as one flat JSON object, for `--json`."""
+    result: dict[str, object] = {
+        "model": evaluation.model,
+        "weights": evaluation.weights,
+        "policy_version": evaluation.policy_version,
+    }
+    for mode, score in evaluation.modes.items():
+        for name, rows, whole in (
+            ("tasks", score.tasks, score.overall),
+            ("compositions", score.compositions, score.composed),
+        ):
+            result[f"{mode}_{name}"] = {
+                "success": whole.success,
+                "interval": list(whole.interval),
+                "episodes": whole.episodes,
+                "invalid": whole.invalid,
+                "per_task": {row.task_id: row.success for row in rows},
+            }
+    return result

@@ -25,7 +25,7 @@ from bus.messages import Partial, VersionSpan
 from dart_cli.config.schema import VllmConfig
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.transformers_engine import TransformersEngine
-from dart_cli.evaluation.held_out import take_weights
+from dart_cli.evaluation.in_process import take_weights
 from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.weights.file import FileChannel, load, publish
 from dart_cli.weights.manifest import WEIGHTS

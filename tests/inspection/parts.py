@@ -11,6 +11,7 @@ from dart_cli.cli.main import main
 from dart_cli.config.schema import Config
 from dart_cli.data.store.rows import PoolRow
 from dart_cli.data.store.writer import Reader, Store
+from dart_cli.evaluation.results import Evaluation, ModeScore, TaskScore
 from dart_cli.inspection.explain import explain_trajectory
 from dart_cli.inspection.find import find_subject
 from tests.data.parts import (
@@ -36,6 +37,22 @@ def run(*arguments: object) -> int:
 def story_of(reader: Reader, name: str) -> str:
     """All sentences of a trajectory's story."""
     return "\n".join(event.text for event in explain_trajectory(reader, find_subject(reader, name)))
+
+
+def evaluation(name: str, passed: int) -> Evaluation:
+    """One task, one composition, ten episodes each."""
+    score = TaskScore(task_id="a", episodes=10, passed=passed, invalid=0, steps=30)
+    composed = TaskScore(task_id="b", episodes=10, passed=passed - 1, invalid=1, steps=30)
+    mode = ModeScore(tasks=[score], compositions=[composed])
+    return Evaluation(
+        name=name,
+        model="m",
+        weights="",
+        policy_version=0,
+        seed=0,
+        wall_s=1.0,
+        modes={"sampled": mode, "greedy": mode},
+    )
 
 
 class Played:

@@ -1,11 +1,14 @@
 """One episode in the terminal, and the film of it.
 
     PlayOptions     which task, and who plays it
-    run_play   plays, tells the verdict, keeps the film; returns the exit code
-    ManualEpisode    the episode: its environment, its frames, its verdict
-    PLAYERS    how the next action is found: a person types it, the solution says it, chance
+    run_play        plays, prints the verdict, keeps the film; returns the exit code
+    ManualEpisode   the episode: its environment, its frames, its verdict
+    PLAYERS         how the next action is found: a person types it, the solution or chance gives it
 
-The environment is used in place, without deadlines: a person sits before it, and has Ctrl-C.
+Neither `play_episode` nor in_slots is used: there is no policy and no lease, actions come from a
+generator that blocks while a person types, and the environment is called in this thread without
+deadlines, because a person watches it and has Ctrl-C. Rules for the beginning, the end and the
+verdict are those of dart_cli.env.episode.
 """
 
 from __future__ import annotations
@@ -17,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 from typing import Any, Literal
 
 from PIL import Image
@@ -26,11 +28,12 @@ from rich.console import Console
 from bus.errors import ActionError, DartError, EnvError, NoOracleError, UserError
 from bus.messages import StopReason
 from dart_cli.env import calls
-from dart_cli.env.episode import admitted, already_true
+from dart_cli.env.episode import admitted, already_true, stop_reason_after
 from dart_cli.evaluation.filmstrip import animation, film_strip, frame
+from dart_cli.evaluation.in_process import player_rng, random_click
 from dart_cli.evaluation.manual.commands import HELP, parse, spell
 from dart_cli.evaluation.results import Film, FilmFrame
-from envs.actions import Action, Answer, Click, Done, Fail, action_to_dict
+from envs.actions import Action, action_to_dict
 from envs.base import GuiEnv, Observation, Task, Verdict
 from envs.registry import check_options, check_parts, find_task, load_suite, make_env
 from envs.screenshots import pixels_of
@@ -162,11 +165,10 @@ class ManualEpisode:
         with _using("step"):
             stepped = calls.step(self.env, action)
         self._show("step", stepped.observation)
-        if isinstance(action, Fail):
-            return "gave_up"
-        if stepped.terminated or isinstance(action, Done | Answer):
-            return "done"
-        if stepped.truncated or done >= self.task.max_steps:
+        stop = stop_reason_after(action, stepped)
+        if stop in ("gave_up", "done"):
+            return stop
+        if stop is not None or done >= self.task.max_steps:
             self.console.print(f"no step is left after {done}")
             return "step_limit"
         return None
@@ -241,9 +243,9 @@ def _solution(session: ManualEpisode) -> Iterator[Action]:
 
 
 def _chance(session: ManualEpisode) -> Iterator[Action]:
-    rng = Random(f"{session.task.id}/{session.seed}")  # noqa: S311 - repeatable on purpose
+    rng = player_rng(session.task, session.seed)
     while session.screen is not None:
-        yield Click(x=rng.randrange(session.screen.width), y=rng.randrange(session.screen.height))
+        yield random_click(session.screen, rng)
 
 
 PLAYERS: dict[Player, Callable[[ManualEpisode], Iterator[Action]]] = {

@@ -10,7 +10,8 @@ from __future__ import annotations
 from random import Random
 from typing import Literal, Protocol
 
-from envs.actions import Action, Click, Done, Fail, Wait
+from dart_cli.evaluation.in_process import random_click
+from envs.actions import Action, Done, Fail, Wait
 from envs.base import Observation
 
 Probe = Literal["nothing", "done", "fail", "random", "oracle"]
@@ -42,6 +43,6 @@ async def act(probe: Probe, env: Solves, screen: Observation, rng: Random) -> Ac
     if probe == "fail":
         return Fail()
     if probe == "random":
-        return Click(x=rng.randrange(screen.width), y=rng.randrange(screen.height))
+        return random_click(screen, rng)
     action, _hint = await env.solve()
     return action

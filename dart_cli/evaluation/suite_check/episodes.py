@@ -1,4 +1,8 @@
-"""The episodes of the probes, played as `dart env` plays them, and timed.
+"""The episodes of the probes, played by the rules of `dart env` and timed call by call.
+
+The loop is not `play_episode`: a probe has no policy, codec or lease, each call is timed by itself,
+and an oracle that does not exist is no failure. Rules for the beginning, the end and the verdict
+are those of dart_cli.env.episode.
 
 Probed       one episode
 play_probe   plays one
@@ -11,14 +15,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from random import Random
 
 from bus.errors import EnvError, NoOracleError
 from bus.messages import Outcome, StopReason
 from dart_cli.env.calls import Hosted
-from dart_cli.env.episode import admitted, already_true
+from dart_cli.env.episode import admitted, already_true, stop_reason_after
+from dart_cli.evaluation.in_process import player_rng
 from dart_cli.evaluation.suite_check.agents import Probe, act
-from envs.actions import Answer, Done, Fail, Wait
+from envs.actions import Wait
 from envs.base import Task
 from envs.screenshots import pixels_of
 
@@ -42,7 +46,7 @@ async def play_probe(env: Hosted, task: Task, seed: int, probe: Probe) -> Probed
     """Play one episode; whatever breaks is its outcome `invalid`, and the environment is renewed."""
     if probe == "oracle" and not task.feasible:
         return Probed(probe, seed, None, "the task cannot be done")
-    rng = Random(f"{task.id}/{seed}")  # noqa: S311 - repeatable on purpose
+    rng = player_rng(task, seed)
     step_s: list[float] = []
     began = time.monotonic()
     try:
@@ -69,13 +73,8 @@ async def play_probe(env: Hosted, task: Task, seed: int, probe: Probe) -> Probed
             if not isinstance(action, Wait):  # a wait takes as long as it says
                 step_s.append(time.monotonic() - began)
             screen = stepped.observation
-            if isinstance(action, Fail):
-                stop = "gave_up"
-                break
-            if stepped.terminated or isinstance(action, Done | Answer):
-                stop = "done"
-                break
-            if stepped.truncated:
+            if (reason := stop_reason_after(action, stepped)) is not None:
+                stop = reason
                 break
         verdict = admitted(task, stop, await env.evaluate())
     except NoOracleError as error:
@@ -91,13 +90,13 @@ async def play_task(
     task: Task,
     seeds: Sequence[int],
     probes: Sequence[Probe],
-    told: Callable[[int], None] = lambda _: None,
+    advance: Callable[[int], None] = lambda _: None,
 ) -> list[Probed]:
-    """All episodes of one task; `told` is called after each."""
+    """All episodes of one task; `advance(1)` is called after each."""
     episodes = []
     for probe, seed in _order(seeds, probes):
         episodes.append(await play_probe(env, task, seed, probe))
-        told(1)
+        advance(1)
     return episodes
 
 

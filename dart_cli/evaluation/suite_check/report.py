@@ -22,7 +22,8 @@ from rich.console import Console
 
 from bus.errors import DartError, TaskError, UserError
 from dart_cli.config.schema import EnvConfig
-from dart_cli.env.isolated import hosted
+from dart_cli.env.calls import Hosted
+from dart_cli.evaluation.in_process import in_slots
 from dart_cli.evaluation.suite_check.agents import PROBES, Probe
 from dart_cli.evaluation.suite_check.episodes import play_task
 from dart_cli.evaluation.suite_check.findings import Bounds, TaskReport, judge
@@ -82,8 +83,8 @@ def run_check(options: CheckOptions, *, as_json: bool = False, out: Path | None 
     if not tasks and not errors:
         raise TaskError(f"suite {options.suite} has no task")
     episodes = len(tasks) * options.seeds * len(options.probes)
-    with progress("probing", episodes, "episodes") as told:
-        reports = asyncio.run(check_tasks(options, tasks, told))
+    with progress("probing", episodes, "episodes") as advance:
+        reports = asyncio.run(check_tasks(options, tasks, advance))
     result = summary(options, reports, errors) | {"stopped": len(reports) < len(tasks)}
     if as_json:
         sys.stdout.write(f"{json.dumps(result)}\n")
@@ -116,29 +117,23 @@ def broken_files(suite: str) -> list[str]:
 
 
 async def check_tasks(
-    options: CheckOptions, tasks: Sequence[Task], told: Callable[[int], None] = lambda _: None
+    options: CheckOptions, tasks: Sequence[Task], advance: Callable[[int], None] = lambda _: None
 ) -> list[TaskReport]:
-    """One report for each task, in their order; `told` is called after each episode.
+    """One report for each task, in their order; `advance(1)` is called after each episode.
 
     Cancelled, it returns the reports of the tasks that are done.
     """
     waiting = deque(tasks)
     reports: dict[str, TaskReport] = {}
 
-    async def check_some(slot: int) -> None:
-        env = hosted(options.env, f"check/{slot}")
-        try:
-            while waiting:
-                task = waiting.popleft()
-                played = await play_task(env, task, range(options.seeds), options.probes, told)
-                reports[task.id] = judge(task, played, options.bounds)
-        finally:
-            await env.close()
+    async def check_some(env: Hosted) -> None:
+        while waiting:
+            task = waiting.popleft()
+            played = await play_task(env, task, range(options.seeds), options.probes, advance)
+            reports[task.id] = judge(task, played, options.bounds)
 
-    with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C: what is done is worth telling
-        async with asyncio.TaskGroup() as group:
-            for slot in range(min(options.slots, len(tasks))):
-                group.create_task(check_some(slot))
+    with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C: finished tasks are still reported
+        await in_slots(options.env, "check", min(options.slots, len(tasks)), check_some)
     return [reports[task.id] for task in tasks if task.id in reports]
 
 

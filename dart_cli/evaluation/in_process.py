@@ -1,0 +1,301 @@
+"""Episodes played in this process, without a bus and without the ledger.
+
+    play_all          a list of episodes, many at once: held-out evaluation, `dart doctor --play`
+    play_one          one episode with any policy: what `play_all` and demonstrations are made of
+    in_slots          environments of a suite, each closed at the end; also for the suite check
+    InProcessPolicy   an episode's policy: asks a Responder directly
+    MemorySink        an episode's sink: keeps its steps in memory
+    lease_of          the lease that `dart data` would give
+    loaded_model      the configured engine with the weights to play; chosen_weights, take_weights
+    random_click      what a random player does in `dart env play` and `dart env check`
+
+Episodes are those of `dart env` (play_episode). Each call of an environment has its deadline of
+[env], see dart_cli.env.calls.Hosted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import tempfile
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+from bus.errors import UserError
+from bus.messages import Ack, ActRequest, Completion, Lease, Sampling, StepRecord, TrajectoryEnd
+from dart_cli.config.schema import Config, EnvConfig, weights_dir
+from dart_cli.env.calls import Hosted
+from dart_cli.env.episode import ActionSpec, Policy, conventions_of, play_episode
+from dart_cli.env.isolated import hosted
+from envs.actions import Click
+from envs.base import Observation, Task
+
+if TYPE_CHECKING:
+    from dart_cli.engines.base import Engine, Responder
+    from dart_cli.evaluation.results import Mode
+    from dart_cli.rollout.worker import Model
+
+logger = logging.getLogger(__name__)
+
+FILMS_PER_TASK = 3
+"""Episodes of each task whose steps `play_all` keeps, on average."""
+
+_STEP_SEEDS = 4096  # room between the sampling seeds of two episodes
+
+
+@dataclass(frozen=True)
+class PlannedEpisode:
+    """One episode to play."""
+
+    task: Task
+    seed: int
+
+
+@dataclass(frozen=True)
+class PlayedEpisode:
+    """One episode that is over."""
+
+    task: Task
+    lease: Lease
+    end: TrajectoryEnd
+    records: list[StepRecord]  # its steps; empty unless they were kept
+
+    @property
+    def instruction(self) -> str:
+        """What the policy was asked to do; the task's own words where no step was kept."""
+        return self.records[0].instruction if self.records else self.task.instruction
+
+
+def planned(tasks: Sequence[Task], episodes: int, first_seed: int) -> list[PlannedEpisode]:
+    """`episodes` spread over `tasks`, each with a seed of its own; none without a task."""
+    if not tasks:
+        return []
+    return [PlannedEpisode(tasks[i % len(tasks)], first_seed + i) for i in range(episodes)]
+
+
+# --- one episode ----------------------------------------------------------------------------
+
+
+class InProcessPolicy:
+    """Answers screens through a Responder of this process."""
+
+    def __init__(self, responder: Responder) -> None:
+        self._responder = responder
+
+    async def act(self, request: ActRequest) -> Completion:
+        """What the policy says to one screen. Raises EngineError."""
+        return await self._responder.answer(request)
+
+
+class MemorySink:
+    """Keeps the steps of one episode; its end is what `play_episode` returns."""
+
+    def __init__(self, *, keep_steps: bool = True) -> None:
+        self.records: list[StepRecord] = []
+        self._keep_steps = keep_steps
+
+    async def step(self, record: StepRecord) -> Ack:
+        """Keep one step, if steps are kept."""
+        if self._keep_steps:
+            self.records.append(record)
+        return Ack()
+
+    async def end(self, end: TrajectoryEnd) -> Ack:
+        """Log the end."""
+        logger.debug("%s: %s, %s", end.trajectory_id, end.outcome, end.reason)
+        return Ack()
+
+
+def lease_of(
+    config: Config,
+    task: Task,
+    seed: int,
+    *,
+    trajectory_id: str,
+    group_id: str,
+    greedy: bool = False,
+) -> Lease:
+    """The lease that `dart data` would give; its sampling seed follows from run.seed and `seed`."""
+    return Lease(
+        trajectory_id=trajectory_id,
+        group_id=group_id,
+        suite=config.env.suite,
+        task_id=task.id,
+        task_seed=seed,
+        max_steps=task.max_steps,
+        sampling=Sampling(
+            temperature=0.0 if greedy else config.rollout.temperature,
+            max_tokens=config.rollout.max_tokens,
+            seed=(config.run.seed + 1) * 2**40 + seed * _STEP_SEEDS,
+        ),
+        expires_s=config.data.lease_s,
+    )
+
+
+async def play_one(
+    env: Hosted,
+    task: Task,
+    lease: Lease,
+    policy: Policy,
+    action_spec: ActionSpec,
+    *,
+    keep_steps: bool = True,
+) -> PlayedEpisode:
+    """Play one episode; an environment that broke is renewed for the next."""
+    sink = MemorySink(keep_steps=keep_steps)
+    end = await play_episode(env, lease, task, policy, sink, action_spec)
+    if end.stop_reason == "environment":
+        await env.renew()
+    return PlayedEpisode(task, lease, end, sink.records)
+
+
+def random_click(screen: Observation, rng: Random) -> Click:
+    """A click anywhere on the screen."""
+    return Click(x=rng.randrange(screen.width), y=rng.randrange(screen.height))
+
+
+def player_rng(task: Task, seed: int) -> Random:
+    """Random numbers of a random player: the same for the same episode."""
+    return Random(f"{task.id}/{seed}")  # noqa: S311 - repeatable on purpose
+
+
+# --- many at once ---------------------------------------------------------------------------
+
+
+def slots_at_once(config: Config) -> int:
+    """Environments to play at once: `env.slots`, or as many as fill a batch of the engine."""
+    return max(config.env.slots, config.rollout.max_batch)
+
+
+async def in_slots(
+    config: EnvConfig, name: str, slots: int, work: Callable[[Hosted], Awaitable[None]]
+) -> None:
+    """Run `work` in `slots` environments at once, each closed at the end.
+
+    `name` is in their errors. Raises the first error that `work` raises; the other slots are
+    cancelled then.
+    """
+
+    async def run(slot: int) -> None:
+        env = hosted(config, f"{name}/{slot}")
+        try:
+            await work(env)
+        finally:
+            await env.close()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for slot in range(slots):
+                group.create_task(run(slot))
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None
+
+
+async def play_all(
+    config: Config,
+    responder: Responder,
+    episodes: Sequence[PlannedEpisode],
+    mode: Mode,
+    *,
+    advance: Callable[[int], None] = lambda _: None,
+) -> list[PlayedEpisode]:
+    """Play the episodes, `slots_at_once` of them at a time, in any order.
+
+    Steps are kept of the first episodes, FILMS_PER_TASK for each task. `advance(1)` is called
+    after each episode.
+    """
+    policy, action_spec = InProcessPolicy(responder), conventions_of(config)
+    waiting = deque(enumerate(episodes))
+    filmed = FILMS_PER_TASK * len({episode.task.id for episode in episodes})
+    played: list[PlayedEpisode] = []
+
+    async def play_some(env: Hosted) -> None:
+        while waiting:
+            index, episode = waiting.popleft()
+            name, greedy = f"eval-{mode}-{index}", mode == "greedy"
+            lease = lease_of(
+                config,
+                episode.task,
+                episode.seed,
+                trajectory_id=name,
+                group_id="eval",
+                greedy=greedy,
+            )
+            one = await play_one(
+                env, episode.task, lease, policy, action_spec, keep_steps=index < filmed
+            )
+            if one.end.outcome == "invalid":
+                logger.warning("%s is invalid: %s", name, one.end.reason)
+            played.append(one)
+            advance(1)
+
+    await in_slots(config.env, "eval", min(len(episodes), slots_at_once(config)), play_some)
+    return played
+
+
+# --- the engine and its weights -------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def loaded_model(
+    config: Config, directory: Path | None, version: int, *, load_s: float | None = None
+) -> AsyncIterator[Model]:
+    """The configured engine with the weights in `directory`, or the model's own for None.
+
+    The engine is closed at the end. Raises ModelError, WeightsError, MissingPartError, and
+    TimeoutError if loading takes longer than `load_s` seconds.
+    """
+    from dart_cli.rollout.worker import load_model  # late: loads the engine's parts
+
+    async with asyncio.timeout(load_s):
+        model = await asyncio.to_thread(load_model, config)
+    try:
+        if directory is not None:
+            await take_weights(model.engine, directory, version)
+        yield model
+    finally:
+        await model.engine.close()
+
+
+def chosen_weights(config: Config, weights: Path | None) -> tuple[Path | None, int]:
+    """(directory, version) of the weight set to play; (None, -1) where the run has none yet.
+
+    Raises UserError for a directory that does not exist, WeightsError for one without weights.
+    """
+    from dart_cli.weights.delta_chain import newest_version
+    from dart_cli.weights.manifest import read_manifest
+
+    if weights is not None:
+        found = newest_version(weights)
+        if found is not None:
+            return found.path, found.policy_version
+        if not weights.is_dir():
+            raise UserError(f"--weights {weights}: no such directory; a run's are in RUN/weights")
+        return weights, read_manifest(weights).policy_version
+    found = newest_version(weights_dir(config))
+    return (None, -1) if found is None else (found.path, found.policy_version)
+
+
+async def take_weights(engine: Engine, directory: Path, version: int) -> None:
+    """Let the engine serve a published version; one that is stored as deltas is rebuilt first.
+
+    Raises WeightsError if it cannot be read or does not fit.
+    """
+    from dart_cli.weights.manifest import WEIGHTS
+    from dart_cli.weights.mirror import DeltaReceiver
+
+    if (directory / WEIGHTS).exists():
+        await engine.update_weights(directory, version)
+        return
+    with tempfile.TemporaryDirectory(prefix="dart-weights-") as scratch:
+        receiver = DeltaReceiver(Path(scratch) / "copy")
+        try:
+            received = await receiver.receive(directory, version, digest="")
+            await engine.update_weights(received.source, version)
+        finally:
+            receiver.close()

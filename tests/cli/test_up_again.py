@@ -1,0 +1,118 @@
+"""`dart up` on a run directory that holds something: gone on with, left alone, or set aside."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bus.errors import RunDirectoryError
+from dart_cli.cli.up import run_up, set_aside
+from dart_cli.config.schema import Config, load_config
+from dart_cli.evaluation.results import ModeScore, TaskScore
+from dart_cli.runtime.role import claim
+from dart_cli.weights.manifest import MANIFEST, path_of
+from tests.inspection.parts import evaluation
+
+
+@pytest.fixture
+def config_path(tmp_path: Path) -> Path:
+    """The embedded suite, answered at random."""
+    path = tmp_path / "c.toml"
+    path.write_text(
+        f'[run]\ndir = "{tmp_path}/run"\n[rollout]\nengine = "scripted"\n'
+        '[env]\ntasks = ["mini/click", "mini/popup"]\nslots = 4\n'
+        '[eval]\nepisodes = 12\ncompositions = ["mini/popup+menu"]\n'
+    )
+    return path
+
+
+@pytest.fixture
+def supervisors(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands of each supervisor that `dart up` starts; the first is its last, as after Ctrl-C."""
+    started: list[list[str]] = []
+
+    class Recorded:
+        def __init__(self, commands: Mapping[str, Sequence[str]], **_: Any) -> None:
+            started.append(list(commands))
+
+        async def run(self, stop: asyncio.Event) -> None:
+            stop.set()
+
+    monkeypatch.setattr("dart_cli.cli.up.Supervisor", Recorded)
+    return started
+
+
+@pytest.mark.parametrize(("episodes", "first"), [(0, "eval"), (10, "env-0")])
+def test_a_before_without_a_valid_episode_is_played_again(
+    config_path: Path, supervisors: list[list[str]], episodes: int, first: str
+) -> None:
+    config = load_config(config_path, ["eval.around=true"])
+    (config.run.dir / "eval").mkdir(parents=True, mode=0o700)
+    config.run.dir.chmod(0o700)
+    score = TaskScore(task_id="a", episodes=episodes, passed=0, invalid=3, steps=0)
+    mode = ModeScore(tasks=[score], compositions=[])
+    kept = evaluation("before", 1).model_copy(update={"modes": {"sampled": mode, "greedy": mode}})
+    (config.run.dir / "eval" / "before.json").write_text(kept.model_dump_json())
+    assert run_up(config, config_path, [], fresh=False) == 130
+    assert [commands[0] for commands in supervisors] == [first]
+
+
+@pytest.mark.parametrize("role", ["data", "train"])
+def test_a_run_that_was_started_by_hand_is_left_alone(
+    config_path: Path, supervisors: list[list[str]], role: str
+) -> None:
+    config = load_config(config_path, ["eval.around=true"])
+    config.run.dir.mkdir(mode=0o700)
+    running = pytest.raises(RunDirectoryError, match=f"{role} is running already")
+    with claim(config, role), running:
+        run_up(config, config_path, [], fresh=False)
+    assert supervisors == []
+    run_up(config, config_path, [], fresh=False)
+    assert supervisors, "what has ended is in nobody's way"
+
+
+def test_fresh_moves_the_old_run_aside_and_never_a_live_one(tmp_path: Path) -> None:
+    config = Config.model_validate({"run": {"dir": tmp_path / "run"}})
+    set_aside(config)  # nothing there: nothing to do
+    for number in (1, 2):
+        (tmp_path / "run").mkdir(mode=0o700)
+        (tmp_path / "run" / "kept").write_text(str(number))
+        (tmp_path / "run" / "weights" / ".v000000.draft").mkdir(parents=True)
+        running = pytest.raises(RunDirectoryError, match="env-0 is running already")
+        with claim(config, "env"), running:
+            set_aside(config)
+        set_aside(config)
+        assert (tmp_path / f"run.{number}" / "kept").read_text() == str(number)
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("key", ["run.dir", "weights.directory"])
+def test_fresh_moves_no_folder_that_is_not_a_run_s(config_path: Path, key: str) -> None:
+    other = config_path.parent / "docs"
+    config = load_config(config_path, [f"{key}={other}"])
+    config.run.dir.mkdir(mode=0o700)
+    other.mkdir(exist_ok=True)
+    (other / "config.json").write_text("{}")
+    with pytest.raises(
+        RunDirectoryError, match=rf"docs (is no run|holds no weight).*another {key}"
+    ):
+        set_aside(config)
+    assert [path.name for path in other.iterdir()] == ["config.json"]
+    assert config.run.dir.exists(), "both or neither"
+
+
+@pytest.mark.parametrize("made", ["", "run.db", "eval", "workers"])
+def test_fresh_moves_what_any_verb_left_and_weights_elsewhere(config_path: Path, made: str) -> None:
+    elsewhere = config_path.parent / "weights"
+    path_of(elsewhere, 3).mkdir(parents=True)
+    (path_of(elsewhere, 3) / MANIFEST).touch()
+    config = load_config(config_path, [f"weights.directory={elsewhere}"])
+    (config.run.dir / made).mkdir(parents=True)
+    set_aside(config)
+    assert not config.run.dir.exists()
+    assert (config_path.parent / "run.1" / made).exists()
+    assert path_of(config_path.parent / "weights.1", 3).exists()

@@ -1,0 +1,99 @@
+"""The report of a run: success before and after, true pictures."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from PIL import Image
+
+from dart_cli.data.store.rows import CurvePoint
+from dart_cli.evaluation.results import Film, FilmFrame, films_dir
+from dart_cli.inspection.report import draw_curve, draw_films, pick_films, summarize
+from tests.inspection.parts import evaluation
+
+
+def test_the_summary_holds_before_after_by_task_and_compositions_apart() -> None:
+    told = summarize(evaluation("before", 3), evaluation("after", 9))
+    assert (told["success_before"], told["success_after"]) == (0.3, 0.9)
+    assert (told["greedy_before"], told["greedy_after"]) == (0.3, 0.9)
+    assert told["per_task"]["a"] == {
+        "before": 0.3,
+        "after": 0.9,
+        "greedy_before": 0.3,
+        "greedy_after": 0.9,
+    }
+    assert (told["compositions"]["before"], told["compositions"]["after"]) == (0.2, 0.8)
+    assert set(told["compositions"]["per_task"]) == {"b"}
+    nothing = summarize(None, None)
+    assert nothing["success_after"] is None
+    assert nothing["per_task"] == {}
+
+
+def test_held_out_scores_are_drawn_at_the_versions_that_were_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[float, float]] = []
+    errorbar = Axes.errorbar
+
+    def note(axes: Axes, x: list[float], y: list[float], *more: Any, **how: Any) -> object:
+        drawn.append((x[0], y[0]))
+        return errorbar(axes, x, y, *more, **how)
+
+    monkeypatch.setattr(Axes, "errorbar", note)
+    before = evaluation("before", 3).model_copy(update={"policy_version": -1})
+    after = evaluation("after", 9).model_copy(update={"policy_version": 10})
+    curve = [CurvePoint("a", version, 8, 4, 60.0 * version) for version in range(2, 10)]
+    path = draw_curve(tmp_path / "curve.png", curve, (before, after), 0.0)
+    assert drawn == [(0, 0.3), (10, 0.9)]
+    with Image.open(path) as picture:
+        assert picture.width > 500
+    drawn.clear()
+    draw_curve(path, curve, (None, None), 0.0)
+    assert drawn == []
+
+
+def film(task_id: str, seed: int, outcome: str, steps: int) -> Film:
+    """An episode whose screens are white."""
+    frame = FilmFrame(screenshot="white.png", text="click(500,500)", point=(50, 50))
+    return Film.model_validate(
+        {
+            "task_id": task_id,
+            "seed": seed,
+            "instruction": "click the red button",
+            "outcome": outcome,
+            "reason": "",
+            "frames": [frame] * steps,
+            "last": "white.png",
+        }
+    )
+
+
+def test_the_films_shown_are_the_same_episode_failed_before_and_passed_after() -> None:
+    before = [film("a", 1, "pass", 2), film("a", 2, "fail", 4), film("b", 3, "fail", 2)]
+    after = [film("a", 1, "pass", 2), film("a", 2, "pass", 3), film("b", 9, "pass", 2)]
+    ((was, now),) = pick_films(before, after)
+    assert (was.seed, was.outcome) == (2, "fail")
+    assert (now.seed, now.outcome) == (2, "pass")
+    assert pick_films([], after) == []
+
+
+def test_a_film_shows_the_click_where_it_was(tmp_path: Path) -> None:
+    for name in ("before", "after"):
+        films_dir(tmp_path, name).mkdir(parents=True)
+        white = io.BytesIO()
+        Image.new("RGB", (100, 100), "white").save(white, "PNG")
+        (films_dir(tmp_path, name) / "white.png").write_bytes(white.getvalue())
+    pair = (film("a", 1, "fail", 9), film("a", 1, "pass", 2))
+    path = draw_films(tmp_path / "films.png", tmp_path, [pair])
+    sheet = np.asarray(Image.open(path).convert("RGB")).astype(int)
+    pink = (abs(sheet - np.array([255, 20, 147])).sum(axis=2) < 30).nonzero()
+    # The first screen of the first strip stands at (12, 48), scaled 2.2 times.
+    first = [(x, y) for y, x in zip(*pink, strict=True) if x < 12 + 220 and y < 48 + 220]
+    xs, ys = [x for x, _ in first], [y for _, y in first]
+    assert abs((min(xs) + max(xs)) / 2 - (12 + 50 * 2.2)) < 3
+    assert abs((min(ys) + max(ys)) / 2 - (48 + 50 * 2.2)) < 3
