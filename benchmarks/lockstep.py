@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from statistics import mean
-from typing import Any
 
 import torch
 
@@ -119,7 +118,7 @@ class Rounds:
                 answer.set_exception(error)
             return
         for (_, answer), prompt, drawn in zip(waiting, prompts, generations, strict=True):
-            text = self._policy.decode(drawn.token_ids)
+            text = self._policy.decode(drawn.sampled.token_ids)
             answer.set_result(completion(prompt.token_ids, drawn, text))
 
 
@@ -329,19 +328,15 @@ def batch_of(groups: Sequence[Sequence[Played]], number: int, config: Config) ->
 
 
 def _sample(record: StepRecord, advantage: float) -> Sample:
-    shared: dict[str, Any] = {
-        name: getattr(record, name)
-        for name in (
-            "trajectory_id",
-            "step",
-            "prompt_token_ids",
-            "token_ids",
-            "behaviour_logprobs",
-            "version_spans",
-            "image_hashes",
-        )
-    }
-    return Sample(**shared, advantage=advantage, weight=1.0)
+    return Sample(
+        trajectory_id=record.trajectory_id,
+        step=record.step,
+        prompt_token_ids=record.prompt_token_ids,
+        sampled=record.sampled.model_copy(update={"entropies": []}),
+        image_hashes=record.image_hashes,
+        advantage=advantage,
+        weight=1.0,
+    )
 
 
 def _over(tasks: Sequence[Task], start: int = 0) -> Iterator[Task]:

@@ -197,7 +197,7 @@ async def trial(model: Model, temperature: float, seed: int) -> Batch:
 
 async def count_in_flight(tally: Tally, model: TrainModel, batch: Batch, version: int) -> None:
     """What was sampled beside an update: the new weights' part is compared."""
-    tally.mixed += sum(len(sample.version_spans) > 1 for sample in batch.samples)
+    tally.mixed += sum(len(sample.sampled.version_spans) > 1 for sample in batch.samples)
     found = await asyncio.to_thread(rescore, model, batch, 16)
     tally.in_flight.append(found.only(found.versions == version))
 

@@ -35,7 +35,7 @@ from typing import TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bus.messages import Lease, LeaseRequest, StepRecord, TrajectoryEnd, VersionSpan
+from bus.messages import Lease, LeaseRequest, SampledTokens, StepRecord, TrajectoryEnd, VersionSpan
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data.ledger import Ledger
@@ -258,10 +258,12 @@ def step_of(
         media_type="image/png",
         image_hashes=list(hashes),
         prompt_token_ids=prompt,
-        token_ids=[rng.randrange(150_000) for _ in range(length)],
-        behaviour_logprobs=[-rng.random() for _ in range(length)],
-        entropies=[rng.random() for _ in range(length)],
-        version_spans=[VersionSpan(version=3, start=0, end=length)],
+        sampled=SampledTokens(
+            token_ids=[rng.randrange(150_000) for _ in range(length)],
+            behaviour_logprobs=[-rng.random() for _ in range(length)],
+            entropies=[rng.random() for _ in range(length)],
+            version_spans=[VersionSpan(version=3, start=0, end=length)],
+        ),
         worker="rollout-0",
         text="Thought: the button is in the dialog's corner.\nAction: click(start_box='(1,2)')",
         action={"kind": "click", "x": 1, "y": 2, "button": "left"},

@@ -75,10 +75,12 @@ def exchanges(size: str) -> dict[str, tuple[Fields, Fields]]:
     shot = screenshot(size)
     width, height = (int(side) for side in size.split("x"))
     sampled: Fields = {
-        "token_ids": list(range(1000, 1000 + COMPLETION_TOKENS)),
-        "behaviour_logprobs": [-0.125 * (i % 17) - 0.01 for i in range(COMPLETION_TOKENS)],
-        "entropies": [0.1 * (i % 13) + 0.007 for i in range(COMPLETION_TOKENS)],
-        "version_spans": [{"version": 7, "start": 0, "end": COMPLETION_TOKENS}],
+        "sampled": {
+            "token_ids": list(range(1000, 1000 + COMPLETION_TOKENS)),
+            "behaviour_logprobs": [-0.125 * (i % 17) - 0.01 for i in range(COMPLETION_TOKENS)],
+            "entropies": [0.1 * (i % 13) + 0.007 for i in range(COMPLETION_TOKENS)],
+            "version_spans": [{"version": 7, "start": 0, "end": COMPLETION_TOKENS}],
+        },
         "prompt_token_ids": [151_000 + i % 700 for i in range(SIZES[size])],
         "text": "Thought: the form is open.\nAction: click(start_box='(211,140)')",
     }

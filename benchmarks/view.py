@@ -41,6 +41,7 @@ from bus.messages import (
     BatchTrained,
     Lease,
     LeaseRequest,
+    SampledTokens,
     StepRecord,
     TrajectoryEnd,
     VersionSpan,
@@ -165,10 +166,12 @@ def _play(
                 media_type="image/png",
                 image_hashes=[content_hash(image)],
                 prompt_token_ids=[random.randrange(150_000) for _ in range(PROMPT)],
-                token_ids=[random.randrange(150_000) for _ in range(TOKENS)],
-                behaviour_logprobs=[-random.expovariate(2) for _ in range(TOKENS)],
-                entropies=[random.expovariate(2) for _ in range(TOKENS)],
-                version_spans=[VersionSpan(version=version, start=0, end=TOKENS)],
+                sampled=SampledTokens(
+                    token_ids=[random.randrange(150_000) for _ in range(TOKENS)],
+                    behaviour_logprobs=[-random.expovariate(2) for _ in range(TOKENS)],
+                    entropies=[random.expovariate(2) for _ in range(TOKENS)],
+                    version_spans=[VersionSpan(version=version, start=0, end=TOKENS)],
+                ),
                 worker="rollout-0",
                 text=f"Thought: the button is at the {'left' if x < 640 else 'right'}, I click it. "
                 f"{'Then I look whether the dialog is gone. ' * 4}\n"

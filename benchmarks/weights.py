@@ -44,7 +44,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bus.endpoints import TRAIN, Endpoints
-from bus.messages import ActRequest, Batch, Sample, Sampling
+from bus.messages import ActRequest, Batch, Sample, SampledTokens, Sampling
 from bus.sockets import Replier, Requester
 from dart_cli.config.schema import Config, ModelConfig, TrainConfig
 from dart_cli.runtime.background import background
@@ -349,9 +349,12 @@ def played(number: int) -> Batch:
             trajectory_id=f"t{index}",
             step=0,
             prompt_token_ids=completion.prompt_token_ids,
-            token_ids=completion.token_ids,
-            behaviour_logprobs=completion.behaviour_logprobs,
-            version_spans=completion.version_spans,
+            sampled=SampledTokens(
+                token_ids=completion.sampled.token_ids,
+                behaviour_logprobs=completion.sampled.behaviour_logprobs,
+                version_spans=completion.sampled.version_spans,
+                entropies=[],
+            ),
             image_hashes=[key],
             advantage=1.0 if index % 2 else -1.0,
             weight=1.0,

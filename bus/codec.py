@@ -126,7 +126,8 @@ def _lift_blobs(value: Any, blobs: _Blobs) -> Any:
     if isinstance(value, Message):
         fields = dict(value.__dict__)
         for name, code in _packed_fields(type(value)):
-            fields[name] = blobs.pack(fields[name], code)
+            if fields[name]:  # an empty list needs no frame
+                fields[name] = blobs.pack(fields[name], code)
         for name in _fields_to_walk(type(value)):
             if name in fields:
                 fields[name] = _lift_blobs(fields[name], blobs)

@@ -22,7 +22,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 """Raised by any change of a message's fields or meaning; other versions are refused by name."""
 
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -97,13 +97,22 @@ class VersionSpan(Message):
     end: Integer
 
 
-class Partial(Message):
-    """A completion that was suspended before its end: any worker may go on from these tokens."""
+class SampledTokens(Message):
+    """What the policy sampled in answer to one screen: the one form of it, from engine to gradient.
 
-    token_ids: list[int]  # [A] so far
-    behaviour_logprobs: list[float]  # [A], nats
-    entropies: list[float]  # [A], nats
-    version_spans: list[VersionSpan]
+    The engine returns it; messages, database rows and samples embed it as it is. A completion that
+    was suspended before its end is one, too: any worker can continue from these tokens.
+    """
+
+    token_ids: Annotated[list[int], Packed("i")]  # [A], with the end-of-turn token where drawn
+    behaviour_logprobs: Annotated[list[float], Packed("d")]
+    """[A], nats, of the distribution sampled from; [] if unknown."""
+    entropies: Annotated[list[float], Packed("d")]
+    """[A], nats, of the same distribution; [] if unknown, and in a Sample: training needs none."""
+    version_spans: list[VersionSpan]  # which tokens which weights produced; [] of a pool member
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
 
 
 class Turn(Message):
@@ -132,9 +141,7 @@ class Sample(Message):
     trajectory_id: str
     step: Integer
     prompt_token_ids: Annotated[list[int], Packed("i")]  # [P], image placeholders expanded
-    token_ids: Annotated[list[int], Packed("i")]  # [A]
-    behaviour_logprobs: Annotated[list[float], Packed("d")]  # [A], nats; [] if unknown
-    version_spans: list[VersionSpan]  # [] of a member of the experience pool
+    sampled: SampledTokens
     image_hashes: list[str]  # [I], keys of Batch.images
     advantage: float
     weight: float  # multiplies the sample's loss; 1.0 for a fresh sample
@@ -187,10 +194,7 @@ class StepRecord(Request):
     media_type: str  # e.g. image/png
     image_hashes: list[str]  # [I], the prompt's images; the last is this screenshot's
     prompt_token_ids: list[int]  # [P]
-    token_ids: list[int]  # [A]
-    behaviour_logprobs: list[float]  # [A], nats
-    entropies: list[float]  # [A], nats
-    version_spans: list[VersionSpan]
+    sampled: SampledTokens
     worker: str  # the rollout worker that finished the completion
     text: str  # the completion, decoded
     action: dict[str, Any] | None  # envs.actions.Action as a dict; None where malformed
@@ -221,10 +225,7 @@ class Completion(Reply):
     """rollout -> env: what the policy said to one screen."""
 
     prompt_token_ids: list[int]  # [P]
-    token_ids: list[int]  # [A]
-    behaviour_logprobs: list[float]  # [A], nats, of the distribution sampled from
-    entropies: list[float]  # [A], nats
-    version_spans: list[VersionSpan]
+    sampled: SampledTokens
     text: str
     stop: Literal["end", "length", "suspended"]  # end-of-turn token, max_tokens, or interrupted
     queue_s: Seconds  # waited before the engine took it up
@@ -241,10 +242,13 @@ class ActRequest(Request):
     instruction: str
     turns: list[Turn]  # oldest first; history has already chosen what is visible
     screenshot: bytes  # encoded image
+    image_hashes: list[str] = []  # [I], of the turns' screenshots and this one; [] if unknown
     width: Integer  # pixels of the screenshot
     height: Integer
     sampling: Sampling
-    partial: Partial | None = None  # a suspended completion of this very request to go on with
+    partial: SampledTokens | None = (
+        None  # a suspended completion of this very request to go on with
+    )
 
 
 # --- rollout -> data ------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def staleness_of(batch: Batch, trainer_version: int) -> dict[int, int]:
     """
     tokens: dict[int, int] = {}
     for sample in batch.samples:
-        for span in sample.version_spans:
+        for span in sample.sampled.version_spans:
             behind = max(trainer_version - span.version, 0)
             tokens[behind] = tokens.get(behind, 0) + span.end - span.start
     return tokens

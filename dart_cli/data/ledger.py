@@ -202,8 +202,8 @@ class Ledger:
             attempt.state = "playing"
             self.store.start_playing(attempt.id)
         attempt.steps += 1
-        attempt.entropies[record.step] = mean_entropy(record.entropies)
-        for span in record.version_spans:
+        attempt.entropies[record.step] = mean_entropy(record.sampled.entropies)
+        for span in record.sampled.version_spans:
             oldest = attempt.oldest_version
             attempt.oldest_version = span.version if oldest is None else min(oldest, span.version)
         now = self._monotonic()

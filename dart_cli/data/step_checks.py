@@ -24,20 +24,20 @@ def check_step(record: StepRecord) -> None:
     where = f"step {record.step} of {record.trajectory_id}"
     _check_range(where, "step", [record.step])
     _check_range(where, "prompt_token_ids", record.prompt_token_ids)
-    _check_range(where, "token_ids", record.token_ids)
-    _check_range(where, "version_spans", [span.version for span in record.version_spans])
+    _check_range(where, "token_ids", record.sampled.token_ids)
+    _check_range(where, "version_spans", [span.version for span in record.sampled.version_spans])
     _check_times(where, record.model_s, record.env_s)
-    length = len(record.token_ids)
+    length = len(record.sampled.token_ids)
     if not length or not record.prompt_token_ids:
         raise ProtocolError(f"{where}: prompt_token_ids and token_ids must not be empty")
     for name in ("behaviour_logprobs", "entropies"):
-        values: list[float] = getattr(record, name)
+        values: list[float] = getattr(record.sampled, name)
         if len(values) != length:
             raise ProtocolError(f"{where}: {name} must be as many as token_ids, {length}")
         if not all(map(isfinite, values)):
             raise ProtocolError(f"{where}: {name} must be finite")
     covered = 0
-    for span in record.version_spans:
+    for span in record.sampled.version_spans:
         if span.start != covered or not covered < span.end <= length:
             raise ProtocolError(f"{where}: version_spans must cover the tokens in order, once")
         covered = span.end

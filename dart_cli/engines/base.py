@@ -8,11 +8,11 @@ Responder       an ActRequest in, a Completion out: prompt encoder and engine to
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from bus.messages import ActRequest, Completion, Partial, Sampling, VersionSpan
+from bus.messages import ActRequest, Completion, SampledTokens, Sampling
 
 if TYPE_CHECKING:
     import torch
@@ -26,17 +26,15 @@ class GenerateRequest:
     prompt_token_ids: list[int]  # [P], image placeholders expanded
     images: list[bytes]  # [I], encoded, in prompt order
     sampling: Sampling
-    partial: Partial | None = None  # go on after these tokens, which count towards max_tokens
+    image_hashes: list[str] = field(default_factory=list)  # [I], content hashes; [] if unknown
+    partial: SampledTokens | None = None  # go on after these tokens, which count towards max_tokens
 
 
 @dataclass(frozen=True)
 class Generation:
-    """One completion, the partial's tokens included, with the numbers the trainer needs."""
+    """One completion, the partial's tokens included, and what it took."""
 
-    token_ids: list[int]  # [A], the end-of-turn token included where it was drawn
-    behaviour_logprobs: list[float]  # [A], nats, of the distribution sampled from
-    entropies: list[float]  # [A], nats, of the same distribution
-    version_spans: list[VersionSpan]
+    sampled: SampledTokens
     stop: Literal["end", "length", "suspended"]
     queue_s: float
     engine_s: float

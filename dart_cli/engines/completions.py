@@ -13,14 +13,14 @@ from itertools import groupby
 from typing import Literal
 
 from bus.errors import EngineError
-from bus.messages import ActRequest, Completion, Partial, VersionSpan
+from bus.messages import ActRequest, Completion, SampledTokens, VersionSpan
 from dart_cli.engines.base import GenerateRequest, Generation
 
 
 class Draft:
     """One completion as far as it has been drawn; every token with its numbers."""
 
-    def __init__(self, partial: Partial | None = None) -> None:
+    def __init__(self, partial: SampledTokens | None = None) -> None:
         """Go on after `partial`. Raises EngineError if its lists do not agree."""
         self.token_ids: list[int] = []  # [A]
         self.logprobs: list[float] = []  # [A], nats
@@ -68,10 +68,12 @@ class Draft:
     ) -> Generation:
         """The completion as it stands."""
         return Generation(
-            token_ids=self.token_ids,
-            behaviour_logprobs=self.logprobs,
-            entropies=self.entropies,
-            version_spans=version_spans(self.versions),
+            SampledTokens(
+                token_ids=self.token_ids,
+                behaviour_logprobs=self.logprobs,
+                entropies=self.entropies,
+                version_spans=version_spans(self.versions),
+            ),
             stop=stop,
             queue_s=queue_s,
             engine_s=engine_s,
@@ -100,12 +102,13 @@ def _versions(spans: Sequence[VersionSpan]) -> list[int]:
 def generate_request(
     request: ActRequest, prompt_token_ids: list[int], images: list[bytes]
 ) -> GenerateRequest:
-    """What an engine is asked: `request` with its prompt [P] and images [I]."""
+    """What an engine is asked: `request` with its prompt [P] and images [I], their hashes its own."""
     return GenerateRequest(
         request_id=f"{request.trajectory_id}/{request.step}",
         prompt_token_ids=prompt_token_ids,
         images=images,
         sampling=request.sampling,
+        image_hashes=request.image_hashes,
         partial=request.partial,
     )
 
@@ -114,10 +117,7 @@ def completion(prompt_token_ids: list[int], generation: Generation, text: str) -
     """What the environment is told; `text` is the generation decoded."""
     return Completion(
         prompt_token_ids=prompt_token_ids,
-        token_ids=generation.token_ids,
-        behaviour_logprobs=generation.behaviour_logprobs,
-        entropies=generation.entropies,
-        version_spans=generation.version_spans,
+        sampled=generation.sampled,
         text=text,
         stop=generation.stop,
         queue_s=generation.queue_s,

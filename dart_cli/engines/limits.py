@@ -41,7 +41,13 @@ class RequestLimits:
             raise EngineError(
                 f"request {request.request_id} goes on from tokens that this model never samples"
             )
-        images = [self._policy.images.prepare(encoded) for encoded in request.images]
+        hashes = request.image_hashes or [""] * len(request.images)
+        if len(hashes) != len(request.images):
+            raise EngineError(
+                f"request {request.request_id} has {len(request.images)} images and "
+                f"{len(hashes)} content hashes"
+            )
+        images = [*map(self._policy.images.prepare, request.images, hashes)]
         places = request.prompt_token_ids.count(self._policy.image_token_id)
         needed = sum(image.tokens for image in images)
         if places != needed:

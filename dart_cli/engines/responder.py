@@ -37,7 +37,9 @@ class PolicyPromptEncoder:
     def render(self, request: ActRequest) -> RenderedPrompt:
         """The prompt with its images. Raises EngineError if it cannot be built."""
         self._check_frame(request.width, request.height)
-        return self._renderer.render(request.instruction, request.turns, request.screenshot)
+        return self._renderer.render(
+            request.instruction, request.turns, request.screenshot, request.image_hashes
+        )
 
     def prompt(self, request: ActRequest) -> list[int]:
         """See base.PromptEncoder."""
@@ -87,8 +89,10 @@ class PolicyResponder:
         Raises EngineError for a broken one.
         """
         screens = [turn.screenshot for turn in request.turns if turn.screenshot is not None]
+        screens.append(request.screenshot)
+        hashes = request.image_hashes or [""] * len(screens)
         prepare = self.policy.images.prepare
-        return await asyncio.to_thread(lambda: [*map(prepare, [*screens, request.screenshot])])
+        return await asyncio.to_thread(lambda: [*map(prepare, screens, hashes)])
 
     async def answer(self, request: ActRequest) -> Completion:
         """Draw what the policy says to `request`.
@@ -99,4 +103,6 @@ class PolicyResponder:
         generation = await self._engine.generate(
             generate_request(request, prompt.token_ids, prompt.images)
         )
-        return completion(prompt.token_ids, generation, self.policy.decode(generation.token_ids))
+        return completion(
+            prompt.token_ids, generation, self.policy.decode(generation.sampled.token_ids)
+        )

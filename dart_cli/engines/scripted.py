@@ -222,5 +222,5 @@ class ScriptedResponder:
             generate_request(request, prompt, [request.screenshot])
         )
         return completion(
-            prompt, generation, bytes(generation.token_ids).decode("utf-8", "replace")
+            prompt, generation, bytes(generation.sampled.token_ids).decode("utf-8", "replace")
         )

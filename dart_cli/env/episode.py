@@ -198,6 +198,8 @@ class Episode:
         self._sink = sink
         self._action_spec = action_spec
         self._turns: list[Turn] = []
+        self._hashes: list[str] = []  # of the turns' screenshots; each is hashed once
+        self._screen_hash = ""
         self._screen: Observation | None = None
         self._ack: asyncio.Task[Ack] | None = None  # of the newest step, while it is on its way
         self._began = time.monotonic()
@@ -245,6 +247,7 @@ class Episode:
         if (reason := already_true(self._task, await self._env.judge_start())) is not None:
             return "environment", Verdict("invalid", reason)
         for step in range(self.lease.max_steps):
+            self._screen_hash = content_hash(screen.screenshot)
             request = self._request(step, instruction, screen)
             completion, model_s = await self._ask(request)
             action, error = self._read(completion.text, screen)
@@ -273,6 +276,7 @@ class Episode:
             instruction=instruction,
             turns=self._turns,
             screenshot=screen.screenshot,
+            image_hashes=[*self._hashes, self._screen_hash],
             width=screen.width,
             height=screen.height,
             sampling=sampling.model_copy(update={"seed": sampling.seed + step}),
@@ -320,6 +324,9 @@ class Episode:
         turn = Turn(text=self._action_spec.codec.as_history(text), screenshot=screen.screenshot)
         # What history hides now it hides ever after, so its screenshots need not be kept.
         self._turns = self._action_spec.history.visible([*self._turns, turn])
+        shown = sum(turn.screenshot is not None for turn in self._turns)
+        hashes = [*self._hashes, self._screen_hash]
+        self._hashes = hashes[len(hashes) - shown :]
 
     async def _hand_in(self, record: StepRecord) -> None:
         """Send the step while the episode goes on; steps leave one at a time, in their order."""
@@ -359,18 +366,14 @@ def _record(
     model_s: float,
     env_s: float,
 ) -> StepRecord:
-    past = [turn.screenshot for turn in request.turns if turn.screenshot is not None]
     return StepRecord(
         trajectory_id=request.trajectory_id,
         step=request.step,
         screenshot=screen.screenshot,
         media_type=screen.media_type,
-        image_hashes=[content_hash(image) for image in (*past, screen.screenshot)],
+        image_hashes=request.image_hashes,
         prompt_token_ids=completion.prompt_token_ids,
-        token_ids=completion.token_ids,
-        behaviour_logprobs=completion.behaviour_logprobs,
-        entropies=completion.entropies,
-        version_spans=completion.version_spans,
+        sampled=completion.sampled,
         worker=completion.worker,
         text=completion.text,
         action=None if action is None else action_to_dict(action),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext
 
-from bus.messages import ActRequest, Completion, Partial, RunState
+from bus.messages import ActRequest, Completion, RunState
 from dart_cli.env.episode import Policy
 from dart_cli.env.router import Waits
 from dart_cli.runtime.phase_timer import TimeSplit
@@ -78,7 +78,9 @@ class Resuming:
             if completion.stop != "suspended":
                 return completion.model_copy(update={"queue_s": queue_s, "engine_s": engine_s})
             self.resumed += 1
-            request = request.model_copy(update={"partial": _partial(completion)})
+            request = request.model_copy(
+                update={"partial": completion.sampled if len(completion.sampled) else None}
+            )
             await self._gate.closed(NOTICE_S)
 
     async def _pass(self) -> None:
@@ -92,15 +94,3 @@ class Resuming:
                 await self._gate.opened()
         finally:
             self._split.enter("waiting")
-
-
-def _partial(completion: Completion) -> Partial | None:
-    """What a completion has so far; None where it has not begun."""
-    if not completion.token_ids:
-        return None
-    return Partial(
-        token_ids=completion.token_ids,
-        behaviour_logprobs=completion.behaviour_logprobs,
-        entropies=completion.entropies,
-        version_spans=completion.version_spans,
-    )

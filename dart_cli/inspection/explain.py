@@ -89,7 +89,7 @@ def _played(
     for step in steps:
         did = action_words(step.action) if step.action else f"no action: {step.error}"
         by = f", {step.worker}" if step.worker else ""
-        sampled = sorted({span.version for span in step.version_spans})
+        sampled = sorted({span.version for span in step.sampled.version_spans})
         weights = f"v{sampled[0]}" + (f" to v{sampled[-1]}" if len(sampled) > 1 else "")
         yield Event(
             f"step {step.step}: {' '.join(step.text.split())} -> {did} "
@@ -220,7 +220,7 @@ def _why_stale(
         for member in counted
         if member.oldest_version is None
         for step in reader.steps(member.id)
-        for span in step.version_spans
+        for span in step.sampled.version_spans
     ]
     trained = [
         batch.trained_version
@@ -286,8 +286,8 @@ def _weighed(
     row: SampleRow, step: StepRow | None, batch: BatchRow, everyone: Sequence[SampleRow]
 ) -> Event:
     entropy = row.entropy
-    if entropy is None and step is not None and step.entropies:
-        entropy = fmean(step.entropies)
+    if entropy is None and step is not None and step.sampled.entropies:
+        entropy = fmean(step.sampled.entropies)
     nats = "" if entropy is None else f", entropy {entropy:.4f} nats"
     if row.gap_mean is not None and row.gap_largest is not None:
         nats += (
@@ -319,9 +319,9 @@ def _weighed(
 
 
 def _behind(step: StepRow | None, batch: BatchRow) -> str:
-    if step is None or not step.version_spans:
+    if step is None or not step.sampled.version_spans:
         return ", no version of this run's weights"
-    sampled = [span.version for span in step.version_spans]
+    sampled = [span.version for span in step.sampled.version_spans]
     most = batch.formed_version - min(sampled)
     words = versions_words(min(sampled), max(sampled))
     return f", {words}, {most} version{'' if most == 1 else 's'} behind"

@@ -71,22 +71,27 @@ class ImagePreparer:
         )
         return columns, rows
 
-    def token_count(self, encoded: bytes) -> int:
-        """Placeholder tokens of a screenshot. Raises EngineError if it is no image."""
+    def token_count(self, encoded: bytes, key: str = "") -> int:
+        """Placeholder tokens of a screenshot; `key` is its content hash, computed where empty.
+
+        Raises EngineError if it is no image.
+        """
         with self._lock:
-            held = self._known.get(content_hash(encoded))
+            held = self._known.get(key or content_hash(encoded))
         if held is not None:
             return held.tokens
         with _open(encoded) as image, _told(encoded):
             width, height = self.resized(*image.size)
         return (width // self.patch // self.merge) * (height // self.patch // self.merge)
 
-    def prepare(self, encoded: bytes) -> PreparedImage:
+    def prepare(self, encoded: bytes, key: str = "") -> PreparedImage:
         """Patches of a screenshot, those that are held where it has been seen.
+
+        `key` is its content hash, computed where empty.
 
         Raises EngineError if `encoded` is no image.
         """
-        key = content_hash(encoded)
+        key = key or content_hash(encoded)
         with self._lock:
             held = self._known.get(key)
         prepared = held or self._prepare(key, encoded)

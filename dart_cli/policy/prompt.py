@@ -42,18 +42,30 @@ class PromptRenderer:
         self._template = template
         self._tokenise = lru_cache(maxsize=4096)(self._tokenise_uncached)
 
-    def render(self, instruction: str, turns: Sequence[Turn], screenshot: bytes) -> RenderedPrompt:
-        """Token ids [P] and images [I]. Raises EngineError if a screenshot is no image."""
+    def render(
+        self,
+        instruction: str,
+        turns: Sequence[Turn],
+        screenshot: bytes,
+        image_hashes: Sequence[str] = (),
+    ) -> RenderedPrompt:
+        """Token ids [P] and images [I], whose content hashes are `image_hashes` [I] where known.
+
+        Raises EngineError if a screenshot is no image.
+        """
         images = [turn.screenshot for turn in turns if turn.screenshot is not None]
         images.append(screenshot)
         compact = self._tokenise(
             instruction, tuple((turn.text, turn.screenshot is not None) for turn in turns)
         )
         token_ids: list[int] = []
-        waiting = iter(images)
+        hashes = list(image_hashes) or [""] * len(images)
+        if len(hashes) != len(images):
+            raise EngineError(f"a request with {len(images)} screenshots has {len(hashes)} hashes")
+        waiting = iter(zip(images, hashes, strict=True))
         for token in compact:
             if token == self._policy.image_token_id:
-                token_ids += [token] * self._policy.images.token_count(next(waiting))
+                token_ids += [token] * self._policy.images.token_count(*next(waiting))
             else:
                 token_ids.append(token)
         return RenderedPrompt(token_ids, images)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
 from bus.errors import ConfigError, EngineError, EngineGoneError, ProtocolError
 from bus.heartbeat import HeartbeatSender, Load
-from bus.messages import ActRequest, Completion, Message, Partial, Reply, Request, RunState
+from bus.messages import ActRequest, Completion, Message, Reply, Request, RunState, SampledTokens
 from bus.sockets import Publisher, Replier, Requester, Subscriber
 from dart_cli.config.schema import MODEL_ENGINES, Config, run_curve, run_endpoints
 from dart_cli.engines.base import Engine, PromptEncoder, Responder
@@ -332,15 +332,12 @@ class _Service:
 
 def _as_it_came(request: ActRequest, worker: str) -> Completion:
     """A request that is not begun: suspended, with the tokens of its partial and no others."""
-    so_far = request.partial or Partial(
+    so_far = request.partial or SampledTokens(
         token_ids=[], behaviour_logprobs=[], entropies=[], version_spans=[]
     )
     return Completion(
         prompt_token_ids=[],
-        token_ids=so_far.token_ids,
-        behaviour_logprobs=so_far.behaviour_logprobs,
-        entropies=so_far.entropies,
-        version_spans=so_far.version_spans,
+        sampled=so_far,
         text="",
         stop="suspended",
         queue_s=0.0,

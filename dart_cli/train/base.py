@@ -82,7 +82,7 @@ def describe(batch: Batch, policy_version: int) -> dict[str, float]:
     """Metrics of a batch by itself: staleness in versions over its tokens, size of advantages."""
     tokens: Counter[int] = Counter()  # by the versions they are behind
     for sample in batch.samples:
-        for span in sample.version_spans:
+        for span in sample.sampled.version_spans:
             tokens[policy_version - span.version] += span.end - span.start
     behind = sum(versions * count for versions, count in tokens.items())
     return {

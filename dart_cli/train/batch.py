@@ -67,19 +67,21 @@ def _fault(
     sample: Sample, batch: Batch, vocabulary: int, forbidden: frozenset[int], longest: int
 ) -> str:
     """What is wrong with a sample; empty if nothing is."""
-    length = len(sample.prompt_token_ids) + len(sample.token_ids)
+    length = len(sample.prompt_token_ids) + len(sample.sampled.token_ids)
     missing = [key for key in sample.image_hashes if key not in batch.images]
-    if not sample.token_ids or not sample.prompt_token_ids:
+    if not sample.sampled.token_ids or not sample.prompt_token_ids:
         return "its prompt or completion is empty"
-    if len(sample.behaviour_logprobs) not in (0, len(sample.token_ids)):
-        return f"{len(sample.token_ids)} tokens, {len(sample.behaviour_logprobs)} log-probabilities"
+    if len(sample.sampled.behaviour_logprobs) not in (0, len(sample.sampled.token_ids)):
+        return f"{len(sample.sampled.token_ids)} tokens, {len(sample.sampled.behaviour_logprobs)} log-probabilities"
     if length > longest:
         return f"{length} tokens, the model has {longest} positions"
-    if not all(0 <= token < vocabulary for token in sample.prompt_token_ids + sample.token_ids):
+    if not all(
+        0 <= token < vocabulary for token in sample.prompt_token_ids + sample.sampled.token_ids
+    ):
         return "a token id is not in the vocabulary"
-    if not forbidden.isdisjoint(sample.token_ids):
+    if not forbidden.isdisjoint(sample.sampled.token_ids):
         return "its completion holds a token that is never sampled"
-    numbers = [*sample.behaviour_logprobs, sample.advantage, sample.weight]
+    numbers = [*sample.sampled.behaviour_logprobs, sample.advantage, sample.weight]
     if not all(map(math.isfinite, numbers)):
         return "a log-probability, advantage or weight is not finite"
     return f"image {missing[0]} is missing" if missing else ""
@@ -139,11 +141,11 @@ def _rows(sharing: Sequence[Sample], size: int) -> Iterator[PromptRow]:
     tokens = list(prompt)
 
     def row() -> PromptRow:
-        places = [starts[tuple(sample.token_ids)] for sample in held]
+        places = [starts[tuple(sample.sampled.token_ids)] for sample in held]
         return PromptRow(tuple(held), tuple(places), tuple(tokens))
 
     for sample in sharing:
-        completion = tuple(sample.token_ids)
+        completion = tuple(sample.sampled.token_ids)
         is_long = completion not in starts and len(tokens) + len(completion) > 2 * len(prompt)
         if held and (is_long or len(held) == size):
             yield row()
@@ -157,14 +159,20 @@ def _rows(sharing: Sequence[Sample], size: int) -> Iterator[PromptRow]:
 
 def completion_tokens(batch: Batch) -> int:
     """How many tokens the batch's loss is over."""
-    return sum(len(sample.token_ids) for sample in batch.samples if sample.weight != 0)
+    return sum(len(sample.sampled.token_ids) for sample in batch.samples if sample.weight != 0)
 
 
 def _collate(part: Sequence[PromptRow], batch: Batch, policy: LoadedPolicy) -> MicroBatch:
     try:
-        inputs = policy.inputs(
+        inputs = policy.inputs_of(
             [row.token_ids for row in part],
-            [[batch.images[key] for key in row.samples[0].image_hashes] for row in part],
+            [
+                [
+                    policy.images.prepare(batch.images[key], key)
+                    for key in row.samples[0].image_hashes
+                ]
+                for row in part
+            ],
         )
     except ValueError as error:
         raise ProtocolError(f"batch {batch.batch_id}: {error}; one model must serve both") from None
@@ -176,11 +184,11 @@ def _collate(part: Sequence[PromptRow], batch: Batch, policy: LoadedPolicy) -> M
         # Rows end together, so of the last `behind + 1` positions the prompt's last one is:
         end_of_prompt = behind - (len(row.token_ids) - row.prompt)
         for sample, start in zip(row.samples, row.starts, strict=True):
-            rows += [index] * len(sample.token_ids)
+            rows += [index] * len(sample.sampled.token_ids)
             # The end of the prompt predicts each completion's first token.
             first = end_of_prompt + start + 1
-            columns += [end_of_prompt, *range(first, first + len(sample.token_ids) - 1)]
-    lengths = torch.tensor([len(sample.token_ids) for sample in samples])
+            columns += [end_of_prompt, *range(first, first + len(sample.sampled.token_ids) - 1)]
+    lengths = torch.tensor([len(sample.sampled.token_ids) for sample in samples])
 
     def spread(values: list[float]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float32).repeat_interleave(lengths)
@@ -190,17 +198,18 @@ def _collate(part: Sequence[PromptRow], batch: Batch, policy: LoadedPolicy) -> M
         last=behind + 1,
         rows=torch.tensor(rows),
         columns=torch.tensor(columns),
-        token_ids=torch.tensor([token for sample in samples for token in sample.token_ids]),
+        token_ids=torch.tensor([token for sample in samples for token in sample.sampled.token_ids]),
         behaviour_logprobs=torch.tensor(
             [
                 value
                 for sample in samples
-                for value in sample.behaviour_logprobs or [0.0] * len(sample.token_ids)
+                for value in sample.sampled.behaviour_logprobs
+                or [0.0] * len(sample.sampled.token_ids)
             ],
             dtype=torch.float32,
         ),
         unknown=torch.tensor(
-            [not sample.behaviour_logprobs for sample in samples]
+            [not sample.sampled.behaviour_logprobs for sample in samples]
         ).repeat_interleave(lengths),
         advantages=spread([sample.advantage for sample in samples]),
         weights=spread([sample.weight for sample in samples]),
@@ -215,9 +224,9 @@ def _versions(sample: Sample) -> list[int]:
     Tokens after a swap in flight are sampled by the new weights on the cache that the old ones
     left, which no single version reproduces; tokens of no span are nobody's.
     """
-    versions = [-1] * len(sample.token_ids)
-    if sample.version_spans and sample.version_spans[0].start == 0:
-        first = sample.version_spans[0]
+    versions = [-1] * len(sample.sampled.token_ids)
+    if sample.sampled.version_spans and sample.sampled.version_spans[0].start == 0:
+        first = sample.sampled.version_spans[0]
         end = min(first.end, len(versions))
         versions[:end] = [first.version] * end
     return versions

@@ -167,9 +167,12 @@ class PolicyLearner:
         shares: Shares,
     ) -> tuple[torch.Tensor, TokenStats]:
         device = scores.logprobs.device
-        lengths = [len(sample.token_ids) for sample in part.samples]
+        lengths = [len(sample.sampled.token_ids) for sample in part.samples]
         share = torch.tensor(
-            [shares.of(sample.trajectory_id, len(sample.token_ids)) for sample in part.samples]
+            [
+                shares.of(sample.trajectory_id, len(sample.sampled.token_ids))
+                for sample in part.samples
+            ]
         ).repeat_interleave(torch.tensor(lengths))
         output = policy_loss(
             scores.logprobs,
@@ -189,7 +192,7 @@ class PolicyLearner:
     def _shares(self, batch: Batch) -> Shares:
         return loss_shares(
             (
-                (sample.trajectory_id, len(sample.token_ids))
+                (sample.trajectory_id, len(sample.sampled.token_ids))
                 for sample in batch.samples
                 if sample.weight != 0
             ),

@@ -76,7 +76,7 @@ class Compared:
 
 def compare(scores: TokenScores, part: MicroBatch) -> Compared:
     """The sampled tokens of a micro-batch; demonstrations, which no engine sampled, are left out."""
-    lengths = [len(sample.token_ids) for sample in part.samples]
+    lengths = [len(sample.sampled.token_ids) for sample in part.samples]
     seen = [min(len(sample.image_hashes), len(SEEN) - 1) for sample in part.samples]
     whole = Compared(
         part.behaviour_logprobs.double().numpy(),
@@ -124,8 +124,10 @@ class ParityGate:
             sample
             for sample in batch.samples
             if sample.weight != 0
-            and sample.behaviour_logprobs
-            and any(s.start == 0 and s.version == kept.version for s in sample.version_spans)
+            and sample.sampled.behaviour_logprobs
+            and any(
+                s.start == 0 and s.version == kept.version for s in sample.sampled.version_spans
+            )
         ]
         if not theirs:
             return joined([])

@@ -146,18 +146,18 @@ def marks(action: Mapping[str, Any] | None, screen: Screen) -> Markup:
 
 def spans(row: StepRow, colours: Mapping[int, str]) -> list[Span]:
     """The step's tokens by version; one span of version -1 where versions are not known."""
-    ranges = [(span.version, span.start, span.end) for span in row.version_spans]
+    ranges = [(span.version, span.start, span.end) for span in row.sampled.version_spans]
     return [
         Span(
             version=version,
             start=start,
             end=end,
             kind=colours.get(version, "v0"),
-            logprob=_mean(row.behaviour_logprobs[start:end]),
-            least=min(filter(isfinite, row.behaviour_logprobs[start:end]), default=None),
-            entropy=_mean(row.entropies[start:end]),
+            logprob=_mean(row.sampled.behaviour_logprobs[start:end]),
+            least=min(filter(isfinite, row.sampled.behaviour_logprobs[start:end]), default=None),
+            entropy=_mean(row.sampled.entropies[start:end]),
         )
-        for version, start, end in ranges or [(-1, 0, len(row.token_ids))]
+        for version, start, end in ranges or [(-1, 0, len(row.sampled.token_ids))]
     ]
 
 
@@ -169,7 +169,7 @@ def _frame(
 ) -> StepView:
     parts = spans(row, colours)
     thought, action, said = row.text.rpartition(_ACTION_WORD)
-    kinds = ["v0"] * len(row.token_ids)
+    kinds = ["v0"] * len(row.sampled.token_ids)
     for span in parts:
         kinds[span.start : span.end] = [span.kind] * (span.end - span.start)
     return StepView(
@@ -180,10 +180,12 @@ def _frame(
         said=f"{action} {said.strip()}".strip(),
         did=action_words(row.action) if row.action else "",
         spans=parts,
-        logprob=_mean(row.behaviour_logprobs),
-        entropy=_mean(row.entropies),
-        logprob_bars=_bars(row.behaviour_logprobs, kinds, "log-probability of each token, nats"),
-        entropy_bars=_bars(row.entropies, kinds, "entropy of each token, nats"),
+        logprob=_mean(row.sampled.behaviour_logprobs),
+        entropy=_mean(row.sampled.entropies),
+        logprob_bars=_bars(
+            row.sampled.behaviour_logprobs, kinds, "log-probability of each token, nats"
+        ),
+        entropy_bars=_bars(row.sampled.entropies, kinds, "entropy of each token, nats"),
         uses=uses,
     )
 
@@ -207,7 +209,7 @@ def _use(row: SampleRow) -> Use:
 
 def _colours(rows: Iterable[StepRow]) -> dict[int, str]:
     """Version -> class, in the order of the versions."""
-    known = sorted({span.version for row in rows for span in row.version_spans})
+    known = sorted({span.version for row in rows for span in row.sampled.version_spans})
     return {version: f"v{index % VERSION_COLOURS}" for index, version in enumerate(known)}
 
 

@@ -26,6 +26,7 @@ from bus.messages import (
     LeaseRequest,
     Message,
     Sample,
+    SampledTokens,
     Sampling,
     StatusReply,
     StepRecord,
@@ -33,6 +34,7 @@ from bus.messages import (
     Turn,
     VersionSpan,
 )
+from tests.altered import altered
 
 SHOT = os.urandom(40_000)
 
@@ -45,10 +47,12 @@ def step_record(**changes: Any) -> StepRecord:
         "media_type": "image/png",
         "image_hashes": ["a" * 32],
         "prompt_token_ids": list(range(60)),
-        "token_ids": [1, 2],
-        "behaviour_logprobs": [-0.5, -1e-9],
-        "entropies": [0.25, 0.0],
-        "version_spans": [VersionSpan(version=7, start=0, end=2)],
+        "sampled": SampledTokens(
+            token_ids=[1, 2],
+            behaviour_logprobs=[-0.5, -1e-9],
+            entropies=[0.25, 0.0],
+            version_spans=[VersionSpan(version=7, start=0, end=2)],
+        ),
         "worker": "rollout-0",
         "text": "click 3 4 \N{SNOWMAN}",
         "action": {"kind": "drag", "path": [[1, 2], [3, 4]]},
@@ -79,9 +83,9 @@ BATCH = BatchReply(
                 trajectory_id="t-1",
                 step=0,
                 prompt_token_ids=[1],
-                token_ids=[2],
-                behaviour_logprobs=[-0.1],
-                version_spans=[],
+                sampled=SampledTokens(
+                    token_ids=[2], behaviour_logprobs=[-0.1], version_spans=[], entropies=[]
+                ),
                 image_hashes=["h1", "h2"],
                 advantage=-0.5,
                 weight=1.0,
@@ -131,6 +135,14 @@ def with_body(message: Message, **changes: object) -> list[bytes]:
     return with_header(message, header)
 
 
+def with_sampled(**changes: object) -> list[bytes]:
+    """A step whose tokens stand in the header, so that they can be changed."""
+    record = altered(step_record(), token_ids=[], behaviour_logprobs=[], entropies=[])
+    header = header_of(record)
+    header["body"]["sampled"].update(changes)
+    return with_header(record, header)
+
+
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_decoding_gives_back_the_message(message: Message) -> None:
     decoded = decode(encode(message))
@@ -165,11 +177,11 @@ def test_a_screenshot_is_a_raw_frame_and_never_in_the_header() -> None:
         (with_body(Ack(), surprise=1), "Ack.surprise: Extra inputs"),
         (with_body(step_record(), step="3"), "StepRecord.step: Input should be a valid integer"),
         (with_body(step_record(), step=True), "StepRecord.step: Input should be a valid integer"),
-        (with_body(step_record(), token_ids=[1, 2.5]), "StepRecord.token_ids.1: "),
+        (with_sampled(token_ids=[1, 2.5]), "StepRecord.sampled.token_ids.1: "),
         (with_body(ACT, instruction=msgpack.ExtType(1, b"\0\0\0\2"), screenshot=""), "ActRequest."),
         (
-            with_body(step_record(), version_spans=[{"version": 1, "start": 0}]),
-            "StepRecord.version_spans.0.end: Field required",
+            with_sampled(version_spans=[{"version": 1, "start": 0}]),
+            "StepRecord.sampled.version_spans.0.end: Field required",
         ),
         (
             with_header(Ack(), {"v": 1, "body": {"note": msgpack.ExtType(1, b"\0\0\0\0")}}),
@@ -211,8 +223,8 @@ def test_a_temperature_is_one_that_logits_can_be_divided_by(value: float) -> Non
 
 def test_a_missing_field_is_named() -> None:
     header = header_of(step_record())
-    del header["body"]["token_ids"]
-    with pytest.raises(ProtocolError, match=r"^StepRecord\.token_ids: Field required$"):
+    del header["body"]["prompt_token_ids"]
+    with pytest.raises(ProtocolError, match=r"^StepRecord\.prompt_token_ids: Field required$"):
         decode(with_header(step_record(), header))
 
 
@@ -235,7 +247,7 @@ def test_a_hostile_field_name_stays_on_one_short_line() -> None:
     [
         (BATCH, "frame", 100, r"BatchReply: header of \d+ bytes, limit 100"),
         (step_record(), "frame", 39_999, "StepRecord: blob of 40000 bytes, limit 39999"),
-        (step_record(), "blobs", 0, "StepRecord: 1 blobs, limit 0"),
+        (step_record(), "blobs", 0, "StepRecord: 4 blobs, limit 0"),
         (step_record(), "total_bytes", 40_000, r"StepRecord: \d+ bytes in all, limit 40000"),
         (BATCH, "blobs", 4, "BatchReply: 5 blobs, limit 4"),
         (BATCH, "packed_bytes", 15, "BatchReply: packed lists of 16 bytes, limit 15"),
@@ -259,13 +271,12 @@ def test_oversize_messages_are_refused_on_both_sides(
 
 def large_batch(prompt: int, images: int) -> BatchReply:
     """6 groups of 8 trajectories of 36 steps, 512-token completions, five screens a prompt."""
-    sample = BATCH.batch.samples[0].model_copy(  # type: ignore[union-attr]
-        update={
-            "prompt_token_ids": [151_655] * prompt,
-            "token_ids": [100_000] * 512,
-            "behaviour_logprobs": [-0.1234567] * 512,
-            "image_hashes": ["0" * 32] * 5,
-        }
+    sample = altered(
+        BATCH.batch.samples[0],  # type: ignore[union-attr]
+        prompt_token_ids=[151_655] * prompt,
+        token_ids=[100_000] * 512,
+        behaviour_logprobs=[-0.1234567] * 512,
+        image_hashes=["0" * 32] * 5,
     )
     screen = b"\x89PNG"
     return BatchReply.model_construct(
@@ -314,8 +325,8 @@ def test_the_lists_of_a_sample_are_raw_frames_and_come_back_exactly() -> None:
 def batch_of(prompt: list[int], logprobs: list[float]) -> Batch:
     assert BATCH.batch is not None
     [sample] = BATCH.batch.samples
-    changes = {"prompt_token_ids": prompt, "behaviour_logprobs": logprobs}
-    return BATCH.batch.model_copy(update={"samples": [sample.model_copy(update=changes)]})
+    changed = altered(sample, prompt_token_ids=prompt, behaviour_logprobs=logprobs)
+    return BATCH.batch.model_copy(update={"samples": [changed]})
 
 
 def test_a_packed_list_that_is_cut_or_does_not_fit_is_refused() -> None:

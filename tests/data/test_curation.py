@@ -81,9 +81,11 @@ def test_a_group_that_failed_throughout_is_compared_with_a_success_of_its_task(
         for step, sample in enumerate((first, second)):
             filed = step_record("xa", step)
             assert (sample.trajectory_id, sample.step, sample.weight) == ("xa", step, 1.0)
-            assert sample.token_ids == filed.token_ids
-            assert sample.behaviour_logprobs == (filed.behaviour_logprobs if known else [])
-            assert sample.version_spans == []
+            assert sample.sampled.token_ids == filed.sampled.token_ids
+            assert sample.sampled.behaviour_logprobs == (
+                filed.sampled.behaviour_logprobs if known else []
+            )
+            assert sample.sampled.version_spans == []
             assert [batch.images[name] for name in sample.image_hashes] == [filed.screenshot]
         assert [(d.subject, d.reason) for d in store.decisions() if d.used] == [
             (group, "pool"),
@@ -132,9 +134,9 @@ def test_a_success_of_the_run_joins_when_its_group_is_done_with_and_is_drawn_how
         play_group(ledger, FAILED, version=far)
         batch = a_batch(ledger.next_batch(far))
         drawn = [each for each in batch.samples if each.trajectory_id == member.trajectory_id]
-        assert [each.version_spans for each in drawn] == [[], []]
-        assert [each.behaviour_logprobs for each in drawn] == [
-            step_record(member.trajectory_id, step).behaviour_logprobs for step in range(2)
+        assert [each.sampled.version_spans for each in drawn] == [[], []]
+        assert [each.sampled.behaviour_logprobs for each in drawn] == [
+            step_record(member.trajectory_id, step).sampled.behaviour_logprobs for step in range(2)
         ]
         assert store.trajectory(member.trajectory_id).batch_id == 1  # type: ignore[union-attr]
 
@@ -364,7 +366,9 @@ def test_steps_of_low_entropy_are_left_out_with_the_reason_and_again_after_a_res
         ledger = ledger_of(config, store)
         batch = a_batch(ledger.next_batch(0))
         rows = store.batch_rows(1)
-        means = [float(np.mean(step_record(r.trajectory_id, r.step).entropies)) for r in rows]
+        means = [
+            float(np.mean(step_record(r.trajectory_id, r.step).sampled.entropies)) for r in rows
+        ]
         assert len(rows) == 4 * 5
         assert [row.entropy for row in rows] == pytest.approx(means)
         threshold = np.sort(means)[10]  # the 10th largest of 20

@@ -26,6 +26,7 @@ from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import NoLease
 from dart_cli.data.store.writer import Store, open_store
 from envs.base import content_hash
+from tests.altered import altered
 from tests.data.parts import (
     MIXED,
     Clock,
@@ -180,7 +181,7 @@ def test_a_step_whose_parts_do_not_fit_is_refused_by_name(
 ) -> None:
     lease = ask_lease(ledger, 0)
     with pytest.raises(ProtocolError, match=named):
-        ledger.step(step_record(lease.trajectory_id, 0).model_copy(update=change))
+        ledger.step(altered(step_record(lease.trajectory_id, 0), **change))
     assert store.steps(lease.trajectory_id) == []
 
 
@@ -346,8 +347,8 @@ def test_advantages_of_a_served_batch_are_those_of_numpy(ledger: Ledger) -> None
         assert sample.advantage == pytest.approx(wanted[sample.trajectory_id], rel=1e-9)
         sent = step_record(sample.trajectory_id, sample.step)
         assert sample.prompt_token_ids == sent.prompt_token_ids
-        assert sample.token_ids == sent.token_ids
-        assert sample.behaviour_logprobs == sent.behaviour_logprobs
+        assert sample.sampled.token_ids == sent.sampled.token_ids
+        assert sample.sampled.behaviour_logprobs == sent.sampled.behaviour_logprobs
         assert [batch.images[name] for name in sample.image_hashes] == [sent.screenshot]
 
 

@@ -164,11 +164,11 @@ class World:
             row = self.store.batch(found.batch_id)
             told = {(s.trajectory_id, s.step): s for s in self.store.batch_rows(found.batch_id)}
             fresh = [s for s in found.samples if told[s.trajectory_id, s.step].reason != "pool"]
-            oldest = min(span.version for each in fresh for span in each.version_spans)
+            oldest = min(span.version for each in fresh for span in each.sampled.version_spans)
             assert row.formed_version - oldest <= data.max_staleness
             tokens = self.store.staleness(found.batch_id - 1)
             if row.id == len(self.store.batches()):
-                assert sum(tokens.values()) == sum(len(each.token_ids) for each in fresh)
+                assert sum(tokens.values()) == sum(len(each.sampled.token_ids) for each in fresh)
             shown = {name for each in found.samples for name in each.image_hashes}
             assert found.images.keys() == shown  # however old a member of the pool is
             assert self.ledger.suspended == data.coupled

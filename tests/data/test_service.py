@@ -790,7 +790,10 @@ async def test_a_success_from_outside_makes_a_failed_group_a_batch(config: Confi
         batch = await client.must_batch()
         outside = [each for each in batch.samples if each.trajectory_id.startswith("x")]
         assert len(outside) == 4
-        assert all(not each.behaviour_logprobs and not each.version_spans for each in outside)
+        assert all(
+            not each.sampled.behaviour_logprobs and not each.sampled.version_spans
+            for each in outside
+        )
         assert all(each.advantage > 0 for each in outside)
         done = BatchTrained(batch_id=batch.batch_id, policy_version=1, metrics={})
         assert (await client.tell(done)).accepted

@@ -33,10 +33,10 @@ def largest_error(
 ) -> float:
     """Largest difference of any number of a completion from its version's fresh forward pass."""
     worst = 0.0
-    for span in generation.version_spans:
+    for span in generation.sampled.version_spans:
         put(policy, versions[span.version])
-        fresh = fresh_numbers(policy, request, generation.token_ids, temperature)
-        told = generation.behaviour_logprobs, generation.entropies
+        fresh = fresh_numbers(policy, request, generation.sampled.token_ids, temperature)
+        told = generation.sampled.behaviour_logprobs, generation.sampled.entropies
         for numbers, expected in zip(told, fresh, strict=True):
             difference = torch.tensor(numbers) - expected
             worst = max(worst, float(difference[span.start : span.end].abs().max()))

@@ -45,7 +45,7 @@ async def test_a_request_joins_the_running_batch_and_leaves_it_before_the_others
         long = asyncio.create_task(engine.generate(ask(1, max_tokens=3000)))
         await begun(engine)
         for seed in (2, 3, 4):  # one after another in the one place that is left
-            assert len((await engine.generate(ask(seed, max_tokens=5))).token_ids) == 5
+            assert len((await engine.generate(ask(seed, max_tokens=5))).sampled.token_ids) == 5
             assert engine.gauges()["in_flight"] == 1
         assert not long.done()
         assert engine.gauges()["prefills"] == 4
@@ -65,7 +65,7 @@ async def test_a_row_that_nobody_awaits_any_more_makes_room_while_the_others_run
         waits = asyncio.create_task(engine.generate(ask(3, max_tokens=4)))
         await until(lambda: engine.gauges()["waiting"] == 1)
         goes.cancel()
-        assert len((await waits).token_ids) == 4
+        assert len((await waits).sampled.token_ids) == 4
         assert not stays.done()
         engine.interrupt()
         await stays
@@ -156,9 +156,9 @@ async def test_more_than_fit_drawn_together_are_the_same_again_to_the_last_bit(
                 await engine.generate(replace(requests[0], images=[], prompt_token_ids=[20] * 200))
             drawn.append(await engine.generate_together(requests))
     for one, other in zip(*drawn, strict=True):
-        assert one.token_ids == other.token_ids
-        assert one.behaviour_logprobs == other.behaviour_logprobs
-        assert one.entropies == other.entropies
+        assert one.sampled.token_ids == other.sampled.token_ids
+        assert one.sampled.behaviour_logprobs == other.sampled.behaviour_logprobs
+        assert one.sampled.entropies == other.sampled.entropies
 
 
 async def test_the_memory_of_keys_and_values_bounds_the_batch_and_no_single_request(
@@ -177,8 +177,8 @@ async def test_the_memory_of_keys_and_values_bounds_the_batch_and_no_single_requ
         hook.remove()
         alone = await engine.generate(ask(20, max_tokens=3 * longest))
     assert max(rows) == 3
-    assert all(len(generation.token_ids) == 6 for generation in generations)
-    assert len(alone.token_ids) == 3 * longest
+    assert all(len(generation.sampled.token_ids) == 6 for generation in generations)
+    assert len(alone.sampled.token_ids) == 3 * longest
 
 
 async def test_a_fault_in_a_prefill_is_told_to_its_joiners_and_spares_the_rows(
@@ -203,7 +203,7 @@ async def test_a_fault_in_a_prefill_is_told_to_its_joiners_and_spares_the_rows(
         engine.interrupt()
         generation = await long
     assert generation.stop == "suspended"
-    assert len(again.token_ids) == 3
+    assert len(again.sampled.token_ids) == 3
     assert_exact(policy, running, generation, 1.0)
 
 

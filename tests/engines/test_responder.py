@@ -33,7 +33,7 @@ async def test_a_completion_is_the_text_without_its_end(policy: LoadedPolicy) ->
     tokens = policy.tokenizer.encode("click(1,2)<|im_end|>", add_special_tokens=False)
     responder = PolicyResponder(policy, ScriptedEngine(lambda _: Script(tokens)))
     completion = await responder.answer(screen(168, 168))
-    assert (completion.text, completion.token_ids) == ("click(1,2)", tokens)
+    assert (completion.text, completion.sampled.token_ids) == ("click(1,2)", tokens)
     assert completion.prompt_token_ids.count(policy.image_token_id) == 36
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bus.errors import EngineError, WeightsError
-from bus.messages import Partial, Sampling, VersionSpan
+from bus.messages import Sampling, VersionSpan
 from dart_cli.engines.base import GenerateRequest
 from dart_cli.engines.completions import version_spans
 from dart_cli.engines.scripted import ScriptedEngine, random_clicks, say
@@ -30,9 +30,9 @@ def ask(request_id: str = "t-1/0", *, seed: int = 0, max_tokens: int = 64) -> Ge
 async def test_the_script_is_the_sample_with_its_own_numbers() -> None:
     engine = ScriptedEngine(lambda request: say("ab", logprob=-0.5, entropy=0.7))
     generation = await engine.generate(ask())
-    assert bytes(generation.token_ids) == b"ab"
-    assert generation.behaviour_logprobs == [-0.5, -0.5]
-    assert generation.entropies == [0.7, 0.7]
+    assert bytes(generation.sampled.token_ids) == b"ab"
+    assert generation.sampled.behaviour_logprobs == [-0.5, -0.5]
+    assert generation.sampled.entropies == [0.7, 0.7]
     assert generation.stop == "end"
     assert engine.gauges()["tokens"] == 2
     await engine.close()
@@ -41,14 +41,14 @@ async def test_the_script_is_the_sample_with_its_own_numbers() -> None:
 async def test_a_script_longer_than_max_tokens_is_cut() -> None:
     engine = ScriptedEngine(lambda request: say("abcdef"))
     generation = await engine.generate(ask(max_tokens=3))
-    assert (bytes(generation.token_ids), generation.stop) == (b"abc", "length")
+    assert (bytes(generation.sampled.token_ids), generation.stop) == (b"abc", "length")
 
 
 @pytest.mark.parametrize("codec", ["compact", "uitars"])
 async def test_random_clicks_are_actions_and_follow_the_seed(codec: str) -> None:
     engine = ScriptedEngine(random_clicks(codec))
     texts = [
-        bytes((await engine.generate(ask(seed=seed, max_tokens=99))).token_ids).decode()
+        bytes((await engine.generate(ask(seed=seed, max_tokens=99))).sampled.token_ids).decode()
         for seed in (1, 1, 2)
     ]
     assert texts[0] == texts[1] != texts[2]
@@ -63,7 +63,7 @@ async def test_an_update_in_mid_completion_shows_in_the_version_spans(tmp_path: 
     await until(lambda: engine.gauges()["tokens"] >= 5)
     assert engine.gauges()["in_flight"] == 1
     await engine.update_weights(tmp_path, 4)
-    spans = (await asking).version_spans
+    spans = (await asking).sampled.version_spans
     assert [span.version for span in spans] == [3, 4]
     assert (spans[0].start, spans[0].end, spans[1].end) == (0, spans[1].start, 50)
     assert engine.policy_version == 4
@@ -98,27 +98,22 @@ async def test_interrupted_in_work_or_waiting_a_request_goes_on_where_it_was() -
     await until(lambda: engine.gauges()["tokens"] >= 5)
     engine.interrupt()
     begun, waited = await asyncio.gather(*asks)
-    assert (begun.stop, waited.stop, waited.token_ids) == ("suspended", "suspended", [])
-    assert 5 <= len(begun.token_ids) < 40
+    assert (begun.stop, waited.stop, waited.sampled.token_ids) == ("suspended", "suspended", [])
+    assert 5 <= len(begun.sampled.token_ids) < 40
     rest = await ScriptedEngine(
         lambda request: say("x" * 40, logprob=-0.5), policy_version=4
     ).generate(
         replace(
             ask(),
-            partial=Partial(
-                token_ids=begun.token_ids,
-                behaviour_logprobs=begun.behaviour_logprobs,
-                entropies=begun.entropies,
-                version_spans=begun.version_spans,
-            ),
+            partial=begun.sampled,
         )
     )
-    assert (bytes(rest.token_ids), rest.stop) == (b"x" * 40, "end")
-    assert [(span.version, span.end) for span in rest.version_spans] == [
-        (3, len(begun.token_ids)),
+    assert (bytes(rest.sampled.token_ids), rest.stop) == (b"x" * 40, "end")
+    assert [(span.version, span.end) for span in rest.sampled.version_spans] == [
+        (3, len(begun.sampled.token_ids)),
         (4, 40),
     ]
-    assert len(rest.behaviour_logprobs) == len(rest.entropies) == 40
+    assert len(rest.sampled.behaviour_logprobs) == len(rest.sampled.entropies) == 40
     await engine.close()
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bus.errors import EngineError, WeightsError
-from bus.messages import ActRequest, Partial, Sampling, VersionSpan
+from bus.messages import ActRequest, SampledTokens, Sampling, VersionSpan
 from dart_cli.config.schema import TimingConfig
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.scripted import ScriptedResponder
@@ -43,18 +43,15 @@ async def serving(
         await engine.close()
 
 
-def ask(seed: int, *, max_tokens: int = 200, partial: Partial | None = None) -> GenerateRequest:
+def ask(
+    seed: int, *, max_tokens: int = 200, partial: SampledTokens | None = None
+) -> GenerateRequest:
     sampling = Sampling(temperature=1.0, max_tokens=max_tokens, seed=seed)
     return GenerateRequest(f"t-{seed}/0", [1], [], sampling, partial)
 
 
-def partial_of(generation: Generation) -> Partial:
-    return Partial(
-        token_ids=generation.token_ids,
-        behaviour_logprobs=generation.behaviour_logprobs,
-        entropies=generation.entropies,
-        version_spans=generation.version_spans,
-    )
+def partial_of(generation: Generation) -> SampledTokens:
+    return generation.sampled
 
 
 async def decoded(engine: TimedEngine, requests: int) -> None:
@@ -71,8 +68,10 @@ async def test_every_reply_is_an_action_as_long_as_drawn_and_follows_the_seed(co
             for _ in range(2)
         ]
         gauges = engine.gauges()
-    texts = [bytes(generation.token_ids).decode() for generation in first]
-    assert [generation.token_ids for generation in second] == [g.token_ids for g in first]
+    texts = [bytes(generation.sampled.token_ids).decode() for generation in first]
+    assert [generation.sampled.token_ids for generation in second] == [
+        g.sampled.token_ids for g in first
+    ]
     assert {make_codec(codec).parse(text, frame).kind for text in texts} == {"click"}
     assert {generation.stop for generation in first} == {"end"}
     lengths = sorted(map(len, texts))
@@ -89,8 +88,8 @@ async def test_max_tokens_is_never_passed() -> None:
         capped = await engine.generate(ask(1, max_tokens=60))
         cut = await engine.generate(ask(1, max_tokens=20))
     assert capped.stop == "end"
-    assert len(capped.token_ids) <= 60
-    assert (cut.stop, len(cut.token_ids)) == ("length", 20)
+    assert len(capped.sampled.token_ids) <= 60
+    assert (cut.stop, len(cut.sampled.token_ids)) == ("length", 20)
 
 
 @pytest.mark.parametrize("codec", ["compact", "uitars"])
@@ -120,10 +119,12 @@ async def test_suspended_and_resumed_elsewhere_the_reply_is_the_same(codec: str)
                     found[i] = generation
     assert any(request.partial and request.partial.token_ids for request in requests)
     for i, expected in enumerate(straight):
-        assert found[i].token_ids == expected.token_ids
-        assert found[i].version_spans == expected.version_spans
+        assert found[i].sampled.token_ids == expected.sampled.token_ids
+        assert found[i].sampled.version_spans == expected.sampled.version_spans
         assert (
-            len(found[i].behaviour_logprobs) == len(found[i].entropies) == len(found[i].token_ids)
+            len(found[i].sampled.behaviour_logprobs)
+            == len(found[i].sampled.entropies)
+            == len(found[i].sampled.token_ids)
         )
 
 
@@ -143,12 +144,12 @@ async def test_who_is_suspended_again_and_again_gets_on() -> None:
         await asyncio.sleep(0.1)
         engine.interrupt()
         generation = await asking
-        lengths.append(len(generation.token_ids))
+        lengths.append(len(generation.sampled.token_ids))
         if generation.stop == "end":
             break
         request = replace(request, partial=partial_of(generation))
     await engine.close()
-    assert bytes(generation.token_ids) == text
+    assert bytes(generation.sampled.token_ids) == text
     assert lengths == sorted(lengths)
 
 
@@ -167,13 +168,13 @@ async def test_weights_are_taken_in_flight_and_the_versions_cover_the_tokens(
     assert took.transfer_s >= 0.02
     assert took.pause_s == pytest.approx(0.03)
     assert gauges["seconds.syncing"] == pytest.approx(0.03)
-    mixed = [generation for generation in generations if len(generation.version_spans) == 2]
+    mixed = [generation for generation in generations if len(generation.sampled.version_spans) == 2]
     assert mixed
     for generation in mixed:
-        first, second = generation.version_spans
+        first, second = generation.sampled.version_spans
         assert (first.version, second.version) == (0, 7)
         assert 0 == first.start < first.end == second.start < second.end
-        assert second.end == len(generation.token_ids)
+        assert second.end == len(generation.sampled.token_ids)
 
 
 async def test_a_set_that_is_not_whole_is_refused_while_requests_run(tmp_path: Path) -> None:
@@ -191,7 +192,7 @@ async def test_a_set_that_is_not_whole_is_refused_while_requests_run(tmp_path: P
             with pytest.raises(WeightsError, match=cause):
                 await engine.update_weights(path, version)
         assert engine.policy_version == 0
-        assert (await asking).version_spans[0].version == 0
+        assert (await asking).sampled.version_spans[0].version == 0
 
 
 async def test_giving_up_frees_the_place_and_closing_tells_those_who_wait() -> None:
@@ -231,14 +232,14 @@ async def test_any_partial_is_gone_on_with(codec: str) -> None:
     async with serving(FAST, codec) as engine:
         for seed in range(8):
             whole = await engine.generate(ask(seed))
-            for length in range(1, len(whole.token_ids), 3):
-                foreign = Partial(
+            for length in range(1, len(whole.sampled.token_ids), 3):
+                foreign = SampledTokens(
                     token_ids=[120] * length,
                     behaviour_logprobs=[-1.0] * length,
                     entropies=[0.5] * length,
                     version_spans=[VersionSpan(version=9, start=0, end=length)],
                 )
                 rest = await engine.generate(ask(seed, partial=foreign))
-                assert rest.token_ids == [120] * length + whole.token_ids[length:]
-                assert rest.version_spans[0].version == 9
-                assert rest.version_spans[-1].end == len(rest.token_ids)
+                assert rest.sampled.token_ids == [120] * length + whole.sampled.token_ids[length:]
+                assert rest.sampled.version_spans[0].version == 9
+                assert rest.sampled.version_spans[-1].end == len(rest.sampled.token_ids)

@@ -14,7 +14,7 @@ import torch
 from transformers import DynamicCache
 
 from bus.errors import EngineError, WeightsError
-from bus.messages import Partial, VersionSpan
+from bus.messages import SampledTokens, VersionSpan
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.forward import ModelInputs, logits, masked_logprobs
@@ -46,11 +46,13 @@ async def gather(engine: TransformersEngine, requests: list[GenerateRequest]) ->
 def assert_exact(
     policy: LoadedPolicy, request: GenerateRequest, generation: Generation, temperature: float
 ) -> None:
-    logprobs, entropies = fresh_numbers(policy, request, generation.token_ids, temperature)
+    logprobs, entropies = fresh_numbers(policy, request, generation.sampled.token_ids, temperature)
     torch.testing.assert_close(
-        torch.tensor(generation.behaviour_logprobs), logprobs, atol=1e-5, rtol=0
+        torch.tensor(generation.sampled.behaviour_logprobs), logprobs, atol=1e-5, rtol=0
     )
-    torch.testing.assert_close(torch.tensor(generation.entropies), entropies, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        torch.tensor(generation.sampled.entropies), entropies, atol=1e-4, rtol=0
+    )
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -72,13 +74,13 @@ async def test_greedy_takes_the_likeliest_and_scores_the_untempered_distribution
     async with serving(policy) as engine:
         generation = await engine.generate(request)
     assert_exact(policy, request, generation, 1.0)
-    for end in range(len(generation.token_ids)):
-        tried = generation.token_ids[:end]
+    for end in range(len(generation.sampled.token_ids)):
+        tried = generation.sampled.token_ids[:end]
         inputs = policy.inputs([request.prompt_token_ids + tried], [request.images])
         with torch.inference_mode():
             values = logits(policy.model, inputs, last=1)[:, 0]
         best = masked_logprobs(values, policy.forbidden(values.device), 1.0).argmax()
-        assert generation.token_ids[end] == int(best)
+        assert generation.sampled.token_ids[end] == int(best)
 
 
 async def test_the_same_seed_gives_the_same_tokens_whatever_rides_along(
@@ -89,8 +91,10 @@ async def test_the_same_seed_gives_the_same_tokens_whatever_rides_along(
         together = await gather(engine, requests)
         alone = [await engine.generate(request) for request in reversed(requests)][::-1]
     for one, other in zip(together, alone, strict=True):
-        assert one.token_ids == other.token_ids
-        assert one.behaviour_logprobs == pytest.approx(other.behaviour_logprobs, abs=1e-5)
+        assert one.sampled.token_ids == other.sampled.token_ids
+        assert one.sampled.behaviour_logprobs == pytest.approx(
+            other.sampled.behaviour_logprobs, abs=1e-5
+        )
 
 
 async def test_requests_drawn_together_are_one_batch_and_the_same_to_the_last_bit(
@@ -103,9 +107,9 @@ async def test_requests_drawn_together_are_one_batch_and_the_same_to_the_last_bi
             drawn.append(await engine.generate_together(requests))
             assert engine.gauges()["prefills"] == 1
     for one, other in zip(*drawn, strict=True):
-        assert one.token_ids == other.token_ids
-        assert one.behaviour_logprobs == other.behaviour_logprobs
-        assert one.entropies == other.entropies
+        assert one.sampled.token_ids == other.sampled.token_ids
+        assert one.sampled.behaviour_logprobs == other.sampled.behaviour_logprobs
+        assert one.sampled.entropies == other.sampled.entropies
 
 
 async def test_of_requests_that_do_not_all_fit_the_waiting_line_none_is_drawn(
@@ -122,7 +126,7 @@ async def test_different_seeds_give_different_tokens(policy: LoadedPolicy, ask: 
     requests = [ask(5, sampling_seed=seed) for seed in range(8)]
     async with serving(policy) as engine:
         generations = await gather(engine, requests)
-    assert len({tuple(generation.token_ids) for generation in generations}) > 4
+    assert len({tuple(generation.sampled.token_ids) for generation in generations}) > 4
 
 
 async def test_tokens_come_as_often_as_their_probability_says(
@@ -134,7 +138,7 @@ async def test_tokens_come_as_often_as_their_probability_says(
         generations = await gather(engine, requests)
     seen: dict[int, int] = {}
     for generation in generations:
-        seen[generation.token_ids[0]] = seen.get(generation.token_ids[0], 0) + 1
+        seen[generation.sampled.token_ids[0]] = seen.get(generation.sampled.token_ids[0], 0) + 1
     token, times = max(seen.items(), key=lambda item: item[1])
     logprobs, _ = fresh_numbers(policy, requests[0], [token], 0.3)
     chance = math.exp(float(logprobs[0]))
@@ -149,9 +153,9 @@ async def test_forbidden_tokens_are_never_sampled(policy: LoadedPolicy, ask: Ask
     requests = [ask(i, temperature=2.0, max_tokens=12) for i in range(40)]
     async with serving(policy) as engine:
         generations = await gather(engine, requests)
-    drawn = {token for generation in generations for token in generation.token_ids}
+    drawn = {token for generation in generations for token in generation.sampled.token_ids}
     assert not drawn & set(policy.forbidden_token_ids)
-    assert all(math.isfinite(h) for generation in generations for h in generation.entropies)
+    assert all(math.isfinite(h) for generation in generations for h in generation.sampled.entropies)
 
 
 async def test_a_completion_ends_with_the_end_token_or_at_its_length(
@@ -163,11 +167,11 @@ async def test_a_completion_ends_with_the_end_token_or_at_its_length(
     async with serving(policy) as engine:
         generations = await gather(engine, requests)
     for request, generation in zip(requests, generations, strict=True):
-        ends = [token in policy.end_token_ids for token in generation.token_ids]
+        ends = [token in policy.end_token_ids for token in generation.sampled.token_ids]
         if generation.stop == "end":
             assert ends[-1]
         else:
-            assert len(generation.token_ids) == request.sampling.max_tokens
+            assert len(generation.sampled.token_ids) == request.sampling.max_tokens
             assert not ends[-1]
         assert not any(ends[:-1])
     assert {generation.stop for generation in generations} == {"end", "length"}
@@ -181,11 +185,13 @@ def replayed_logprobs(
     versions: list[Weights],
 ) -> list[float]:
     """Log-probabilities [A] of a completion over one cache that every version adds to in turn."""
-    by_token = [span.version for span in generation.version_spans for _ in range(*bounds(span))]
+    by_token = [
+        span.version for span in generation.sampled.version_spans for _ in range(*bounds(span))
+    ]
     cache = DynamicCache(config=policy.model.config)
     inputs = policy.inputs([request.prompt_token_ids], [request.images])
     mask, position, found = inputs.attention_mask, inputs.next_position, []
-    for token, version in zip(generation.token_ids, by_token, strict=True):
+    for token, version in zip(generation.sampled.token_ids, by_token, strict=True):
         put(policy, versions[version])
         values = logits(policy.model, inputs, last=1, cache=cache)[0, 0]
         logprobs = masked_logprobs(values, policy.forbidden(values.device), 1.0)
@@ -224,12 +230,12 @@ async def test_new_weights_arrive_in_mid_batch_and_every_token_has_the_numbers_o
         generations = [*await asyncio.gather(*waiting), *await gather(engine, requests[-4:])]
     used, mixed = set(), 0
     for request, generation in zip(requests, generations, strict=True):
-        spans = generation.version_spans
+        spans = generation.sampled.version_spans
         used |= {span.version for span in spans}
         mixed += len(spans) > 1
         assert [span.start for span in spans] == [0, *(span.end for span in spans[:-1])]
-        assert spans[-1].end == len(generation.token_ids)
-        assert generation.behaviour_logprobs == pytest.approx(
+        assert spans[-1].end == len(generation.sampled.token_ids)
+        assert generation.sampled.behaviour_logprobs == pytest.approx(
             replayed_logprobs(policy, request, generation, versions), abs=1e-5
         )
         if len(spans) == 1:
@@ -252,7 +258,7 @@ async def test_a_swap_waits_for_one_iteration_at_most_and_loses_no_request(
         assert engine.gauges()["seconds.syncing"] > 0
         engine.interrupt()
         generation = await asking
-    assert [span.version for span in generation.version_spans] == [0, 1]
+    assert [span.version for span in generation.sampled.version_spans] == [0, 1]
 
 
 async def begun(engine: TransformersEngine, requests: int = 1) -> None:
@@ -267,21 +273,16 @@ async def drawn_or_done(
     await until(lambda: engine.gauges()["tokens"] >= tokens or all(ask.done() for ask in asks))
 
 
-def partial_of(generation: Generation) -> Partial:
-    return Partial(
-        token_ids=generation.token_ids,
-        behaviour_logprobs=generation.behaviour_logprobs,
-        entropies=generation.entropies,
-        version_spans=generation.version_spans,
-    )
+def partial_of(generation: Generation) -> SampledTokens:
+    return generation.sampled
 
 
-def cut(generation: Generation, length: int, version: int = 0) -> Partial:
+def cut(generation: Generation, length: int, version: int = 0) -> SampledTokens:
     """The partial of a completion that was suspended after `length` tokens."""
-    return Partial(
-        token_ids=generation.token_ids[:length],
-        behaviour_logprobs=generation.behaviour_logprobs[:length],
-        entropies=generation.entropies[:length],
+    return SampledTokens(
+        token_ids=generation.sampled.token_ids[:length],
+        behaviour_logprobs=generation.sampled.behaviour_logprobs[:length],
+        entropies=generation.sampled.entropies[:length],
         version_spans=[VersionSpan(version=version, start=0, end=length)] if length else [],
     )
 
@@ -297,16 +298,20 @@ async def test_a_partial_goes_on_elsewhere_token_for_token_from_any_place(
         resumed = [
             replace(request, partial=cut(generation, length))
             for request, generation in zip(requests, whole, strict=True)
-            for length in range(len(generation.token_ids) + 1)
+            for length in range(len(generation.sampled.token_ids) + 1)
         ]
         again = await gather(elsewhere, resumed)
-    expected = [generation for generation in whole for _ in range(len(generation.token_ids) + 1)]
+    expected = [
+        generation for generation in whole for _ in range(len(generation.sampled.token_ids) + 1)
+    ]
     assert len({len(request.partial.token_ids) for request in resumed if request.partial}) > 5
     for got, straight in zip(again, expected, strict=True):
-        assert (got.token_ids, got.stop) == (straight.token_ids, straight.stop)
-        assert got.behaviour_logprobs == pytest.approx(straight.behaviour_logprobs, abs=1e-5)
-        assert got.entropies == pytest.approx(straight.entropies, abs=1e-4)
-        assert got.version_spans == straight.version_spans
+        assert (got.sampled.token_ids, got.stop) == (straight.sampled.token_ids, straight.stop)
+        assert got.sampled.behaviour_logprobs == pytest.approx(
+            straight.sampled.behaviour_logprobs, abs=1e-5
+        )
+        assert got.sampled.entropies == pytest.approx(straight.sampled.entropies, abs=1e-4)
+        assert got.sampled.version_spans == straight.sampled.version_spans
 
 
 async def test_interrupted_again_and_again_a_completion_is_the_same(
@@ -332,16 +337,18 @@ async def test_interrupted_again_and_again_a_completion_is_the_same(
             for i, generation in zip(left, await asyncio.gather(*asks), strict=True):
                 if generation.stop == "suspended":
                     requests[i] = replace(requests[i], partial=partial_of(generation))
-                    lengths.add(len(generation.token_ids))
+                    lengths.add(len(generation.sampled.token_ids))
                 else:
                     found[i] = generation
             rounds += 1
     assert rounds > 2
     assert len(lengths) > 2
     for i, expected in enumerate(straight):
-        assert (found[i].token_ids, found[i].stop) == (expected.token_ids, "length")
-        assert found[i].behaviour_logprobs == pytest.approx(expected.behaviour_logprobs, abs=1e-5)
-        assert found[i].version_spans == expected.version_spans
+        assert (found[i].sampled.token_ids, found[i].stop) == (expected.sampled.token_ids, "length")
+        assert found[i].sampled.behaviour_logprobs == pytest.approx(
+            expected.sampled.behaviour_logprobs, abs=1e-5
+        )
+        assert found[i].sampled.version_spans == expected.sampled.version_spans
 
 
 async def test_resumed_under_other_weights_the_new_tokens_are_those_of_a_fresh_forward(
@@ -357,18 +364,18 @@ async def test_resumed_under_other_weights_the_new_tokens_are_those_of_a_fresh_f
             for request, generation in zip(requests, before, strict=True)
         ]
         after = await gather(engine, resumed)
-    assert any(len(generation.token_ids) > 4 for generation in after)
+    assert any(len(generation.sampled.token_ids) > 4 for generation in after)
     for request, old, new in zip(requests, before, after, strict=True):
-        assert new.token_ids[:4] == old.token_ids[:4]
-        assert new.behaviour_logprobs[:4] == old.behaviour_logprobs[:4]
-        if len(new.token_ids) > 4:
-            assert new.version_spans == [
+        assert new.sampled.token_ids[:4] == old.sampled.token_ids[:4]
+        assert new.sampled.behaviour_logprobs[:4] == old.sampled.behaviour_logprobs[:4]
+        if len(new.sampled.token_ids) > 4:
+            assert new.sampled.version_spans == [
                 VersionSpan(version=0, start=0, end=4),
-                VersionSpan(version=1, start=4, end=len(new.token_ids)),
+                VersionSpan(version=1, start=4, end=len(new.sampled.token_ids)),
             ]
-            fresh, entropies = fresh_numbers(policy, request, new.token_ids, 1.0)
-            assert new.behaviour_logprobs[4:] == pytest.approx(fresh[4:].tolist(), abs=1e-5)
-            assert new.entropies[4:] == pytest.approx(entropies[4:].tolist(), abs=1e-4)
+            fresh, entropies = fresh_numbers(policy, request, new.sampled.token_ids, 1.0)
+            assert new.sampled.behaviour_logprobs[4:] == pytest.approx(fresh[4:].tolist(), abs=1e-5)
+            assert new.sampled.entropies[4:] == pytest.approx(entropies[4:].tolist(), abs=1e-4)
 
 
 async def test_an_interruption_ends_those_who_wait_and_returns_what_had_ended(
@@ -376,7 +383,7 @@ async def test_an_interruption_ends_those_who_wait_and_returns_what_had_ended(
 ) -> None:
     policy.end_token_ids = (policy.forbidden_token_ids[0],)
     short, *long = ask(1, max_tokens=1), ask(2, max_tokens=3000), ask(4, max_tokens=3000)
-    begun_before = Partial(
+    begun_before = SampledTokens(
         token_ids=[30, 31],
         behaviour_logprobs=[-1.0, -2.0],
         entropies=[0.5, 0.6],
@@ -395,9 +402,9 @@ async def test_an_interruption_ends_those_who_wait_and_returns_what_had_ended(
         assert engine.gauges()["finished"] == 1
         assert (await engine.generate(ask(4, max_tokens=2))).stop == "length"
     for generation in suspended:
-        assert 1 <= len(generation.token_ids) < 3000
+        assert 1 <= len(generation.sampled.token_ids) < 3000
         assert generation.stop == "suspended"
-    assert (ended.stop, len(ended.token_ids)) == ("length", 1)
+    assert (ended.stop, len(ended.sampled.token_ids)) == ("length", 1)
     assert partial_of(waited) == begun_before
     assert waited.stop == "suspended"
 
@@ -405,7 +412,10 @@ async def test_an_interruption_ends_those_who_wait_and_returns_what_had_ended(
 async def test_a_partial_that_cannot_be_gone_on_with_is_refused_by_name(
     policy: LoadedPolicy, ask: Asker
 ) -> None:
-    good = cut(Generation([30, 31], [0.0, 0.0], [0.0, 0.0], [], "length", 0, 0), 2)
+    drawn = SampledTokens(
+        token_ids=[30, 31], behaviour_logprobs=[0.0] * 2, entropies=[0.0] * 2, version_spans=[]
+    )
+    good = cut(Generation(drawn, "length", 0, 0), 2)
     bad = {
         "never samples": good.model_copy(update={"token_ids": [30, policy.image_token_id]}),
         "1 log-probabilities": good.model_copy(update={"behaviour_logprobs": [0.0]}),
@@ -440,9 +450,11 @@ async def test_bad_sets_are_refused_while_requests_run_and_none_of_them_notices(
         assert engine.policy_version == 0
         await engine.update_weights(good.path, 1)
     for got, expected in zip(meanwhile, straight, strict=True):
-        assert got.token_ids == expected.token_ids
-        assert {span.version for span in got.version_spans} == {0}
-        assert got.behaviour_logprobs == pytest.approx(expected.behaviour_logprobs, abs=1e-5)
+        assert got.sampled.token_ids == expected.sampled.token_ids
+        assert {span.version for span in got.sampled.version_spans} == {0}
+        assert got.sampled.behaviour_logprobs == pytest.approx(
+            expected.sampled.behaviour_logprobs, abs=1e-5
+        )
 
 
 def cut_file(path: Path) -> None:
@@ -478,8 +490,8 @@ async def test_a_bad_weight_set_is_refused_and_the_old_weights_go_on_serving(
                 await engine.update_weights(bad, 9)
         after = await engine.generate(request)
     assert engine.policy_version == 0
-    assert after.token_ids == before.token_ids
-    assert after.behaviour_logprobs == before.behaviour_logprobs
+    assert after.sampled.token_ids == before.sampled.token_ids
+    assert after.sampled.behaviour_logprobs == before.sampled.behaviour_logprobs
 
 
 async def test_old_vision_features_are_forgotten_with_the_old_weights(
@@ -526,7 +538,7 @@ async def test_cancelling_ends_a_row_that_is_being_decoded(
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert len((await engine.generate(ask(2, max_tokens=3))).token_ids) <= 3
+        assert len((await engine.generate(ask(2, max_tokens=3))).sampled.token_ids) <= 3
         assert engine.gauges()["tokens"] < 2000
 
 
@@ -552,7 +564,7 @@ async def test_prompts_that_cannot_be_served_are_refused_before_they_wait(
         for request in (without_image, empty, long, broken):
             with pytest.raises(EngineError):
                 await engine.generate(request)
-        assert (await engine.generate(good)).token_ids
+        assert (await engine.generate(good)).sampled.token_ids
 
 
 async def test_closing_tells_those_who_wait_and_gives_up_the_batch(
@@ -577,7 +589,7 @@ async def test_a_fault_is_told_to_its_batch_and_the_next_is_served(
         with pytest.raises(EngineError, match="the batch of 1 failed: TypeError"):
             await engine.generate(ask(1))
         policy.end_token_ids = ends
-        assert (await engine.generate(ask(1))).token_ids
+        assert (await engine.generate(ask(1))).sampled.token_ids
 
 
 async def test_weights_whose_bringer_is_gone_are_not_taken_and_harm_nothing(
@@ -600,7 +612,7 @@ async def test_weights_whose_bringer_is_gone_are_not_taken_and_harm_nothing(
             await asyncio.gather(task, return_exceptions=True)
         hook.remove()
         goes_on.set()
-        assert (await engine.generate(ask(2))).version_spans[0].version == 0
+        assert (await engine.generate(ask(2))).sampled.version_spans[0].version == 0
         await engine.update_weights(published.path, 2)
         assert engine.policy_version == 2
 
@@ -612,7 +624,7 @@ async def test_a_swap_that_breaks_is_told_and_nothing_is_served_from_two_version
         return dict(list(expected.items())[:-1])
 
     engine = TransformersEngine(policy, load_weights=lacking)
-    assert (await engine.generate(ask(1))).token_ids
+    assert (await engine.generate(ask(1))).sampled.token_ids
     async with asyncio.timeout(30):
         with pytest.raises(KeyError):
             await engine.update_weights(tmp_path, 1)
@@ -633,7 +645,7 @@ async def test_gauges_count_what_was_served(policy: LoadedPolicy, ask: Asker) ->
         generations = await gather(engine, [ask(i) for i in range(9)])
         gauges = engine.gauges()
     assert gauges["finished"] == 9
-    assert gauges["tokens"] == sum(len(generation.token_ids) for generation in generations)
+    assert gauges["tokens"] == sum(len(generation.sampled.token_ids) for generation in generations)
     assert gauges["waiting"] == 0
     assert 0 < gauges["load_s"] <= gauges["seconds.busy"]
     assert gauges["seconds.starting"] == 0

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from bus.errors import EngineError, WeightsError
-from bus.messages import Partial, VersionSpan
+from bus.messages import SampledTokens, VersionSpan
 from dart_cli.config.schema import VllmConfig
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.transformers_engine import TransformersEngine
@@ -143,8 +143,8 @@ def test_greedy_takes_the_likeliest_and_scores_the_untempered_distribution(
     generations = served.run(served.generate(*requests, ask(9)))[:3]
     assert errors(policy, requests, generations, at(served, served.start)) < EXACT
     for request, generation in zip(requests, generations, strict=True):
-        at_once, _ = fresh_numbers(policy, request, generation.token_ids, 1.0)
-        nearly_greedy, _ = fresh_numbers(policy, request, generation.token_ids, 1e-3)
+        at_once, _ = fresh_numbers(policy, request, generation.sampled.token_ids, 1.0)
+        nearly_greedy, _ = fresh_numbers(policy, request, generation.sampled.token_ids, 1e-3)
         assert float(nearly_greedy.min()) > -0.7 > float(at_once.min())
 
 
@@ -163,10 +163,14 @@ def test_the_same_seed_draws_the_same_tokens_as_the_transformers_engine(
     ours = served.run(served.generate(*requests))
     alone = [served.run(served.generate(request))[0] for request in requests[:4]]
     for one, other in zip(ours, asyncio.run(elsewhere()), strict=True):
-        assert (one.token_ids, one.stop) == (other.token_ids, other.stop)
-        assert one.behaviour_logprobs == pytest.approx(other.behaviour_logprobs, abs=EXACT)
-        assert one.entropies == pytest.approx(other.entropies, abs=EXACT)
-    assert [each.token_ids for each in alone] == [each.token_ids for each in ours[:4]]
+        assert (one.sampled.token_ids, one.stop) == (other.sampled.token_ids, other.stop)
+        assert one.sampled.behaviour_logprobs == pytest.approx(
+            other.sampled.behaviour_logprobs, abs=EXACT
+        )
+        assert one.sampled.entropies == pytest.approx(other.sampled.entropies, abs=EXACT)
+    assert [each.sampled.token_ids for each in alone] == [
+        each.sampled.token_ids for each in ours[:4]
+    ]
 
 
 def test_forbidden_tokens_are_never_drawn_though_likeliest(
@@ -178,7 +182,7 @@ def test_forbidden_tokens_are_never_drawn_though_likeliest(
     served.run(served.take(weights))
     requests = [ask(i, temperature=2.0, max_tokens=12) for i in range(24)]
     generations = served.run(served.generate(*requests))
-    drawn = {token for generation in generations for token in generation.token_ids}
+    drawn = {token for generation in generations for token in generation.sampled.token_ids}
     assert not drawn & set(policy.forbidden_token_ids)
     assert errors(policy, requests, generations, at(served, weights), 2.0) < EXACT
 
@@ -190,7 +194,7 @@ def test_a_completion_ends_with_the_end_token_or_at_its_length(
     requests = [ask(i, max_tokens=1 + i % 9) for i in range(24)]
     generations = served.run(served.generate(*requests))
     for request, generation in zip(requests, generations, strict=True):
-        ends = [8 <= token < 400 for token in generation.token_ids]
+        ends = [8 <= token < 400 for token in generation.sampled.token_ids]
         assert not any(ends[:-1])
         assert ends[-1] == (generation.stop == "end")
         assert generation.stop == "end" or len(ends) == request.sampling.max_tokens
@@ -223,24 +227,28 @@ def test_a_partial_goes_on_token_for_token_from_any_place(
     resumed = [
         replace(request, partial=cut(generation, length))
         for request, generation in zip(requests, whole, strict=True)
-        for length in range(len(generation.token_ids) + 1)
+        for length in range(len(generation.sampled.token_ids) + 1)
     ]
     again = served.run(served.generate(*resumed))
-    expected = [generation for generation in whole for _ in range(len(generation.token_ids) + 1)]
+    expected = [
+        generation for generation in whole for _ in range(len(generation.sampled.token_ids) + 1)
+    ]
     for got, straight in zip(again, expected, strict=True):
-        assert (got.token_ids, got.stop) == (straight.token_ids, straight.stop)
-        assert got.version_spans == straight.version_spans
-        assert got.behaviour_logprobs == pytest.approx(straight.behaviour_logprobs, abs=EXACT)
-        assert got.entropies == pytest.approx(straight.entropies, abs=EXACT)
+        assert (got.sampled.token_ids, got.stop) == (straight.sampled.token_ids, straight.stop)
+        assert got.sampled.version_spans == straight.sampled.version_spans
+        assert got.sampled.behaviour_logprobs == pytest.approx(
+            straight.sampled.behaviour_logprobs, abs=EXACT
+        )
+        assert got.sampled.entropies == pytest.approx(straight.sampled.entropies, abs=EXACT)
 
 
-def cut(generation: Generation, length: int) -> Partial:
+def cut(generation: Generation, length: int) -> SampledTokens:
     """The partial of a completion of one version that was suspended after `length` tokens."""
-    version = generation.version_spans[0].version
-    return Partial(
-        token_ids=generation.token_ids[:length],
-        behaviour_logprobs=generation.behaviour_logprobs[:length],
-        entropies=generation.entropies[:length],
+    version = generation.sampled.version_spans[0].version
+    return SampledTokens(
+        token_ids=generation.sampled.token_ids[:length],
+        behaviour_logprobs=generation.sampled.behaviour_logprobs[:length],
+        entropies=generation.sampled.entropies[:length],
         version_spans=[VersionSpan(version=version, start=0, end=length)] if length else [],
     )
 
@@ -262,14 +270,14 @@ def test_interrupted_every_request_returns_what_it_has_and_goes_on_as_if_nothing
     straight = endless.run(endless.generate(*requests))
     found = endless.run(interrupted())
     assert {generation.stop for generation in found} == {"suspended"}
-    assert [len(generation.token_ids) for generation in found[MAX_BATCH:]] == [0] * 4
-    assert all(0 < len(generation.token_ids) < 60 for generation in found[:MAX_BATCH])
+    assert [len(generation.sampled.token_ids) for generation in found[MAX_BATCH:]] == [0] * 4
+    assert all(0 < len(generation.sampled.token_ids) < 60 for generation in found[:MAX_BATCH])
     resumed = [
-        replace(request, partial=cut(generation, len(generation.token_ids)))
+        replace(request, partial=cut(generation, len(generation.sampled.token_ids)))
         for request, generation in zip(requests[:MAX_BATCH], found, strict=False)
     ]
     for got, expected in zip(endless.run(endless.generate(*resumed)), straight, strict=False):
-        assert got.token_ids == expected.token_ids
+        assert got.sampled.token_ids == expected.sampled.token_ids
 
 
 def test_an_interruption_in_the_first_moment_is_heard(endless: Served, ask: Asker) -> None:
@@ -293,7 +301,7 @@ def test_new_weights_are_those_that_serve_and_their_old_image_features_are_forgo
         weights = {name: t * factor if "visual" in name else t for name, t in served.start.items()}
         version = served.run(served.take(weights))
         generations = served.run(served.generate(*requests))
-        assert {span.version for g in generations for span in g.version_spans} == {version}
+        assert {span.version for g in generations for span in g.sampled.version_spans} == {version}
         assert errors(policy, requests, generations, at(served, weights)) < EXACT
 
 
@@ -323,7 +331,7 @@ def test_weights_taken_in_flight_leave_every_token_the_numbers_of_its_version(
 ) -> None:
     requests, generations, versions = taken_in_flight(endless, policy, ask, updates=3)
     assert {generation.stop for generation in generations} == {"length"}
-    assert sum(len(generation.version_spans) > 1 for generation in generations) >= MAX_BATCH
+    assert sum(len(generation.sampled.version_spans) > 1 for generation in generations) >= MAX_BATCH
     assert errors(policy, requests, generations, versions) < EXACT
 
 
@@ -371,7 +379,9 @@ def test_kept_keys_and_values_reach_no_completion_of_one_version(
     generations = endless.run(updated())
     asked = requests[: MAX_BATCH // 2] + requests[MAX_BATCH // 2 :]
     pure = [
-        pair for pair in zip(asked, generations, strict=True) if len(pair[1].version_spans) == 1
+        pair
+        for pair in zip(asked, generations, strict=True)
+        if len(pair[1].sampled.version_spans) == 1
     ]
     assert len(pure) >= MAX_BATCH // 2
     assert errors(policy, *map(list, zip(*pure, strict=True)), versions) < EXACT
@@ -401,7 +411,7 @@ def test_bad_sets_are_refused_while_the_old_weights_go_on_serving(
             served.run(served.engine.update_weights(path, version + 1))
     after = served.run(served.generate(*requests))
     assert served.engine.policy_version == version
-    assert [each.token_ids for each in after] == [each.token_ids for each in before]
+    assert [each.sampled.token_ids for each in after] == [each.sampled.token_ids for each in before]
 
 
 def test_a_version_of_which_only_the_change_was_kept_is_rebuilt_for_an_evaluation(
@@ -436,7 +446,7 @@ def test_prompts_that_cannot_be_served_are_refused_before_they_wait(
     for request in bad:
         with pytest.raises(EngineError):
             served.run(served.generate(request))
-    assert served.run(served.generate(good))[0].token_ids
+    assert served.run(served.generate(good))[0].sampled.token_ids
 
 
 def test_an_image_is_sent_once(served: Served, ask: Asker) -> None:

@@ -12,6 +12,7 @@ from bus.messages import (
     Completion,
     Heartbeat,
     Lease,
+    SampledTokens,
     Sampling,
     StepRecord,
     TrajectoryEnd,
@@ -57,10 +58,12 @@ def completion(text: str, *, stop: Literal["end", "suspended"] = "end") -> Compl
     tokens = list(text.encode())
     return Completion(
         prompt_token_ids=[1, 2, 3],
-        token_ids=tokens,
-        behaviour_logprobs=[-0.5] * len(tokens),
-        entropies=[0.5] * len(tokens),
-        version_spans=[VersionSpan(version=4, start=0, end=len(tokens))],
+        sampled=SampledTokens(
+            token_ids=tokens,
+            behaviour_logprobs=[-0.5] * len(tokens),
+            entropies=[0.5] * len(tokens),
+            version_spans=[VersionSpan(version=4, start=0, end=len(tokens))],
+        ),
         text=text,
         stop=stop,
         queue_s=0.25,

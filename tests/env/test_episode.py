@@ -11,6 +11,7 @@ import pytest
 
 from bus.errors import DeadlineError, EnvError, StoreError
 from bus.messages import Ack, ActRequest, Completion, StepRecord
+from dart_cli.env import episode
 from dart_cli.env.episode import Episode, play_episode
 from envs.actions import Action
 from envs.base import GuiEnv, Observation, Verdict, content_hash
@@ -68,7 +69,7 @@ async def test_a_shortest_solution_passes_and_every_step_is_handed_in_first() ->
     assert first.image_hashes == [content_hash(first.screenshot)]
     assert first.action is not None
     assert first.action["kind"] == "click"
-    assert first.version_spans[0].version == 4
+    assert first.sampled.version_spans[0].version == 4
     assert end.screenshot not in (None, sink.steps[1].screenshot)
 
 
@@ -153,6 +154,27 @@ async def test_history_shows_the_past_and_the_hashes_say_which_images_were_in_th
     assert [len(record.image_hashes) for record in sink.steps] == [1, 2, 2]
     for record in sink.steps:
         assert record.image_hashes[-1] == content_hash(record.screenshot)
+
+
+async def test_each_screenshot_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many prompts show it; the request carries the hashes to the rollout worker."""
+    hashed: list[bytes] = []
+
+    def counted(blob: bytes) -> str:
+        hashed.append(blob)
+        return content_hash(blob)
+
+    monkeypatch.setattr(episode, "content_hash", counted)
+    player, sink, policy = threaded(mini), Memory(), Says("wait()")
+    await play_episode(
+        player, lease(max_steps=4), MENU, policy, sink, action_spec(images=3, turns=3)
+    )
+    await player.close()
+    assert len(hashed) == len(sink.steps) == 4
+    for asked, record in zip(policy.asked, sink.steps, strict=True):
+        shown = [turn.screenshot for turn in asked.turns if turn.screenshot is not None]
+        assert asked.image_hashes == [content_hash(shot) for shot in (*shown, asked.screenshot)]
+        assert record.image_hashes == asked.image_hashes
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ async def test_a_suspended_completion_goes_on_from_its_tokens_as_often_as_needed
         await until(partial(more_than, policy.asked, turn))
     whole = await asking
     assert (whole.text, whole.stop) == (WHOLE, "end")
-    assert whole.token_ids == list(WHOLE.encode())
+    assert whole.sampled.token_ids == list(WHOLE.encode())
     assert (whole.queue_s, whole.engine_s) == (4 * 0.25, 4 * 0.5), "of all four answers"
     assert resuming.resumed == 3
     assert policy.asked[0].partial is None
@@ -183,7 +183,7 @@ async def test_an_episode_records_a_suspended_completion_as_one_step() -> None:
     end = await playing
     await player.close()
     assert (end.stop_reason, end.steps) == ("done", 1)
-    assert sink.steps[0].token_ids == list(b"done()")
+    assert sink.steps[0].sampled.token_ids == list(b"done()")
     assert sink.steps[0].model_s >= split.seconds()["suspended"] > 0
 
 

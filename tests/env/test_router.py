@@ -318,7 +318,7 @@ async def test_a_scripted_engine_answers_over_the_bus_and_its_errors_rise(tmp_pa
         router = RolloutRouter("env-0", 20.0)
         router.observe(heartbeat("rollout-0", replier.endpoint))
         reply = await router.act(act())
-        assert (reply.text, reply.stop, reply.entropies[0]) == ("click(1,2)", "end", 0.2)
+        assert (reply.text, reply.stop, reply.sampled.entropies[0]) == ("click(1,2)", "end", 0.2)
         await engine.close()
         with pytest.raises(EngineError, match="engine is closed"):
             await router.act(act("t-2"))

@@ -22,7 +22,7 @@ def test_show_tells_each_step(played: Played, capsys: pytest.CaptureFixture[str]
     steps = played.store.steps(name)
     assert [step["text"] for step in told["trajectory_steps"]] == [step.text for step in steps]
     assert [step["logprob"] for step in told["trajectory_steps"]] == pytest.approx(
-        [sum(step.behaviour_logprobs) / 3 for step in steps]
+        [sum(step.sampled.behaviour_logprobs) / 3 for step in steps]
     )
     assert (told["outcome"], told["state"], told["pool"]["source"]) == ("pass", "trained", "online")
     assert run("show", name, "--run", played.config.run.dir) == 0

@@ -28,7 +28,7 @@ def test_stats_add_up(played: Played, reader: Reader, capsys: pytest.CaptureFixt
         reader.pool()
     )
     assert told["tokens"] == sum(
-        len(step.token_ids)
+        len(step.sampled.token_ids)
         for name in [*(row.id for row in rows), "x" + "ab" * 16, "x" + "ac" * 16]
         for step in reader.steps(name)
     )

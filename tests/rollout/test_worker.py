@@ -32,10 +32,10 @@ from bus.messages import (
     ActRequest,
     Completion,
     Heartbeat,
-    Partial,
     Reply,
     Request,
     RunState,
+    SampledTokens,
     Sampling,
     SyncDone,
     SyncReply,
@@ -254,7 +254,7 @@ async def test_nothing_is_answered_before_the_first_weights(config: Config) -> N
         data.announce(publish({"w": torch.zeros(1)}, config.run.dir / "weights", 4))
         reply = await client.request(act_request("t", 1), deadline_s=20)
         assert isinstance(reply, Completion)
-        assert [span.version for span in reply.version_spans] == [4]
+        assert [span.version for span in reply.sampled.version_spans] == [4]
         heartbeat = await data.heard(lambda hb: hb.state == "ready")
         assert heartbeat.endpoint == client.endpoint
         assert {
@@ -301,8 +301,10 @@ async def test_a_refused_set_leaves_the_old_weights_serving_and_says_why(config:
         during = await client.request(act_request("t", 1), deadline_s=60)
         assert isinstance(before, Completion)
         assert isinstance(during, Completion)
-        assert during.token_ids == before.token_ids
-        assert during.behaviour_logprobs == pytest.approx(before.behaviour_logprobs, abs=1e-6)
+        assert during.sampled.token_ids == before.sampled.token_ids
+        assert during.sampled.behaviour_logprobs == pytest.approx(
+            before.sampled.behaviour_logprobs, abs=1e-6
+        )
         data.announce(publish(weights_of(config), weights, 3))
         heartbeat = await data.heard(lambda hb: hb.policy_version == 3)
         assert heartbeat.waiting_for == ""
@@ -338,7 +340,7 @@ async def test_other_channels_serve_and_refuse_as_files_do(
         assert "has values that are not finite" in heartbeat.waiting_for
         reply = await client.request(act_request("t", 1), deadline_s=60)
         assert isinstance(reply, Completion)
-        assert [span.version for span in reply.version_spans] == [1]
+        assert [span.version for span in reply.sampled.version_spans] == [1]
         data.announce(channel.publish(good, 3))
         await data.heard(lambda hb: hb.policy_version == 3 and not hb.waiting_for)
         await data.until(lambda: len(data.done) == 4)
@@ -391,7 +393,7 @@ async def test_while_data_is_away_the_old_weights_serve_and_then_the_newest_are_
         assert heartbeat.state == "ready"
         reply = await client.request(act_request("t", 1), deadline_s=20)
         assert isinstance(reply, Completion)
-        assert [span.version for span in reply.version_spans] == [1]
+        assert [span.version for span in reply.sampled.version_spans] == [1]
         async with permits(config.run.dir, data):
             await data.heard(lambda hb: hb.policy_version == 2)
 
@@ -413,7 +415,7 @@ async def test_whatever_data_refuses_with_the_worker_serves_on_and_asks_again(
         await data.until(lambda: [done.policy_version for done in data.done] == [2])
         reply = await client.request(act_request("t", 1), deadline_s=20)
         assert isinstance(reply, Completion)
-        assert [span.version for span in reply.version_spans] == [2]
+        assert [span.version for span in reply.sampled.version_spans] == [2]
 
 
 async def test_a_set_that_is_not_the_one_announced_is_refused(config: Config) -> None:
@@ -480,9 +482,9 @@ async def test_a_suspended_run_begins_nothing_and_loses_nothing(config: Config) 
         while third.stop == "suspended":
             third = await client.request(again, deadline_s=20)
             assert isinstance(third, Completion)
-        assert third.token_ids[: len(first.token_ids)] == first.token_ids
+        assert third.sampled.token_ids[: len(first.sampled.token_ids)] == first.sampled.token_ids
         assert third.stop == "end"
-        assert third.version_spans[-1].version == 2
+        assert third.sampled.version_spans[-1].version == 2
         make_codec("uitars").parse(third.text, make_coordinate_map("thousandths", 168, 168))
         await data.heard(lambda hb: {"seconds.busy", "seconds.syncing", "load_s"} <= {*hb.gauges})
 
@@ -564,13 +566,8 @@ async def test_a_worker_whose_engine_breaks_as_it_takes_weights_says_so_and_ends
         assert [done.error for done in data.done] == ["", "its tensors are of two versions"]
 
 
-def partial_of(completion: Completion) -> Partial:
-    return Partial(
-        token_ids=completion.token_ids,
-        behaviour_logprobs=completion.behaviour_logprobs,
-        entropies=completion.entropies,
-        version_spans=completion.version_spans,
-    )
+def partial_of(completion: Completion) -> SampledTokens:
+    return completion.sampled
 
 
 def tiny_set(weights: Path, version: int) -> Published:
@@ -600,8 +597,8 @@ async def test_publication_under_load_loses_no_request(config: Config) -> None:
         while published - 1 not in versions[index]:
             reply = await client.request(act_request(f"t{index}", step), deadline_s=60)
             assert isinstance(reply, Completion)
-            assert reply.version_spans[-1].end == len(reply.token_ids)
-            versions[index] += [span.version for span in reply.version_spans]
+            assert reply.sampled.version_spans[-1].end == len(reply.sampled.token_ids)
+            versions[index] += [span.version for span in reply.sampled.version_spans]
             step += 1
 
     try:

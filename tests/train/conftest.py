@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bus.errors import ActionError
-from bus.messages import ActRequest, Batch, Sample, Sampling, Turn
+from bus.messages import ActRequest, Batch, Sample, SampledTokens, Sampling, Turn
 from dart_cli.config.schema import Config, ModelConfig, RunConfig, TrainConfig
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.transformers_engine import TransformersEngine
@@ -127,9 +127,12 @@ def _play(
                     trajectory_id=f"t{number}",
                     step=step,
                     prompt_token_ids=completion.prompt_token_ids,
-                    token_ids=completion.token_ids,
-                    behaviour_logprobs=completion.behaviour_logprobs,
-                    version_spans=completion.version_spans,
+                    sampled=SampledTokens(
+                        token_ids=completion.sampled.token_ids,
+                        behaviour_logprobs=completion.sampled.behaviour_logprobs,
+                        version_spans=completion.sampled.version_spans,
+                        entropies=[],
+                    ),
                     image_hashes=[content_hash(blob) for blob in shown],
                     advantage=advantage,
                     weight=1.0,

@@ -21,6 +21,7 @@ from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.train.parity import rescore
 from dart_cli.weights.file import load, publish
+from tests.altered import altered
 
 Family = Callable[[str], Path]
 
@@ -85,12 +86,11 @@ def test_samples_that_share_a_row_score_as_alone(model_type: str, family: Family
     asyncio.run(engine.close())
     by_prompt = sorted(batch.samples, key=lambda sample: len(sample.image_hashes))[-3:]
     crowd = [
-        sample.model_copy(
-            update={
-                "trajectory_id": f"{sample.trajectory_id}-{number}",
-                "token_ids": sample.token_ids[number:],
-                "behaviour_logprobs": sample.behaviour_logprobs[number:],
-            }
+        altered(
+            sample,
+            trajectory_id=f"{sample.trajectory_id}-{number}",
+            token_ids=sample.sampled.token_ids[number:],
+            behaviour_logprobs=sample.sampled.behaviour_logprobs[number:],
         )
         for sample in by_prompt
         for number in range(3)
@@ -102,7 +102,7 @@ def test_samples_that_share_a_row_score_as_alone(model_type: str, family: Family
         for part in micro_batches(crowded, model.policy, size):
             values = model.score(part, 1.0).logprobs.tolist()
             for sample in part.samples:
-                count = len(sample.token_ids)
+                count = len(sample.sampled.token_ids)
                 held[sample.trajectory_id, sample.step] = values[:count]
                 values = values[count:]
         return held

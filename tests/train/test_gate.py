@@ -18,6 +18,7 @@ from dart_cli.policy.model import load_policy
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.train.parity import LEAST_TOKENS, LIMITS, STALEST
+from tests.altered import altered
 from tests.train.parts import Data, train
 
 Change = Callable[[Sample], dict[str, object]]
@@ -33,12 +34,12 @@ def weights(made: PolicyLearner) -> dict[str, torch.Tensor]:
 
 
 def changed(batch: Batch, change: Change) -> Batch:
-    samples = [sample.model_copy(update=change(sample)) for sample in batch.samples]
+    samples = [altered(sample, **change(sample)) for sample in batch.samples]
     return batch.model_copy(update={"samples": samples})
 
 
 def shifted(sample: Sample, by: float = 0.01) -> dict[str, object]:
-    return {"behaviour_logprobs": [value - by for value in sample.behaviour_logprobs]}
+    return {"behaviour_logprobs": [value - by for value in sample.sampled.behaviour_logprobs]}
 
 
 def of_version(batch: Batch, version: int) -> Batch:
@@ -46,7 +47,9 @@ def of_version(batch: Batch, version: int) -> Batch:
     return changed(
         batch,
         lambda sample: {
-            "version_spans": [VersionSpan(version=version, start=0, end=len(sample.token_ids))]
+            "version_spans": [
+                VersionSpan(version=version, start=0, end=len(sample.sampled.token_ids))
+            ]
         },
     )
 
@@ -83,7 +86,7 @@ WRONG: dict[str, Callable[[Batch], Batch]] = {
     "another temperature": lambda batch: batch.model_copy(update={"temperature": 1.05}),
     "log-probabilities off by 0.01": lambda batch: changed(batch, shifted),
     "numbers that are none": lambda batch: changed(
-        batch, lambda sample: {"behaviour_logprobs": [-40.0] * len(sample.token_ids)}
+        batch, lambda sample: {"behaviour_logprobs": [-40.0] * len(sample.sampled.token_ids)}
     ),
     "images in another order": lambda batch: changed(
         batch, lambda sample: {"image_hashes": sample.image_hashes[::-1]}
@@ -136,7 +139,7 @@ def test_what_is_not_asked_for_stops_nothing(
 
 def test_a_few_tokens_are_told_and_not_judged(config: Config, batches: list[Batch]) -> None:
     few = batches[0].model_copy(update={"samples": batches[0].samples[:2]})
-    assert sum(len(sample.token_ids) for sample in few.samples) < LEAST_TOKENS
+    assert sum(len(sample.sampled.token_ids) for sample in few.samples) < LEAST_TOKENS
     update = learner(config).update(changed(few, shifted), 0, policy_version=0)
     assert update.applied
     assert update.metrics["parity_mean"] == pytest.approx(0.01, abs=1e-4)

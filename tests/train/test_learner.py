@@ -23,6 +23,7 @@ from dart_cli.train.batch import (
 )
 from dart_cli.train.learner import PolicyLearner, learning_rate
 from dart_cli.train.model import TrainModel
+from tests.altered import altered
 
 
 def learner(config: Config, **changes: object) -> PolicyLearner:
@@ -69,8 +70,9 @@ def around_chance(batch: Batch) -> Batch:
     So that some ratios are within every bound and some beyond each.
     """
     samples = [
-        sample.model_copy(
-            update={"behaviour_logprobs": [5 * value - 4.5 for value in sample.behaviour_logprobs]}
+        altered(
+            sample,
+            behaviour_logprobs=[5 * value - 4.5 for value in sample.sampled.behaviour_logprobs],
         )
         for sample in batch.samples
     ]
@@ -105,14 +107,16 @@ def test_the_gradient_is_that_of_the_objective_written_out(
     loss = torch.zeros((), dtype=torch.float64)
     for sample in counted:
         pictures = [batch.images[key] for key in sample.image_hashes]
-        inputs = reference.inputs([sample.prompt_token_ids + sample.token_ids], [pictures])
-        values = logits(reference.model, inputs, last=len(sample.token_ids) + 1)[0].double()
-        values = values[: len(sample.token_ids)].clone()
+        inputs = reference.inputs([sample.prompt_token_ids + sample.sampled.token_ids], [pictures])
+        values = logits(reference.model, inputs, last=len(sample.sampled.token_ids) + 1)[0].double()
+        values = values[: len(sample.sampled.token_ids)].clone()
         values[:, list(reference.forbidden_token_ids)] = -1e6
         table = (values / batch.temperature).log_softmax(-1)
-        p = table[torch.arange(len(sample.token_ids)), torch.tensor(sample.token_ids)]
+        p = table[
+            torch.arange(len(sample.sampled.token_ids)), torch.tensor(sample.sampled.token_ids)
+        ]
         entropies = -(table.exp() * table).sum(-1)
-        b = torch.tensor(sample.behaviour_logprobs, dtype=torch.float64)
+        b = torch.tensor(sample.sampled.behaviour_logprobs, dtype=torch.float64)
         q, a = p.detach(), sample.advantage
         r = (p - q).exp()
         match changes:
@@ -129,7 +133,9 @@ def test_the_gradient_is_that_of_the_objective_written_out(
             case _:
                 token_losses = -(q - b).exp().clamp(max=1) * r * a
         in_trajectory = sum(
-            len(each.token_ids) for each in counted if each.trajectory_id == sample.trajectory_id
+            len(each.sampled.token_ids)
+            for each in counted
+            if each.trajectory_id == sample.trajectory_id
         )
         divisor = {
             "tokens": completion_tokens(batch),
@@ -179,7 +185,7 @@ def test_padding_changes_no_log_probability(config: Config, batches: list[Batch]
     with torch.no_grad():
         padded = [model.score(p, 1.0).logprobs for p in micro_batches(batch, model.policy, 1000)]
         alone = [model.score(p, 1.0).logprobs for p in micro_batches(batch, model.policy, 1)]
-    lengths = {len(s.prompt_token_ids) + len(s.token_ids) for s in batch.samples}
+    lengths = {len(s.prompt_token_ids) + len(s.sampled.token_ids) for s in batch.samples}
     assert len(lengths) > 3
     assert torch.allclose(torch.cat(padded), torch.cat(alone), atol=1e-5)
 
@@ -190,7 +196,7 @@ def grouped(batch: Batch, seed: int) -> Batch:
     samples = []
     for sample in batch.samples[:6]:
         for number in range(dice.randint(1, 5)):
-            tokens = list(sample.token_ids)
+            tokens = list(sample.sampled.token_ids)
             if dice.random() < 0.7:
                 tokens[dice.randrange(len(tokens))] = 100 + dice.randrange(500)
                 tokens = tokens[: dice.randint(1, len(tokens))]
@@ -200,7 +206,7 @@ def grouped(batch: Batch, seed: int) -> Batch:
                 "behaviour_logprobs": [-dice.random() for _ in tokens],
                 "advantage": dice.uniform(-1, 1),
             }
-            samples.append(sample.model_copy(update=changes))
+            samples.append(altered(sample, **changes))
     dice.shuffle(samples)
     return batch.model_copy(update={"samples": samples})
 
@@ -216,7 +222,10 @@ def test_no_sample_is_lost_and_parts_keep_their_size(batches: list[Batch], size:
         assert len({tuple(sample.prompt_token_ids) for sample in row.samples}) == 1
         for sample, start in zip(row.samples, row.starts, strict=True):
             begin = row.prompt + start
-            assert list(row.token_ids[begin:][: len(sample.token_ids)]) == sample.token_ids
+            assert (
+                list(row.token_ids[begin:][: len(sample.sampled.token_ids)])
+                == sample.sampled.token_ids
+            )
     assert len(rows) < len(samples)
 
 
@@ -452,7 +461,7 @@ def test_the_kl_pulls_towards_the_model_the_run_began_with(
 
 
 def spoilt(batch: Batch, **changes: object) -> Batch:
-    first = batch.samples[0].model_copy(update=changes)
+    first = altered(batch.samples[0], **changes)
     return batch.model_copy(update={"samples": [first, *batch.samples[1:]]})
 
 
@@ -483,9 +492,7 @@ def test_a_demonstration_joins_a_batch_without_log_probabilities(
 ) -> None:
     """It is trained on, is part of no parity, and the other samples' statistics stay."""
     fresh = [sample for sample in batches[0].samples if sample.weight][:4]
-    shown = fresh[-1].model_copy(
-        update={"behaviour_logprobs": [], "version_spans": [], "advantage": 1.5}
-    )
+    shown = altered(fresh[-1], behaviour_logprobs=[], version_spans=[], advantage=1.5)
 
     def updated(samples: list[Sample]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
         made = learner(config)
@@ -494,9 +501,9 @@ def test_a_demonstration_joins_a_batch_without_log_probabilities(
 
     without, gradient = updated(fresh[:-1])
     with_it, other_gradient = updated([*fresh[:-1], shown])
-    tokens = len(shown.token_ids)
+    tokens = len(shown.sampled.token_ids)
     assert with_it["demonstrated_fraction"] == pytest.approx(
-        tokens / sum(len(sample.token_ids) for sample in fresh)
+        tokens / sum(len(sample.sampled.token_ids) for sample in fresh)
     )
     assert with_it["demonstrated_weight_mean"] == 1
     for name in ("ess", "is_weight_mean", "parity_max"):
@@ -508,12 +515,11 @@ def test_each_step_is_told_how_far_trainer_and_engine_are_apart(
     config: Config, batches: list[Batch]
 ) -> None:
     samples = [sample for sample in batches[0].samples if sample.weight][:3]
-    off = [value - 0.25 for value in samples[0].behaviour_logprobs]
-    unknown = {"behaviour_logprobs": [], "version_spans": []}
+    off = [value - 0.25 for value in samples[0].sampled.behaviour_logprobs]
     given = [
-        samples[0].model_copy(update={"behaviour_logprobs": off}),
+        altered(samples[0], behaviour_logprobs=off),
         samples[1],
-        samples[2].model_copy(update=unknown),
+        altered(samples[2], behaviour_logprobs=[], version_spans=[]),
     ]
     batch = batches[0].model_copy(update={"samples": given})
     gaps = {(gap.trajectory_id, gap.step): gap for gap in learner(config).update(batch, 0).gaps}
@@ -528,17 +534,19 @@ def test_parity_is_asked_of_tokens_that_one_version_alone_made(
 ) -> None:
     """Behind a swap in flight tokens come of two versions: their gap says nothing of the engine."""
     first = batches[0]
-    long = next(sample for sample in first.samples if sample.weight and len(sample.token_ids) > 1)
+    long = next(
+        sample for sample in first.samples if sample.weight and len(sample.sampled.token_ids) > 1
+    )
 
     def gap(*spans: VersionSpan, off: int) -> float:
-        logprobs = list(long.behaviour_logprobs)
+        logprobs = list(long.sampled.behaviour_logprobs)
         logprobs[off] -= 0.5
-        sample = long.model_copy(update={"version_spans": spans, "behaviour_logprobs": logprobs})
+        sample = altered(long, version_spans=spans, behaviour_logprobs=logprobs)
         made = learner(config)
         updated = made.update(first.model_copy(update={"samples": [sample]}), 0, policy_version=3)
         return updated.metrics["parity_max"]
 
-    length = len(long.token_ids)
+    length = len(long.sampled.token_ids)
     whole = VersionSpan(version=3, start=0, end=length)
     before, after = (
         VersionSpan(version=3, start=0, end=1),

@@ -33,6 +33,7 @@ from dart_cli.train.model import TrainModel
 from dart_cli.weights.delta_chain import newest_version
 from dart_cli.weights.file import load
 from dart_cli.weights.manifest import WEIGHTS
+from tests.altered import altered
 from tests.train.parts import PATIENCE_S, Data, another_run, final_weights, serving, train, versions
 
 
@@ -254,7 +255,7 @@ async def test_the_trainer_waits_for_a_data_process_that_is_not_there_yet(
 async def test_a_batch_of_another_model_ends_the_trainer_with_its_cause(
     config: Config, batches: list[Batch]
 ) -> None:
-    sample = batches[0].samples[0].model_copy(update={"token_ids": [10**6]})
+    sample = altered(batches[0].samples[0], token_ids=[10**6])
     data = Data([batches[0].model_copy(update={"samples": [sample]})])
     with pytest.raises(ProtocolError, match="batch 1"):
         await train(config, data)

@@ -19,6 +19,7 @@ from bus.messages import Outcome, StepRecord
 from dart_cli.data.ledger import Ledger
 from dart_cli.view.server import make_app, make_server
 from envs.base import content_hash
+from tests.altered import altered
 from tests.data.parts import ask_lease, step_record, trajectory_end
 
 DEADLINE_S = 20.0
@@ -93,7 +94,7 @@ def shown_step(trajectory_id: str, step: int, **changes: object) -> StepRecord:
     image = png()
     record = step_record(trajectory_id, step)
     pictured = {"screenshot": image, "image_hashes": [content_hash(image)]}
-    return record.model_copy(update=pictured | changes)
+    return altered(record, **(pictured | changes))
 
 
 def play_shown(

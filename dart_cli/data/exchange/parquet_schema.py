@@ -31,7 +31,7 @@ from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bus.errors import ActionError, ExchangeError, MissingPartError
-from bus.messages import Outcome
+from bus.messages import Outcome, SampledTokens
 from dart_cli.data.store.rows import PoolSource, StepRow
 from envs.actions import action_from_dict
 from envs.base import content_hash
@@ -74,7 +74,7 @@ class Trajectory:
     @property
     def known(self) -> bool:
         """Whether the log-probabilities it was sampled with are known."""
-        return all(step.behaviour_logprobs for step in self.steps)
+        return all(step.sampled.behaviour_logprobs for step in self.steps)
 
 
 def content_id(trajectory: Trajectory) -> str:
@@ -83,8 +83,8 @@ def content_id(trajectory: Trajectory) -> str:
         [
             step.image_hashes,
             step.prompt_token_ids,
-            step.token_ids,
-            step.behaviour_logprobs,
+            step.sampled.token_ids,
+            step.sampled.behaviour_logprobs,
             step.text,
             step.action,
         ]
@@ -201,11 +201,13 @@ def rows_of(trajectory: Trajectory) -> list[dict[str, Any]]:
             "error": step.error,
             "image_hashes": step.image_hashes,
             "prompt_token_ids": step.prompt_token_ids,
-            "token_ids": step.token_ids,
-            "behaviour_logprobs": step.behaviour_logprobs,
-            "entropies": step.entropies,
+            "token_ids": step.sampled.token_ids,
+            "behaviour_logprobs": step.sampled.behaviour_logprobs,
+            "entropies": step.sampled.entropies,
             "versions": [
-                span.version for span in step.version_spans for _ in range(span.end - span.start)
+                span.version
+                for span in step.sampled.version_spans
+                for _ in range(span.end - span.start)
             ],
             "model_s": step.model_s,
             "env_s": step.env_s,
@@ -502,10 +504,12 @@ def _step(
         screenshot=key,
         image_hashes=row.image_hashes,
         prompt_token_ids=row.prompt_token_ids,
-        token_ids=row.token_ids,
-        behaviour_logprobs=row.behaviour_logprobs,
-        entropies=row.entropies,
-        version_spans=[],  # weights of another run mean nothing in this one
+        sampled=SampledTokens(
+            token_ids=row.token_ids,
+            behaviour_logprobs=row.behaviour_logprobs,
+            entropies=row.entropies,
+            version_spans=[],  # weights of another run mean nothing in this one
+        ),
         text=row.text,
         action=_action(place, row),
         error=row.error,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bus.messages import Outcome, VersionSpan
+from bus.messages import Outcome, SampledTokens
 
 GroupState = Literal["open", "ready", "batched", "trained", "dropped"]
 TrajectoryState = Literal["leased", "playing", "finished", "batched", "trained", "dropped"]
@@ -83,10 +83,7 @@ class StepRow:
     screenshot: str  # key of screenshots
     image_hashes: list[str]
     prompt_token_ids: list[int]
-    token_ids: list[int]
-    behaviour_logprobs: list[float]
-    entropies: list[float]
-    version_spans: list[VersionSpan]
+    sampled: SampledTokens
     text: str
     action: dict[str, Any] | None
     error: str

@@ -37,6 +37,7 @@ from bus.messages import (
     Heartbeat,
     Outcome,
     Sample,
+    SampledTokens,
     StepRecord,
     SyncDone,
     TrajectoryEnd,
@@ -420,11 +421,14 @@ class Reader:
                 trajectory_id=row["trajectory_id"],
                 step=row["step"],
                 prompt_token_ids=unpack_prompt(row["prompt_token_ids"]),
-                token_ids=unpack_ids(row["token_ids"]),
-                behaviour_logprobs=unpack_floats(row["behaviour_logprobs"]),
-                version_spans=[]  # as old as it is: no version of now to be behind
-                if row["reason"] == "pool"
-                else unpack_spans(row["version_spans"]),
+                sampled=SampledTokens.model_construct(
+                    token_ids=unpack_ids(row["token_ids"]),
+                    behaviour_logprobs=unpack_floats(row["behaviour_logprobs"]),
+                    entropies=[],
+                    version_spans=[]  # as old as it is: no version of now to be behind
+                    if row["reason"] == "pool"
+                    else unpack_spans(row["version_spans"]),
+                ),
                 image_hashes=json.loads(row["image_hashes"]),
                 advantage=row["advantage"],
                 weight=row["weight"],
@@ -733,15 +737,18 @@ def _made_by_newer(path: Path, steps: Sequence[str]) -> str:
 
 
 def _step_row(row: dict[str, Any]) -> StepRow:
+    sampled = SampledTokens.model_construct(
+        token_ids=unpack_ids(row.pop("token_ids")),
+        behaviour_logprobs=unpack_floats(row.pop("behaviour_logprobs")),
+        entropies=unpack_floats(row.pop("entropies")),
+        version_spans=unpack_spans(row.pop("version_spans")),
+    )
     return StepRow(
         **{
             **row,
+            "sampled": sampled,
             "image_hashes": json.loads(row["image_hashes"]),
             "prompt_token_ids": unpack_prompt(row["prompt_token_ids"]),
-            "token_ids": unpack_ids(row["token_ids"]),
-            "behaviour_logprobs": unpack_floats(row["behaviour_logprobs"]),
-            "entropies": unpack_floats(row["entropies"]),
-            "version_spans": unpack_spans(row["version_spans"]),
             "action": json.loads(row["action"]) if row["action"] else None,
         }
     )
@@ -868,7 +875,7 @@ class Store(Reader):
     def add_step(self, record: StepRecord, at: float) -> bool:
         """File one step and its screenshot; False if that step was there already."""
         screenshot = record.image_hashes[-1]
-        if not self._add_step(record, at, screenshot, record.version_spans):
+        if not self._add_step(record, at, screenshot, record.sampled.version_spans):
             return False
         group = self._group_number(record.trajectory_id)
         self._add_screenshot(group, screenshot, record.media_type, record.screenshot)
@@ -888,9 +895,9 @@ class Store(Reader):
                 screenshot,
                 _json(step.image_hashes),
                 pack_prompt(step.prompt_token_ids),
-                pack_ids(step.token_ids),
-                pack_floats(step.behaviour_logprobs),
-                pack_floats(step.entropies),
+                pack_ids(step.sampled.token_ids),
+                pack_floats(step.sampled.behaviour_logprobs),
+                pack_floats(step.sampled.entropies),
                 pack_spans(spans),
                 step.text,
                 None if step.action is None else _json(step.action),
@@ -1020,7 +1027,11 @@ class Store(Reader):
             self._add_screenshot(0, key, _media_type(image), image)
         for step in steps:
             self._add_step(
-                step if row.known else replace(step, behaviour_logprobs=[]),
+                step
+                if row.known
+                else replace(
+                    step, sampled=step.sampled.model_copy(update={"behaviour_logprobs": []})
+                ),
                 step.at,
                 step.screenshot,
                 [],
@@ -1345,14 +1356,16 @@ def _check_member(row: PoolRow, steps: Sequence[StepRow]) -> None:
         where = f"step {step.step} of {name}"
         if step.trajectory_id != name:
             raise ProtocolError(f"{where}: belongs to {step.trajectory_id}")
-        if not step.token_ids or not step.prompt_token_ids:
+        if not step.sampled.token_ids or not step.prompt_token_ids:
             raise ProtocolError(f"{where}: prompt_token_ids and token_ids must not be empty")
-        if not in_range(step.token_ids) or not in_range(step.prompt_token_ids):
+        if not in_range(step.sampled.token_ids) or not in_range(step.prompt_token_ids):
             raise ProtocolError(f"{where}: token ids must be in [0, 2 ** 31)")
-        logprobs = step.behaviour_logprobs
-        if row.known and (len(logprobs) != len(step.token_ids) or not all(map(isfinite, logprobs))):
+        logprobs = step.sampled.behaviour_logprobs
+        if row.known and (
+            len(logprobs) != len(step.sampled.token_ids) or not all(map(isfinite, logprobs))
+        ):
             raise ProtocolError(f"{where}: behaviour_logprobs must be finite, one for each token")
-        if step.entropies and not all(map(isfinite, step.entropies)):
+        if step.sampled.entropies and not all(map(isfinite, step.sampled.entropies)):
             raise ProtocolError(f"{where}: entropies must be finite")
         if not step.image_hashes or step.image_hashes[-1] != step.screenshot:
             raise ProtocolError(f"{where}: the last of image_hashes must be the screenshot's")

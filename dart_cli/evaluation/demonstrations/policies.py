@@ -11,7 +11,7 @@ without it. The ratio pi(a | s) / mu(a | s, hint) is then the importance weight 
 from __future__ import annotations
 
 from bus.errors import ActionError, EngineError
-from bus.messages import ActRequest, Completion
+from bus.messages import ActRequest, Completion, SampledTokens
 from dart_cli.engines.base import PromptEncoder, Responder
 from dart_cli.env.calls import Hosted
 from dart_cli.env.episode import ActionSpec
@@ -44,10 +44,9 @@ class OraclePolicy:
             )
         return Completion(
             prompt_token_ids=self._prompt_encoder.prompt(request),
-            token_ids=token_ids,
-            behaviour_logprobs=[],
-            entropies=[],
-            version_spans=[],
+            sampled=SampledTokens(
+                token_ids=token_ids, behaviour_logprobs=[], entropies=[], version_spans=[]
+            ),
             text=text,
             stop="end",
             queue_s=0.0,

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from bus.errors import ExchangeError, MissingPartError, RunDirectoryError
+from bus.messages import SampledTokens
 from dart_cli.config.schema import Config
 from dart_cli.data.exchange.compatibility import model_facts
 from dart_cli.data.exchange.parquet_schema import (
@@ -41,6 +42,7 @@ from dart_cli.data.store.rows import StepRow
 from dart_cli.data.store.writer import open_reader, open_store
 from dart_cli.policy.model import load_policy
 from envs.base import content_hash
+from tests.altered import altered
 from tests.data.parts import make_ledger, play_group, small_config
 
 TASK = "mini/click"
@@ -61,10 +63,12 @@ def step(number: int, image: bytes, earlier: list[str], **changes: Any) -> StepR
         screenshot=content_hash(image),
         image_hashes=[*earlier, content_hash(image)],
         prompt_token_ids=[4, 5, 6 + number],
-        token_ids=[9, 8],
-        behaviour_logprobs=[-0.5, -1 / 3],
-        entropies=[0.25, 1.5],
-        version_spans=[],
+        sampled=SampledTokens(
+            token_ids=[9, 8],
+            behaviour_logprobs=[-0.5, -1 / 3],
+            entropies=[0.25, 1.5],
+            version_spans=[],
+        ),
         text="click(1,2)",
         action={"kind": "click", "x": 1, "y": 2, "button": "left"},
         error="",
@@ -135,7 +139,7 @@ def any_trajectory(draw: st.DrawFn) -> Trajectory:
         tokens = draw(st.lists(_ids, min_size=1, max_size=5))
         count = len(tokens)
         rows.append(
-            replace(
+            altered(
                 row,
                 prompt_token_ids=draw(st.lists(_ids, min_size=1, max_size=9)),
                 token_ids=tokens,
@@ -156,8 +160,8 @@ def test_a_trajectory_returns_bit_for_bit_under_the_same_content_id(sent: Trajec
     with tempfile.TemporaryDirectory() as folder:
         [back] = read_folder(written(Path(folder) / "out", sent))
     assert list(back.steps) == list(sent.steps)
-    assert [[x.hex() for x in s.behaviour_logprobs] for s in back.steps] == [
-        [x.hex() for x in s.behaviour_logprobs] for s in sent.steps
+    assert [[x.hex() for x in s.sampled.behaviour_logprobs] for s in back.steps] == [
+        [x.hex() for x in s.sampled.behaviour_logprobs] for s in sent.steps
     ]
     assert back.images == sent.images
     assert replace(back, steps=sent.steps, images=sent.images) == replace(
@@ -170,8 +174,8 @@ def test_what_differs_in_content_has_another_id_and_what_does_not_has_the_same()
     one = trajectory()
     others = [
         replace(one, task_seed=8),
-        replace(one, steps=[replace(one.steps[0], token_ids=[9, 7]), one.steps[1]]),
-        replace(one, steps=[replace(one.steps[0], behaviour_logprobs=[]), one.steps[1]]),
+        replace(one, steps=[altered(one.steps[0], token_ids=[9, 7]), one.steps[1]]),
+        replace(one, steps=[altered(one.steps[0], behaviour_logprobs=[]), one.steps[1]]),
         replace(one, steps=one.steps[:1]),
     ]
     assert len({content_id(each) for each in [one, *others]}) == 5
@@ -257,9 +261,9 @@ def test_successes_join_the_pool_once_however_often_they_come(
             ("imported", True, "elsewhere/t2"),
         }
         steps = reader.steps(content_id(sent[2]))
-        assert [s.behaviour_logprobs for s in steps] == [[-0.5, -1 / 3]] * 3
+        assert [s.sampled.behaviour_logprobs for s in steps] == [[-0.5, -1 / 3]] * 3
         assert [s.image_hashes for s in steps] == [s.image_hashes for s in sent[2].steps]
-        assert all(s.version_spans == [] for s in steps)
+        assert all(s.sampled.version_spans == [] for s in steps)
         assert [s.instruction for s in steps] == ["click the red button", "", ""]
         assert reader.screenshots(sent[2].images) == sent[2].images
 
@@ -323,7 +327,7 @@ def test_what_was_exported_is_what_the_run_holds(tmp_path: Path, config: Config)
         run = reader.run().id
         for row in rows:
             kept = reader.steps(row["trajectory_id"])[row["step"]]
-            assert row["behaviour_logprobs"] == kept.behaviour_logprobs
+            assert row["behaviour_logprobs"] == kept.sampled.behaviour_logprobs
             assert row["prompt_token_ids"] == kept.prompt_token_ids
             assert row["versions"] == [0, 0, 0]
             assert row["instruction"] == "click the red one"
@@ -568,7 +572,7 @@ def test_tokens_that_the_model_cannot_take_are_refused(tmp_path: Path, config: C
         with pytest.raises(ExchangeError, match="column prompt_token_ids"):
             import_folder(config, written(tmp_path / name, wrong))
     for name, ids in (("g", [9, 1]), ("h", [9, 4]), ("i", [9, facts.image_token])):
-        wrong = replace(fits, steps=[replace(fits.steps[0], token_ids=ids)])
+        wrong = replace(fits, steps=[altered(fits.steps[0], token_ids=ids)])
         with pytest.raises(ExchangeError, match=r"column token_ids: .* nobody writes"):
             import_folder(config, written(tmp_path / name, wrong))
     apart = one_screen((56, 28))

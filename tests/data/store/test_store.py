@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from dart_cli.data.store.migrations import MIGRATIONS
 from dart_cli.data.store.rows import Decision, PlannedSample
 from dart_cli.data.store.writer import BatchRow, GroupRow, Store, UsageRow, open_reader, open_store
 from envs.base import Task
+from tests.altered import altered
 from tests.data.parts import (
     make_ledger,
     picture,
@@ -93,9 +93,8 @@ def test_what_was_handed_in_comes_back_bit_for_bit(run_dir: Path) -> None:
         images = store.screenshots(row.screenshot for row in rows)
     for step, row in enumerate(rows):
         sent = step_record(name, step, version=step)
-        for field in ("prompt_token_ids", "token_ids", "behaviour_logprobs", "entropies"):
-            assert getattr(row, field) == getattr(sent, field)
-        assert row.version_spans == sent.version_spans
+        assert row.prompt_token_ids == sent.prompt_token_ids
+        assert row.sampled == sent.sampled
         assert (row.text, row.action, row.error) == (sent.text, sent.action, sent.error)
         assert images[row.screenshot] == sent.screenshot
 
@@ -167,7 +166,10 @@ def test_a_batch_is_read_as_it_was_planned(run_dir: Path) -> None:
         assert [(s.step, s.advantage, s.weight) for s in samples] == [
             (p.step, p.advantage, p.weight) for p in planned
         ]
-        assert samples[0].behaviour_logprobs == step_record("g1-00", 2).behaviour_logprobs
+        assert (
+            samples[0].sampled.behaviour_logprobs
+            == step_record("g1-00", 2).sampled.behaviour_logprobs
+        )
         assert store.batch_groups(1) == ["g1"]
         assert [row.state for row in store.trajectories()] == ["batched"]
         done = BatchTrained(batch_id=1, policy_version=5, metrics={"loss": 0.25})
@@ -441,8 +443,10 @@ def test_a_success_from_outside_joins_the_pool_once_and_keeps_what_is_trained_on
         assert store.pool("mini/click") == [row]
         assert store.pool("mini/other") == []
         filed = store.steps("xa")
-        assert [step.behaviour_logprobs for step in filed] == [s.behaviour_logprobs for s in steps]
-        assert [step.version_spans for step in filed] == [[], []]
+        assert [step.sampled.behaviour_logprobs for step in filed] == [
+            s.sampled.behaviour_logprobs for s in steps
+        ]
+        assert [step.sampled.version_spans for step in filed] == [[], []]
         assert store.screenshots(step.screenshot for step in filed) == images
         assert store.longest_successes() == {"mini/click": 2}
 
@@ -451,7 +455,7 @@ def test_log_probabilities_nobody_knows_are_not_kept(run_dir: Path) -> None:
     row, steps, images = pool_member("xa", known=False)
     with open_store(run_dir) as store:
         store.add_pool_member(row, steps, images)
-        assert [step.behaviour_logprobs for step in store.steps("xa")] == [[], []]
+        assert [step.sampled.behaviour_logprobs for step in store.steps("xa")] == [[], []]
 
 
 @pytest.mark.parametrize(
@@ -477,7 +481,7 @@ def test_a_member_that_could_not_be_trained_on_is_refused_and_leaves_no_trace(
         change = {"image_hashes": [h.replace("{own}", steps[1].screenshot) for h in hashes]}
     with open_store(run_dir) as store:
         with pytest.raises(ProtocolError, match=told):
-            store.add_pool_member(row, [steps[0], replace(steps[1], **change)], images)  # type: ignore[arg-type]
+            store.add_pool_member(row, [steps[0], altered(steps[1], **change)], images)  # type: ignore[arg-type]
         assert (store.pool(), store.total("steps"), store.total("screenshots")) == ([], 0, 0)
 
 

@@ -52,10 +52,15 @@ def test_the_oracles_steps_are_what_a_rollout_would_have_handed_in(
                     str(info["instruction"]), [*visible, *past[-1:]], screen.screenshot
                 )
                 assert step.prompt_token_ids == rendered.token_ids
-                assert policy.decode(step.token_ids) == step.text
-                assert step.token_ids[-1] in policy.end_token_ids
-                assert not set(step.token_ids) & set(policy.forbidden_token_ids)
-                assert step.behaviour_logprobs == step.entropies == step.version_spans == []
+                assert policy.decode(step.sampled.token_ids) == step.text
+                assert step.sampled.token_ids[-1] in policy.end_token_ids
+                assert not set(step.sampled.token_ids) & set(policy.forbidden_token_ids)
+                assert (
+                    step.sampled.behaviour_logprobs
+                    == step.sampled.entropies
+                    == step.sampled.version_spans
+                    == []
+                )
                 assert step.action is not None
                 past.append(Turn(text=step.text, screenshot=screen.screenshot))
                 screen, reward, *_ = env.step(action_from_dict(step.action))

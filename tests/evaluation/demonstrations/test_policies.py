@@ -83,15 +83,15 @@ async def test_a_hint_is_sampled_under_and_stored_without(
         hinted = renderer.render(asked.instruction, asked.turns, asked.screenshot)
         assert said.prompt_token_ids == hinted.token_ids
         assert (hinted.token_ids == step.prompt_token_ids) == (asked.instruction == task_says)
-        assert step.token_ids == said.token_ids
-        assert step.behaviour_logprobs == said.behaviour_logprobs
+        assert step.sampled.token_ids == said.sampled.token_ids
+        assert step.sampled.behaviour_logprobs == said.sampled.behaviour_logprobs
         images = [found.images[name] for name in step.image_hashes]
-        under_hint = _logprobs(policy, hinted.token_ids, step.token_ids, images)
-        assert step.behaviour_logprobs == pytest.approx(under_hint, abs=1e-4)
+        under_hint = _logprobs(policy, hinted.token_ids, step.sampled.token_ids, images)
+        assert step.sampled.behaviour_logprobs == pytest.approx(under_hint, abs=1e-4)
     first = found.steps[0]
     shown = [found.images[name] for name in first.image_hashes]
-    plain = _logprobs(policy, first.prompt_token_ids, first.token_ids, shown)
-    assert list(first.behaviour_logprobs) != pytest.approx(plain, abs=1e-2)
+    plain = _logprobs(policy, first.prompt_token_ids, first.sampled.token_ids, shown)
+    assert list(first.sampled.behaviour_logprobs) != pytest.approx(plain, abs=1e-2)
 
 
 def _logprobs(

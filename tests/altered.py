@@ -1,0 +1,18 @@
+"""A copy of a message or a row with other fields, those of its sampled tokens among them."""
+
+from __future__ import annotations
+
+from dataclasses import is_dataclass, replace
+from typing import Any
+
+from bus.messages import SampledTokens
+
+
+def altered(item: Any, **changes: Any) -> Any:
+    """`item` with `changes`, unvalidated; a field of SampledTokens is one of `item.sampled`."""
+    inner = {
+        name: changes.pop(name) for name in list(changes) if name in SampledTokens.model_fields
+    }
+    if inner:
+        changes["sampled"] = item.sampled.model_copy(update=inner)
+    return replace(item, **changes) if is_dataclass(item) else item.model_copy(update=changes)
