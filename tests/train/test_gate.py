@@ -65,7 +65,7 @@ def test_fresh_and_stale_tokens_are_told_apart(config: Config, batches: list[Bat
     """Half of the samples are of other weights, and a long way off: nobody minds."""
     half = len(batches[0].samples) // 2
     mixed = batches[0].samples[:half] + [
-        sample.model_copy(update=shifted(sample, by=1.0))
+        altered(sample, **shifted(sample, by=1.0))
         for sample in of_version(batches[0], 3).samples[half:]
     ]
     batch = batches[0].model_copy(update={"samples": mixed})
