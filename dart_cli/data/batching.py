@@ -1,23 +1,162 @@
-"""What a batch is made of, beside the choice of its groups (curate).
+"""The batches of a run: formed once, served until they are trained on, also after any restart.
 
-finished_group   a live group as curate sees it
-told_drops       why there is no batch yet: groups that were dropped since the last one
-staleness_of     a batch's tokens by how far they are behind the trainer
-check_size       whether it can be sent
+    Batches          which batches exist, and which of them are not in the weights
+    finished_group   a live group as curate sees it
+    drops_hint       why there is no batch yet: groups that were dropped since the last one
+
+Which groups a batch takes is decided by curate; the ledger closes them.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Callable
+from math import isfinite
 
 from bus.codec import encode
-from bus.errors import ConfigError, OversizeError
-from bus.messages import Batch, BatchReply
-from dart_cli.data.curate import FinishedGroup, Member
+from bus.errors import CheckpointError, ConfigError, OversizeError
+from bus.messages import Batch, BatchReply, BatchTrained
+from dart_cli.config.schema import Config
+from dart_cli.data.curate import Curation, FinishedGroup, Member
 from dart_cli.data.groups import Group
+from dart_cli.data.store.rows import BatchRow
+from dart_cli.data.store.writer import Store
 
 TELLING_DROPS = 32
 """Groups dropped for one reason, with no batch between them, after which it is no accident."""
+
+
+class Batches:
+    """Batches of one run, numbered from 1, as the store holds them."""
+
+    def __init__(
+        self, config: Config, store: Store, *, wall: Callable[[], float] = time.time
+    ) -> None:
+        self.formed = 0  # batches; their ids are 1 .. formed
+        self.untrained: set[int] = set()  # of these, batches that are not in the weights
+        self.trained_version = 0  # of the newest trained one, as read at the start
+        self._config = config
+        self._store = store
+        self._wall = wall
+        self._served: Batch | None = None  # the batch read last
+        for row in store.batches():
+            self.formed = row.id
+            if row.state == "batched":
+                self.untrained.add(row.id)
+            self.trained_version = row.trained_version or self.trained_version
+
+    @property
+    def updates(self) -> int:
+        """Batches in the weights."""
+        return self.formed - len(self.untrained)
+
+    def oldest_untrained(self) -> Batch | None:
+        """The batch that the trainer needs next; None if it has all. Raises as `file` does."""
+        return self._read(min(self.untrained)) if self.untrained else None
+
+    def file(self, curation: Curation, *, trainer_version: int, at: float) -> Batch:
+        """File a batch of the chosen groups, for a trainer at `trainer_version`.
+
+        `at` in unix seconds. Raises ConfigError if it cannot be sent; then it is not filed.
+        """
+        row = BatchRow(
+            id=self.formed + 1,
+            state="batched",
+            formed_at=at,
+            formed_version=trainer_version,
+            temperature=self._config.rollout.temperature,
+            reward=curation.reward,
+            trained_at=None,
+            trained_version=None,
+        )
+        with self._store.all_or_nothing():  # one that cannot be sent would be served for ever
+            self._store.add_batch(
+                row,
+                [group.id for group in curation.chosen],
+                curation.samples,
+                [member.trajectory_id for group in curation.chosen for member in group.valid],
+                [group.pool.trajectory_id for group in curation.chosen if group.pool],
+            )
+            batch = self._read(row.id)
+        self.formed = row.id
+        self.untrained.add(row.id)
+        self._store.add_staleness(row.id, _staleness(batch, trainer_version))
+        return batch
+
+    def trained(self, trained: BatchTrained) -> dict[str, float] | None:
+        """The batch is in the weights: its finite metrics; None if that was reported before.
+
+        Its mean reward joins the trainer's metrics: a sample carries its advantage only.
+        """
+        if trained.batch_id not in self.untrained:
+            return None
+        metrics = {name: value for name, value in trained.metrics.items() if isfinite(value)}
+        metrics["reward"] = self._store.batch(trained.batch_id).reward
+        metrics |= self._curation_metrics(trained.batch_id)
+        self._store.batch_trained(trained, metrics, self._wall())
+        self.untrained.remove(trained.batch_id)
+        return metrics
+
+    def resume_after(self, last_batch_id: int) -> None:
+        """The trainer's checkpoint ends at that batch: those after it are served again, in order.
+
+        Raises CheckpointError if the checkpoint is not of this run, or too old.
+        """
+        if last_batch_id > self.formed:
+            raise CheckpointError(
+                f"the trainer's checkpoint holds batch {last_batch_id}, {self._store.path} "
+                f"ends at {self.formed}: they are of different runs; choose another run.dir"
+            )
+        if (lost := self._store.unservable_batch(last_batch_id)) is not None:
+            raise CheckpointError(
+                f"the trainer's checkpoint ends at batch {last_batch_id}; batch {lost} cannot be "
+                "served again, its screenshots were removed to keep data.max_gb; "
+                "use a newer checkpoint, or another run.dir"
+            )
+        after = set(range(last_batch_id + 1, self.formed + 1))
+        for batch_id in sorted(self.untrained - after):
+            self._store.batch_in_checkpoint(batch_id, self._wall())
+        for batch_id in sorted(after - self.untrained):
+            self._store.batch_untrained(batch_id)
+        self.untrained = after
+
+    def oldest_group_needed(self) -> int | None:
+        """Number of the first group of the batches that may be served again; None if none may.
+
+        Those are all after the oldest checkpoint that a trainer may go back to, and one to spare.
+        """
+        train = self._config.train
+        newest = min(self.untrained, default=self.formed + 1) - 1
+        return self._store.first_group(
+            newest - train.checkpoint_every * (train.keep_checkpoints + 1)
+        )
+
+    def _curation_metrics(self, batch_id: int) -> dict[str, float]:
+        """What selection and pool made of the batch; only of those that are on."""
+        data = self._config.data
+        found = {}
+        if data.high_entropy < 1:
+            found["steps_left_out"] = self._store.share_left_out(batch_id)
+        if data.pool_ratio:
+            found["pool_tokens"] = self._store.share_of_pool(batch_id)
+        return found
+
+    def _read(self, batch_id: int) -> Batch:
+        if self._served is not None and self._served.batch_id == batch_id:
+            return self._served
+        samples = self._store.batch_samples(batch_id)
+        hashes = (name for sample in samples for name in sample.image_hashes)
+        batch = Batch.model_construct(
+            batch_id=batch_id,
+            group_ids=self._store.batch_groups(batch_id),
+            temperature=self._store.batch(batch_id).temperature,
+            samples=samples,
+            images=self._store.screenshots(hashes),
+        )
+        _check_size(batch, is_filed=batch_id <= self.formed)
+        self._served = batch
+        return batch
 
 
 def finished_group(group: Group) -> FinishedGroup:
@@ -38,7 +177,7 @@ def finished_group(group: Group) -> FinishedGroup:
     return FinishedGroup(group.id, members, pool)
 
 
-def told_drops(dropped: Counter[str]) -> str:
+def drops_hint(dropped: Counter[str]) -> str:
     """The groups dropped since the last batch, by reason; empty if there are none."""
     if not dropped:
         return ""
@@ -52,7 +191,7 @@ def told_drops(dropped: Counter[str]) -> str:
     return f"; dropped since the last batch: {counts}{hint}"
 
 
-def staleness_of(batch: Batch, trainer_version: int) -> dict[int, int]:
+def _staleness(batch: Batch, trainer_version: int) -> dict[int, int]:
     """Tokens of the batch by how many versions behind the trainer they were sampled.
 
     Those of the pool have no spans and do not count.
@@ -65,7 +204,7 @@ def staleness_of(batch: Batch, trainer_version: int) -> dict[int, int]:
     return tokens
 
 
-def check_size(batch: Batch, *, is_filed: bool) -> None:
+def _check_size(batch: Batch, *, is_filed: bool) -> None:
     """Raise ConfigError if the batch is larger than a message may be."""
     try:
         encode(BatchReply.model_construct(batch=batch, retry_after_s=0.0, reason=""))

@@ -27,9 +27,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from math import isfinite
 
-from bus.errors import CheckpointError
 from bus.messages import (
     Ack,
     Batch,
@@ -46,23 +44,23 @@ from bus.messages import (
 from dart_cli.algo.schedule import group_size
 from dart_cli.algo.selection import mean_entropy
 from dart_cli.config.schema import Config
-from dart_cli.data.batching import check_size, finished_group, staleness_of, told_drops
+from dart_cli.data.batching import Batches, drops_hint, finished_group
 from dart_cli.data.curate import (
     curate,
     drop_decisions,
     is_stale,
-    may_join,
     no_gradient,
     use_decisions,
 )
-from dart_cli.data.groups import Attempt, Group, GroupTable, group_id, trajectory_id
+from dart_cli.data.groups import Attempt, Group, group_id, trajectory_id
 from dart_cli.data.permits import Versions
-from dart_cli.data.pool import ExperiencePool
+from dart_cli.data.pool import StoredPool
 from dart_cli.data.progress import RunProgress
+from dart_cli.data.restore import newest_weights, restore_progress, restored_groups
 from dart_cli.data.scheduler import NewGroup, NoLease, Scheduler, Situation, sampling_seed
 from dart_cli.data.step_checks import check_end, check_step
-from dart_cli.data.store.rows import Decision, PoolRow
-from dart_cli.data.store.writer import BatchRow, GroupRow, Store, TrajectoryRow
+from dart_cli.data.store.rows import Decision
+from dart_cli.data.store.writer import GroupRow, Store
 from envs.base import Task
 
 log = logging.getLogger(__name__)
@@ -84,38 +82,38 @@ class Ledger:
         monotonic: Clock = time.monotonic,
     ) -> None:
         self.store = store
-        self.group_table = GroupTable()
         self.versions = Versions()  # what the rollout workers serve
-        self.trainer_version = 0  # what the trainer said last
-        self.weights: WeightsPublished | None = None
         self._config = config
         self._tasks = {task.id: task for task in tasks}
         self._scheduler = scheduler
         self._wall = wall
         self._monotonic = monotonic
-        self.progress = RunProgress(self._tasks, monotonic())
-        self._success = self.progress.success()
-        self.pool = ExperiencePool(config.data.pool_per_task)
-        self._run_id = ""
+        self.pool = StoredPool(config, store, wall=wall)
         self._longest: dict[str, int] = {}  # task id -> steps of its longest success
-        self._formed = 0  # batches; their ids are 1 .. _formed
-        self._untrained: set[int] = set()  # of these, batches that are not in the weights
+        if config.data.dynamic_length:
+            self._longest = store.longest_successes()
+        self.group_table = restored_groups(store, self._tasks, monotonic())
+        self._batches = Batches(config, store, wall=wall)
+        self.trainer_version = self._batches.trained_version  # what the trainer said last
         self._dropped: Counter[str] = Counter()  # groups since the last batch, by reason
-        self._served: Batch | None = None
-        self._restore()
+        self._reconcile()
+        self.progress = RunProgress(self._tasks, monotonic())
+        restore_progress(self.progress, store, self._batches.formed)
+        self._success = self.progress.success()
+        self.weights = newest_weights(store)
 
     @property
     def updates(self) -> int:
         """Batches in the weights."""
-        return self._formed - len(self._untrained)
+        return self._batches.updates
 
     @property
     def turn(self) -> str:
         """Coupled: whom the rollouts wait for; empty while it is their turn, or always theirs."""
         if not self._config.data.coupled:
             return ""
-        if self._untrained:
-            return f"the trainer's turn: batch {min(self._untrained)} is not trained on yet"
+        if untrained := self._batches.untrained:
+            return f"the trainer's turn: batch {min(untrained)} is not trained on yet"
         if self.weights is None:
             return ""
         newest = self.weights.policy_version
@@ -270,23 +268,14 @@ class Ledger:
         Raises ConfigError if it cannot be sent; a new one is then not filed, its groups stay ready.
         """
         self._trainer_is_at(trainer_version)
-        if self._untrained:
-            return self._read_batch(min(self._untrained))
-        return self._form_batch()
+        return self._batches.oldest_untrained() or self._form_batch()
 
     def batch_trained(self, trained: BatchTrained) -> Ack:
-        """The batch is in the weights; said twice, it counts once.
-
-        Its mean reward joins the trainer's metrics: a sample carries its advantage only.
-        """
-        if not 1 <= trained.batch_id <= self._formed:
+        """The batch is in the weights; a second report of it changes nothing."""
+        if not 1 <= trained.batch_id <= self._batches.formed:
             return Ack(accepted=False, note=f"no batch {trained.batch_id} in this run")
-        if trained.batch_id in self._untrained:
-            metrics = {name: value for name, value in trained.metrics.items() if isfinite(value)}
-            metrics["reward"] = self.store.batch(trained.batch_id).reward
-            metrics |= self._curation_metrics(trained.batch_id)
-            self.store.batch_trained(trained, metrics, self._wall())
-            self._untrained.remove(trained.batch_id)
+        metrics = self._batches.trained(trained)
+        if metrics is not None:
             self.progress.train_metrics(trained.batch_id, metrics)
             self.progress.train_steps.add(self._monotonic())
         self._trainer_is_at(trained.policy_version)
@@ -295,25 +284,9 @@ class Ledger:
     def hello(self, hello: TrainerHello) -> Ack:
         """The trainer stands at its checkpoint: batches after it are served again, in order.
 
-        Raises CheckpointError if the checkpoint is not of this run.
+        Raises CheckpointError if the checkpoint is not of this run, or too old.
         """
-        if hello.last_batch_id > self._formed:
-            raise CheckpointError(
-                f"the trainer's checkpoint holds batch {hello.last_batch_id}, {self.store.path} "
-                f"ends at {self._formed}: they are of different runs; choose another run.dir"
-            )
-        if (lost := self.store.unservable_batch(hello.last_batch_id)) is not None:
-            raise CheckpointError(
-                f"the trainer's checkpoint ends at batch {hello.last_batch_id}; batch {lost} cannot be "
-                "served again, its screenshots were removed to keep data.max_gb; "
-                "use a newer checkpoint, or another run.dir"
-            )
-        after = set(range(hello.last_batch_id + 1, self._formed + 1))
-        for batch_id in sorted(self._untrained - after):
-            self.store.batch_in_checkpoint(batch_id, self._wall())
-        for batch_id in sorted(after - self._untrained):
-            self.store.batch_untrained(batch_id)
-        self._untrained = after
+        self._batches.resume_after(hello.last_batch_id)
         self.progress.forget_metrics(hello.last_batch_id)
         self._trainer_is_at(hello.policy_version)
         return Ack()
@@ -328,59 +301,14 @@ class Ledger:
     def make_room(self, most: int) -> int:
         """Remove up to `most` screenshots that no batch can need again; how many were removed.
 
-        Needed are those of live groups and of every batch after the oldest checkpoint that a
-        trainer may go back to, with one to spare.
+        Needed are those of live groups and of batches that may be served again.
         """
-        train = self._config.train
-        newest = min(self._untrained, default=self._formed + 1) - 1
-        kept = self.store.first_group(
-            newest - train.checkpoint_every * (train.keep_checkpoints + 1)
-        )
+        kept = self._batches.oldest_group_needed()
         live = [group.number for group in self.group_table.groups.values()]
         needed = live + ([] if kept is None else [kept])
         return self.store.remove_screenshots(min(needed, default=self.group_table.opened + 1), most)
 
     # --- inside -------------------------------------------------------------------------
-
-    def _restore(self) -> None:
-        """Stand where the ledger of the same database stood."""
-        now = self._monotonic()
-        self._run_id = self.store.run().id
-        for pooled in self.store.pool():
-            self._join_pool(pooled)
-        if self._config.data.dynamic_length:
-            self._longest = self.store.longest_successes()
-        self.group_table.opened = self.store.newest_group()
-        for row in self.store.groups("open", "ready"):
-            self.group_table.add(self._restored_group(row))
-        for member in self.store.trajectories(group_ids=list(self.group_table.groups)):
-            group = self.group_table.groups[member.group_id]
-            group.max_steps = member.max_steps or group.max_steps  # of all its leases alike
-            self.group_table.add_attempt(group, self._restored(member, now))
-        for batch in self.store.batches():
-            self._formed = batch.id
-            if batch.state == "batched":
-                self._untrained.add(batch.id)
-            self.trainer_version = batch.trained_version or self.trainer_version
-        self._reconcile()
-        self._restore_progress()
-        for point in self.store.metrics(after=self._formed - 100):
-            self.progress.train_metrics(point.step, {point.name: point.value})
-        if newest := self.store.newest_version():
-            self.weights = WeightsPublished(
-                policy_version=newest.policy_version, path=newest.path, digest=newest.digest
-            )
-
-    def _restore_progress(self) -> None:
-        if rows := self.store.task_progress():
-            self.progress.restore(rows)
-            self._success.update(self.progress.success())
-            return
-        for judged in self.store.outcomes():  # of an older dart; from now on they are written down
-            self._count(judged.task_id, judged.outcome, judged.oldest_version)
-        for task_id, task in self.progress.tasks.items():
-            self.store.save_task(task.row(task_id))
-        self.store.commit()
 
     def _reconcile(self) -> None:
         """The configuration may have changed: drop groups of tasks that are gone, close others."""
@@ -391,48 +319,12 @@ class Ledger:
                 self._drop_group(group, "task_removed")
         self.store.commit()
 
-    def _restored_group(self, row: GroupRow) -> Group:
-        task = self._tasks.get(row.task_id)
-        group = Group(
-            row.id,
-            row.number,
-            row.suite,
-            row.task_id,
-            row.task_seed,
-            row.size,
-            task.max_steps if task else 0,  # without its task it is dropped
-            "open" if row.state == "open" else "ready",
-        )
-        if row.pool_member is not None:
-            group.pool_member = self.store.pool_member(row.pool_member)
-        return group
-
-    def _restored(self, row: TrajectoryRow, now: float) -> Attempt:
-        # A lease may have gone on being played while no data process was there: it gets its whole
-        # time again, and its worker's heartbeats or their absence decide.
-        attempt = Attempt(row.id, row.attempt, row.worker, row.slot, row.sampling_seed, now)
-        attempt.outcome = row.outcome
-        attempt.oldest_version = row.oldest_version
-        attempt.steps = row.steps or 0
-        match row.state:
-            case "leased" | "playing" | "finished" | "dropped":
-                attempt.state = row.state
-            case "batched" | "trained":
-                attempt.state = "finished"
-        if attempt.state in ("playing", "finished"):
-            attempt.entropies = {
-                step: mean_entropy(values) for step, values in self.store.entropies(row.id).items()
-            }
-        if attempt.state == "playing" and (versions := self.store.versions_sampled(row.id)):
-            attempt.oldest_version = versions[0]
-        return attempt
-
     def _situation(self) -> Situation:
         newest = -1 if self.weights is None else self.weights.policy_version
         return Situation(
             group_table=self.group_table,
             success=self._success,
-            untrained=len(self._untrained),
+            untrained=len(self._batches.untrained),
             unpublished=self.updates % self._config.weights.publish_every,
             lag=self.versions.lag(newest, self._config.data.max_staleness),
             turn=self.turn,
@@ -543,7 +435,7 @@ class Ledger:
         if group.state != "open" or not group.over(self._config.data.early_stop):
             return
         reason = no_gradient([attempt.outcome for attempt in group.finished if attempt.outcome])
-        if reason == "all_fail" and self._draw_from_pool(group):
+        if reason == "all_fail" and self.pool.draw_for(group):
             reason = None
         if reason is None:
             group.state = "ready"
@@ -566,42 +458,7 @@ class Ledger:
     def _remove(self, group: Group) -> None:
         """The group is in a batch or dropped: its successes may be drawn for others from now on."""
         self.group_table.remove(group)
-        data = self._config.data
-        if not (data.pool_ratio and data.pool_online):
-            return
-        for attempt in group.finished:
-            if attempt.outcome == "pass" and attempt.steps:
-                row = PoolRow(
-                    trajectory_id=attempt.id,
-                    suite=group.suite,
-                    task_id=group.task_id,
-                    task_seed=group.task_seed,
-                    source="online",
-                    steps=attempt.steps,
-                    known=True,
-                    origin=f"{self._run_id}/{attempt.id}",
-                    added_at=self._wall(),
-                    evicted_at=None,
-                    used=0,
-                )
-                self.store.join_pool(row)
-                self._join_pool(row)
-
-    def _join_pool(self, row: PoolRow) -> None:
-        """The pool's index takes a member that is filed, and gives up the oldest for it."""
-        for evicted in self.pool.add(row):
-            self.store.evict_from_pool(evicted.trajectory_id, self._wall())
-
-    def _draw_from_pool(self, group: Group) -> bool:
-        """A past success joins a group that failed throughout, if its task has one."""
-        data = self._config.data
-        if may_join(len(group.finished), data.pool_ratio):
-            seed = f"{self._config.run.seed}:pool:{group.number}"
-            group.pool_member = self.pool.draw(group.task_id, seed)
-        if group.pool_member is None:
-            return False
-        self.store.draw_from_pool(group.id, group.pool_member.trajectory_id)
-        return True
+        self.pool.join(group)
 
     def _trainer_is_at(self, version: int) -> None:
         """Drop what the trainer has left behind, so that no more work goes into it."""
@@ -626,63 +483,16 @@ class Ledger:
         if not curation.chosen:
             return NoLease(
                 f"{len(curation.waiting)} of {data.groups_per_batch} groups with a gradient are "
-                f"ready, {len(self.group_table.open)} more play{told_drops(self._dropped)}"
+                f"ready, {len(self.group_table.open)} more play{drops_hint(self._dropped)}"
             )
         now = self._wall()
-        row = BatchRow(
-            id=self._formed + 1,
-            state="batched",
-            formed_at=now,
-            formed_version=self.trainer_version,
-            temperature=self._config.rollout.temperature,
-            reward=curation.reward,
-            trained_at=None,
-            trained_version=None,
-        )
-        with self.store.all_or_nothing():  # one that cannot be sent would be served for ever
-            self.store.add_batch(
-                row,
-                [group.id for group in curation.chosen],
-                curation.samples,
-                [member.trajectory_id for group in curation.chosen for member in group.valid],
-                [group.pool.trajectory_id for group in curation.chosen if group.pool],
-            )
-            batch = self._read_batch(row.id)
+        batch = self._batches.file(curation, trainer_version=self.trainer_version, at=now)
         weights = curation.weights
         for group in curation.chosen:
-            self.store.add_decisions(use_decisions(group, row.id, weights), now)
+            self.store.add_decisions(use_decisions(group, batch.batch_id, weights), now)
             self._remove(self.group_table.groups[group.id])
         if data.scheduling == "april" and not data.recycle:
             for unfinished in self.group_table.open:
                 self._drop_group(unfinished, "surplus")
-        self._formed = row.id
-        self._untrained.add(row.id)
         self._dropped.clear()
-        self.store.add_staleness(row.id, staleness_of(batch, row.formed_version))
-        return batch
-
-    def _curation_metrics(self, batch_id: int) -> dict[str, float]:
-        """What selection and pool made of the batch; only of those that are on."""
-        data = self._config.data
-        found = {}
-        if data.high_entropy < 1:
-            found["steps_left_out"] = self.store.share_left_out(batch_id)
-        if data.pool_ratio:
-            found["pool_tokens"] = self.store.share_of_pool(batch_id)
-        return found
-
-    def _read_batch(self, batch_id: int) -> Batch:
-        if self._served is not None and self._served.batch_id == batch_id:
-            return self._served
-        samples = self.store.batch_samples(batch_id)
-        hashes = (name for sample in samples for name in sample.image_hashes)
-        batch = Batch.model_construct(
-            batch_id=batch_id,
-            group_ids=self.store.batch_groups(batch_id),
-            temperature=self.store.batch(batch_id).temperature,
-            samples=samples,
-            images=self.store.screenshots(hashes),
-        )
-        check_size(batch, is_filed=batch_id <= self._formed)
-        self._served = batch
         return batch

@@ -1,19 +1,26 @@
 """The experience pool: past successes by task, one of which joins a group that failed throughout.
 
-    add    a success joins; of its task and source the newest `per_task` stay
-    draw   one of a task's members, all alike, by a generator of its own for each draw
+    ExperiencePool   the members that may be drawn, in memory: `add`, `draw`
+    StoredPool       the same with its table in the store: `join`, `draw_for` a group
 
-An index in memory over the table `pool`; what `add` and `draw` say, the ledger writes down. The
-same members give the same draw, whatever order they came in and whenever.
+Of a task and source the newest `per_task` members stay. A draw takes one of a task's members, all
+alike, by a generator of its own: the same members give the same draw, in whatever order they
+joined and whenever.
 """
 
 from __future__ import annotations
 
 import random
+import time
 from bisect import insort
+from collections.abc import Callable
 from itertools import chain
 
+from dart_cli.config.schema import Config
+from dart_cli.data.curate import may_join
+from dart_cli.data.groups import Group
 from dart_cli.data.store.rows import PoolRow, PoolSource
+from dart_cli.data.store.writer import Store
 
 
 class ExperiencePool:
@@ -43,6 +50,66 @@ class ExperiencePool:
         """One of the task's members at random; None if it has none. The same seed, the same one."""
         members = sorted(self.members(task_id), key=lambda row: row.trajectory_id)
         return random.Random(seed).choice(members) if members else None  # noqa: S311 - no secret
+
+
+class StoredPool:
+    """The pool of one run: what joins, leaves or is drawn is written down, too."""
+
+    def __init__(
+        self, config: Config, store: Store, *, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._seed = config.run.seed
+        self._data = config.data
+        self._store = store
+        self._wall = wall
+        self._run_id = store.run().id
+        self._pool = ExperiencePool(config.data.pool_per_task)
+        for row in store.pool():
+            self._add(row)
+
+    def __len__(self) -> int:
+        return len(self._pool)
+
+    def members(self, task_id: str) -> list[PoolRow]:
+        """Those of one task, oldest first."""
+        return self._pool.members(task_id)
+
+    def join(self, group: Group) -> None:
+        """The successes of a group that is done with join, where data.pool_online asks for it."""
+        if not (self._data.pool_ratio and self._data.pool_online):
+            return
+        for attempt in group.finished:
+            if attempt.outcome == "pass" and attempt.steps:
+                row = PoolRow(
+                    trajectory_id=attempt.id,
+                    suite=group.suite,
+                    task_id=group.task_id,
+                    task_seed=group.task_seed,
+                    source="online",
+                    steps=attempt.steps,
+                    known=True,
+                    origin=f"{self._run_id}/{attempt.id}",
+                    added_at=self._wall(),
+                    evicted_at=None,
+                    used=0,
+                )
+                self._store.join_pool(row)
+                self._add(row)
+
+    def draw_for(self, group: Group) -> bool:
+        """A past success joins a group that failed throughout, if its task has one."""
+        if may_join(len(group.finished), self._data.pool_ratio):
+            seed = f"{self._seed}:pool:{group.number}"
+            group.pool_member = self._pool.draw(group.task_id, seed)
+        if group.pool_member is None:
+            return False
+        self._store.draw_from_pool(group.id, group.pool_member.trajectory_id)
+        return True
+
+    def _add(self, row: PoolRow) -> None:
+        """Take a member that is filed, and evict the oldest for it."""
+        for evicted in self._pool.add(row):
+            self._store.evict_from_pool(evicted.trajectory_id, self._wall())
 
 
 def _age(row: PoolRow) -> tuple[float, str]:
