@@ -13,8 +13,8 @@ process died or began anew), `incomplete` (steps or images are missing), `cancel
 environment gave it up). A group's: `task_removed` (the run was started again without its task),
 `surplus` (in play when the batch was full, and data.recycle is off).
 
-When a group is opened, its size and its members' step limit are decided; when all of it failed,
-whether a success from the pool joins it. A success of the run joins the pool when its own group is
+When a group is opened, its size and its members' step limit are decided (leasing); when all of it
+failed, whether a success from the pool joins it. A success of the run joins the pool when its own group is
 done with, so that it is never a fresh trajectory and a member of the pool at once.
 
 With data.coupled, trainer and rollouts take turns. The trainer's lasts from the moment a batch is
@@ -35,13 +35,11 @@ from bus.messages import (
     Lease,
     LeaseRequest,
     Outcome,
-    Sampling,
     StepRecord,
     TrainerHello,
     TrajectoryEnd,
     WeightsPublished,
 )
-from dart_cli.algo.schedule import group_size
 from dart_cli.algo.selection import mean_entropy
 from dart_cli.config.schema import Config
 from dart_cli.data.batching import Batches, drops_hint, finished_group
@@ -52,15 +50,16 @@ from dart_cli.data.curate import (
     no_gradient,
     use_decisions,
 )
-from dart_cli.data.groups import Attempt, Group, group_id, trajectory_id
+from dart_cli.data.groups import Attempt, Group
+from dart_cli.data.leasing import Leasing
 from dart_cli.data.permits import Versions
 from dart_cli.data.pool import StoredPool
 from dart_cli.data.progress import RunProgress
 from dart_cli.data.restore import newest_weights, restore_progress, restored_groups
-from dart_cli.data.scheduler import NewGroup, NoLease, Scheduler, Situation, sampling_seed
+from dart_cli.data.scheduler import NewGroup, NoLease, Scheduler, Situation
 from dart_cli.data.step_checks import check_end, check_step
 from dart_cli.data.store.rows import Decision
-from dart_cli.data.store.writer import GroupRow, Store
+from dart_cli.data.store.writer import Store
 from envs.base import Task
 
 log = logging.getLogger(__name__)
@@ -89,9 +88,6 @@ class Ledger:
         self._wall = wall
         self._monotonic = monotonic
         self.pool = StoredPool(config, store, wall=wall)
-        self._longest: dict[str, int] = {}  # task id -> steps of its longest success
-        if config.data.dynamic_length:
-            self._longest = store.longest_successes()
         self.group_table = restored_groups(store, self._tasks, monotonic())
         self._batches = Batches(config, store, wall=wall)
         self.trainer_version = self._batches.trained_version  # what the trainer said last
@@ -101,6 +97,11 @@ class Ledger:
         restore_progress(self.progress, store, self._batches.formed)
         self._success = self.progress.success()
         self.weights = newest_weights(store)
+        self.leasing = Leasing(
+            *(config, store, self._tasks, self.group_table, self.progress),
+            wall=wall,
+            monotonic=monotonic,
+        )
 
     @property
     def updates(self) -> int:
@@ -132,30 +133,6 @@ class Ledger:
         """How many groups may play or wait for a batch at once, as things stand."""
         return self._scheduler.limit(self._situation())
 
-    def step_limit(self, task_id: str) -> int:
-        """Steps that a trajectory of the task's next group may take.
-
-        With data.dynamic_length those of its longest success and some slack, once it has one (DART,
-        arXiv 2509.23866); never more than the task's own limit.
-        """
-        limit = self._tasks[task_id].max_steps
-        longest = self._longest.get(task_id)
-        if longest is None or not self._config.data.dynamic_length:
-            return limit
-        return min(limit, max(longest + self._config.data.length_slack, 1))
-
-    def next_size(self, task_id: str) -> int:
-        """Trajectories that the task's next group wants.
-
-        With data.dynamic_number by the moving average of its success, once it is that of a whole
-        group at least: one early success does not make a task easy.
-        """
-        data = self._config.data
-        task = self.progress.tasks[task_id]
-        if not data.dynamic_number or task.passed + task.failed < data.group_size:
-            return data.group_size
-        return group_size(task.average.value, data.group_size, data.min_group_size)
-
     # --- playing ------------------------------------------------------------------------
 
     def lease(self, request: LeaseRequest) -> Lease | NoLease:
@@ -168,12 +145,12 @@ class Ledger:
         for group, attempt in self.group_table.played_by(request.worker, request.slot):
             if attempt.state == "leased":
                 attempt.renewed_at = self._monotonic()
-                return self._as_lease(group, attempt)
+                return self.leasing.as_lease(group, attempt)
         choice = self._scheduler.next(self._situation(), request)
         if isinstance(choice, NoLease):
             return choice
-        group = self._open_group(choice) if isinstance(choice, NewGroup) else choice
-        return self._as_lease(group, self._add_attempt(group, request))
+        group = self.leasing.open_group(choice) if isinstance(choice, NewGroup) else choice
+        return self.leasing.as_lease(group, self.leasing.add_attempt(group, request))
 
     def give_up(self, worker: str, slot: int) -> bool:
         """The slot is free: what it had begun to play is lost; whether it had."""
@@ -225,7 +202,7 @@ class Ledger:
         attempt.oldest_version = versions[0] if versions else None
         self._count(group.task_id, end.outcome, attempt.oldest_version)
         if end.outcome == "pass":
-            self._longest[group.task_id] = max(end.steps, self._longest.get(group.task_id, 0))
+            self.leasing.note_success(group.task_id, end.steps)
         self.store.save_task(self.progress.tasks[group.task_id].row(group.task_id))
         if end.outcome == "invalid":
             reason = "cancelled" if end.stop_reason == "cancelled" else "invalid"
@@ -334,75 +311,6 @@ class Ledger:
         """A trajectory was judged."""
         self.progress.outcome(task_id, outcome, version)
         self._success[task_id] = self.progress.tasks[task_id].average.value
-
-    def _open_group(self, new: NewGroup) -> Group:
-        number = self.group_table.opened + 1
-        group = Group(
-            group_id(number),
-            number,
-            new.suite,
-            new.task.id,
-            new.task_seed,
-            self.next_size(new.task.id),
-            self.step_limit(new.task.id),
-        )
-        self.group_table.add(group)
-        self.store.add_group(
-            GroupRow(
-                id=group.id,
-                number=number,
-                suite=group.suite,
-                task_id=group.task_id,
-                task_seed=group.task_seed,
-                size=group.size,
-                state="open",
-                reason="",
-                opened_at=self._wall(),
-                closed_at=None,
-                batch_id=None,
-            )
-        )
-        return group
-
-    def _add_attempt(self, group: Group, request: LeaseRequest) -> Attempt:
-        number = len(group.attempts)
-        attempt = Attempt(
-            trajectory_id(group.id, number),
-            number,
-            request.worker,
-            request.slot,
-            sampling_seed(self._config.run.seed, group.number, number),
-            self._monotonic(),
-        )
-        self.store.add_lease(
-            attempt.id,
-            group_id=group.id,
-            attempt=number,
-            worker=attempt.worker,
-            slot=attempt.slot,
-            sampling_seed=attempt.sampling_seed,
-            at=self._wall(),
-            max_steps=group.max_steps,
-        )
-        self.group_table.add_attempt(group, attempt)
-        return attempt
-
-    def _as_lease(self, group: Group, attempt: Attempt) -> Lease:
-        rollout = self._config.rollout
-        return Lease(
-            trajectory_id=attempt.id,
-            group_id=group.id,
-            suite=group.suite,
-            task_id=group.task_id,
-            task_seed=group.task_seed,
-            max_steps=group.max_steps,
-            sampling=Sampling(
-                temperature=rollout.temperature,
-                max_tokens=rollout.max_tokens,
-                seed=attempt.sampling_seed,
-            ),
-            expires_s=self._config.data.lease_s,
-        )
 
     def _late(self, name: str) -> Ack:
         """Answer to a step or an end of a trajectory that is not in play."""

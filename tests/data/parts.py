@@ -243,8 +243,8 @@ def picture_of(ledger: Ledger) -> object:
     tasks = {
         task_id: (
             fares,
-            ledger.next_size(task_id),
-            ledger.step_limit(task_id),
+            ledger.leasing.next_size(task_id),
+            ledger.leasing.step_limit(task_id),
             [member.trajectory_id for member in ledger.pool.members(task_id)],
         )
         for task_id, fares in ledger.progress.tasks.items()

@@ -287,13 +287,13 @@ def test_a_solved_task_gets_smaller_groups_once_a_whole_group_says_so(tmp_path: 
         ledger = make_ledger(config, store)
         for _ in range(7):
             play(ledger, 0, "pass")
-            assert ledger.next_size(task_of(config)) == 8
+            assert ledger.leasing.next_size(task_of(config)) == 8
         play(ledger, 0, "pass")
-        assert ledger.next_size(task_of(config)) == 3
+        assert ledger.leasing.next_size(task_of(config)) == 3
         assert len({play(ledger, 0, "pass").group_id for _ in range(6)}) == 2
         assert [group.size for group in store.groups()] == [8, 3, 3]
         again = ledger_of(config, store)
-        assert again.next_size(task_of(config)) == 3
+        assert again.leasing.next_size(task_of(config)) == 3
 
 
 def test_a_smaller_group_is_trained_on_like_any_other(tmp_path: Path) -> None:
@@ -328,13 +328,13 @@ def test_a_tasks_limit_is_its_longest_success_and_slack(tmp_path: Path) -> None:
         assert [row.max_steps for row in store.trajectories()] == [limit] * 4
         lease = ask_lease(ledger, 0)
         assert lease.max_steps == 2
-        assert ledger.step_limit(task_of(config)) == 2
+        assert ledger.leasing.step_limit(task_of(config)) == 2
         longer = play(ledger, 1, "pass", steps=2)
         assert (longer.group_id, longer.max_steps) == (lease.group_id, 2)
-        assert ledger.step_limit(task_of(config)) == min(limit, 3)
+        assert ledger.leasing.step_limit(task_of(config)) == min(limit, 3)
         again = ledger_of(config, store)
         assert ask_lease(again, 0) == lease  # of the same group: the same limit
-        assert again.step_limit(task_of(config)) == min(limit, 3)
+        assert again.leasing.step_limit(task_of(config)) == min(limit, 3)
         assert group != lease.group_id
 
 
@@ -350,7 +350,7 @@ def test_slack_never_goes_beyond_the_tasks_own_limit(tmp_path: Path) -> None:
     with open_store(config.run.dir) as store:
         ledger = make_ledger(config, store)
         play_group(ledger, PASSED)
-        assert ledger.step_limit(task_of(config)) == training_tasks(config)[0].max_steps
+        assert ledger.leasing.step_limit(task_of(config)) == training_tasks(config)[0].max_steps
 
 
 # --- high-entropy steps ---------------------------------------------------------------------

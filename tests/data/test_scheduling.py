@@ -96,7 +96,7 @@ class World:
         assert not (is_new and turn), f"leased in {turn}"
         assert 1 <= found.max_steps <= self.limits[found.task_id]
         if found.trajectory_id.endswith("-00") and is_new:
-            assert found.max_steps == ledger.step_limit(found.task_id)
+            assert found.max_steps == ledger.leasing.step_limit(found.task_id)
         self.leased.add(found.trajectory_id)
         self.playing[slot] = (found, 0)
 
