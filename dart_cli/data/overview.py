@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bus.heartbeat import Liveness
 from bus.messages import Heartbeat
 from bus.snapshot import (
     GroupsView,
@@ -26,10 +25,10 @@ from bus.snapshot import (
 from dart_cli.config.schema import Config
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import Scheduler
-from dart_cli.data.stall_monitor import ProgressMonitor, next_batch
+from dart_cli.data.stall_monitor import next_batch
 from dart_cli.data.stall_rules import diagnose
 from dart_cli.data.store.writer import Store
-from dart_cli.data.usage import Usage
+from dart_cli.data.worker_watch import WorkerWatch
 from dart_cli.runtime.liveness import process_liveness
 from envs.base import Task
 
@@ -63,18 +62,16 @@ class Overview:
         ledger: Ledger,
         scheduler: Scheduler,
         tasks: list[Task],
-        liveness: Liveness,
-        usage: Usage,
-        stillness: ProgressMonitor,
+        watch: WorkerWatch,
     ) -> None:
         self._config = config
         self._store = store
         self._ledger = ledger
         self._scheduler = scheduler
         self._tasks = tasks
-        self._liveness = liveness
-        self._usage = usage
-        self._stillness = stillness
+        self._liveness = watch.liveness
+        self._usage = watch.usage
+        self._token_progress = watch.token_progress
         self._host = socket.gethostname()
 
     def snapshot(self, moment: Moment) -> Snapshot:
@@ -163,7 +160,7 @@ class Overview:
             waiting_s=beat.waiting_s,
             gauges=beat.gauges,
             waits=[WaitView.model_validate(wait.model_dump()) for wait in beat.waits],
-            still_s=self._stillness.seconds(beat.worker),
+            still_s=self._token_progress.seconds(beat.worker),
             liveness=""
             if is_alive or not is_here
             else process_liveness(beat.pid, time.time() - silent_s),

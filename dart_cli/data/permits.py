@@ -32,7 +32,7 @@ class Permits:
     ) -> None:
         """`concurrent` workers hold a counted permit at once; 0 for all."""
         self._concurrent = concurrent
-        self._deadline_s = deadline_s
+        self.deadline_s = deadline_s
         self._clock = clock
         self._out: dict[str, _Permit] = {}
         self._asking: dict[str, int] = {}  # worker -> version it serves, first asked first
@@ -64,7 +64,7 @@ class Permits:
 
     def expire(self) -> list[str]:
         """Take back permits that are out for longer than the deadline; whose they were."""
-        limit = self._clock() - self._deadline_s
+        limit = self._clock() - self.deadline_s
         late = [worker for worker, permit in self._out.items() if permit.granted_at < limit]
         for worker in late:
             del self._out[worker]

@@ -20,11 +20,10 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
-from bus.errors import ConfigError, DartError, ProtocolError, StoreError
+from bus.errors import ConfigError, ProtocolError, StoreError
 from bus.heartbeat import DEAD_AFTER_S, HeartbeatSender, Liveness, Load
 from bus.messages import (
     Ack,
@@ -32,7 +31,6 @@ from bus.messages import (
     BatchRequest,
     BatchTrained,
     Heartbeat,
-    Lease,
     LeaseReply,
     LeaseRequest,
     Reply,
@@ -54,13 +52,16 @@ from dart_cli.config.schema import Config, run_curve, run_endpoints
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data.exchange.transfer import import_pool
 from dart_cli.data.group_commit import Commits
+from dart_cli.data.lease_queue import LeaseQueue
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.overview import Moment, Overview
 from dart_cli.data.permits import Permits
 from dart_cli.data.scheduler import NoLease, Scheduler, make_scheduler
-from dart_cli.data.stall_monitor import AlertLog, ProgressMonitor
+from dart_cli.data.stall_monitor import AlertLog
 from dart_cli.data.store.writer import RunRow, Store, open_store
+from dart_cli.data.sync_queue import SyncQueue
 from dart_cli.data.usage import Usage
+from dart_cli.data.worker_watch import WorkerWatch
 from envs.base import Task
 
 log = logging.getLogger(__name__)
@@ -93,15 +94,6 @@ _ADVANCES = (StepRecord, TrajectoryEnd, BatchTrained, WeightsPublished, SyncDone
 _T = TypeVar("_T")
 
 
-@dataclass(eq=False)
-class _FreeSlot:
-    """An environment slot whose request for a lease may be held."""
-
-    request: LeaseRequest
-    answer: asyncio.Future[Lease | NoLease]
-    reason: str = ""  # why it waits
-
-
 async def run(config: Config, stop: asyncio.Event) -> None:
     """Serve the run until it is over (its updates are done, or a StopRequest) or `stop` is set.
 
@@ -130,22 +122,19 @@ class DataService:
         self._run: RunRow = store.begin_run(config.run.seed, config.model_dump_json(), tasks)
         self.ledger = Ledger(config, store, tasks, scheduler)
         self._commits = Commits(store)
-        self._liveness = Liveness(DEAD_AFTER_S)
-        self._usage = Usage(store.usage())
-        self._stillness = ProgressMonitor()
         self._told = AlertLog()
-        self._overview = Overview(
-            *(config, store, self.ledger, scheduler, tasks),
-            *(self._liveness, self._usage, self._stillness),
-        )
         self._started = time.monotonic()
         self._advanced_at = self._started  # monotonic seconds: something of _ADVANCES came
         self._changed = asyncio.Event()
-        self._slots: dict[tuple[str, int], _FreeSlot] = {}  # that wait for a lease, longest first
+        self._lease_queue = LeaseQueue(self.ledger)
         sync = config.sync
         # Coupled, all workers update together: nothing is served meanwhile that permits protect.
         self._permits = Permits(0 if config.data.coupled else sync.concurrent, sync.deadline_s)
-        self._askers: dict[str, asyncio.Future[SyncReply]] = {}  # by rollout worker
+        self._watch = WorkerWatch(
+            self.ledger, self._permits, Liveness(DEAD_AFTER_S), Usage(store.usage())
+        )
+        self._overview = Overview(config, store, self.ledger, scheduler, tasks, self._watch)
+        self._sync_queue = SyncQueue(sync, store, self.ledger, self._permits)
         self._told_suspended = False
         self._ending = False  # this process, not the run
         self._over = asyncio.Event()
@@ -251,56 +240,14 @@ class DataService:
     async def _on_lease(self, request: LeaseRequest) -> LeaseReply:
         if refusal := self._refusal():
             return LeaseReply(retry_after_s=1.0, reason=refusal)
-        key = (request.worker, request.slot)
-        if before := self._slots.pop(key, None):
-            before.answer.set_result(NoLease("the slot has asked again since"))
-        slot = _FreeSlot(request, asyncio.get_running_loop().create_future())
-        gave_up = self.ledger.give_up(*key)
-        self._lease_to(slot)  # before those that wait: what it has been leased is its own
-        if not slot.answer.done():
-            self._slots[key] = slot
+        slot, gave_up = self._lease_queue.ask(request)
         if gave_up:
             self._wake()
-        await asyncio.wait([slot.answer], timeout=HOLD_S)
-        if not slot.answer.done():
-            del self._slots[key]
-            return LeaseReply(reason=slot.reason)
-        found = slot.answer.result()
+        found = await self._lease_queue.answer(slot, HOLD_S)
         if isinstance(found, NoLease):
             return LeaseReply(reason=found.reason)
         await self._commits.durable()
         return LeaseReply(lease=found)
-
-    def _lease_to(self, slot: _FreeSlot) -> NoLease | None:
-        """Answer the slot, or return what it must wait for."""
-        try:
-            found = self.ledger.lease(slot.request)
-        except DartError as error:
-            slot.answer.set_exception(error)
-            return None
-        if isinstance(found, NoLease):
-            slot.reason = found.reason
-            return found
-        slot.answer.set_result(found)
-        return None
-
-    def _lease_to_slots(self) -> None:
-        """Give trajectories to the slots that wait, longest first, until there is none to give."""
-        waiting = list(self._slots.items())
-        for index, (key, slot) in enumerate(waiting):
-            wait = self._lease_to(slot)
-            if wait is None:
-                del self._slots[key]
-            elif not wait.one_slot:
-                for _, later in waiting[index:]:
-                    later.reason = wait.reason
-                return
-
-    def _refuse_slots(self, reason: str, worker: str | None = None) -> None:
-        """Answer the slots that wait, all or one worker's, with no lease."""
-        for key in list(self._slots):
-            if worker in (None, key[0]):
-                self._slots.pop(key).answer.set_result(NoLease(reason))
 
     async def _on_batch(self, request: BatchRequest) -> BatchReply:
         deadline = time.monotonic() + HOLD_S
@@ -316,7 +263,7 @@ class DataService:
                 await self._commits.durable()
                 return BatchReply.model_construct(batch=found, retry_after_s=0.0, reason="")
             if len(self.ledger.group_table.groups) < groups:  # some were too old for the trainer
-                self._lease_to_slots()
+                self._lease_queue.serve()
             if refusal := self._refusal():
                 return BatchReply(retry_after_s=1.0, reason=refusal)
             if not await self._change_before(deadline):
@@ -336,53 +283,10 @@ class DataService:
         return ack
 
     async def _on_sync(self, request: SyncRequest) -> SyncReply:
-        worker, weights = request.worker, self.ledger.weights
-        if before := self._askers.pop(worker, None):
-            before.set_result(SyncReply(reason="the worker has asked again since"))
-        self._permits.ask(worker, request.policy_version)
-        if weights is not None and request.policy_version >= weights.policy_version:
-            self._permits.withdraw(worker)
-            self._grant()
-            return SyncReply(
-                reason=f"{worker} serves the newest weights, v{weights.policy_version}"
-            )
-        answer: asyncio.Future[SyncReply] = asyncio.get_running_loop().create_future()
-        self._askers[worker] = answer
-        self._grant()
-        await asyncio.wait([answer], timeout=HOLD_S)
-        if answer.done():
-            return answer.result()
-        del self._askers[worker]
-        self._permits.withdraw(worker)
-        holders = self._permits.holders
-        if not holders:
-            return SyncReply(reason="the trainer has published no weights yet")
-        return SyncReply(
-            reason=f"{' and '.join(holders)} must have taken weights first; "
-            f"sync.concurrent = {self._config.sync.concurrent}"
-        )
-
-    def _grant(self) -> None:
-        """Let the workers whose turn it is take the newest weights."""
-        if (weights := self.ledger.weights) is None or self._ending:  # then all were answered
-            return
-        for worker in self._permits.grant(weights.policy_version):
-            self._askers.pop(worker).set_result(
-                SyncReply(
-                    granted=True,
-                    policy_version=weights.policy_version,
-                    path=weights.path,
-                    digest=weights.digest,
-                )
-            )
+        return await self._sync_queue.ask(request, HOLD_S)
 
     async def _on_sync_done(self, done: SyncDone) -> Ack:
-        now = time.time()
-        held_s = self._permits.free(done.worker)
-        if held_s is None:  # its time was over, or another data process gave it
-            held_s = done.transfer_s + done.pause_s + done.finish_s + done.resume_s
-        self._store.add_sync(done, now - held_s, now)
-        self.ledger.versions.done(done)
+        self._sync_queue.done(done, time.time())
         self._wake()
         await self._commits.durable()
         return Ack()
@@ -404,13 +308,11 @@ class DataService:
         if self.ledger.updates >= self._config.train.updates:
             self._finish_run(f"{self.ledger.updates} updates are done")
         if refusal := self._refusal():
-            self._refuse_slots(refusal)
+            self._lease_queue.refuse(refusal)
         if self._ending:
-            for answer in self._askers.values():
-                answer.set_result(SyncReply(reason=refusal))
-            self._askers.clear()
-        self._lease_to_slots()
-        self._grant()
+            self._sync_queue.close(refusal)
+        self._lease_queue.serve()
+        self._sync_queue.grant()
         if self.ledger.suspended != self._told_suspended:
             self._publish()
         self._changed.set()
@@ -428,27 +330,10 @@ class DataService:
     async def _listen(self, heartbeats: Subscriber) -> None:
         async for message in heartbeats:
             if isinstance(message, Heartbeat):
-                before = self._liveness.get(message.worker)
-                is_new = self._liveness.observe(message)
-                if is_new:
-                    log.info("%s is here: pid %d on %s", message.worker, message.pid, message.host)
-                self._usage.observe(message, time.monotonic())
-                self._stillness.observe(message)
-                self.ledger.renew(message.trajectories)
-                if message.role == "rollout":
-                    self._hear_rollout(message, before, is_new)
-                elif message.role == "env" and message.state == "stopping":
-                    self._refuse_slots("its process is stopping", message.worker)
-
-    def _hear_rollout(self, heartbeat: Heartbeat, before: Heartbeat | None, is_new: bool) -> None:
-        is_changed = self.ledger.versions.hear(heartbeat, is_new)
-        # A worker may hold a permit before the first heartbeat that is heard of it, above all when
-        # this data process has just begun: only a successor's gives back what it held.
-        is_successor = before is not None and before.started_at != heartbeat.started_at
-        if is_successor or heartbeat.state == "stopping":
-            is_changed |= self._permits.free(heartbeat.worker) is not None
-        if is_changed:
-            self._wake()
+                if self._watch.observe(message):
+                    self._wake()
+                if message.role == "env" and message.state == "stopping":
+                    self._lease_queue.refuse("its process is stopping", message.worker)
 
     async def _housekeeping(self) -> None:
         saved = looked = time.monotonic()
@@ -456,13 +341,10 @@ class DataService:
             self._finish_run(self._run.stop_reason)
         self._wake()
         while True:
-            self._tend_workers()
-            self._usage.tend(time.monotonic())
+            if self._watch.check():
+                self._wake()
             self._make_room()
-            if self._config.train.max_minutes and self._served_s() >= (
-                60 * self._config.train.max_minutes
-            ):
-                self._finish_run(f"{self._config.train.max_minutes:g} minutes are over")
+            self._end_in_time()
             self._publish()
             if time.monotonic() - looked >= min(STALL_LOOK_S, self._config.bus.stall_s / 4):
                 looked = time.monotonic()
@@ -473,42 +355,21 @@ class DataService:
                 await asyncio.to_thread(self._store.checkpoint)
             slept = time.monotonic()
             await asyncio.sleep(HOUSEKEEPING_S)
-            overslept_s = time.monotonic() - slept - HOUSEKEEPING_S
-            if (
-                overslept_s > HOUSEKEEPING_S
-            ):  # stopped (Ctrl-Z), or starved: others may have been, too
-                log.warning("was away for %.0f s; leases are out that much longer", overslept_s)
-                self._liveness.discount_pause(overslept_s)
-                self._usage.discount_pause(overslept_s)
-                self._advanced_at += overslept_s
-                self.ledger.discount_pause(overslept_s)
+            self._discount_pause(time.monotonic() - slept - HOUSEKEEPING_S)
 
-    def _tend_workers(self) -> None:
-        """Take back what the silent held, and forget those that had said goodbye."""
-        is_changed = self.ledger.take_back_expired() > 0
-        for gone in self._liveness.dead():
-            is_changed |= self.ledger.take_back_from(gone.worker) > 0
-            held_s = self._permits.free(gone.worker)
-            if held_s is not None:
-                is_changed = True
-                log.warning(
-                    "%s is gone with the permit to take weights, which it had for %.0f s; "
-                    "the next one may",
-                    *(gone.worker, held_s),
-                )
-            is_changed |= self.ledger.versions.forget(gone.worker)
-            self._stillness.forget(gone.worker)
-            if gone.state == "stopping":
-                self._liveness.forget(gone.worker)
-        for worker in self._permits.expire():
-            is_changed = True
-            log.warning(
-                "%s has not taken weights within sync.deadline_s = %g; the next one may",
-                worker,
-                self._config.sync.deadline_s,
-            )
-        if is_changed:
-            self._wake()
+    def _end_in_time(self) -> None:
+        minutes = self._config.train.max_minutes
+        if minutes and self._served_s() >= 60 * minutes:
+            self._finish_run(f"{minutes:g} minutes are over")
+
+    def _discount_pause(self, overslept_s: float) -> None:
+        """This process was stopped (Ctrl-Z) or starved: other processes may have been, too."""
+        if overslept_s <= HOUSEKEEPING_S:
+            return
+        log.warning("was away for %.0f s; leases are out that much longer", overslept_s)
+        self._watch.discount_pause(overslept_s)
+        self._advanced_at += overslept_s
+        self.ledger.discount_pause(overslept_s)
 
     def _make_room(self) -> None:
         """Keep the database within data.max_gb, in steps so small that nobody waits for them."""
@@ -522,13 +383,7 @@ class DataService:
         self._is_full = is_over and not removed
 
     def _save(self) -> None:
-        heard = [*self._liveness.alive(), *self._liveness.dead()]
-        beats = {beat.worker: beat for beat in heard}
-        now = time.time()
-        self._store.save_processes(
-            beats, {worker: now - self._liveness.silent_s(worker) for worker in beats}
-        )
-        self._store.save_usage(self._usage.changed())
+        self._watch.save(self._store)
         self._store.save_active_s(self._served_s())
         self._commits.flush()
 
@@ -550,7 +405,7 @@ class DataService:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             while not stop.is_set():
                 told_s = time.monotonic() - self._over_at
-                others = [beat for beat in self._liveness.alive() if self._speaks(beat)]
+                others = [beat for beat in self._watch.liveness.alive() if self._speaks(beat)]
                 if told_s >= STOP_S or (told_s >= STOP_LEAST_S and not others):
                     self._store.save_stop_reason("")
                     return
@@ -562,7 +417,7 @@ class DataService:
     def _speaks(self, beat: Heartbeat) -> bool:
         """Whether another process of the run was heard in the last moments."""
         return beat.role in ("env", "rollout", "train") and (
-            self._liveness.silent_s(beat.worker) < STOP_LEAST_S
+            self._watch.liveness.silent_s(beat.worker) < STOP_LEAST_S
         )
 
     # --- what others see ----------------------------------------------------------------
@@ -607,7 +462,7 @@ class DataService:
             run_s=self._served_s(),
             stopping=self._over.is_set(),
             reason=self._reason,
-            free_slots=len(self._slots),
+            free_slots=len(self._lease_queue),
             is_full=self._is_full,
             quiet_s=now - self._advanced_at,
             permits=self._permits.held_s(),
