@@ -190,7 +190,7 @@ def use_decisions(
 ) -> list[Decision]:
     """One row for a group that is trained on and one for each trajectory that is compared in it.
 
-    `weights` as Curation's. A trajectory whose weight is 0 is used all the same: its reward is part
+    `weights` as Curation's. A trajectory whose weight is 0 still counts as used: its reward is part
     of the others' advantages.
     """
 

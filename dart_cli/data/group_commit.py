@@ -12,7 +12,7 @@ COMMIT_S = 0.005
 
 
 class Commits:
-    """Group commit: whoever waits on `durable` is let go when the shared transaction is on disk.
+    """`durable` returns to all its callers when the transaction that they share is on disk.
 
     After a failure memory and file may differ, so nothing is ever acknowledged again: `failed`
     ends the process, and the next one begins from the file.
@@ -34,7 +34,7 @@ class Commits:
         await asyncio.shield(self._next)
 
     def flush(self) -> None:
-        """Commit now and let go those who wait."""
+        """Commit now and release the callers of `durable`."""
         if self.failed.done():
             return
         try:
@@ -47,7 +47,7 @@ class Commits:
             waiting.set_result(None)
 
     def fail(self, error: StoreError) -> None:
-        """The database broke: forget what is not committed, and tell all who wait for it."""
+        """The database failed: discard what is not committed; every caller of `durable` gets the error."""
         if self.failed.done():
             return
         self.failed.set_exception(error)

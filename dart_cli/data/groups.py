@@ -1,4 +1,4 @@
-"""The live groups of a run: who plays what, in memory, rebuilt from the store at each start.
+"""The live groups of a run and their leases, in memory, rebuilt from the store at each start.
 
     Attempt  one lease of one member      Group  the attempts at one task instance
     GroupTable    all groups that are open or wait for a batch

@@ -6,10 +6,10 @@ r"""The run's ledger: every transition of a trajectory, in memory and in the sto
 Synchronous, without sockets or waits. What a method changes becomes durable with the store's next
 commit; the caller acknowledges after that. A message that was handled before changes nothing, so
 it may come again after any crash. What happens in memory follows from what is in the store: a
-ledger made on the same database stands where the old one stood.
+ledger made on the same database has the state of the old one.
 
 A trajectory's drop reasons beside curate's: `lease_expired` (no sign of life), `worker_lost` (its
-process died or began anew), `incomplete` (steps or images are missing), `cancelled` (the
+process died or was restarted), `incomplete` (steps or images are missing), `cancelled` (the
 environment gave it up). A group's: `task_removed` (the run was started again without its task),
 `surplus` (in play when the batch was full, and data.recycle is off).
 
@@ -90,7 +90,7 @@ class Ledger:
         self.pool = StoredPool(config, store, wall=wall)
         self.group_table = restored_groups(store, self._tasks, monotonic())
         self._batches = Batches(config, store, wall=wall)
-        self.trainer_version = self._batches.trained_version  # what the trainer said last
+        self.trainer_version = self._batches.trained_version  # by the trainer's newest message
         self._dropped: Counter[str] = Counter()  # groups since the last batch, by reason
         self._reconcile()
         self.progress = RunProgress(self._tasks, monotonic())
@@ -110,7 +110,7 @@ class Ledger:
 
     @property
     def turn(self) -> str:
-        """Coupled: whom the rollouts wait for; empty while it is their turn, or always theirs."""
+        """Coupled: what the rollouts wait for; empty while it is their turn, or without data.coupled."""
         if not self._config.data.coupled:
             return ""
         if untrained := self._batches.untrained:
@@ -130,7 +130,7 @@ class Ledger:
 
     @property
     def group_limit(self) -> int:
-        """How many groups may play or wait for a batch at once, as things stand."""
+        """How many groups may play or wait for a batch at once, as of now."""
         return self._scheduler.limit(self._situation())
 
     # --- playing ------------------------------------------------------------------------
@@ -218,13 +218,13 @@ class Ledger:
         return Ack()
 
     def renew(self, trajectory_ids: Iterable[str]) -> None:
-        """These are still being played, says their worker's heartbeat."""
+        """Renew the leases of trajectories that a heartbeat lists as still played."""
         for name in trajectory_ids:
             if found := self.group_table.find(name):
                 found[1].renewed_at = self._monotonic()
 
     def discount_pause(self, seconds: float) -> None:
-        """Nobody was listened to for so long: leases are out that much longer."""
+        """This process received nothing for so long: leases expire that much later."""
         for _, attempt in self.group_table.live():
             attempt.renewed_at += seconds
 
@@ -259,7 +259,7 @@ class Ledger:
         return Ack()
 
     def hello(self, hello: TrainerHello) -> Ack:
-        """The trainer stands at its checkpoint: batches after it are served again, in order.
+        """The trainer starts from its checkpoint: batches after it are served again, in order.
 
         Raises CheckpointError if the checkpoint is not of this run, or too old.
         """

@@ -1,7 +1,7 @@
-"""The run at one moment, for `dart status` and whatever else watches.
+"""The run at one moment, for `dart status` and other readers of snapshots.
 
 Overview   collects from ledger, store, heartbeats and usage what a bus.snapshot.Snapshot holds
-Moment     what it is told of the process that serves the run
+Moment     what the serving process passes in
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class Overview:
         return views
 
     def _warnings(self, moment: Moment) -> list[str]:
-        """Which role nobody has, and what else no stall tells."""
+        """Roles without a process, and other conditions that no stall reports."""
         found = []
         if moment.is_full:
             found.append(

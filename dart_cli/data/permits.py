@@ -3,7 +3,7 @@
 Permits    at most so many workers take weights at once, the furthest behind first
 Versions   the weights that each worker serves, from heartbeats and SyncDone
 
-Both live in memory: a restarted data has no permit out, workers ask again, heartbeats come anew.
+Both are in memory only: after a restart no permit is out; workers ask and heartbeats come again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Permit:
 
 
 class Permits:
-    """Who may take weights now. Nothing waits in here: who asks is named by `grant`, now or later.
+    """Which workers may take weights now. No call waits: `grant` names the workers, now or later.
 
     A permit is given back by `free`, by asking again, and after `deadline_s`.
     """
@@ -54,7 +54,7 @@ class Permits:
         self._asking[worker] = policy_version
 
     def withdraw(self, worker: str) -> None:
-        """It waits no longer; a permit it holds stays."""
+        """It waits no longer; a permit that it holds stays."""
         self._asking.pop(worker, None)
 
     def free(self, worker: str) -> float | None:
@@ -73,8 +73,8 @@ class Permits:
     def grant(self, newest: int) -> list[str]:
         """Workers that asked and now hold a permit to take version `newest`.
 
-        Those furthest behind come first, of equals who asked first. A worker that serves
-        nothing (-1) holds nobody up, nor does anybody hold it up.
+        Those furthest behind come first, of equals the one that asked first. A worker that serves
+        nothing (-1) takes no place of the others and waits for none of them.
         """
         granted = []
         for worker, version in sorted(self._asking.items(), key=lambda asked: asked[1]):
@@ -99,10 +99,10 @@ class Versions:
         self._refused: dict[str, int] = {}  # worker -> newest version it could not take
 
     def hear(self, heartbeat: Heartbeat, is_new: bool) -> bool:
-        """What a rollout worker says of itself; whether it changed anything.
+        """Note a rollout worker's heartbeat; whether it changed anything.
 
         A process's versions only rise: a heartbeat from before a SyncDone takes nothing back.
-        `is_new` is a process not heard before, of which nothing is known.
+        `is_new`: the process was not heard before, so what is known of its predecessor is void.
         """
         worker, before = heartbeat.worker, self._serving.get(heartbeat.worker)
         if is_new or heartbeat.state == "stopping":
@@ -118,7 +118,7 @@ class Versions:
             self._refused[done.worker] = max(
                 done.policy_version, self._refused.get(done.worker, -1)
             )
-        elif done.worker in self._serving:  # else its heartbeat, which is on its way, tells
+        elif done.worker in self._serving:  # else its first heartbeat, still in transit, reports it
             self._serving[done.worker] = max(self._serving[done.worker], done.policy_version)
 
     def forget(self, worker: str) -> bool:
@@ -137,7 +137,7 @@ class Versions:
         )
 
     def awaited(self, newest: int) -> list[str] | None:
-        """Workers that are to take `newest` still; None if nobody is known to serve anything.
+        """Workers that have yet to take `newest`; None if no worker is known to serve anything.
 
         One that has refused it serves on with what it has and is not waited for.
         """

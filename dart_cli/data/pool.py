@@ -38,7 +38,7 @@ class ExperiencePool:
         return sorted(chain.from_iterable(self._members.get(task_id, {}).values()), key=_age)
 
     def add(self, row: PoolRow) -> list[PoolRow]:
-        """A success joins; returns those it drives out, maybe itself. Not for one that is there."""
+        """A success joins; returns the members evicted for it, maybe itself. Not for a present member."""
         rows = self._members.setdefault(row.task_id, {}).setdefault(row.source, [])
         insort(rows, row, key=_age)
         surplus = max(len(rows) - self._per_task, 0)

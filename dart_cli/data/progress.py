@@ -1,7 +1,7 @@
 """How the run fares, counted as it happens: success by task and version, throughput, metrics.
 
-Everything the status page shows again and again without asking the database. The tasks' part is
-written down with each outcome and read at the next start; throughput begins anew.
+What the status page shows often, without a query of the database. The tasks' part is
+written down with each outcome and read at the next start; throughput starts from zero.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class TaskProgress(Verdicts):
     counters: RunCounters = field(default_factory=RunCounters)
 
     def add(self, outcome: Outcome, version: int | None) -> None:
-        """Count one trajectory; an invalid one says nothing about success."""
+        """Count one trajectory; an invalid one does not count for success."""
         if outcome == "invalid":
             self.invalid += 1
             return
@@ -188,7 +188,7 @@ class RunProgress:
     def mean_success(self) -> float | None:
         """Mean of the moving averages of the run's tasks: each counts alike, however often played.
 
-        Over all trajectories it would tell what the scheduler prefers: `frontier` plays the tasks
+        A mean over trajectories would depend on the scheduler: `frontier` plays the tasks
         that are not solved yet.
         """
         return _mean(self.tasks[task_id].average.value for task_id in self._present)

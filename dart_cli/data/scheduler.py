@@ -1,4 +1,4 @@
-"""What to play next. One interface; which implementation, the configuration says.
+"""What to play next: one interface, its implementation chosen by data.scheduling.
 
     RolloutWise   a freed slot starts the next trajectory at once
     TaskWise      a slot goes on when the group it played in last is over
@@ -61,7 +61,7 @@ class NewGroup:
 
 @dataclass(frozen=True)
 class NoLease:
-    """Nothing may be leased now; `reason` says what has to happen first."""
+    """Nothing may be leased now; `reason` is what has to happen first."""
 
     reason: str
     one_slot: bool = False  # it holds for the slot that asked; another may be given something
@@ -149,7 +149,7 @@ class RolloutWise:
                 return group
         limit, why = min(self._bounds(seen))
         if len(seen.group_table.groups) >= limit:
-            return NoLease(f"{_told(seen)}; {why}")
+            return NoLease(f"{_described(seen)}; {why}")
         number = seen.group_table.opened + 1
         # One generator for each group: which task comes next depends on no hidden state.
         choice = random.Random(f"{self._seed}:{number}")  # noqa: S311 - not for secrets
@@ -240,11 +240,11 @@ def make_scheduler(config: Config, tasks: Sequence[Task]) -> Scheduler:
     return SCHEDULERS[config.data.scheduling](config, tasks)
 
 
-def _told(seen: Situation) -> str:
+def _described(seen: Situation) -> str:
     """The groups in words, e.g. "6 groups play and 2 wait for the trainer"."""
     group_table = seen.group_table
-    told = f"{len(group_table.open)} groups play and {len(group_table.ready)} wait for the trainer"
-    return f"{told}, batches before them: {seen.untrained}" if seen.untrained else told
+    text = f"{len(group_table.open)} groups play and {len(group_table.ready)} wait for the trainer"
+    return f"{text}, batches before them: {seen.untrained}" if seen.untrained else text
 
 
 def task_seed(run_seed: int, number: int, seeds: Sequence[int] = (0, TRAIN_SEEDS)) -> int:

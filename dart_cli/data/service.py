@@ -1,16 +1,18 @@
-"""`dart data`: the process that owns the run's database and says what is played and trained.
+"""`dart data`: the process that owns the run's database and decides what is played and trained.
 
-    Replier     the `data` address: leases, steps, hand-ins, batches, status   -> DataService.handle
-    Forwarder   telemetry of all processes, in a thread of its own
-    _listen     heartbeats: who lives, which leases go on, who serves what     -> Ledger.renew
-    _housekeeping       each second: expiry, dead workers, RunState, limits of the run
-    Commits     many requests share one transaction; each is answered after it is durable
-    Permits     which rollout workers take new weights now
-    Overview    what status sees
+    Replier         the `data` address: leases, steps, hand-ins, batches, status  -> `handle`
+    Forwarder       telemetry of all processes, in a thread of its own
+    _listen         heartbeats: live processes, leases they renew, weights they serve  -> WorkerWatch
+    _housekeeping   each second: expired leases, dead workers, RunState, limits of the run
+    Ledger          every transition of a trajectory, a group and a batch
+    Commits         many requests share one transaction; each is answered after it is durable
+    LeaseQueue      environment slots that wait for a lease
+    SyncQueue       rollout workers that wait for their turn to take new weights
+    Overview        the run at one moment, for `dart status`
 
 A request that cannot be answered yet (no lease free, no batch ready, no permit) is held for
-`HOLD_S` and answered the moment that changes, so nobody polls. All handlers run in one event loop;
-only the database's log is moved in another thread.
+`HOLD_S` and answered as soon as that changes, so no process polls. All handlers run in one event
+loop; only the checkpoint of the database's write-ahead log runs in another thread.
 """
 
 from __future__ import annotations
@@ -71,25 +73,26 @@ HOLD_S = 2.0
 """Longest time a request is held that cannot be answered yet."""
 HOUSEKEEPING_S = 1.0
 SAVE_S = 5.0
-"""Between notes of what the processes last said and moves of the database's log."""
+"""Between writes of the newest heartbeats, and between checkpoints of the write-ahead log."""
 SNAPSHOT_S = 0.5
-"""A snapshot younger than this is given again."""
+"""A snapshot younger than this is returned again."""
 SNAPSHOT_SHARE = 0.05
-"""Most of the time that snapshots may take: one that was slow, in a long run, is given for longer."""
+"""Share of the time that snapshots may take: a slow one, in a long run, is returned for longer."""
 ROOM_S = 0.05
 """Longest time, each second, that the removal of old screenshots takes."""
 ROOM_STEP = 100
 """Screenshots removed at once."""
 STALL_LOOK_S = 3.0
-"""Between two looks for what to tell in the log, at most."""
+"""Longest time between two checks for stalls to log."""
 STOP_S = 10.0
-"""Longest time the service stays up for the others after the run is over."""
+"""Longest time the service stays up for the other processes after the run is over."""
 STOP_LEAST_S = 2.0
+"""Shortest such time; a process unheard for as long is no longer waited for."""
 MAX_HANDLERS = 4096
-"""Requests in work or held at once: one for each slot and each step on its way."""
+"""Requests in work or held at once: one for each slot and each step in transit."""
 
 _ADVANCES = (StepRecord, TrajectoryEnd, BatchTrained, WeightsPublished, SyncDone)
-"""Requests by which a run goes on."""
+"""Requests that show progress of the run."""
 
 _T = TypeVar("_T")
 
@@ -97,12 +100,12 @@ _T = TypeVar("_T")
 async def run(config: Config, stop: asyncio.Event) -> None:
     """Serve the run until it is over (its updates are done, or a StopRequest) or `stop` is set.
 
-    The run is over when train.updates are trained, train.max_minutes have been served, or someone
-    asked for it: then everybody is told for a few seconds. `stop` ends only this process; the run
-    goes on with the next one. So it does after a StopRequest that was carried out; one that was not,
-    because this process died first, is carried out by the next. Raises RunDirectoryError if another process serves the run,
-    ExchangeError for a mistake in a folder of data.pool, StoreError if the database cannot be read
-    or written.
+    The run is over when train.updates are trained, train.max_minutes have been served, or a
+    StopRequest came: then RunState announces it for a few seconds. `stop` ends only this process;
+    the next `dart data` continues the run. It also continues a run whose StopRequest was carried
+    out; a StopRequest that was cut off by the death of this process is carried out by the next one.
+    Raises RunDirectoryError if another process serves the run, ExchangeError for a mistake in a
+    folder of data.pool, StoreError if the database cannot be read or written.
     """
     tasks = training_tasks(config)
     with open_store(config.run.dir) as store:
@@ -122,9 +125,9 @@ class DataService:
         self._run: RunRow = store.begin_run(config.run.seed, config.model_dump_json(), tasks)
         self.ledger = Ledger(config, store, tasks, scheduler)
         self._commits = Commits(store)
-        self._told = AlertLog()
+        self._alerts = AlertLog()
         self._started = time.monotonic()
-        self._advanced_at = self._started  # monotonic seconds: something of _ADVANCES came
+        self._advanced_at = self._started  # monotonic seconds of the newest of _ADVANCES
         self._changed = asyncio.Event()
         self._lease_queue = LeaseQueue(self.ledger)
         sync = config.sync
@@ -135,13 +138,13 @@ class DataService:
         )
         self._overview = Overview(config, store, self.ledger, scheduler, tasks, self._watch)
         self._sync_queue = SyncQueue(sync, store, self.ledger, self._permits)
-        self._told_suspended = False
+        self._published_suspended = False
         self._ending = False  # this process, not the run
         self._over = asyncio.Event()
         self._reason = ""
         self._over_at = 0.0
         self._publisher: Publisher | None = None
-        self._is_full = False  # data.max_gb is reached, and nothing may be removed
+        self._is_full = False  # data.max_gb is reached, and no screenshot may be removed
         self._snapshot: dict[str, Any] = {}
         self._snapshot_until = 0.0  # monotonic seconds
         self._handlers: dict[type[Request], Callable[[Any], Awaitable[Reply]]] = {
@@ -159,32 +162,16 @@ class DataService:
         }
 
     async def serve(self, stop: asyncio.Event) -> None:
-        """Answer until the run is over and told, `stop` is set, or the database breaks."""
-        addresses = run_endpoints(self._config)
-        curve = run_curve(self._config)
-        telemetry_in = addresses.address(TELEMETRY_IN)
-        telemetry_out = addresses.address(TELEMETRY_OUT)
+        """Answer until the run is over and announced, `stop` is set, or the database breaks."""
         async with AsyncExitStack() as stack:
-            stack.enter_context(Forwarder(telemetry_in, telemetry_out, curve=curve))
-            self._publisher = await stack.enter_async_context(Publisher(telemetry_in, curve=curve))
-            heartbeats = await stack.enter_async_context(
-                Subscriber(telemetry_out, [Heartbeat], curve=curve)
-            )
-            replier = await stack.enter_async_context(
-                Replier(addresses.address(DATA), curve=curve, max_handlers=MAX_HANDLERS)
-            )
-            await stack.enter_async_context(
-                HeartbeatSender(
-                    self._publisher, "data", WORKER, self._load, endpoint=replier.endpoint
-                )
-            )
+            replier, heartbeats = await self._connect(stack)
             log.info("run %s: %s", self._run.id, replier.endpoint)
             tasks = [
                 asyncio.create_task(job, name=name)
                 for name, job in (
                     ("replier", replier.serve(self.handle)),
                     ("heartbeats", self._listen(heartbeats)),
-                    ("tend", self._housekeeping()),
+                    ("housekeeping", self._housekeeping()),
                     ("end", self._end(stop)),
                 )
             ]
@@ -206,6 +193,25 @@ class DataService:
                 await replier.close()
                 if not self._commits.failed.done():
                     self._save()
+
+    async def _connect(self, stack: AsyncExitStack) -> tuple[Replier, Subscriber]:
+        """Open the sockets and begin to send heartbeats; `stack` closes all of it."""
+        addresses = run_endpoints(self._config)
+        curve = run_curve(self._config)
+        telemetry_in = addresses.address(TELEMETRY_IN)
+        telemetry_out = addresses.address(TELEMETRY_OUT)
+        stack.enter_context(Forwarder(telemetry_in, telemetry_out, curve=curve))
+        self._publisher = await stack.enter_async_context(Publisher(telemetry_in, curve=curve))
+        heartbeats = await stack.enter_async_context(
+            Subscriber(telemetry_out, [Heartbeat], curve=curve)
+        )
+        replier = await stack.enter_async_context(
+            Replier(addresses.address(DATA), curve=curve, max_handlers=MAX_HANDLERS)
+        )
+        await stack.enter_async_context(
+            HeartbeatSender(self._publisher, "data", WORKER, self._load, endpoint=replier.endpoint)
+        )
+        return replier, heartbeats
 
     async def handle(self, _client: str, request: Request) -> Reply:
         """Answer one request; what it changed is durable when this returns."""
@@ -262,7 +268,7 @@ class DataService:
                 self._wake()
                 await self._commits.durable()
                 return BatchReply.model_construct(batch=found, retry_after_s=0.0, reason="")
-            if len(self.ledger.group_table.groups) < groups:  # some were too old for the trainer
+            if len(self.ledger.group_table.groups) < groups:  # some were dropped as stale
                 self._lease_queue.serve()
             if refusal := self._refusal():
                 return BatchReply(retry_after_s=1.0, reason=refusal)
@@ -270,7 +276,7 @@ class DataService:
                 return BatchReply(reason=found.reason)
 
     def _refusal(self) -> str:
-        """Why nothing new is begun; empty while the run goes on."""
+        """Why no new work is given out; empty while the run goes on."""
         if self._over.is_set():
             return f"the run is over: {self._reason}"
         return "dart data is stopping" if self._ending else ""
@@ -295,7 +301,7 @@ class DataService:
         return StatusReply(snapshot=self.snapshot())
 
     async def _on_stop(self, request: StopRequest) -> Ack:
-        reason = request.reason or "somebody asked for it"
+        reason = request.reason or "a stop was requested"
         self._store.save_stop_reason(reason)
         self._finish_run(reason)
         await self._commits.durable()
@@ -304,7 +310,7 @@ class DataService:
     # --- time ---------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        """Something changed that a held request may wait for."""
+        """Something changed: answer the held requests that waited for it."""
         if self.ledger.updates >= self._config.train.updates:
             self._finish_run(f"{self.ledger.updates} updates are done")
         if refusal := self._refusal():
@@ -313,7 +319,7 @@ class DataService:
             self._sync_queue.close(refusal)
         self._lease_queue.serve()
         self._sync_queue.grant()
-        if self.ledger.suspended != self._told_suspended:
+        if self.ledger.suspended != self._published_suspended:
             self._publish()
         self._changed.set()
         self._changed = asyncio.Event()
@@ -337,7 +343,7 @@ class DataService:
 
     async def _housekeeping(self) -> None:
         saved = looked = time.monotonic()
-        if self._run.stop_reason:  # the last start died before all were told
+        if self._run.stop_reason:  # the last `dart data` died before it was announced
             self._finish_run(self._run.stop_reason)
         self._wake()
         while True:
@@ -348,7 +354,7 @@ class DataService:
             self._publish()
             if time.monotonic() - looked >= min(STALL_LOOK_S, self._config.bus.stall_s / 4):
                 looked = time.monotonic()
-                self._told.tell(self.snapshot()["stalls"])
+                self._alerts.update(self.snapshot()["stalls"])
             if time.monotonic() - saved >= SAVE_S:
                 saved = time.monotonic()
                 self._save()
@@ -366,13 +372,13 @@ class DataService:
         """This process was stopped (Ctrl-Z) or starved: other processes may have been, too."""
         if overslept_s <= HOUSEKEEPING_S:
             return
-        log.warning("was away for %.0f s; leases are out that much longer", overslept_s)
+        log.warning("was paused for %.0f s; leases expire that much later", overslept_s)
         self._watch.discount_pause(overslept_s)
         self._advanced_at += overslept_s
         self.ledger.discount_pause(overslept_s)
 
     def _make_room(self) -> None:
-        """Keep the database within data.max_gb, in steps so small that nobody waits for them."""
+        """Keep the database within data.max_gb, in steps so small that no request waits for them."""
         limit = self._config.data.max_gb * 1e9
         deadline = time.monotonic() + ROOM_S
         is_over = self._store.bytes_in_use() > limit
@@ -388,7 +394,7 @@ class DataService:
         self._commits.flush()
 
     def _finish_run(self, reason: str) -> None:
-        """Lease nothing more and tell everybody."""
+        """Lease nothing more, and announce the end."""
         if self._over.is_set():
             return
         log.info("the run is over: %s", reason)
@@ -404,9 +410,9 @@ class DataService:
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             while not stop.is_set():
-                told_s = time.monotonic() - self._over_at
-                others = [beat for beat in self._watch.liveness.alive() if self._speaks(beat)]
-                if told_s >= STOP_S or (told_s >= STOP_LEAST_S and not others):
+                announced_s = time.monotonic() - self._over_at
+                others = [beat for beat in self._watch.liveness.alive() if self._is_heard(beat)]
+                if announced_s >= STOP_S or (announced_s >= STOP_LEAST_S and not others):
                     self._store.save_stop_reason("")
                     return
                 await asyncio.sleep(0.1)
@@ -414,7 +420,7 @@ class DataService:
             for wait in waits:
                 wait.cancel()
 
-    def _speaks(self, beat: Heartbeat) -> bool:
+    def _is_heard(self, beat: Heartbeat) -> bool:
         """Whether another process of the run was heard in the last moments."""
         return beat.role in ("env", "rollout", "train") and (
             self._watch.liveness.silent_s(beat.worker) < STOP_LEAST_S
@@ -426,7 +432,7 @@ class DataService:
         if self._publisher is None:
             return
         weights = self.ledger.weights
-        self._told_suspended = self.ledger.suspended
+        self._published_suspended = self.ledger.suspended
         self._publisher.publish(
             RunState(
                 run_id=self._run.id,
@@ -434,7 +440,7 @@ class DataService:
                 weights_path=weights.path if weights else "",
                 stopping=self._over.is_set(),
                 reason=self._reason,
-                suspended=self._told_suspended,
+                suspended=self._published_suspended,
             )
         )
 

@@ -1,8 +1,8 @@
-"""What data knows of a run that stands still, beyond what the heartbeats say.
+"""What data knows of a stalled run beyond the heartbeats.
 
-ProgressMonitor    since when the work that a rollout worker has in hand has brought no token
-next_batch   what the next batch still wants, in words
-AlertLog         findings for the log: each is told when it begins and when it is over
+ProgressMonitor   how long the requests of each rollout worker have yielded no token
+next_batch        what the next batch still lacks, as text
+AlertLog          logs each finding once when it begins and once when it is over
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class _WorkerTokens:
 
 
 class ProgressMonitor:
-    """Rollout workers by the tokens they bring."""
+    """Rollout workers by the tokens they produce."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._work: dict[str, _WorkerTokens] = {}
 
     def observe(self, heartbeat: Heartbeat) -> None:
-        """Note what a rollout worker's heartbeat tells."""
+        """Note a rollout worker's heartbeat."""
         gauges = heartbeat.gauges
         if _TOKENS not in gauges:
             self._work.pop(heartbeat.worker, None)
@@ -48,12 +48,12 @@ class ProgressMonitor:
             self._work[heartbeat.worker] = _WorkerTokens(tokens, in_hand, self._clock())
 
     def seconds(self, worker: str) -> float:
-        """How long its work in hand has brought nothing; 0 where it has none."""
+        """How long its requests have yielded no token; 0 where it has none."""
         work = self._work.get(worker)
         return self._clock() - work.since if work and work.in_hand else 0.0
 
     def forget(self, worker: str) -> None:
-        """It is gone."""
+        """The worker is gone."""
         self._work.pop(worker, None)
 
 
@@ -79,7 +79,7 @@ class AlertLog:
     def __init__(self) -> None:
         self._present: dict[tuple[str, str], str] = {}
 
-    def tell(self, stalls: Sequence[dict[str, Any]]) -> None:
+    def update(self, stalls: Sequence[dict[str, Any]]) -> None:
         """`stalls` are the bus.snapshot.StallViews of this moment, dumped."""
         now = {(each["kind"], each["who"]): each["text"] for each in stalls}
         for key, text in now.items():

@@ -1,14 +1,14 @@
-"""Who waits for whom, since when, and what likely helps: a snapshot in, findings out.
+"""Which process waits for which, since when, and the likely cure: a snapshot in, findings out.
 
-    diagnose   all that stands still: causes first, then what else waits because of them
+    diagnose   all stalls: causes first, then what else waits because of them
 
-A wait is no stall as long as what it waits for goes on: an environment may wait long for a lease
-while the trainer computes, a trainer for a batch while steps come in. So each rule looks at the
-other side. Where no rule speaks and the whole run has been quiet for `stall_s`, every long wait is
-told: nothing hangs without a word.
+A wait is no stall as long as the other side makes progress: an environment may wait long for a
+lease while the trainer computes, a trainer for a batch while steps come in. So each rule looks at
+the other side. Where no rule applies and the whole run has been quiet for `stall_s`, every long
+wait is reported: no hang stays unreported.
 
-`bus.stall_s` is how long a thing may stand still; a silent process is told as soon as it counts as
-dead. Data makes the findings for its log and for each snapshot, status shows them.
+`bus.stall_s` is the longest time without progress; a silent process is reported as soon as it
+counts as dead. Data makes the findings for its log and for each snapshot, status shows them.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ KINDS = (
 MODEL_S = 300.0
 """A model may load for so long without being a stall."""
 PATIENCE = 1 / 3
-"""Of its deadline, which a call of an environment may take: who sets env.reset_deadline_s to five
-minutes has slow resets."""
+"""Share of its deadline that a call of an environment may take: where env.reset_deadline_s is five
+minutes, resets are slow."""
 LONG = 30
 """An update or a batch that takes so many times `stall_s`, and several times what the last one
-took, is told although others go on."""
+took, is reported although others make progress."""
 _MOST_CAUSES = 2  # named behind an effect
 
 
 def diagnose(seen: Snapshot) -> list[StallView]:
-    """Everything that stands still for too long; empty where the run goes on, or is over."""
+    """Every stall; empty where the run makes progress, or is over."""
     if seen.stopping:
         return []
     living = [process for process in seen.processes if process.alive]
@@ -46,8 +46,8 @@ def diagnose(seen: Snapshot) -> list[StallView]:
 
 
 _SILENCES = {
-    "gone": "has ended without a word, {silent_s:.0f} s ago; start it again, "
-    "logs/{worker}.log tells its end",
+    "gone": "exited unexpectedly, {silent_s:.0f} s ago; start it again, "
+    "logs/{worker}.log shows why",
     "stopped": "is stopped (SIGSTOP, Ctrl-Z or a debugger), silent for {silent_s:.0f} s; "
     "kill -CONT {pid} lets it go on",
     "blocked": "is stuck in the kernel (a disk, a network file system, a GPU driver), silent for "
@@ -56,19 +56,19 @@ _SILENCES = {
     "event loop hangs; dart status --stacks shows where",
     "": "has been silent for {silent_s:.0f} s; see that its host is up, and start it again",
 }
-"""Fate -> what is told of a process that is silent."""
+"""Liveness -> the text on a silent process."""
 
 
 def _silence(process: ProcessView) -> StallView:
-    """A process that says nothing any more."""
+    """A process whose heartbeats have stopped."""
     worker, pid, silent_s = process.worker, process.pid, process.heartbeat_age_s
     text = _SILENCES.get(process.liveness, _SILENCES[""])
-    told = text.format(worker=worker, pid=pid, silent_s=silent_s)
+    finding = text.format(worker=worker, pid=pid, silent_s=silent_s)
     return StallView(
         kind=process.liveness if process.liveness in ("gone", "stopped") else "silent",
         who=worker,
         since_s=silent_s,
-        text=f"{worker} (pid {pid} on {process.host}) {told}",
+        text=f"{worker} (pid {pid} on {process.host}) {finding}",
     )
 
 
@@ -88,12 +88,12 @@ def _held_permits(seen: Snapshot) -> Iterator[StallView]:
                 since_s=held_s,
                 text=f"{_named(others)} waits for {holder}, which has held the permit to take new "
                 f"weights for {held_s:.0f} s; after sync.deadline_s the next one may, "
-                f"logs/{holder}.log tells what it does",
+                f"logs/{holder}.log shows what it does",
             )
 
 
 def _cause(seen: Snapshot, process: ProcessView, wait: WaitView) -> Iterator[StallView]:
-    """What one wait says by itself, whatever the others do."""
+    """The stall that one wait shows by itself, whatever the others do."""
     who, waited_s = process.worker, wait.longest_s
     text = ""
     kind = wait.on
@@ -138,10 +138,10 @@ def _effects(
     """Long waits of a run in which nothing has happened for too long, with what explains them."""
     if seen.quiet_s < seen.stall_s or any(_is_at_work(seen, process) for process in living):
         return
-    told = {cause.who for cause in causes}
+    known = {cause.who for cause in causes}
     for process in living:
         wait = process.waits[0] if process.waits else None
-        if wait is None or wait.longest_s < seen.stall_s or process.worker in told:
+        if wait is None or wait.longest_s < seen.stall_s or process.worker in known:
             continue
         what = (
             f"a batch: {seen.next_batch}" if wait.on == "batch" and seen.next_batch else wait.what

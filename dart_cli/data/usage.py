@@ -1,17 +1,17 @@
-"""Where the time of the run's processes goes, as their heartbeats tell it.
+"""Where the time of the run's processes goes, by their heartbeats.
 
-Every process says with each heartbeat how many seconds it has spent in each phase since it began
+Every heartbeat reports how many seconds its process has spent in each phase since it began
 (dart_cli.runtime.phase_timer). Here they become, by role, the last minute for the status page and totals
 that add up over restarts of any process, `dart data` included:
 
-    observe   a heartbeat came: what it says more than the one before is booked
-    tend      nobody is heard of a process: its time is `dead` until it is heard again
+    observe   a heartbeat came: the increase over the one before is booked
+    tend      no heartbeat came from a process: its time is `dead` until one comes again
     by_role   the last minute and the totals
-    changed   rows for the store, of the workers that spoke since the last call
+    changed   rows for the store, of the workers heard since the last call
 
 A process counts as `capacity` seconds a second: an environment process its slots, any other one.
 What a process that died did between its last heartbeat and the first of its successor is `dead`,
-less what the successor accounts for itself. A process that said goodbye is not dead.
+less what the successor accounts for itself. A process that announced its stop is not dead.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ class _WorkerUsage:
 
     role: str
     started_at: float  # unix seconds: which process it is now
-    seconds: dict[str, float] = field(default_factory=dict)  # of that process, as it said last
+    seconds: dict[str, float] = field(
+        default_factory=dict
+    )  # of that process, by its newest heartbeat
     before: dict[str, float] = field(default_factory=dict)  # of those before it, and between them
     capacity: float = 1.0
     heard: float | None = None  # monotonic seconds; None: not since this `dart data` began
-    has_left: bool = False  # it said goodbye
+    has_left: bool = False  # its last heartbeat announced that it stops
     dead_s: float = 0.0  # booked as dead of the present silence
     is_saved: bool = True
 
@@ -69,7 +71,7 @@ class _RecentPhases:
         sums: dict[str, float] = {}
         for _, bucket in self._buckets:
             sums = _added(sums, bucket)
-        # What was thought dead and spoke again is taken back later than it was booked.
+        # Time booked as dead is taken back later, when the process is heard again.
         return {phase: max(seconds, 0.0) for phase, seconds in sums.items()}
 
     def _forget(self, now: float) -> None:
@@ -90,23 +92,23 @@ class Usage:
             worker.before[row.phase] = row.before_s
 
     def observe(self, beat: Heartbeat, now: float) -> None:
-        """Book what a heartbeat heard at `now` (monotonic seconds) says."""
+        """Book a heartbeat that came at `now` (monotonic seconds)."""
         worker = self._workers.get(beat.worker)
         if worker is None:
             worker = self._workers[beat.worker] = _WorkerUsage(beat.role, beat.started_at)
         if beat.started_at < worker.started_at:
             return  # its predecessor's, late; or two processes go by one name
-        said = _phases(beat.gauges)
+        reported = _phases(beat.gauges)
         if beat.started_at > worker.started_at:
-            self._succeed(worker, beat, said, now)
+            self._succeed(worker, beat, reported, now)
         elif worker.dead_s:  # it was only silent, and accounts for that time itself
             self._book_dead(worker, -worker.dead_s, now)
         gained = {
             phase: max(seconds - worker.seconds.get(phase, 0.0), 0.0)
-            for phase, seconds in said.items()
+            for phase, seconds in reported.items()
         }
-        if said:
-            worker.seconds = said
+        if reported:
+            worker.seconds = reported
         worker.role = beat.role
         worker.capacity = max(beat.gauges.get("slots", 1.0), 1.0) if beat.role == "env" else 1.0
         worker.heard, worker.dead_s, worker.is_saved = now, 0.0, False
@@ -123,7 +125,7 @@ class Usage:
                 self._book_dead(worker, worker.capacity * silent_s - worker.dead_s, now)
 
     def discount_pause(self, seconds: float) -> None:
-        """Nobody was listened to for so long: that silence counts against no one."""
+        """This process heard nothing for so long: that silence counts against no worker."""
         for worker in self._workers.values():
             if worker.heard is not None:
                 worker.heard += seconds
@@ -160,7 +162,7 @@ class Usage:
         return rows
 
     def _succeed(
-        self, worker: _WorkerUsage, beat: Heartbeat, said: Mapping[str, float], now: float
+        self, worker: _WorkerUsage, beat: Heartbeat, reported: Mapping[str, float], now: float
     ) -> None:
         """A new process goes by the worker's name."""
         worker.before = worker.total()
@@ -168,7 +170,7 @@ class Usage:
         worker.started_at = beat.started_at
         if worker.heard is not None and not worker.has_left:
             gap_s = worker.capacity * min(now - worker.heard, FORGET_AFTER_S)
-            self._book_dead(worker, max(gap_s - sum(said.values()) - worker.dead_s, 0.0), now)
+            self._book_dead(worker, max(gap_s - sum(reported.values()) - worker.dead_s, 0.0), now)
 
     def _book_dead(self, worker: _WorkerUsage, seconds: float, now: float) -> None:
         worker.before[DEAD] = worker.before.get(DEAD, 0.0) + seconds
@@ -198,7 +200,7 @@ def _added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, fl
 
 
 def _at_most(phases: Mapping[str, float], limit: float) -> dict[str, float]:
-    """Scaled down to add up to `limit`: a process may have been unheard for longer than a window."""
+    """Scaled down to add up to `limit`: a process may have been silent for longer than a window."""
     total = sum(phases.values())
     scale = limit / total if total > limit else 1.0
     return {phase: seconds * scale for phase, seconds in phases.items()}

@@ -34,22 +34,22 @@ class WorkerWatch:
         before = self.liveness.get(heartbeat.worker)
         is_new = self.liveness.observe(heartbeat)
         if is_new:
-            log.info("%s is here: pid %d on %s", heartbeat.worker, heartbeat.pid, heartbeat.host)
+            log.info("%s joined: pid %d on %s", heartbeat.worker, heartbeat.pid, heartbeat.host)
         self.usage.observe(heartbeat, time.monotonic())
         self.token_progress.observe(heartbeat)
         self._ledger.renew(heartbeat.trajectories)
         if heartbeat.role != "rollout":
             return False
         is_changed = self._ledger.versions.hear(heartbeat, is_new)
-        # A worker may hold a permit before the first heartbeat that is heard of it, above all when
-        # this data process has just begun: only a successor's gives back what it held.
+        # A worker may hold a permit before its first heartbeat arrives, above all when this data
+        # process has just started: only a successor's heartbeat frees what the old one held.
         is_successor = before is not None and before.started_at != heartbeat.started_at
         if is_successor or heartbeat.state == "stopping":
             is_changed |= self._permits.free(heartbeat.worker) is not None
         return is_changed
 
     def check(self) -> bool:
-        """Take back what silent processes held, and forget those that had said goodbye.
+        """Take back what silent processes held, and forget those that had announced their stop.
 
         Returns whether a held request may be answered now.
         """

@@ -80,7 +80,7 @@ def test_an_environment_that_may_take_long_is_told_late_unless_all_wait_for_it()
 @pytest.mark.parametrize(
     ("liveness", "kind", "cure"),
     [
-        ("gone", "gone", "start it again, logs/env-0.log tells its end"),
+        ("gone", "gone", "start it again, logs/env-0.log shows why"),
         ("stopped", "stopped", "kill -CONT 42"),
         ("blocked", "silent", "see dmesg"),
         ("running", "silent", "dart status --stacks"),
