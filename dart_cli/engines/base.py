@@ -26,8 +26,8 @@ class GenerateRequest:
     prompt_token_ids: list[int]  # [P], image placeholders expanded
     images: list[bytes]  # [I], encoded, in prompt order
     sampling: Sampling
-    image_hashes: list[str] = field(default_factory=list)  # [I], content hashes; [] if unknown
     partial: SampledTokens | None = None  # go on after these tokens, which count towards max_tokens
+    image_hashes: list[str] = field(default_factory=list)  # [I], content hashes; [] if unknown
 
 
 @dataclass(frozen=True)
