@@ -9,6 +9,7 @@ import pytest
 
 from bus.heartbeat import HeartbeatSender, Liveness, Load
 from bus.messages import Heartbeat, Message, Role
+from tests.waiting import PATIENCE_S
 
 
 class Listener:
@@ -53,7 +54,7 @@ async def test_heartbeats_go_out_by_themselves_with_the_load_of_the_moment() -> 
         endpoint="ipc:///x",
         every_s=0.01,
     ):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while len(listener.heard) < 3:
                 listener.news.clear()
                 await listener.news.wait()
@@ -84,7 +85,7 @@ async def test_a_broken_gauge_does_not_stop_the_heart(caplog: pytest.LogCaptureF
 
     with caplog.at_level(logging.ERROR):
         async with HeartbeatSender(listener, "env", "env-0", load, every_s=0.01):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 await listener.news.wait()
     assert "heartbeat not sent" in caplog.text
 

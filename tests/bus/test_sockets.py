@@ -46,7 +46,7 @@ from bus.transport import HIGH_WATER_MARK
 from tests.waiting import until
 
 ASK = StopRequest(reason="enough")
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @asynccontextmanager

@@ -1,4 +1,7 @@
-"""A trainer killed within and between its steps ends with the weights of one that never was."""
+"""The same seed and one worker of each kind: the same weights and ledger again, curation and all.
+
+One of the two runs is never interrupted; the other's trainer is killed within and between updates.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,40 +26,58 @@ UPDATES = 3
 CONFIG = """
 [run]
 dir = "{folder}/run"
-seed = 5
+seed = 3
 [model]
 path = "builtin:tiny"
+[policy]
+codec = "compact"
+coordinates = "thousandths"
 [env]
-suite = "mini"
+suite = "composed"
 slots = 1
-tasks = ["mini/popup", "mini/confirm"]
+tasks = ["composed/click", "composed/popup+click", "composed/popup+popup+menu+confirm"]
 [rollout]
 max_tokens = 12
+threads = 1
 [data]
 scheduling = "batch"
 coupled = true
 group_size = 4
-groups_per_batch = 1
+groups_per_batch = 2
+dynamic_number = true
+dynamic_length = true
+high_entropy = 0.8
+pool_ratio = 0.25
+pool = ["{pool}"]
 [train]
 updates = {updates}
-lr = 1e-3
-micro_batch = 1
+lr = 2.5e-4
+micro_batch = 4
+threads = 1
 checkpoint_every = 1
 """
+UNREPEATED = {"opened_at", "closed_at", "leased_at", "ended_at", "reset_s", "wall_s", "worker"}
+"""Moments and durations, and a name that holds the process id."""
 PATIENCE_S = 300.0  # a bound, no expectation
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def begin(folder: Path) -> subprocess.Popen[str]:
-    """`dart up` of a run in which everybody takes turns."""
-    folder.mkdir()
-    path = folder / "c.toml"
-    path.write_text(CONFIG.format(folder=folder, updates=UPDATES))
+def dart(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "dart_cli", "up", str(path)],
+        [sys.executable, "-m", "dart_cli", *arguments],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
+
+
+def begin(folder: Path, pool: Path) -> subprocess.Popen[str]:
+    """`dart up` of a run whose processes take turns."""
+    folder.mkdir()
+    path = folder / "c.toml"
+    path.write_text(CONFIG.format(folder=folder, pool=pool, updates=UPDATES))
+    if not pool.exists():
+        finish(dart("data", "collect", str(path), "--out", str(pool), "--per-task", "3"))
+    return dart("up", str(path))
 
 
 def finish(child: subprocess.Popen[str]) -> None:
@@ -76,7 +98,7 @@ def batches(run_dir: Path) -> list[BatchRow]:
 
 
 def kill_trainer_when(run_dir: Path, true: Callable[[list[BatchRow]], bool]) -> int:
-    """Kill -9 as soon as the ledger's batches are so; how many of them are not trained then."""
+    """Kill -9 as soon as `true` holds for the ledger's batches; returns how many of them are not trained then."""
     deadline = time.monotonic() + PATIENCE_S
     while not true(batches(run_dir)):
         assert time.monotonic() < deadline
@@ -86,7 +108,7 @@ def kill_trainer_when(run_dir: Path, true: Callable[[list[BatchRow]], bool]) -> 
     return sum(batch.state != "trained" for batch in batches(run_dir))
 
 
-def outcome(run_dir: Path) -> dict[str, object]:
+def outcome(run_dir: Path) -> dict[str, Any]:
     """All that a run ends with: weights, optimizer, and what it trained on."""
     newest = run_dir / "checkpoints" / f"c{UPDATES:06d}"
     with open_reader(run_dir) as reader:
@@ -101,9 +123,37 @@ def outcome(run_dir: Path) -> dict[str, object]:
     }
 
 
-def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> None:
-    finish(begin(tmp_path / "whole"))
-    killed, run_dir = begin(tmp_path / "killed"), tmp_path / "killed" / "run"
+def decided(run_dir: Path) -> dict[str, Any]:
+    """All that a run decided up to its last batch."""
+    with open_reader(run_dir) as run:
+        batches = run.batches()
+        served = {each: batch.id for batch in batches for each in run.batch_groups(batch.id)}
+        newest = max(served)  # later groups are cut off by the end of the run
+        groups = [group for group in run.groups() if group.id <= newest]
+        return {
+            "groups": [timeless(group) for group in groups],
+            "trajectories": [
+                timeless(each) for each in run.trajectories(group_ids=[g.id for g in groups])
+            ],
+            "decisions": [each for each in run.decisions() if each.subject[:7] <= newest],
+            "metrics": [
+                (point.name, point.step, point.value)
+                for point in run.metrics()
+                if not point.name.endswith("_s")
+            ],
+        }
+
+
+def timeless(row: Any) -> dict[str, Any]:
+    return {name: value for name, value in asdict(row).items() if name not in UNREPEATED}
+
+
+def test_the_same_seed_is_the_same_run_and_resumed_equals_uninterrupted_bit_for_bit(
+    tmp_path: Path,
+) -> None:
+    pool = tmp_path / "pool"
+    finish(begin(tmp_path / "whole", pool))
+    killed, run_dir = begin(tmp_path / "killed", pool), tmp_path / "killed" / "run"
     try:
         # Batch 2 has been served and is not acknowledged: the trainer computes on it.
         within = kill_trainer_when(
@@ -122,7 +172,13 @@ def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> None:
     assert log.count("train starts, pid") == 3
     assert "c000001, batch 1" in log
     assert "c000002, batch 2" in log
-    whole, resumed = outcome(tmp_path / "whole" / "run"), outcome(run_dir)
-    for name, value in whole.items():
-        assert value, name
-        assert resumed[name] == value, f"{name} differs"
+    for read in (outcome, decided):
+        whole, resumed = read(tmp_path / "whole" / "run"), read(run_dir)
+        for name, value in whole.items():
+            assert value, name
+            assert resumed[name] == value, f"{name} differs"
+    # The run was rich enough: all of curation had something to decide.
+    groups, samples = decided(run_dir)["groups"], outcome(run_dir)["samples"]
+    assert {group["reason"] for group in groups} > {"", "all_success"}
+    assert {row["reason"] for row in samples} == {"mixed", "pool", "low_entropy"}
+    assert len({group["size"] for group in groups}) > 1

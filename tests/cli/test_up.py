@@ -26,7 +26,7 @@ CONFIG = """
 [run]
 dir = "{folder}/run"
 [model]
-path = "{folder}/model"
+path = "builtin:tiny"
 [env]
 suite = "{suite}:CoinSuite"
 slots = 8
@@ -41,6 +41,7 @@ max_open_groups = 8
 updates = {updates}
 checkpoint_every = 1
 lr = 1e-4
+{more}
 [eval]
 episodes = 6
 around = {around}
@@ -50,25 +51,14 @@ around = {around}
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained tiny model's folder."""
-    folder = tmp_path_factory.mktemp("model") / "model"
-    script = (
-        "import sys\nfrom pathlib import Path\nfrom dart_cli.policy.tiny import build_tiny, save\n"
-        "save(Path(sys.argv[1]), *build_tiny(0), build={})\n"
-    )
-    subprocess.run([sys.executable, "-c", script, str(folder)], check=True, timeout=300)
-    return folder
-
-
-def write_config(folder: Path, model: Path, *, updates: int, around: bool) -> Path:
+def write_config(folder: Path, *, updates: int, around: bool = False, more: str = "") -> Path:
     """The configuration of a small run in `folder`."""
-    (folder / "model").symlink_to(model)
     path = folder / "c.toml"
     suite = SUITES / "coin_suite.py"
     around_ = str(around).lower()
-    path.write_text(CONFIG.format(folder=folder, suite=suite, updates=updates, around=around_))
+    path.write_text(
+        CONFIG.format(folder=folder, suite=suite, updates=updates, around=around_, more=more)
+    )
     return path
 
 
@@ -115,49 +105,10 @@ def children() -> Iterator[list[subprocess.Popen[str]]]:
         child.communicate()
 
 
-def test_one_command_evaluates_trains_and_reports(model: Path, tmp_path: Path) -> None:
-    path = write_config(tmp_path, model, updates=2, around=True)
-    run_dir = tmp_path / "run"
-    child = start("up", path)
-    out, err = finish(child)
-    assert child.returncode == 0, err
-
-    told = json.loads(out.splitlines()[-1])
-    assert told["policy_version"] >= 2
-    assert told["trajectories"] >= 2 * 8
-    assert told["run_dir"] == str(run_dir)
-    assert told["minutes"] <= told["minutes_total"]
-    for key in ("success_before", "success_after", "greedy_before", "greedy_after"):
-        assert 0 <= told[key] <= 1
-    assert set(told["per_task"]["coin/throw"]) >= {"before", "after"}
-    assert set(told["compositions"]["per_task"]) == {"coin/again"}
-    for name in ("curve", "films"):
-        assert Path(told[name]).read_bytes().startswith(b"\x89PNG")
-    assert "update" in err
-    assert "progress: sampled 12/12 episodes" in err
-    for name in ("data", "train", "rollout-0", "env-0", "eval"):
-        assert f"{name} | " in (run_dir / "logs" / "up.log").read_text()
-        assert (run_dir / "logs" / f"{name}.log").exists()
-
-    other = start("up", path, "--set", "policy.codec=uitars")
-    _, err = finish(other)
-    assert other.returncode == 2
-    assert "choose another run.dir, or set policy.codec back" in err
-
-    # The run is over: again means only the report again; --fresh moves it aside and begins anew.
-    again = start("up", path)
-    out, err = finish(again)
-    assert again.returncode == 0, err
-    assert "updates are done; --fresh begins anew" in err
-    told_again = json.loads(out.splitlines()[-1])
-    assert told_again["trajectories"] == told["trajectories"]
-    assert told_again["success_after"] == told["success_after"]
-
-
-def test_ctrl_c_ends_all_and_the_same_command_goes_on(
-    model: Path, tmp_path: Path, children: list[subprocess.Popen[str]]
+def test_one_command_evaluates_trains_goes_on_after_ctrl_c_and_reports(
+    tmp_path: Path, children: list[subprocess.Popen[str]]
 ) -> None:
-    path = write_config(tmp_path, model, updates=100_000, around=False)
+    path = write_config(tmp_path, updates=100_000, around=True)
     run_dir = tmp_path / "run"
     child = start("up", path)
     children.append(child)
@@ -178,24 +129,68 @@ def test_ctrl_c_ends_all_and_the_same_command_goes_on(
     _, err = finish(child)
     assert child.returncode == 130, err
     assert "stopped; go on with: dart up" in err
+    assert "progress: sampled 12/12 episodes" in err
     config = load_config(path)
     for worker in ("data", "train", "rollout-0", "env-0", "up"):
         with claim(config, worker, worker) as name:
-            assert name == worker  # free: nobody is left
+            assert name == worker  # free: no process is left
 
     done = updates_done(run_dir)
-    child = start("up", path, "--set", f"train.updates={done + 2}")
+    again = ("up", path, "--set", f"train.updates={done + 2}")
+    child = start(*again)
     children.append(child)
     out, err = finish(child)
     assert child.returncode == 0, err
     assert updates_done(run_dir) == done + 2
-    assert json.loads(out.splitlines()[-1])["policy_version"] >= done + 2
+    result = json.loads(out.splitlines()[-1])
+    assert result["policy_version"] >= done + 2
+    assert result["trajectories"] >= (done + 2) * 8
+    assert result["run_dir"] == str(run_dir)
+    assert result["minutes"] <= result["minutes_total"]
+    for key in ("success_before", "success_after", "greedy_before", "greedy_after"):
+        assert 0 <= result[key] <= 1
+    assert set(result["per_task"]["coin/throw"]) >= {"before", "after"}
+    assert set(result["compositions"]["per_task"]) == {"coin/again"}
+    for name in ("curve", "films"):
+        assert Path(result[name]).read_bytes().startswith(b"\x89PNG")
+    assert "update" in err
+    assert "progress: sampled 12/12 episodes" in err
+    for name in ("data", "train", "rollout-0", "env-0", "eval"):
+        assert f"{name} | " in (run_dir / "logs" / "up.log").read_text()
+        assert (run_dir / "logs" / f"{name}.log").exists()
+
+    other = start(*again, "--set", "policy.codec=uitars")
+    _, err = finish(other)
+    assert other.returncode == 2
+    assert "choose another run.dir, or set policy.codec back" in err
+
+    # The run is over: again means only the report again; --fresh moves it aside and begins anew.
+    over = start(*again)
+    out, err = finish(over)
+    assert over.returncode == 0, err
+    assert "updates are done; --fresh begins anew" in err
+    result_again = json.loads(out.splitlines()[-1])
+    assert result_again["trajectories"] == result["trajectories"]
+    assert result_again["success_after"] == result["success_after"]
+
+
+NO_MODEL = """
+learner = "timed"
+[timing]
+train_s = 0.5
+transfer_s = 0.0
+pause_s = 0.0
+"""
+"""Simulated updates that take as long as real ones of the tiny model."""
 
 
 def test_four_shells_in_any_order_each_stopped_once_reach_the_same_end(
-    model: Path, tmp_path: Path, children: list[subprocess.Popen[str]]
+    tmp_path: Path, children: list[subprocess.Popen[str]]
 ) -> None:
-    path = write_config(tmp_path, model, updates=40, around=False)
+    """Without a model: how trainer and engine go on with theirs is for the tests above."""
+    updates = 30
+    path = write_config(tmp_path, updates=updates, more=NO_MODEL)
+    path.write_text(path.read_text().replace("[rollout]", '[rollout]\nengine = "scripted"'))
     run_dir = tmp_path / "run"
     roles = {}
 
@@ -213,20 +208,20 @@ def test_four_shells_in_any_order_each_stopped_once_reach_the_same_end(
     for role in ("rollout", "data", "env", "train"):
         before = updates_done(run_dir)
         until(lambda seen=before: updates_done(run_dir) > seen, f"an update before {role} stops")
-        assert roles[role].poll() is None, "the run ended before everybody was stopped once"
+        assert roles[role].poll() is None, "the run ended before every process was stopped once"
         stop(role)
         begin(role)
     for role, child in roles.items():
         _, err = finish(child)
         assert child.returncode == 0, f"{role}: {err}"
-    assert updates_done(run_dir) == 40
+    assert updates_done(run_dir) == updates
     with open_reader(run_dir) as reader:
         trained = [group for batch in reader.batches() for group in reader.batch_groups(batch.id)]
-    assert len(trained) == len(set(trained)) == 40 * 2
+    assert len(trained) == len(set(trained)) == updates * 2
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that nobody has; tests beside us begin to look elsewhere."""
+    """The first of `count` free ports in a row; tests beside us begin to look elsewhere."""
     places = range(20_000, 30_000, count)
     for step in range(len(places)):
         first = places[(os.getpid() + step) % len(places)]
@@ -237,10 +232,10 @@ def free_ports(count: int) -> int:
     raise AssertionError("no free ports")
 
 
-def test_a_run_over_tcp_answers_only_who_has_its_keys(
-    model: Path, tmp_path: Path, children: list[subprocess.Popen[str]]
+def test_a_run_over_tcp_answers_only_those_with_its_keys(
+    tmp_path: Path, children: list[subprocess.Popen[str]]
 ) -> None:
-    path = write_config(tmp_path, model, updates=1, around=False)
+    path = write_config(tmp_path, updates=1)
     for name in ("ours", "theirs"):
         made = start("keys", tmp_path / name)
         finish(made)

@@ -49,7 +49,7 @@ from dart_cli.data.store.rows import PoolRow, PoolSource, StepRow
 from dart_cli.data.store.writer import Store
 from envs.base import content_hash
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def small_config(run_dir: Path, **data: object) -> Config:

@@ -15,7 +15,7 @@ from dart_cli.engines.completions import version_spans
 from dart_cli.engines.scripted import ScriptedEngine, random_clicks, say
 from dart_cli.policy.codec import make_codec
 from dart_cli.policy.frames import make_coordinate_map
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 def ask(request_id: str = "t-1/0", *, seed: int = 0, max_tokens: int = 64) -> GenerateRequest:
@@ -120,7 +120,7 @@ async def test_interrupted_in_work_or_waiting_a_request_goes_on_where_it_was() -
 async def test_what_has_ended_is_not_suspended() -> None:
     engine = ScriptedEngine(lambda request: say("ab"))
     asking = asyncio.create_task(engine.generate(ask()))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while engine.gauges()["tokens"] < 2:  # noqa: ASYNC110 - a gauge, no event
             await asyncio.sleep(0)
     await asyncio.sleep(0)

@@ -22,7 +22,7 @@ from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.weights.file import load, publish
 from dart_cli.weights.manifest import MANIFEST, WEIGHTS
 from tests.engines.exact import Weights, fresh_numbers, put, random_versions
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -602,7 +602,7 @@ async def test_weights_whose_bringer_is_gone_are_not_taken_and_harm_nothing(
         assert goes_on.wait(30)
 
     hook = policy.model.get_input_embeddings().register_forward_pre_hook(hold)
-    async with serving(policy, max_batch=1) as engine, asyncio.timeout(30):
+    async with serving(policy, max_batch=1) as engine, asyncio.timeout(PATIENCE_S):
         asking = asyncio.create_task(engine.generate(ask(1)))
         await until(lambda: engine.gauges()["in_flight"])
         updating = asyncio.create_task(engine.update_weights(published.path, 1))
@@ -625,7 +625,7 @@ async def test_a_swap_that_breaks_is_told_and_nothing_is_served_from_two_version
 
     engine = TransformersEngine(policy, load_weights=lacking)
     assert (await engine.generate(ask(1))).sampled.token_ids
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(KeyError):
             await engine.update_weights(tmp_path, 1)
     with pytest.raises(EngineError, match="closed"):

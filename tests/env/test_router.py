@@ -17,7 +17,7 @@ from bus.sockets import Replier
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, say
 from dart_cli.env.router import RolloutRouter
 from tests.env.parts import completion, heartbeat
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 def act(trajectory_id: str = "t-1", step: int = 0) -> ActRequest:
@@ -160,7 +160,7 @@ async def test_a_lost_connection_sends_a_request_elsewhere_before_the_worker_fal
         await until(lambda: [each[name].asked for name in sorted(each)] == [3, 3])
         each["rollout-1"].go.set()
         await each["rollout-0"].kill()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             assert {reply.text for reply in await asyncio.gather(*asks)} == {"rollout-1"}
         assert router.ready() == ["rollout-1"]
         assert router.routed.rerouted == 3
@@ -200,7 +200,7 @@ async def test_when_a_worker_dies_its_requests_are_answered_by_another(tmp_path:
         victim, survivor = each["rollout-0"], each["rollout-1"]
         await victim.kill()  # no goodbye: it only falls silent
         survivor.go.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not all(ask.done() for ask in asks):
                 router.observe(heartbeat("rollout-1", survivor.replier.endpoint))
                 await asyncio.sleep(0.05)

@@ -58,7 +58,7 @@ async def play(player: ThreadedEnv, kind: str, *texts: str) -> tuple[str, str, s
 async def test_whatever_an_environment_does_its_episode_is_invalid_and_the_next_one_is_played(
     where: str, how: str, said: str
 ) -> None:
-    player = threaded(Unruly, deadline_s=0.3 if how == "hang" else 20.0)
+    player = threaded(Unruly, deadline_s=1.0 if how == "hang" else 20.0)
     outcome, stop, reason = await play(player, f"{where}-{how}")
     assert (outcome, stop) == ("invalid", "environment")
     assert said in reason

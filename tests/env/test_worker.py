@@ -32,7 +32,7 @@ from dart_cli.env import isolated, link, worker
 from dart_cli.runtime import telemetry as hearing
 from tests.env.parts import heartbeat, lease
 from tests.env.unruly_suite import SUITE
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 def run_state(*, suspended: bool = False, stopping: bool = False) -> RunState:
@@ -164,7 +164,7 @@ async def env_process(config: Config, slots: int = 3) -> AsyncIterator[asyncio.E
         yield stop
     finally:
         stop.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await task
 
 
@@ -271,7 +271,7 @@ async def test_the_process_ends_when_the_run_is_over(config: Config) -> None:
     over = run_state(stopping=True)
     running = asyncio.create_task(worker.run(config, "env-0", 2, asyncio.Event()))
     await until(lambda: data.ends)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not running.done():
             data.publisher.publish(over)
             await asyncio.wait([running], timeout=0.05)
@@ -413,7 +413,7 @@ async def test_a_task_that_the_suite_does_not_have_ends_the_process_with_the_cur
     data, rollout = Data(config), Rollout(config)
     data.task_id = "mini/clik"
     with pytest.raises(TaskError, match="did you mean 'mini/click'"):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await worker.run(config, "env-0", 2, asyncio.Event())
     await rollout.close()
     await data.close()

@@ -67,7 +67,7 @@ from dart_cli.weights.base import Published
 from dart_cli.weights.collective import CollectiveChannel
 from dart_cli.weights.file import FileChannel, publish
 from dart_cli.weights.manifest import WEIGHTS
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).parents[2]
 
@@ -120,14 +120,14 @@ class Data:
     def stop(self) -> None:
         self.change(stopping=True, reason="enough")
 
-    async def until(self, condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
+    async def until(self, condition: Callable[[], bool], deadline_s: float = PATIENCE_S) -> None:
         """Wait until something that was heard makes `condition` true."""
         async with asyncio.timeout(deadline_s), self._heard:
             while not condition():
                 await self._heard.wait()
 
     async def heard(
-        self, condition: Callable[[Heartbeat], bool], deadline_s: float = 60.0
+        self, condition: Callable[[Heartbeat], bool], deadline_s: float = PATIENCE_S
     ) -> Heartbeat:
         """The first heartbeat that meets `condition`."""
         await self.until(lambda: self.newest is not None and condition(self.newest), deadline_s)
@@ -227,7 +227,7 @@ async def worker(config: Config):
         yield task
     finally:
         stop.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await task
 
 
@@ -252,7 +252,7 @@ async def test_nothing_is_answered_before_the_first_weights(config: Config) -> N
         with pytest.raises(DeadlineError):
             await client.request(act_request("t", 0), deadline_s=0.3)
         data.announce(publish({"w": torch.zeros(1)}, config.run.dir / "weights", 4))
-        reply = await client.request(act_request("t", 1), deadline_s=20)
+        reply = await client.request(act_request("t", 1), deadline_s=PATIENCE_S)
         assert isinstance(reply, Completion)
         assert [span.version for span in reply.sampled.version_spans] == [4]
         heartbeat = await data.heard(lambda hb: hb.state == "ready")
@@ -282,7 +282,7 @@ async def test_the_end_of_the_run_ends_the_worker(config: Config) -> None:
     async with telemetry(config.run.dir) as data, worker(scripted(config)) as task:
         await data.heard(lambda hb: hb.role == "rollout")
         data.stop()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await task
 
 
@@ -291,14 +291,14 @@ async def test_a_refused_set_leaves_the_old_weights_serving_and_says_why(config:
     good = publish(weights_of(config), weights, 1)
     async with telemetry(config.run.dir) as data, worker(config), asks(config) as client:
         data.announce(good)
-        before = await client.request(act_request("t", 1), deadline_s=60)
+        before = await client.request(act_request("t", 1), deadline_s=PATIENCE_S)
         bad = publish(weights_of(config, 1.0), weights, 2)
         (bad.path / WEIGHTS).write_bytes(b"\0" * bad.size_bytes)
         data.announce(bad)
         heartbeat = await data.heard(lambda hb: "v2 refused" in hb.waiting_for)
         assert "no safetensors file" in heartbeat.waiting_for
         assert (heartbeat.state, heartbeat.policy_version) == ("ready", 1)
-        during = await client.request(act_request("t", 1), deadline_s=60)
+        during = await client.request(act_request("t", 1), deadline_s=PATIENCE_S)
         assert isinstance(before, Completion)
         assert isinstance(during, Completion)
         assert during.sampled.token_ids == before.sampled.token_ids
@@ -338,7 +338,7 @@ async def test_other_channels_serve_and_refuse_as_files_do(
         data.announce(channel.publish(poisoned, 2))
         heartbeat = await data.heard(lambda hb: "v2 refused" in hb.waiting_for)
         assert "has values that are not finite" in heartbeat.waiting_for
-        reply = await client.request(act_request("t", 1), deadline_s=60)
+        reply = await client.request(act_request("t", 1), deadline_s=PATIENCE_S)
         assert isinstance(reply, Completion)
         assert [span.version for span in reply.sampled.version_spans] == [1]
         data.announce(channel.publish(good, 3))
@@ -391,7 +391,7 @@ async def test_while_data_is_away_the_old_weights_serve_and_then_the_newest_are_
         data.announce(tiny_set(weights, 2))
         heartbeat = await data.heard(lambda hb: "its turn to take weights" in hb.waiting_for)
         assert heartbeat.state == "ready"
-        reply = await client.request(act_request("t", 1), deadline_s=20)
+        reply = await client.request(act_request("t", 1), deadline_s=PATIENCE_S)
         assert isinstance(reply, Completion)
         assert [span.version for span in reply.sampled.version_spans] == [1]
         async with permits(config.run.dir, data):
@@ -413,7 +413,7 @@ async def test_whatever_data_refuses_with_the_worker_serves_on_and_asks_again(
         await data.until(lambda: not data.refusals)
         data.announce(tiny_set(weights, 2))
         await data.until(lambda: [done.policy_version for done in data.done] == [2])
-        reply = await client.request(act_request("t", 1), deadline_s=20)
+        reply = await client.request(act_request("t", 1), deadline_s=PATIENCE_S)
         assert isinstance(reply, Completion)
         assert [span.version for span in reply.sampled.version_spans] == [2]
 
@@ -465,14 +465,14 @@ async def test_a_suspended_run_begins_nothing_and_loses_nothing(config: Config) 
         data.announce(tiny_set(weights, 1))
         await data.heard(lambda hb: hb.state == "ready")
         request = act_request("t", 0, max_tokens=100)
-        asking = asyncio.create_task(client.request(request, deadline_s=20))
+        asking = asyncio.create_task(client.request(request, deadline_s=PATIENCE_S))
         await data.heard(lambda hb: hb.gauges.get("in_flight") == 1.0)
         data.change(suspended=True)
         first = await asking
         assert isinstance(first, Completion)
         assert (first.stop, first.worker) == ("suspended", "rollout-0")
         again = request.model_copy(update={"partial": partial_of(first)})
-        second = await client.request(again, deadline_s=20)
+        second = await client.request(again, deadline_s=PATIENCE_S)
         assert isinstance(second, Completion)
         assert (second.stop, partial_of(second)) == ("suspended", partial_of(first))
         data.announce(tiny_set(weights, 2))
@@ -480,7 +480,7 @@ async def test_a_suspended_run_begins_nothing_and_loses_nothing(config: Config) 
         data.change(suspended=False)
         third = second
         while third.stop == "suspended":
-            third = await client.request(again, deadline_s=20)
+            third = await client.request(again, deadline_s=PATIENCE_S)
             assert isinstance(third, Completion)
         assert third.sampled.token_ids[: len(first.sampled.token_ids)] == first.sampled.token_ids
         assert third.stop == "end"
@@ -508,7 +508,7 @@ async def test_a_worker_whose_engine_fails_ever_again_ends_and_one_that_recovers
         data.announce(tiny_set(config.run.dir / "weights", 1))
         for trajectories in (["bad"] * (most - 1) + ["good"], ["bad"] * (most - 1)):
             for step, trajectory in enumerate(trajectories):
-                asking = client.request(act_request(trajectory, step), deadline_s=20)
+                asking = client.request(act_request(trajectory, step), deadline_s=PATIENCE_S)
                 if trajectory == "good":
                     assert isinstance(await asking, Completion)
                 else:
@@ -517,7 +517,7 @@ async def test_a_worker_whose_engine_fails_ever_again_ends_and_one_that_recovers
         assert not running.done()
         with contextlib.suppress(EngineError, DeadlineError):
             await client.request(act_request("bad", 0), deadline_s=1.0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(EngineError, match=f"{most} requests in a row .*illegal memory"):
                 await running
 
@@ -536,8 +536,8 @@ async def test_a_worker_whose_engine_is_gone_ends_at_once(
         running = asyncio.create_task(run(config, "rollout-0", asyncio.Event()))
         data.announce(tiny_set(config.run.dir / "weights", 1))
         with contextlib.suppress(EngineGoneError, DeadlineError):
-            await client.request(act_request("t", 0), deadline_s=20)
-        async with asyncio.timeout(20):
+            await client.request(act_request("t", 0), deadline_s=PATIENCE_S)
+        async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(EngineError, match="have died"):
                 await running
 
@@ -560,7 +560,7 @@ async def test_a_worker_whose_engine_breaks_as_it_takes_weights_says_so_and_ends
         data.announce(tiny_set(weights, 1))
         await data.heard(lambda hb: hb.state == "ready")
         data.announce(tiny_set(weights, 2))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(EngineGoneError, match="two versions"):
                 await running
         assert [done.error for done in data.done] == ["", "its tensors are of two versions"]
@@ -595,7 +595,7 @@ async def test_publication_under_load_loses_no_request(config: Config) -> None:
     async def ask(client: Requester, index: int) -> None:
         step = 0
         while published - 1 not in versions[index]:
-            reply = await client.request(act_request(f"t{index}", step), deadline_s=60)
+            reply = await client.request(act_request(f"t{index}", step), deadline_s=PATIENCE_S)
             assert isinstance(reply, Completion)
             assert reply.sampled.version_spans[-1].end == len(reply.sampled.token_ids)
             versions[index] += [span.version for span in reply.sampled.version_spans]
@@ -617,7 +617,7 @@ async def test_publication_under_load_loses_no_request(config: Config) -> None:
                     data.announce(channel.publish(tensors, version))
                     await asyncio.sleep(0.1)
             data.stop()
-            assert await asyncio.to_thread(process.wait, 20) == 0
+            assert await asyncio.to_thread(process.wait, PATIENCE_S) == 0
     finally:
         process.kill()
         process.wait()  # or another test is told that it runs still
@@ -668,7 +668,7 @@ async def test_a_worker_that_is_told_to_stop_while_it_loads_ends_cleanly(
             await until(Path(address.removeprefix("ipc://")).exists)  # signals are heard by now
             await asyncio.sleep(after_s)
         process.send_signal(signal.SIGTERM)
-        _, errors = await asyncio.to_thread(process.communicate, timeout=30)
+        _, errors = await asyncio.to_thread(process.communicate, timeout=PATIENCE_S)
     finally:
         process.kill()
         process.wait()  # or another test is told that it runs still

@@ -22,7 +22,7 @@ from envs.base import content_hash
 from tests.altered import altered
 from tests.data.parts import ask_lease, step_record, trajectory_end
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True)
