@@ -479,7 +479,7 @@ def test_an_image_that_vllm_has_forgotten_is_sent_again(
     assert errors(policy, [request], served.run(forgotten()), at(served, served.start)) < EXACT
 
 
-@pytest.mark.timeout(400)  # two processes import vLLM
+@pytest.mark.timeout(400)  # another process imports vLLM
 def test_a_process_of_vllm_ends_with_a_parent_that_is_killed() -> None:
     parent = subprocess.run(
         [sys.executable, "-m", "tests.engines.parent"],
