@@ -1,4 +1,4 @@
-"""Processes killed again and again lose nothing; and the audit would tell if they did."""
+"""Processes killed again and again lose nothing; and the audit would find it if they did."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_each_role_killed_in_turn_nothing_finished_is_lost_or_trained_twic
     assert found["effective_time_ratio"] < 1
 
 
-def test_a_trainers_log_tells_what_was_trained_again_and_that_is_no_fault() -> None:
+def test_what_a_trainers_log_shows_as_trained_again_is_no_fault() -> None:
     assert lineage(LOG.splitlines()) == Lineage(2, doubled=0, passed_over=0, retrained=1)
 
 
@@ -99,7 +99,7 @@ def test_a_batch_that_came_twice_or_never_is_a_fault(line: str, fault: Lineage) 
     assert lineage([*LOG.splitlines(), line]) == fault
 
 
-def test_the_audit_tells_a_trajectory_that_is_finished_no_more(tmp_path: Path) -> None:
+def test_the_audit_finds_a_trajectory_that_is_no_longer_finished(tmp_path: Path) -> None:
     config = small_config(tmp_path / "run")
     witness = Witness()
     with open_store(config.run.dir) as store:
@@ -126,7 +126,7 @@ def test_the_audit_tells_a_trajectory_that_is_finished_no_more(tmp_path: Path) -
             assert audit(reader, witness, LOG.splitlines()).finished_lost == 3
 
 
-def test_a_trainer_that_is_killed_before_each_checkpoint_is_told_with_the_cure(
+def test_a_trainer_that_is_killed_before_each_checkpoint_is_reported_with_the_cure(
     tmp_path: Path,
 ) -> None:
     config = small_config(tmp_path / "run")
@@ -143,7 +143,7 @@ def test_a_trainer_that_is_killed_before_each_checkpoint_is_told_with_the_cure(
     assert advance.lost_lives == 2
 
 
-def test_success_is_told_by_the_batches_that_were_in_the_weights_when_it_was_played(
+def test_success_is_reported_by_the_batches_in_the_weights_when_it_was_played(
     tmp_path: Path,
 ) -> None:
     """The resumed trainer's version is one further than its batches: they are counted, not it."""

@@ -59,7 +59,7 @@ def test_an_arm_is_a_valid_configuration_and_differs_from_the_others(
     assert [each for each, config in configs.items() if config == configs[arm]] == [arm]
 
 
-def test_a_third_of_the_tasks_is_told_apart_as_hopeless() -> None:
+def test_a_third_of_the_tasks_is_recognised_as_hopeless() -> None:
     text = CONFIG.read_text()
     hopeless = text.partition("# out of reach")[2].partition("\n]")[0].count("composed/")
     assert 3 * hopeless >= len(load_config(CONFIG).env.tasks)
@@ -91,7 +91,7 @@ def test_the_ratio_is_of_costs_to_the_level_that_uniform_ends_at() -> None:
     assert summary["arms"][ALL]["to_level"]["minutes"] == pytest.approx(0.75)
 
 
-def test_a_baseline_that_stands_still_is_compared_at_where_it_began_to() -> None:
+def test_a_baseline_that_stagnates_is_compared_at_where_it_began_to() -> None:
     results = {
         Cell(UNIFORM, 0): run((0, 0.3), (1000, 0.7), (2000, 0.7), (3000, 0.7)),
         Cell(ALL, 0): run((0, 0.3), (1000, 0.7)),
@@ -99,7 +99,7 @@ def test_a_baseline_that_stands_still_is_compared_at_where_it_began_to() -> None
     assert summarize(results)["trajectories_ratio"] == 1.0
 
 
-def test_seeds_are_pooled_and_their_number_told() -> None:
+def test_seeds_are_pooled_and_their_number_reported() -> None:
     results = {
         Cell(UNIFORM, 0): run((0, 0.3), (2000, 0.6)),
         Cell(UNIFORM, 1): run((0, 0.3), (2000, 0.8)),

@@ -85,7 +85,7 @@ def test_what_is_filed_after_the_last_heartbeat_makes_up_for_no_loss() -> None:
     assert _finished_lost([*whole, kept("e", 26.0, "worker_lost")], beats) == 1
 
 
-def test_what_nobody_accounts_for_was_dead() -> None:
+def test_time_without_a_phase_was_dead() -> None:
     shares = _shares({"busy": 5.0, "idle": 1.0}, 8.0)
     assert shares == {"busy": 0.625, "idle": 0.125, "dead": 0.25}
 

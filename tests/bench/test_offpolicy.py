@@ -74,7 +74,7 @@ def test_delay_nothing_is_played_once_whatever_the_correction() -> None:
     assert [delay_of(arm) for arm in arms] == [0, 4, 4]
 
 
-def test_mistakes_are_told_before_anything_is_played() -> None:
+def test_mistakes_are_reported_before_anything_is_played() -> None:
     with pytest.raises(ConfigError, match="no 'clipped'; there are none, truncated, masked"):
         arms_of([1], ["clipped"])
     with pytest.raises(ConfigError, match="--delays: must be >= 0, got -1"):

@@ -140,6 +140,6 @@ def test_a_command_that_never_does_enough_is_stopped_at_the_deadline(tmp_path: P
         sys.executable,
         "-c",
         f"{heeds}; time.sleep(60)",
-    ]  # though whoever started us does not
+    ]  # though our own parent does not
     with pytest.raises(ChildError):
         call_until(lambda: False, command, tmp_path / "a.log", tmp_path, deadline_s=0.5)

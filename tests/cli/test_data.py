@@ -47,7 +47,9 @@ def test_help_teaches_the_process_and_the_tools(capsys: pytest.CaptureFixture[st
         assert f"dart data {tool}" in capsys.readouterr().out.split("Example:")[1]
 
 
-def test_a_misspelt_command_is_told_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelt_command_is_answered_with_the_right_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert run("shwo", "g000001-00") == 2
     assert "did you mean `dart data show`" in " ".join(capsys.readouterr().err.split())
     assert run("nothing.toml") == 2

@@ -1,4 +1,4 @@
-"""`dart up` on a run directory that holds something: gone on with, left alone, or set aside."""
+"""`dart up` on a run directory that is in use already: continued, left alone, or set aside."""
 
 from __future__ import annotations
 

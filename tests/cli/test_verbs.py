@@ -1,4 +1,4 @@
-"""The command line keeps its word: help at once, exit codes, one-line errors, starter files."""
+"""The command line: fast help, exit codes, one-line errors, starter files."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_misspelt_tool_is_answered_with_the_right_one(
     assert f"did you mean `dart {verb} {meant}`?" in " ".join(capsys.readouterr().err.split())
 
 
-def test_the_process_of_dart_env_needs_no_word_before_its_configuration(
+def test_the_process_of_dart_env_needs_no_subcommand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "check"  # called like a tool, it is reached by its folder
@@ -195,7 +195,7 @@ def test_a_dry_run_says_what_each_role_would_do(
             assert text in " ".join(out.split()), verb
 
 
-def test_slots_and_workers_are_told_on_the_command_line(
+def test_slots_and_workers_are_options_of_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "c.toml"
@@ -304,7 +304,9 @@ def test_a_run_directory_remembers_its_configuration_wherever_it_moves(tmp_path:
     assert read_run(moved).run.dir == moved
 
 
-def test_a_changed_configuration_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_changed_configuration_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = Config.model_validate({"run": {"dir": tmp_path}})
     save_config(config)
     changed = config.model_copy(update={"train": config.train.model_copy(update={"lr": 0.5})})

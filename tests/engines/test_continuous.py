@@ -1,4 +1,4 @@
-"""Continuous batching: who joins when, who leaves when, and that the numbers do not notice."""
+"""Continuous batching: which request joins when, which leaves when, and that the numbers stay the same."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_a_request_joins_the_running_batch_and_leaves_it_before_the_others
         assert (await long).stop == "suspended"
 
 
-async def test_a_row_that_nobody_awaits_any_more_makes_room_while_the_others_run(
+async def test_a_row_that_is_no_longer_awaited_makes_room_while_the_others_run(
     policy: LoadedPolicy, ask: Asker
 ) -> None:
     endless(policy)
@@ -181,7 +181,7 @@ async def test_the_memory_of_keys_and_values_bounds_the_batch_and_no_single_requ
     assert len(alone.sampled.token_ids) == 3 * longest
 
 
-async def test_a_fault_in_a_prefill_is_told_to_its_joiners_and_spares_the_rows(
+async def test_a_fault_in_a_prefill_ends_its_joiners_and_spares_the_rows(
     policy: LoadedPolicy, ask: Asker
 ) -> None:
     endless(policy)
@@ -222,7 +222,7 @@ async def test_an_interruption_between_two_joins_suspends_both_and_a_later_reque
     assert [outcome.stop for outcome in outcomes] == ["suspended", "suspended", "length"]
 
 
-def test_nobody_waits_for_companions_where_nothing_runs() -> None:
+def test_no_request_waits_for_companions_where_nothing_runs() -> None:
     assert Patience().admits(1, 0)
     assert not Patience().admits(0, 0)
 
@@ -243,5 +243,5 @@ def test_a_wait_counts_from_the_last_join_on_and_only_while_somebody_could_join(
     patience = Patience(2)
     assert [patience.admits(1, 1) for _ in range(6)] == [False, False, True] * 2
     assert not patience.admits(1, 1)
-    assert not patience.admits(0, 1)  # who waited is gone
+    assert not patience.admits(0, 1)  # the one that waited is gone
     assert [patience.admits(1, 1) for _ in range(3)] == [False, False, True]

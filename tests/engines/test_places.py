@@ -10,14 +10,14 @@ from tests.waiting import until
 
 
 async def queued(places: Places, count: int) -> list[asyncio.Task[bool]]:
-    """So many who ask for a place, all of them in the line."""
+    """So many requests for a place, all of them in the queue."""
     before = places.waiting
     asking = [asyncio.create_task(places.take()) for _ in range(count)]
     await until(lambda: places.waiting == before + count)
     return asking
 
 
-async def test_places_go_to_those_who_wait_longest() -> None:
+async def test_places_go_to_the_requests_that_wait_longest() -> None:
     places = Places(1, max_waiting=9)
     assert await places.take()
     first, second = await queued(places, 2)
@@ -30,13 +30,13 @@ async def test_places_go_to_those_who_wait_longest() -> None:
     assert (places.taken, places.waiting) == (0, 0)
 
 
-async def test_one_who_gives_up_takes_no_place_even_in_the_moment_it_is_given() -> None:
+async def test_a_cancelled_request_takes_no_place_even_in_the_moment_it_is_given() -> None:
     places = Places(1, max_waiting=9)
     assert await places.take()
     gone, given, waits = await queued(places, 3)
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)
-    places.leave()  # to `given`, which is cancelled before it hears of it
+    places.leave()  # to `given`, which is cancelled before it runs again
     given.cancel()
     await asyncio.gather(given, return_exceptions=True)
     assert await waits
@@ -44,7 +44,7 @@ async def test_one_who_gives_up_takes_no_place_even_in_the_moment_it_is_given() 
     assert places.taken == 0
 
 
-async def test_who_is_sent_away_has_no_place() -> None:
+async def test_a_request_that_is_sent_away_has_no_place() -> None:
     places = Places(1, max_waiting=9)
     assert await places.take()
     waiting = await queued(places, 2)

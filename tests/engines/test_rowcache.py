@@ -72,14 +72,14 @@ def test_each_row_keeps_its_own_keys_and_values_as_others_come_and_go() -> None:
     assert emptied > 5
 
 
-def test_those_who_stay_after_a_leave_are_named_by_where_they_were() -> None:
+def test_rows_that_stay_after_a_leave_are_named_by_where_they_were() -> None:
     cache = RowCache()
     cache.join(prefilled([random_row(tokens) for tokens in (4, 5, 6, 7, 8)]), [4, 5, 6, 7, 8])
     assert cache.leave({0, 3}) == [4, 1, 2]
     assert cache.lengths == [8, 5, 6]
 
 
-def test_a_cache_that_nobody_uses_holds_no_memory() -> None:
+def test_an_unused_cache_holds_no_memory() -> None:
     cache = RowCache()
     cache.join(prefilled([random_row(4), random_row(9)]), [4, 9])
     assert cache.leave({0, 1}) == []

@@ -76,7 +76,7 @@ async def test_a_weight_set_without_a_manifest_is_refused(tmp_path: Path) -> Non
     assert engine.policy_version == 3
 
 
-async def test_requests_beyond_the_batch_wait_and_closing_tells_them() -> None:
+async def test_requests_beyond_the_batch_wait_and_closing_ends_them() -> None:
     engine = ScriptedEngine(lambda request: say("x"), token_s=60, max_batch=2)
     asks = [asyncio.create_task(engine.generate(ask(f"t-{i}/0"))) for i in range(3)]
     await until(lambda: engine.gauges()["waiting"] == 1)

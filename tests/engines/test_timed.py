@@ -133,7 +133,7 @@ async def test_suspended_and_resumed_elsewhere_the_reply_is_the_same(codec: str)
         )
 
 
-async def test_who_is_suspended_again_and_again_gets_on() -> None:
+async def test_a_request_suspended_again_and_again_makes_progress() -> None:
     """One byte stands for 40 iterations of 4 ms here, and each time there are 100 ms for it."""
     text = b"click"
     timing = SLOW.model_copy(update={"decode_s": 0.004})
@@ -200,7 +200,7 @@ async def test_a_set_that_is_not_whole_is_refused_while_requests_run(tmp_path: P
         assert (await asking).sampled.version_spans[0].version == 0
 
 
-async def test_giving_up_frees_the_place_and_closing_tells_those_who_wait() -> None:
+async def test_cancelling_frees_the_place_and_closing_ends_what_waits() -> None:
     endless = TimingConfig(prefill_s=0.0, decode_s=60.0)
     async with serving(endless, max_batch=1) as engine:
         asks = [asyncio.create_task(engine.generate(ask(seed))) for seed in range(3)]
@@ -232,7 +232,7 @@ async def test_screens_are_answered_through_the_same_responder() -> None:
 
 
 @pytest.mark.parametrize("codec", ["compact", "uitars"])
-async def test_any_partial_is_gone_on_with(codec: str) -> None:
+async def test_any_partial_is_continued(codec: str) -> None:
     """Also one that this engine would not have made: its tokens stay, the rest is its own."""
     async with serving(FAST, codec) as engine:
         for seed in range(8):

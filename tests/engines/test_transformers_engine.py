@@ -269,7 +269,7 @@ async def begun(engine: TransformersEngine, requests: int = 1) -> None:
 async def drawn_or_done(
     engine: TransformersEngine, tokens: int, asks: list[asyncio.Task[Generation]]
 ) -> None:
-    """Wait until it has drawn so many tokens, or nobody asks for more."""
+    """Wait until it has drawn so many tokens, or no request is left."""
     await until(lambda: engine.gauges()["tokens"] >= tokens or all(ask.done() for ask in asks))
 
 
@@ -378,7 +378,7 @@ async def test_resumed_under_other_weights_the_new_tokens_are_those_of_a_fresh_f
             assert new.sampled.entropies[4:] == pytest.approx(entropies[4:].tolist(), abs=1e-4)
 
 
-async def test_an_interruption_ends_those_who_wait_and_returns_what_had_ended(
+async def test_an_interruption_ends_what_waits_and_returns_what_had_ended(
     policy: LoadedPolicy, ask: Asker
 ) -> None:
     policy.end_token_ids = (policy.forbidden_token_ids[0],)
@@ -409,7 +409,7 @@ async def test_an_interruption_ends_those_who_wait_and_returns_what_had_ended(
     assert waited.stop == "suspended"
 
 
-async def test_a_partial_that_cannot_be_gone_on_with_is_refused_by_name(
+async def test_a_partial_that_cannot_be_continued_is_refused_by_name(
     policy: LoadedPolicy, ask: Asker
 ) -> None:
     drawn = SampledTokens(
@@ -567,7 +567,7 @@ async def test_prompts_that_cannot_be_served_are_refused_before_they_wait(
         assert (await engine.generate(good)).sampled.token_ids
 
 
-async def test_closing_tells_those_who_wait_and_gives_up_the_batch(
+async def test_closing_ends_what_waits_and_gives_up_the_batch(
     policy: LoadedPolicy, ask: Asker
 ) -> None:
     policy.end_token_ids = (policy.forbidden_token_ids[0],)  # no completion ends by itself
@@ -580,7 +580,7 @@ async def test_closing_tells_those_who_wait_and_gives_up_the_batch(
     assert engine.gauges()["tokens"] < 2000
 
 
-async def test_a_fault_is_told_to_its_batch_and_the_next_is_served(
+async def test_a_fault_ends_its_batch_and_the_next_is_served(
     policy: LoadedPolicy, ask: Asker
 ) -> None:
     ends = policy.end_token_ids
@@ -617,7 +617,7 @@ async def test_weights_whose_bringer_is_gone_are_not_taken_and_harm_nothing(
         assert engine.policy_version == 2
 
 
-async def test_a_swap_that_breaks_is_told_and_nothing_is_served_from_two_versions(
+async def test_a_swap_that_breaks_is_an_error_and_nothing_is_served_from_two_versions(
     policy: LoadedPolicy, ask: Asker, tmp_path: Path
 ) -> None:
     def lacking(_path: Path, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -280,7 +280,7 @@ def test_interrupted_every_request_returns_what_it_has_and_goes_on_as_if_nothing
         assert got.sampled.token_ids == expected.sampled.token_ids
 
 
-def test_an_interruption_in_the_first_moment_is_heard(endless: Served, ask: Asker) -> None:
+def test_an_interruption_in_the_first_moment_takes_effect(endless: Served, ask: Asker) -> None:
     async def interrupted_at_once() -> list[Generation]:
         long = [ask(i, max_tokens=3000) for i in range(MAX_BATCH + 2)]
         asking = [asyncio.create_task(endless.engine.generate(request)) for request in long]
@@ -492,7 +492,7 @@ def test_a_process_of_vllm_ends_with_a_parent_that_is_killed() -> None:
     asyncio.run(until(lambda: not lives(int(parent.stdout))))
 
 
-def test_an_engine_that_dies_is_an_error_and_no_silence(served: Served, ask: Asker) -> None:
+def test_an_engine_that_dies_is_an_error_and_does_not_hang(served: Served, ask: Asker) -> None:
     """The last: nothing serves after it."""
     served.engine.policy.end_token_ids = ()
     [process] = served.engine._llm.engine_core.resources.engine_manager.processes

@@ -25,7 +25,7 @@ def raised(text: str) -> BaseException:
         return error
 
 
-def test_the_first_cause_is_told_in_one_line_with_what_to_change() -> None:
+def test_the_first_cause_is_one_line_with_what_to_change() -> None:
     told = _cause(raised("CUDA out of memory.\nTried to allocate 20 GiB"))
     assert told.startswith("ValueError: CUDA out of memory. Tried to allocate 20 GiB")
     assert "vllm.gpu_memory_utilization" in told

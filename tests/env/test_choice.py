@@ -24,7 +24,7 @@ def by_choice(
 def by_heartbeats(
     candidates: Sequence[Candidate], told: Sequence[int], former: str, rng: Random
 ) -> str:
-    """Ties go to the worker that told the least load: what every other process does as well."""
+    """Ties go to the worker that reported the least load, as in every other process."""
     order = sorted(
         zip(candidates, told, strict=True), key=lambda each: (each[0].in_flight, each[1])
     )
@@ -52,7 +52,7 @@ def test_the_former_worker_is_met_again_while_its_load_allows() -> None:
     assert choose(workers((5, 5), (5, 0)), "gone", rng) == "1"
 
 
-def test_who_is_too_far_behind_the_newest_is_left_out() -> None:
+def test_a_worker_too_far_behind_the_newest_is_left_out() -> None:
     versions = [Candidate(str(version), 0, 0, version) for version in (-1, 3, 5, 6)]
     assert [each.name for each in fresh(versions, 3)] == ["3", "5", "6"]
     assert [each.name for each in fresh(versions, 0)] == ["6"]

@@ -1,4 +1,4 @@
-"""Promises of suspension: a completion that was cut off goes on, whole, when the gate opens."""
+"""Promises of suspension: a completion that was cut off continues, whole, when the gate opens."""
 
 from __future__ import annotations
 
@@ -95,13 +95,13 @@ async def test_an_open_gate_changes_nothing() -> None:
     assert resuming.resumed == 0
 
 
-async def test_no_completion_is_begun_while_the_run_is_suspended_and_the_wait_is_told() -> None:
+async def test_no_completion_is_begun_while_the_run_is_suspended_and_the_wait_is_reported() -> None:
     gate, split, told, policy = SuspendGate(), slot_split(), Told(), Interrupted(WHOLE, 100)
     gate.observe(run_state(suspended=True))
     split.enter("waiting")
     asking = asyncio.create_task(Resuming(policy, gate, split, told).act(act()))
     await until(lambda: split.phase == "suspended")
-    gate.observe(run_state(suspended=True))  # said again each second
+    gate.observe(run_state(suspended=True))  # repeated each second
     await asyncio.sleep(0.02)
     assert policy.asked == []
     assert told.waits == ["the end of the trainer's turn"]
@@ -145,7 +145,7 @@ async def test_what_had_not_begun_is_asked_again_as_it_was() -> None:
     assert policy.asked[0] == policy.asked[1]
 
 
-async def test_a_worker_that_hears_of_the_suspension_first_is_not_asked_in_a_hurry(
+async def test_a_worker_that_is_suspended_first_is_not_asked_in_a_hurry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(gate_module, "NOTICE_S", 1000.0)  # however slow this machine is

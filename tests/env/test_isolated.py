@@ -180,7 +180,7 @@ async def test_it_ends_with_all_it_started_when_the_slots_process_is_killed(
     await until(lambda: not any(map(lives, pids)))
 
 
-def test_it_ends_with_all_it_started_when_nobody_hears_its_answer_any_more(
+def test_it_ends_with_all_it_started_when_its_answer_is_no_longer_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon = tmp_path / "pid"

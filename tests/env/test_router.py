@@ -34,7 +34,7 @@ def act(trajectory_id: str = "t-1", step: int = 0) -> ActRequest:
 
 
 class Rollout:
-    """A rollout worker: real sockets, says its own name when it is let go."""
+    """A rollout worker: real sockets, answers with its own name once released."""
 
     def __init__(self, endpoint: str, name: str, *, held: bool = False) -> None:
         self.name = name
@@ -56,7 +56,7 @@ class Rollout:
 
 
 class Waits:
-    """Notes what is told to be waited for, and since when."""
+    """Notes which waits are reported, and since when."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -166,7 +166,7 @@ async def test_a_lost_connection_sends_a_request_elsewhere_before_the_worker_fal
         assert router.routed.rerouted == 3
 
 
-async def test_a_worker_whose_connection_stands_again_is_asked_again(tmp_path: Path) -> None:
+async def test_a_worker_whose_connection_is_back_is_asked_again(tmp_path: Path) -> None:
     async with rollouts(tmp_path / "run", "rollout-0", dead_after_s=1000.0) as (router, each):
         assert (await router.act(act())).text == "rollout-0"
         await each["rollout-0"].kill()
@@ -209,7 +209,7 @@ async def test_when_a_worker_dies_its_requests_are_answered_by_another(tmp_path:
         assert router.ready() == ["rollout-1"]
 
 
-async def test_where_nobody_is_heard_nobody_is_dead(tmp_path: Path) -> None:
+async def test_where_no_heartbeat_arrives_no_worker_is_dead(tmp_path: Path) -> None:
     """All telemetry goes through data: while it is away the workers answer as ever."""
     async with rollouts(tmp_path / "run", "rollout-0", dead_after_s=0.01) as (router, each):
         await asyncio.sleep(0.1)  # ten times what would be death
@@ -236,7 +236,7 @@ async def test_a_worker_that_was_started_anew_is_left_at_once(tmp_path: Path) ->
         ask = asyncio.create_task(router.act(act()))
         first, other = await asked_first(each)
         other.go.set()
-        # The same name and address; the process behind it loads its model and answers nobody.
+        # The same name and address; the process behind it loads its model and answers no request.
         router.observe(heartbeat(first.name, first.replier.endpoint, state="starting"))
         assert (await ask).text == other.name
 

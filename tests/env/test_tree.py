@@ -25,7 +25,7 @@ input()
 
 @pytest.fixture
 def foreign() -> Iterator[int]:
-    """A child whose name is no UTF-8, and looks like the rest of the line it stands in."""
+    """A child whose name is no UTF-8, and looks like the rest of the line it is in."""
     with subprocess.Popen(
         [sys.executable, "-c", OWN_NAME], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:

@@ -82,7 +82,7 @@ async def test_whatever_an_environment_does_its_episode_is_invalid_and_the_next_
     ],
 )
 @pytest.mark.parametrize("where", ["reset", "step"])
-async def test_a_screen_of_other_types_makes_its_episode_invalid_and_says_which(
+async def test_a_screen_of_other_types_makes_its_episode_invalid_and_names_them(
     where: str, wrong: dict[str, Any], said: str
 ) -> None:
     screen = replace(SCREEN, **wrong)
@@ -141,7 +141,7 @@ def test_a_reset_that_leaves_fields_of_the_instruction_open_is_refused(
         calls.reset(Told(info), asked, 0)
 
 
-async def test_names_that_are_no_utf_8_can_be_told() -> None:
+async def test_names_that_are_no_utf_8_can_be_printed() -> None:
     class Wrong(Unruly):
         def evaluate(self) -> Verdict:
             return Verdict("fail", "no file na\udcefve.txt")
@@ -217,7 +217,7 @@ async def test_what_cannot_be_done_is_passed_by_saying_so_and_not_by_running_out
     await player.close()
 
 
-async def test_the_reason_of_a_broken_oracle_is_told() -> None:
+async def test_the_reason_of_a_broken_oracle_is_reported() -> None:
     player = threaded(Unruly)
     await player.reset(task("solve-raise"), 0)
     with pytest.raises(EnvError, match="solve: ZeroDivisionError"):

@@ -110,7 +110,7 @@ class Data:
         return len(last) == 2 and last[0] == last[1] and last[0][0] == 3
 
     async def tell(self, *, suspended: bool) -> None:
-        """Publish the run's state until all env processes must have heard it."""
+        """Publish the run's state until all env processes must have received it."""
         for _ in range(20):
             self.publisher.publish(run_state(suspended=suspended))
             await asyncio.sleep(0.01)
@@ -200,7 +200,7 @@ async def test_slots_play_leases_one_after_the_other_and_hand_everything_in(
     await data.close()
 
 
-async def test_processes_start_in_any_order_and_waits_are_told(config: Config) -> None:
+async def test_processes_start_in_any_order_and_waits_are_reported(config: Config) -> None:
     async with env_process(config):
         data = Data(config)
         await until(lambda: data.heartbeats)
@@ -213,7 +213,7 @@ async def test_processes_start_in_any_order_and_waits_are_told(config: Config) -
     await data.close()
 
 
-async def test_it_is_told_that_no_data_process_is_heard(
+async def test_a_missing_data_process_is_a_warning(
     config: Config, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hearing, "AGAIN_S", 0.0)
@@ -266,7 +266,7 @@ async def test_a_stopped_process_gives_its_leases_back(config: Config) -> None:
     await data.close()
 
 
-async def test_the_process_ends_when_the_run_is_over(config: Config) -> None:
+async def test_the_process_ends_and_does_not_hang_when_the_run_is_over(config: Config) -> None:
     data, rollout = Data(config), Rollout(config)
     over = run_state(stopping=True)
     running = asyncio.create_task(worker.run(config, "env-0", 2, asyncio.Event()))
@@ -280,7 +280,7 @@ async def test_the_process_ends_when_the_run_is_over(config: Config) -> None:
     await data.close()
 
 
-async def test_without_work_slots_ask_again_and_say_why_they_wait(config: Config) -> None:
+async def test_without_work_slots_ask_again_and_report_why_they_wait(config: Config) -> None:
     data, rollout = Data(config), Rollout(config)
     data.leases_left = 0
     async with env_process(config):
@@ -456,7 +456,7 @@ async def test_every_second_of_every_slot_is_in_one_phase(config: Config) -> Non
     await data.close()
 
 
-async def test_waits_for_leases_and_routes_are_told(config: Config) -> None:
+async def test_waits_for_leases_and_routes_are_reported(config: Config) -> None:
     data, rollout = Data(config), Rollout(config)
     async with env_process(config):
         await until(lambda: len(data.ends) >= 6)

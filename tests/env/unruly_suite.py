@@ -70,7 +70,7 @@ class Unruly:
             Path(os.environ["UNRULY_PID"]).write_text(str(first.pid))
             while True:
                 subprocess.Popen(["sleep", "3600"])
-                time.sleep(0.02)  # or the machine has thousands before anybody looks
+                time.sleep(0.02)  # or the machine has thousands before the next check
         if how == "spin":
             while True:
                 pass

@@ -92,7 +92,7 @@ def config(tmp_path: Path, tiny_folder: Path) -> Config:
 
 
 class Data:
-    """What data is to a worker: says 20 times a second which weights are the newest, and permits.
+    """What data is to a worker: publishes 20 times a second which weights are the newest, and grants permits.
 
     A permit names what was announced last; while `holds` is set it is not granted. Each of
     `refusals` answers one request of its kind. Heartbeats and SyncDones are kept.
@@ -121,7 +121,7 @@ class Data:
         self.change(stopping=True, reason="enough")
 
     async def until(self, condition: Callable[[], bool], deadline_s: float = PATIENCE_S) -> None:
-        """Wait until something that was heard makes `condition` true."""
+        """Wait until a message makes `condition` true."""
         async with asyncio.timeout(deadline_s), self._heard:
             while not condition():
                 await self._heard.wait()
@@ -269,7 +269,7 @@ async def test_nothing_is_answered_before_the_first_weights(config: Config) -> N
         } <= set(heartbeat.gauges)
 
 
-async def test_it_is_told_that_no_data_process_is_heard(
+async def test_a_missing_data_process_is_a_warning(
     config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
     impatient = config.model_copy(update={"bus": BusConfig(deadline_s=0.1)})
@@ -278,7 +278,7 @@ async def test_it_is_told_that_no_data_process_is_heard(
     assert "start it: `dart data CONFIG`" in caplog.text
 
 
-async def test_the_end_of_the_run_ends_the_worker(config: Config) -> None:
+async def test_at_the_end_of_the_run_the_worker_ends_and_does_not_hang(config: Config) -> None:
     async with telemetry(config.run.dir) as data, worker(scripted(config)) as task:
         await data.heard(lambda hb: hb.role == "rollout")
         data.stop()
@@ -489,7 +489,7 @@ async def test_a_suspended_run_begins_nothing_and_loses_nothing(config: Config) 
         await data.heard(lambda hb: {"seconds.busy", "seconds.syncing", "load_s"} <= {*hb.gauges})
 
 
-async def test_a_worker_whose_engine_fails_ever_again_ends_and_one_that_recovers_does_not(
+async def test_a_worker_whose_engine_fails_repeatedly_ends_and_one_that_recovers_does_not(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = ScriptedEngine(lambda _: say("click(1,2)"), policy_version=-1)
@@ -620,7 +620,7 @@ async def test_publication_under_load_loses_no_request(config: Config) -> None:
             assert await asyncio.to_thread(process.wait, PATIENCE_S) == 0
     finally:
         process.kill()
-        process.wait()  # or another test is told that it runs still
+        process.wait()  # or another test finds it running
     for seen in versions.values():
         assert seen == sorted(seen)
     assert len(set().union(*map(set, versions.values()))) > 2
@@ -650,7 +650,7 @@ sys.exit(run_role("rollout", config, serve))
 
 
 @pytest.mark.parametrize(("what", "after_s"), [("slow", 0.0), ("real", 0.7)])
-async def test_a_worker_that_is_told_to_stop_while_it_loads_ends_cleanly(
+async def test_a_worker_that_is_stopped_while_it_loads_ends_cleanly_and_does_not_hang(
     config: Config, what: str, after_s: float
 ) -> None:
     process = subprocess.Popen(  # noqa: ASYNC220 - starting it blocks for a moment only
@@ -665,13 +665,13 @@ async def test_a_worker_that_is_told_to_stop_while_it_loads_ends_cleanly(
             await asyncio.to_thread(process.stdout.readline)
         else:  # somewhere in the imports
             address = Endpoints(config.run.dir).address("rollout-0")
-            await until(Path(address.removeprefix("ipc://")).exists)  # signals are heard by now
+            await until(Path(address.removeprefix("ipc://")).exists)  # signals are handled by now
             await asyncio.sleep(after_s)
         process.send_signal(signal.SIGTERM)
         _, errors = await asyncio.to_thread(process.communicate, timeout=PATIENCE_S)
     finally:
         process.kill()
-        process.wait()  # or another test is told that it runs still
+        process.wait()  # or another test finds it running
     assert process.returncode == 0, errors.decode()
     assert b"did not end" not in errors
 

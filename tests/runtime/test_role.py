@@ -116,7 +116,7 @@ def test_an_error_is_one_line_and_a_traceback_in_the_log(
     assert type(error).__name__ in log
 
 
-def test_a_configuration_that_is_refused_is_told_by_the_log_too(config: Config) -> None:
+def test_a_refused_configuration_is_in_the_log_too(config: Config) -> None:
     async def never(_name: str, _stop: asyncio.Event) -> None:
         pytest.fail("it was started")
 
@@ -172,7 +172,7 @@ def _running(script: str, config: Config, seconds: float) -> Iterator[subprocess
         child.communicate()
 
 
-def test_a_process_that_does_not_end_in_time_is_ended(config: Config) -> None:
+def test_a_process_that_does_not_end_in_time_is_killed(config: Config) -> None:
     with _busy(config, 0.2) as child:
         child.terminate()
         _, err = child.communicate(timeout=100)
@@ -210,7 +210,7 @@ def test_what_would_be_lost_is_finished(config: Config, last_work_s: float, code
     assert ("still writing a checkpoint" in err) == (code == 0)
 
 
-def test_it_is_ended_though_nobody_reads_what_it_says(config: Config) -> None:
+def test_it_is_ended_though_its_output_is_not_read(config: Config) -> None:
     with _busy(config, 0.2) as child:
         assert child.stderr is not None
         child.stderr.close()
@@ -228,7 +228,7 @@ def test_the_second_signal_ends_at_once(config: Config) -> None:
         assert child.wait(timeout=100) == 128 + signal.SIGINT
 
 
-def test_a_child_of_dart_up_ends_when_its_parent_is_gone(config: Config) -> None:
+def test_a_child_of_dart_up_does_not_hang_when_its_parent_is_gone(config: Config) -> None:
     script = (
         "import os, subprocess, sys\n"
         "os.environ['DART_PARENT_PID'] = str(os.getpid())\n"

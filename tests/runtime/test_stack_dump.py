@@ -1,4 +1,4 @@
-"""What a process is doing: SIGUSR1 tells it in the log, `dart status --stacks` asks all of a run."""
+"""What a process is doing: SIGUSR1 writes it to the log, `dart status --stacks` asks all of a run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def child(tmp_path: Path) -> subprocess.Popen[str]:
     started.communicate()
 
 
-def test_all_threads_and_tasks_of_all_processes_are_told_and_they_go_on(
+def test_all_threads_and_tasks_of_all_processes_are_printed_and_they_go_on(
     child: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     told: list[str] = []
@@ -67,7 +67,7 @@ def test_all_threads_and_tasks_of_all_processes_are_told_and_they_go_on(
     assert "in sleep_in_a_thread" in (tmp_path / "run" / "logs" / "env-0.log").read_text()
 
 
-def test_a_stopped_process_is_told_to_be_stopped(
+def test_a_stopped_process_is_reported_as_stopped(
     child: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     child.send_signal(signal.SIGSTOP)
@@ -92,11 +92,11 @@ def test_a_number_that_another_process_has_by_now_is_gone() -> None:
     assert process_liveness(os.getpid(), heard_at=0.0) == "gone"
 
 
-def test_a_run_directory_nobody_used_has_no_workers(tmp_path: Path) -> None:
+def test_an_unused_run_directory_has_no_workers(tmp_path: Path) -> None:
     assert workers_of(tmp_path) == []
 
 
-def test_a_data_process_that_does_not_answer_is_told_with_what_became_of_it(tmp_path: Path) -> None:
+def test_a_data_process_that_does_not_answer_is_reported_with_its_state(tmp_path: Path) -> None:
     assert why_absent(tmp_path).startswith("start one with `dart data CONFIG`")
     (tmp_path / "workers").mkdir()
     (tmp_path / "workers" / "env-0.lock").write_text(str(os.getpid()))
@@ -128,7 +128,7 @@ def test_over_tcp_a_data_process_that_lives_may_have_other_keys(tmp_path: Path) 
     assert "bus.keys" not in why_absent(tmp_path)
 
 
-def test_only_the_error_of_the_last_life_is_told(tmp_path: Path) -> None:
+def test_only_the_error_of_the_last_start_is_reported(tmp_path: Path) -> None:
     log = tmp_path / "data.log"
     assert last_error(log) == ""
     log.write_text(

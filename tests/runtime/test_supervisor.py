@@ -33,7 +33,7 @@ def supervisor(
     *,
     restarts: int = 0,
 ) -> tuple[Supervisor, list[str]]:
-    """A supervisor and what it tells."""
+    """A supervisor and its notices."""
     told: list[str] = []
     made = Supervisor(
         commands,
@@ -130,10 +130,10 @@ async def test_a_killed_child_is_started_again_and_stop_ends_all(
     assert any("data was ended by SIGKILL" in each and "(1/1)" in each for each in told)
     for worker in ("env-0", "data"):
         with claim(config, worker, worker):
-            pass  # nobody is left
+            pass  # no process is left
 
 
-async def test_a_stop_does_not_wait_for_a_child_that_is_to_start_again_later(
+async def test_a_stop_does_not_hang_on_a_child_that_is_to_start_again_later(
     tmp_path: Path, config_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dart_cli.runtime.supervisor._BACKOFF_S", 1000.0)
@@ -167,7 +167,7 @@ async def test_a_child_that_keeps_dying_ends_the_others(tmp_path: Path, config_p
 
 
 @pytest.mark.parametrize("speaks", [True, False])
-async def test_a_child_that_says_what_it_still_does_is_waited_for(
+async def test_a_child_that_reports_progress_as_it_ends_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speaks: bool
 ) -> None:
     monkeypatch.setattr("dart_cli.runtime.supervisor.GRACE_S", 0.0)

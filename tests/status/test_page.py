@@ -1,4 +1,4 @@
-"""The status page: what is wrong is said, in 80 columns, whatever the texts hold."""
+"""The status page: what is wrong is shown, in 80 columns, whatever the texts hold."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def shown(run: Snapshot, width: int = 80) -> str:
     return console.file.getvalue()
 
 
-def test_the_page_tells_processes_pipeline_tasks_and_training() -> None:
+def test_the_page_shows_processes_pipeline_tasks_and_training() -> None:
     page = shown(snapshot())
     for text in (
         *("update 7/20", "1:02:05", "running", "env-0", "rollout-0", "train"),
@@ -137,7 +137,7 @@ def test_the_page_tells_processes_pipeline_tasks_and_training() -> None:
     assert "needs attention" not in page
 
 
-def test_environments_that_were_restarted_or_hang_are_told_where_there_are_some() -> None:
+def test_environments_that_were_restarted_or_hang_are_counted_where_there_are_some() -> None:
     gauges = {"playing": 3.0, "slots": 4.0, "restarts": 0.0, "hung": 0.0}
     assert "restarts" not in shown(snapshot(processes=[process("env-0", gauges=gauges)]), 120)
     gauges |= {"restarts": 7.0, "hung": 2.0}
@@ -197,7 +197,7 @@ def test_times_read_as_clocks() -> None:
     assert [minutes(seconds) for seconds in (5, 65, 3725)] == ["0:05", "1:05", "1:02:05"]
 
 
-def test_one_line_says_the_run() -> None:
+def test_one_line_sums_up_the_run() -> None:
     line = progress_line(snapshot())
     assert "update 7/20" in line
     assert "success 0.50" in line
@@ -220,7 +220,7 @@ def test_a_wide_page_has_the_legend_beside_the_bar() -> None:
     assert "playing 75%" in line
 
 
-def test_the_page_tells_queues_and_what_taking_weights_cost() -> None:
+def test_the_page_shows_queues_and_what_taking_weights_cost() -> None:
     page = shown(snapshot())
     for text in ("53 requests decoded, 4 wait", "64 trajectories in play, 2 slots wait"):
         assert text in page
@@ -247,7 +247,7 @@ def test_a_run_of_an_older_dart_has_a_page_without_utilisation() -> None:
     assert "utilisation" not in shown(snapshot(usage={}, syncs=[]))
 
 
-def test_phases_nobody_knows_are_shown_too() -> None:
+def test_unknown_phases_are_shown_too() -> None:
     page = shown(snapshot(usage={"eval": UsageView(minute={"musing": 2.0}, total={"musing": 2.0})}))
     assert "musing 100%" in page
 
@@ -428,7 +428,7 @@ async def test_a_run_that_is_over_is_no_fault(
     )
 
 
-async def test_over_tcp_nobody_who_answers_may_be_one_with_other_keys(
+async def test_over_tcp_no_answer_may_mean_other_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "ANSWER_S", 0.1)

@@ -43,7 +43,7 @@ async def test_a_scrape_gives_the_run_on_loopback_alone(tmp_path: Path) -> None:
         metrics.cancel()
         await asyncio.gather(metrics, return_exceptions=True)
     assert url.startswith("http://127.0.0.1:")
-    assert found["dart_healthy"] == 0  # nobody trains
+    assert found["dart_healthy"] == 0  # no trainer runs
     assert found["dart_updates"] == 0
     assert found['dart_verdicts{verdict="pass"}'] == MIXED.count("pass")
     [alive] = [v for name, v in found.items() if name.startswith("dart_alive{") and "env-0" in name]

@@ -30,9 +30,9 @@ PATIENCE_S = 100  # a bound, no expectation: the machine may be busy
 
 
 class Data:
-    """Serves the batches that the trainer's hello and acknowledgements leave; keeps what it hears.
+    """Serves the batches that the trainer's hello and acknowledgements leave; keeps what it receives.
 
-    `crash` is asked before each answer; if it says so, the message is noted but never answered.
+    `crash` is asked before each answer; if it is true, the message is noted but never answered.
     """
 
     def __init__(self, batches: list[Batch], crash=lambda _: False) -> None:

@@ -58,11 +58,11 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(one[name], value) for name, value in other.items())
 
 
-# --- what is told -------------------------------------------------------------------------------
+# --- what is reported -------------------------------------------------------------------------------
 
 
-def test_fresh_and_stale_tokens_are_told_apart(config: Config, batches: list[Batch]) -> None:
-    """Half of the samples are of other weights, and a long way off: nobody minds."""
+def test_fresh_and_stale_tokens_are_distinguished(config: Config, batches: list[Batch]) -> None:
+    """Half of the samples are of other weights, and a long way off: that is no fault."""
     half = len(batches[0].samples) // 2
     mixed = batches[0].samples[:half] + [
         altered(sample, **shifted(sample, by=1.0))
@@ -137,7 +137,7 @@ def test_what_is_not_asked_for_stops_nothing(
     assert not update.alarm
 
 
-def test_a_few_tokens_are_told_and_not_judged(config: Config, batches: list[Batch]) -> None:
+def test_a_few_tokens_are_reported_and_not_judged(config: Config, batches: list[Batch]) -> None:
     few = batches[0].model_copy(update={"samples": batches[0].samples[:2]})
     assert sum(len(sample.sampled.token_ids) for sample in few.samples) < LEAST_TOKENS
     update = learner(config).update(changed(few, shifted), 0, policy_version=0)
@@ -203,7 +203,7 @@ def test_after_a_comparison_the_next_one_is_due_so_many_versions_later(
     for version in range(1, 6):  # each batch comes one version late
         batch = of_version(batches[version % 4], version - 1)
         told = made.update(batch, version, policy_version=version)
-        # As the batches are not what these weights said, being compared is to be stopped.
+        # As the batches are not what these weights sampled, being compared is to be stopped.
         compared.append(bool(told.alarm))
     assert compared == [False, False, False, True, False]  # v3's, when they come at v4
 

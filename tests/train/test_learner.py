@@ -65,7 +65,7 @@ def test_accumulated_gradients_are_those_of_one_big_batch(
 
 
 def around_chance(batch: Batch) -> Batch:
-    """The batch sampled with log-probabilities of -9.5 to -4.5; the untrained model says about -7.
+    """The batch sampled with log-probabilities of -9.5 to -4.5; those of the untrained model are about -7.
 
     So that some ratios are within every bound and some beyond each.
     """
@@ -337,7 +337,7 @@ def test_passes_end_where_the_gradient_is_no_longer_finite(
 # --- the guard ----------------------------------------------------------------------------------
 
 
-def test_a_batch_of_low_effective_sample_size_is_skipped_and_says_so(
+def test_a_batch_of_low_effective_sample_size_is_skipped_with_a_warning(
     config: Config, batches: list[Batch]
 ) -> None:
     batch = grouped(batches[0], seed=5)
@@ -511,7 +511,7 @@ def test_a_demonstration_joins_a_batch_without_log_probabilities(
     assert any(not torch.equal(gradient[name], other_gradient[name]) for name in gradient)
 
 
-def test_each_step_is_told_how_far_trainer_and_engine_are_apart(
+def test_each_step_carries_how_far_trainer_and_engine_are_apart(
     config: Config, batches: list[Batch]
 ) -> None:
     samples = [sample for sample in batches[0].samples if sample.weight][:3]
@@ -532,7 +532,7 @@ def test_each_step_is_told_how_far_trainer_and_engine_are_apart(
 def test_parity_is_asked_of_tokens_that_one_version_alone_made(
     config: Config, batches: list[Batch]
 ) -> None:
-    """Behind a swap in flight tokens come of two versions: their gap says nothing of the engine."""
+    """Behind a swap in flight tokens come of two versions: their gap is no fault of the engine."""
     first = batches[0]
     long = next(
         sample for sample in first.samples if sample.weight and len(sample.sampled.token_ids) > 1

@@ -143,7 +143,7 @@ async def test_a_crash_anywhere_ends_in_the_same_weights_and_versions_only_rise(
     assert all(torch.equal(final[name], value) for name, value in straight.items())
     seen = versions(before, after)
     assert seen == sorted(seen)
-    # A number never stands for two sets of weights: only the set it stood for may be said again.
+    # A number never stands for two sets of weights: only that set may be published again.
     assert len(set(seen)) >= len(seen) - 1
 
 
@@ -212,7 +212,7 @@ async def test_a_trainer_that_is_stopped_says_goodbye(config: Config) -> None:
             await task
 
 
-async def test_the_end_of_the_run_ends_the_trainer(config: Config) -> None:
+async def test_at_the_end_of_the_run_the_trainer_ends_and_does_not_hang(config: Config) -> None:
     data, endpoints = Data([]), Endpoints(config.run.dir)
     over = RunState(
         run_id="r", policy_version=0, weights_path="", stopping=True, reason="all updates done"
@@ -244,7 +244,7 @@ async def test_the_trainer_waits_for_a_data_process_that_is_not_there_yet(
     data = Data(batches)
     async with asyncio.timeout(PATIENCE_S):
         task = asyncio.create_task(run(impatient, asyncio.Event()))
-        while caplog.text.count("goes on asking") < 2:  # noqa: ASYNC110 - the log alone tells
+        while caplog.text.count("goes on asking") < 2:  # noqa: ASYNC110 - the log alone shows it
             await asyncio.sleep(0.05)
         assert not task.done()
         async with serving(config.run.dir, data):

@@ -103,7 +103,7 @@ def test_a_device_plays_trains_resumes_and_takes_the_weights(
     assert update.metrics["parity_max"] <= close
 
 
-def test_the_metric_of_the_update_tells_the_agreement(
+def test_the_metrics_of_the_update_measure_the_agreement(
     config: Config, engine: TransformersEngine, play
 ) -> None:
     learner = PolicyLearner(TrainModel.load(config), config.train)

@@ -27,7 +27,7 @@ DEADLINE_S = 60.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What the server said."""
+    """What the server answered."""
 
     status: int
     headers: dict[str, str]
@@ -111,7 +111,7 @@ def play_shown(
 
 @dataclass
 class Bones(HTMLParser):
-    """A page without its words: which elements with which attributes, in order."""
+    """A page without its text: which elements with which attributes, in order."""
 
     elements: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     links: list[str] = field(default_factory=list)  # values of href, src, action, ...

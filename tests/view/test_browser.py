@@ -81,7 +81,7 @@ def test_the_same_words_without_escaping_do_run(browser: Browser, tmp_path: Path
     assert found.title == "taken"
 
 
-@pytest.mark.parametrize("anchor", ["", "#step-0"])  # as it stands in the film, and enlarged
+@pytest.mark.parametrize("anchor", ["", "#step-0"])  # as it is in the film, and enlarged
 @pytest.mark.parametrize(
     ("action", "selector", "at"),
     [
@@ -90,7 +90,7 @@ def test_the_same_words_without_escaping_do_run(browser: Browser, tmp_path: Path
         ({"kind": "drag", "path": [[20, 40], [120, 90]]}, "path.mark", (70, 65)),
     ],
 )
-def test_an_action_stands_on_the_screen_where_it_was(
+def test_an_action_is_drawn_on_the_screen_where_it_was(
     anchor: str,
     action: dict[str, object],
     selector: str,

@@ -74,7 +74,7 @@ def test_beyond_loopback_an_address_will_do_but_no_foreign_name(beyond: Server) 
 
 
 @pytest.mark.parametrize("path", ["/", "/view.css", "/trajectories", "/nothing", "/?token="])
-def test_beyond_loopback_nothing_is_told_without_the_token(path: str, beyond: Server) -> None:
+def test_beyond_loopback_nothing_is_served_without_the_token(path: str, beyond: Server) -> None:
     for answer in (
         beyond.get(path),
         beyond.get(path.partition("?")[0] + "?token=wrong"),

@@ -1,4 +1,4 @@
-"""Whatever a model, an environment or a suite writes changes nothing in a page but its words."""
+"""Whatever a model, an environment or a suite writes changes nothing in a page but its text."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_hostile_text_changes_nothing_but_words(path: str, servers: dict[str, Se
         assert HOSTILE.replace("\u0000", "\ufffd").split("<!--")[0] in "".join(hostile.words)
 
 
-def test_a_hostile_address_is_only_words_on_the_page_that_refuses_it(
+def test_a_hostile_address_is_only_text_on_the_page_that_refuses_it(
     servers: dict[str, Server],
 ) -> None:
     for path in ("/trajectories/%3Cscript%3Ealert(1)%3C%2Fscript%3E", "/%22%3E%3Cscript%3E"):

@@ -129,7 +129,7 @@ def test_pages_of_a_long_list_hold_each_trajectory_once(tmp_path: Path) -> None:
             assert server.get("/trajectories?page=3").status == 400
 
 
-def test_a_trajectory_tells_why_each_step_was_kept_or_left_out(
+def test_a_trajectory_shows_why_each_step_was_kept_or_left_out(
     server: Server, played: Played
 ) -> None:
     for row in played.store.batch_rows(1):
@@ -164,7 +164,7 @@ def test_a_step_that_was_trained_on_shows_how_far_trainer_and_engine_were_apart(
         assert "trainer minus engine" in text  # its story, too
 
 
-def test_a_trajectory_and_its_group_show_the_instruction_as_the_policy_was_told(
+def test_a_trajectory_and_its_group_show_the_instruction_that_the_policy_got(
     tmp_path: Path,
 ) -> None:
     config = small_config(tmp_path / "run")
@@ -204,7 +204,7 @@ def test_the_action_is_drawn_where_it_was(tmp_path: Path) -> None:
     assert not any('class="mark"' in page for page in others)
 
 
-def test_tokens_are_told_by_the_weights_that_sampled_them(tmp_path: Path) -> None:
+def test_tokens_are_marked_with_the_weights_that_sampled_them(tmp_path: Path) -> None:
     config = small_config(tmp_path / "run")
     with open_store(config.run.dir) as store:
         ledger = make_ledger(config, store)
@@ -282,7 +282,7 @@ def test_a_run_in_which_nothing_happened_yet_has_its_pages(path: str, tmp_path: 
             assert "source oracle" in server.page("/trajectories/x" + "ab" * 16)
 
 
-def test_a_run_that_was_moved_away_is_told_and_found_again(tmp_path: Path) -> None:
+def test_a_run_that_was_moved_away_is_reported_and_found_again(tmp_path: Path) -> None:
     config = small_config(tmp_path / "run")
     with open_store(config.run.dir) as store:
         play(make_ledger(config, store), 0)

@@ -247,7 +247,7 @@ def process(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_trainer_that_dies_or_hangs_amid_a_transfer_costs_a_deadline(
+async def test_a_transfer_whose_trainer_dies_or_hangs_ends_by_its_deadline(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
 ) -> None:
     """The first bytes have come when it happens; the worker keeps what serves and asks again."""
@@ -306,7 +306,7 @@ asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.arg
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_worker_that_dies_or_hangs_amid_a_transfer_holds_nobody_up_for_long(
+async def test_a_transfer_whose_worker_dies_or_hangs_ends_by_its_deadline_and_others_go_on(
     run_dir: Path, how: signal.Signals
 ) -> None:
     files = FileChannel(run_dir / "weights", copies=True, whole_every=100)
@@ -326,7 +326,7 @@ async def test_a_worker_that_dies_or_hangs_amid_a_transfer_holds_nobody_up_for_l
     assert same(mine, large | {"b": torch.ones(50).bfloat16()})
 
 
-async def test_a_worker_that_never_joins_costs_a_deadline(
+async def test_a_transfer_whose_worker_never_joins_ends_by_its_deadline(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer_group, "JOIN_S", 0.5)

@@ -226,7 +226,7 @@ def other_base(path: Path) -> None:
 
 
 def shift_a_patch(path: Path) -> None:
-    """Sound in itself, but it changes other values: only the result's digest tells."""
+    """Sound in itself, but it changes other values: only the result's digest shows it."""
     told = json.loads((path / DELTA).read_text())
     told["patches"][-1]["begin"] -= 100
     (path / DELTA).write_text(json.dumps(told))
@@ -271,7 +271,7 @@ async def test_where_the_chain_is_broken_the_whole_set_is_taken(
 
 
 @pytest.mark.parametrize("damage", [each for each in DAMAGES if each is not other_base])
-async def test_where_no_way_is_left_the_set_is_refused_and_the_next_whole_one_mends_it(
+async def test_where_no_way_is_left_the_set_is_refused_until_the_next_whole_one(
     channel: FileChannel, receiver: DeltaReceiver, damage: Callable[[Path], None]
 ) -> None:
     made, tensors = published(channel, 2)
