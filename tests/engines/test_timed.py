@@ -47,7 +47,7 @@ def ask(
     seed: int, *, max_tokens: int = 200, partial: SampledTokens | None = None
 ) -> GenerateRequest:
     sampling = Sampling(temperature=1.0, max_tokens=max_tokens, seed=seed)
-    return GenerateRequest(f"t-{seed}/0", [1], [], sampling, partial)
+    return GenerateRequest(f"t-{seed}/0", [1], [], sampling, partial=partial)
 
 
 def partial_of(generation: Generation) -> SampledTokens:
