@@ -1,7 +1,7 @@
-"""All that the doctor looks at, in order, each finding as it is made.
+"""Everything the doctor examines, in order; each finding is given as soon as it is made.
 
 examine     findings of this host, of a configuration on it, of one episode
-run_doctor  the same, told; returns the exit code
+run_doctor  prints them; returns the exit code
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from dart_cli.doctor.findings import (
     guarded,
     is_healthy,
     ok,
+    print_finding,
     summary,
-    tell,
 )
 from dart_cli.runtime.role import read_run
 
@@ -38,13 +38,13 @@ def run_doctor(
     compared: bool = False,
     in_json: bool = False,
 ) -> int:
-    """Examine and tell; 0 where a run can work, else 1."""
+    """Examine and print; returns 0 where a run can work, else 1."""
     console = Console(markup=False, highlight=False)
     found = []
     for finding in examine(target, overrides, played=played, compared=compared):
         found.append(finding)
         if not in_json:
-            tell(console, finding)
+            print_finding(console, finding)
     if in_json:
         sys.stdout.write(json.dumps(as_json(found)) + "\n")
     else:
@@ -65,7 +65,7 @@ def examine(
         try:
             config = _config(target, overrides, of_model=of_model)
         except DartError as fault:
-            yield error("config", str(fault), "mend it first; the host is examined without it")
+            yield error("config", str(fault), "fix it first; the host is examined without it")
         else:
             yield ok("config", f"{target} can be read")
     checks: dict[str, Callable[[], Iterable[Finding]]] = {

@@ -1,9 +1,9 @@
-"""What the doctor finds, and how it is told.
+"""What the doctor finds, and how it is printed.
 
-Finding   one line: subject, level, what is so, the cure
-guarded   a check's findings; one that breaks is a finding itself
-tell      lines for a person, coloured on a terminal
-as_json   the same for a script
+Finding         one line: subject, level, what was found, the cure
+guarded         a check's findings; a check that breaks is a finding itself
+print_finding   lines for a person, coloured on a terminal
+as_json         the same for a script
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _SUBJECT_WIDTH = 14
 
 @dataclass(frozen=True)
 class Finding:
-    """What is so, and what to do about it. A run cannot work with an error, may suffer a warning."""
+    """What was found, and what to do about it. A run cannot work with an error; with a warning it can."""
 
     subject: str
     level: Level
     text: str
-    cure: str = ""  # empty where nothing is to be done
+    cure: str = ""  # empty where nothing needs to be done
 
 
 def ok(subject: str, text: str) -> Finding:
@@ -37,7 +37,7 @@ def ok(subject: str, text: str) -> Finding:
 
 
 def warning(subject: str, text: str, cure: str) -> Finding:
-    """It works, but not as it could, or not for long."""
+    """It works, but badly, or not for long."""
     return Finding(subject, "warning", text, cure)
 
 
@@ -47,12 +47,14 @@ def error(subject: str, text: str, cure: str) -> Finding:
 
 
 def guarded(subject: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
-    """The findings of a check; the doctor itself never falls ill: a check that breaks is told."""
+    """The findings of a check; a check that breaks is reported, and the others go on."""
     try:
         yield from check()
-    except Exception as fault:  # noqa: BLE001 - a diagnosis goes on; the fault is its finding
+    except Exception as fault:  # noqa: BLE001 - the fault is reported as a finding
         text = " ".join(f"{type(fault).__name__}: {fault}".split())
-        yield error(subject, f"could not be examined: {text}", "mend what it says, ask again")
+        yield error(
+            subject, f"could not be examined: {text}", "fix what it names, run dart doctor again"
+        )
 
 
 def is_healthy(findings: Iterable[Finding]) -> bool:
@@ -60,7 +62,7 @@ def is_healthy(findings: Iterable[Finding]) -> bool:
     return all(each.level != "error" for each in findings)
 
 
-def tell(console: Console, finding: Finding) -> None:
+def print_finding(console: Console, finding: Finding) -> None:
     """One line; the cure below it."""
     head = Text.assemble(
         (f"{finding.level:<8} ", _STYLES[finding.level]), f"{finding.subject:<{_SUBJECT_WIDTH}} "
@@ -75,11 +77,11 @@ def summary(findings: Sequence[Finding]) -> str:
     counts = {level: sum(each.level == level for each in findings) for level in _STYLES}
     if counts["error"]:
         number = counts["error"]
-        return f"{number} thing{'' if number == 1 else 's'} must be mended first"
+        return f"{number} thing{'' if number == 1 else 's'} must be fixed first"
     if counts["warning"]:
         number = counts["warning"]
         return f"it can run; {number} warning{'' if number == 1 else 's'}"
-    return "all is well"
+    return "everything is in order"
 
 
 def as_json(findings: Sequence[Finding]) -> dict[str, Any]:

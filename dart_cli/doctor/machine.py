@@ -1,8 +1,8 @@
-"""This host: what is installed, how much there is of it, what the system allows.
+"""This host: what is installed, how much of it is free, what the system allows.
 
     python, packages, torch, gpus, programs, memory, shared_memory, open_files   a check each
 
-What is measured and how it is judged stand apart: `judge_...` are pure.
+Measuring and judging are separate functions: `judge_...` are pure.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ TORCH_S = 120.0
 """Longest time `import torch` may take; on a cold network disk it takes minutes."""
 
 LEAST_SHARED = 1 * GIB
-"""Free shared memory below this is told: a container's default of 64 MiB ends NCCL and Chromium with a bus error."""
+"""Less free shared memory is a warning: with a container's default of 64 MiB, NCCL and Chromium
+end with a bus error."""
 LEAST_FILES, GOOD_FILES = 256, 4096
 """Open files: each environment slot, each connection and each weight file takes some."""
 
@@ -62,7 +63,7 @@ PROGRAMS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "Xvfb": (("Xvfb",), "desktop", "apt install xvfb"),
     "Docker": (("docker",), "osworld", "install Docker: https://docs.docker.com/engine/install"),
 }
-"""Program -> names it may have, the suite that needs it, how to get it."""
+"""Program -> its possible names, the suite that needs it, how to install it."""
 
 
 def python() -> Iterator[Finding]:
@@ -73,13 +74,13 @@ def python() -> Iterator[Finding]:
         least = ".".join(map(str, LEAST_PYTHON))
         yield error("python", f"{found}, want {least} or newer", "scripts/setup with DART_PYTHON")
     elif platform.system() != "Linux":
-        yield warning("python", f"{found} on {host}", "runs are tested on Linux alone")
+        yield warning("python", f"{found} on {host}", "runs are tested on Linux only")
     else:
         yield ok("python", f"{found}, {host}")
 
 
 def packages() -> Iterator[Finding]:
-    """Each package that dart asks for, against its bounds; of an extra only whether it is there."""
+    """Each required package against its bounds; of an extra only whether it is installed."""
     try:
         requirements = [
             Requirement(each) for each in importlib.metadata.requires(DISTRIBUTION) or []
@@ -87,7 +88,7 @@ def packages() -> Iterator[Finding]:
     except (importlib.metadata.PackageNotFoundError, InvalidRequirement):
         yield warning(
             "packages",
-            f"{DISTRIBUTION} itself is not installed, so nobody knows what it needs",
+            f"{DISTRIBUTION} itself is not installed, so its requirements are unknown",
             "pip install -e . in its folder",
         )
         return
@@ -96,7 +97,7 @@ def packages() -> Iterator[Finding]:
     bad = [finding for each, version in found for finding in judge_package(each, version)]
     yield from bad
     if not bad:
-        yield ok("packages", f"all {len(found)} that every run needs are there")
+        yield ok("packages", f"all {len(found)} that every run needs are installed")
     yield from _extras(requirements)
 
 
@@ -169,7 +170,7 @@ def judge_gpus(
     *,
     needed: bool,
 ) -> Iterator[Finding]:
-    """GPUs of the host `listed`, what torch says, CUDA_VISIBLE_DEVICES, and what the run wants."""
+    """GPUs `listed` on the host, torch's report, CUDA_VISIBLE_DEVICES, and what the run needs."""
     if isinstance(torch, str):
         yield error("torch", f"cannot be imported: {torch}", "install it again: scripts/setup")
         return
@@ -181,27 +182,29 @@ def judge_gpus(
         names = "; ".join(listed) or "names unknown"
         yield ok("gpu", f"torch sees {torch['gpus']} of {len(listed) or '?'}{chosen}: {names}")
     elif not listed and not needed:
-        yield ok("gpu", "none: the tiny model needs none, others want one")
+        yield ok("gpu", "none: the tiny model needs none, others need one")
     elif not listed:
         yield error("gpu", "none, and the run asks for one", 'set the devices to "auto" or "cpu"')
     elif chosen:
-        yield judge("gpu", f"torch sees none of {len(listed)}{chosen}", "unset it, or name others")
+        yield judge(
+            "gpu", f"torch sees none of {len(listed)}{chosen}", "unset it, or name other GPUs"
+        )
     else:
         yield judge(
             "gpu",
             f"nvidia-smi lists {len(listed)}, torch sees none",
-            "the driver is older than this torch's CUDA: renew it, or take an older build"
+            "the driver is older than this torch's CUDA: update it, or install an older build"
             if torch["cuda"]
             else "install the CUDA build of torch: pip install torch",
         )
 
 
 def programs(suite: str | None) -> Iterator[Finding]:
-    """Programs that some suites need; an error where the suite of the run is one of them."""
+    """Programs that some suites need; a missing one is an error if the run's suite needs it."""
     for name, (binaries, needed_by, cure) in PROGRAMS.items():
         found = next((path for each in binaries if (path := shutil.which(each))), None)
         if found is None and suite == needed_by:
-            yield error(name, f"not found, and suite {suite} plays in it", cure)
+            yield error(name, f"not found, and suite {suite} runs in it", cure)
         elif found is None:
             yield ok(name, f"not found; only suite {needed_by} needs it ({cure})")
         elif name == "Docker":
@@ -213,21 +216,21 @@ def programs(suite: str | None) -> Iterator[Finding]:
 def _docker(binary: str, *, needed: bool) -> Iterator[Finding]:
     """Whether this user may talk to the daemon."""
     answer, fault = ask([binary, "info", "--format", "{{.ServerVersion}}"])
-    told = f"{binary} is there, its daemon does not answer"
+    found = f"{binary} is installed, its daemon does not answer"
     if not fault:
         yield ok("Docker", f"{binary}, daemon {answer.strip()}")
     elif needed:
         yield error(
             "Docker",
-            f"{told}: {fault}",
+            f"{found}: {fault}",
             "start it (systemctl start docker), and join its group: usermod -aG docker $USER",
         )
     else:
-        yield ok("Docker", f"{told}; only suite {PROGRAMS['Docker'][1]} needs it")
+        yield ok("Docker", f"{found}; only suite {PROGRAMS['Docker'][1]} needs it")
 
 
 def memory() -> Iterator[Finding]:
-    """Main memory, of which environments and the tiny model take little and large models much."""
+    """Main memory: environments and the tiny model need little, large models much."""
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
     except OSError:
@@ -236,15 +239,15 @@ def memory() -> Iterator[Finding]:
     free, total = kilobytes["MemAvailable"] * 1024, kilobytes["MemTotal"] * 1024
     if (bound := _container_bytes()) is not None and bound[1] < total:
         free, total = min(free, bound[1] - bound[0]), bound[1]
-    told = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
+    found = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
     if free < GIB:
-        yield warning("memory", told, "end what takes it: a run needs 2 GiB, plus its model")
+        yield warning("memory", found, "end what uses it: a run needs 2 GiB, plus its model")
     else:
-        yield ok("memory", told)
+        yield ok("memory", found)
 
 
 def _container_bytes() -> tuple[int, int] | None:
-    """(used, allowed) of the control group; None where nothing bounds it."""
+    """(used, allowed) bytes of the control group; None where it has no limit."""
     group = Path("/sys/fs/cgroup")
     try:
         used, allowed = (
@@ -257,19 +260,19 @@ def _container_bytes() -> tuple[int, int] | None:
 
 
 def shared_memory() -> Iterator[Finding]:
-    """What is left of /dev/shm."""
+    """Free space of /dev/shm."""
     if Path("/dev/shm").is_dir():  # noqa: S108 - measured, not written to
         yield judge_shared(shutil.disk_usage("/dev/shm").free)  # noqa: S108
 
 
 def judge_shared(free: int) -> Finding:
     """`free` bytes of /dev/shm."""
-    told = f"{free / GIB:.2f} GiB free in /dev/shm"
+    found = f"{free / GIB:.2f} GiB free in /dev/shm"
     if free < LEAST_SHARED:
         return warning(
-            "shared memory", told, "NCCL and Chromium want 1 GiB; a container: --shm-size=8g"
+            "shared memory", found, "NCCL and Chromium need 1 GiB; for a container: --shm-size=8g"
         )
-    return ok("shared memory", told)
+    return ok("shared memory", found)
 
 
 def open_files() -> Iterator[Finding]:
@@ -279,12 +282,12 @@ def open_files() -> Iterator[Finding]:
 
 
 def judge_files(soft: int, hard: int) -> Finding:
-    """The limit that stands and the one it may be raised to; -1 for none."""
+    """The limit now (`soft`) and the one it may be raised to (`hard`); -1 for none."""
     least = soft >= LEAST_FILES or soft == resource.RLIM_INFINITY
     enough = soft >= GOOD_FILES or soft == resource.RLIM_INFINITY
-    told = "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft}"
+    found = "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft}"
     if enough:
-        return ok("open files", told)
+        return ok("open files", found)
     can = hard == resource.RLIM_INFINITY or hard >= GOOD_FILES
     cure = (
         f"ulimit -n {GOOD_FILES}"
@@ -292,14 +295,14 @@ def judge_files(soft: int, hard: int) -> Finding:
         else "raise nofile in /etc/security/limits.conf, log in again"
     )
     judge = warning if least else error
-    return judge("open files", f"{told}: too few for many slots and workers", cure)
+    return judge("open files", f"{found}: too few for many slots and workers", cure)
 
 
-# --- asking ---------------------------------------------------------------------------------
+# --- calling other programs ------------------------------------------------------------------
 
 
 def ask(command: Sequence[str], seconds: float = PROGRAM_S) -> tuple[str, str]:
-    """(what a program prints, "") or ("", why it failed), within a deadline."""
+    """(output of a program, "") or ("", why it failed), within a deadline."""
     try:
         ended = subprocess.run(
             command,
@@ -315,7 +318,7 @@ def ask(command: Sequence[str], seconds: float = PROGRAM_S) -> tuple[str, str]:
     except OSError as fault:
         return "", f"{command[0]}: {fault.strerror}"
     if ended.returncode:
-        lines = (ended.stderr or ended.stdout).strip().splitlines() or ["no word"]
+        lines = (ended.stderr or ended.stdout).strip().splitlines() or ["no output"]
         return "", f"exit code {ended.returncode}: {lines[-1][:200]}"
     return ended.stdout, ""
 

@@ -1,10 +1,10 @@
 """Engine against trainer on a model folder, without a run: `dart doctor --parity`.
 
     parity   findings: how far the log-probabilities of the same tokens are apart, by screens shown
-    judge    the same of tokens that are compared already
+    judge    the same for tokens that are compared already
 
 The configured engine plays a trial (trial.py) with the model as it comes and is closed; then the
-trainer's forward pass scores what it sampled. So two copies of the model never stand side by side.
+trainer's forward pass scores what it sampled. So two copies of the model are never in memory at once.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def parity(config: Config) -> Iterator[Finding]:
         model = TrainModel.load(config)
         compared = rescore(model, batch, config.train.micro_batch)
     except DartError as fault:
-        yield error("parity", str(fault), "mend that, ask again")
+        yield error("parity", str(fault), "fix that, run dart doctor again")
         return
     except TimeoutError:
         yield error(
             "parity",
             f"not over after {time.monotonic() - began:.0f} s",
-            "ask with fewer rollout.max_tokens, or see what the engine waits for",
+            "lower rollout.max_tokens, or find out what the engine waits for",
         )
         return
     yield ok(
@@ -69,7 +69,7 @@ def parity(config: Config) -> Iterator[Finding]:
 
 
 async def sample(config: Config) -> Batch:
-    """What the configured engine says in a trial."""
+    """What the configured engine samples in a trial."""
     async with loaded_model(config, None, -1, load_s=LOAD_S) as model:
         assert isinstance(model.responder, PolicyResponder)
         trial = Trial(
@@ -88,7 +88,7 @@ def judge(compared: Compared, limit: float) -> Iterator[Finding]:
         )
         beyond = not each.mean <= limit
         few = each.tokens < LEAST_TOKENS
-        cure = "see below" if not few else f"too few tokens to judge by: want {LEAST_TOKENS}"
+        cure = "see below" if not few else f"too few tokens to judge by: {LEAST_TOKENS} are needed"
         yield Finding("parity", "warning" if beyond else "ok", text, cure if beyond else "")
     alarm = alarm_of(compared, limit)
     if alarm:

@@ -28,19 +28,19 @@ LOAD_S = 900.0
 
 
 def play(config: Config) -> Iterator[Finding]:
-    """Play one held-out episode of the first task; needs no other process and files nothing."""
+    """Play one held-out episode of the first task; needs no other process and stores nothing."""
     limit_threads(config.rollout.threads)
     began = time.monotonic()
     try:
         played, weights, loaded_s = asyncio.run(_play_one(config))
     except DartError as fault:
-        yield error("episode", str(fault), "mend that, ask again")
+        yield error("episode", str(fault), "fix that, run dart doctor again")
         return
     except TimeoutError:
         yield error(
             "episode",
             f"not over after {time.monotonic() - began:.0f} s",
-            "ask with fewer rollout.max_tokens, or see what the engine waits for",
+            "lower rollout.max_tokens, or find out what the engine waits for",
         )
         return
     yield from judge(played, weights, loaded_s)
@@ -60,11 +60,11 @@ async def _play_one(config: Config) -> tuple[PlayedEpisode, str, float]:
 
 
 def judge(played: PlayedEpisode, weights: str, loaded_s: float) -> Iterator[Finding]:
-    """A broken environment is an error; passing or failing is the policy's affair."""
+    """A broken environment is an error; whether the policy passes or fails is not."""
     end, records = played.end, played.records
-    told = f"{played.task.id}, {weights}"
+    what = f"{played.task.id}, {weights}"
     if end.outcome == "invalid":
-        yield error("episode", f"{told}: invalid: {end.reason}", "mend the environment")
+        yield error("episode", f"{what}: invalid: {end.reason}", "fix the environment")
         return
     steps = f"{end.steps} step{'' if end.steps == 1 else 's'}"
     times = (
@@ -75,7 +75,7 @@ def judge(played: PlayedEpisode, weights: str, loaded_s: float) -> Iterator[Find
     )
     yield ok(
         "episode",
-        f"{told}: {end.outcome} after {steps} ({end.stop_reason}); loaded in {loaded_s:.1f} s, "
+        f"{what}: {end.outcome} after {steps} ({end.stop_reason}); loaded in {loaded_s:.1f} s, "
         f"reset in {end.reset_s:.2f} s{times}",
     )
     if records and all(record.action is None for record in records):
@@ -83,6 +83,6 @@ def judge(played: PlayedEpisode, weights: str, loaded_s: float) -> Iterator[Find
         yield Finding(
             "episode",
             "warning",
-            f"none of what the model said was an action: {said!r}",
+            f"no completion of the model was an action: {said!r}",
             "check policy.codec, policy.template and rollout.max_tokens against the model's card",
         )

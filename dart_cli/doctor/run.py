@@ -1,8 +1,8 @@
 """One configuration on this host: can its run start here?
 
 configuration   its mistakes, all of them
-directory       may it be made, whose is it, what file system, how much room
-ports           is the address of `dart data` free
+directory       whether it can be made, its owner, its file system, its free space
+ports           whether the address of `dart data` is free
 model, tasks    what would be loaded and played
 """
 
@@ -25,14 +25,14 @@ from dart_cli.doctor.findings import Finding, error, ok, warning
 from dart_cli.doctor.machine import GIB
 
 LEAST_ROOM = 2 * GIB
-"""Free space below which a run is not worth starting."""
+"""Free space below which a run is not to be started."""
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "lustre", "beegfs", "9p", "ceph", "afs")
-"""File systems on which SQLite's log in shared memory and file locks are not to be trusted."""
+"""File systems on which SQLite's shared-memory log and file locks are unreliable."""
 _WIDTH = {"float32": 4, "bfloat16": 2}
 
 
 def configuration(config: Config) -> Iterator[Finding]:
-    """Every mistake that `dart up` would refuse, not the first alone."""
+    """Every mistake that `dart up` would refuse, not only the first."""
     mistakes = list(find_mistakes(config))
     for key, text in mistakes:
         problem, _, cure = text.partition("; ")
@@ -42,7 +42,7 @@ def configuration(config: Config) -> Iterator[Finding]:
 
 
 def directory(config: Config) -> Iterator[Finding]:
-    """Permissions, owner, file system and room of run.dir, which is made by nobody here."""
+    """Permissions, owner, file system and free space of run.dir, which is not made here."""
     path = config.run.dir
     place = _existing(path)
     if path.exists():
@@ -79,24 +79,26 @@ def _own(path: Path) -> Iterator[Finding]:
 
 
 def _run_in(path: Path) -> Iterator[Finding]:
-    """The run that is there: does it live, can it be read?"""
-    lives = (
-        f"a run is live in it (process {pid})" if (pid := holder(path)) else "a run to go on with"
+    """The run in the directory: whether it is live, and can be read."""
+    state = (
+        f"a run is live in it (process {pid})"
+        if (pid := holder(path))
+        else "a run that can be continued"
     )
     try:
         with open_reader(path) as reader:
             trained = reader.total("batches")
     except DartError as fault:
-        yield error("run directory", str(fault), "mend it, or set it aside: dart up --fresh")
+        yield error("run directory", str(fault), "fix it, or set it aside: dart up --fresh")
         return
-    yield ok("run directory", f"{path}: {lives}, {trained} batches")
+    yield ok("run directory", f"{path}: {state}, {trained} batches")
 
 
 def holder(run_dir: Path) -> str:
-    """Process that serves the run, as the lock's holder wrote it; empty if nobody does.
+    """Process that serves the run, as the lock's holder wrote it; empty if none does.
 
-    Only looks: a lock taken for a moment could refuse a `dart data` that starts in that moment, so
-    the kernel's list of locks is read instead.
+    Takes no lock, which could refuse a `dart data` that starts at that moment: the kernel's list of
+    locks is read instead.
     """
     path = run_dir / LOCK
     try:
@@ -110,7 +112,7 @@ def holder(run_dir: Path) -> str:
 
 
 def judge_file_system(kind: str, place: Path) -> Iterator[Finding]:
-    """A file system of one host is not worth a word."""
+    """An error for a network file system; nothing for one of this host."""
     if kind in NETWORK:
         yield error(
             "file system",
@@ -120,21 +122,21 @@ def judge_file_system(kind: str, place: Path) -> Iterator[Finding]:
 
 
 def judge_room(free: int, max_gb: float, place: Path) -> Finding:
-    """`free` bytes where a database of up to `max_gb` and the weights will stand."""
-    told = f"{free / 1e9:.1f} GB free at {place}"
+    """`free` bytes where a database of up to `max_gb` and the weights will be stored."""
+    found = f"{free / 1e9:.1f} GB free at {place}"
     if free < LEAST_ROOM:
-        return error("disk", told, "free some, or choose another run.dir")
+        return error("disk", found, "free some, or choose another run.dir")
     if free < max_gb * 1e9:
         return warning(
             "disk",
-            f"{told}, the database may take data.max_gb = {max_gb:g}",
+            f"{found}, the database may take data.max_gb = {max_gb:g}",
             f"set data.max_gb below {free / 1e9:.0f}, or free some",
         )
-    return ok("disk", told)
+    return ok("disk", found)
 
 
 def file_system(place: Path) -> str:
-    """Kind of the file system that holds `place`, of the longest mount point above it."""
+    """Kind of the file system of `place`: that of the longest mount point above it."""
     best, kind = "", ""
     try:
         mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
@@ -151,9 +153,9 @@ def file_system(place: Path) -> str:
 
 
 def ports(config: Config) -> Iterator[Finding]:
-    """Whether `dart data` could listen where the others look for it."""
+    """Whether `dart data` could listen at its configured address."""
     if config.bus.transport == "ipc":
-        yield ok("sockets", f"ipc, in {config.run.dir / 'sock'}: one host, nobody else can enter")
+        yield ok("sockets", f"ipc, in {config.run.dir / 'sock'}: one host, one user")
         return
     wanted = range(config.bus.port, config.bus.port + 3)
     if pid := holder(config.run.dir):
@@ -164,8 +166,8 @@ def ports(config: Config) -> Iterator[Finding]:
             yield error(
                 "ports",
                 f"bus.host {config.bus.host}, port {port}: {fault}",
-                "end what listens there (ss -ltnp), or change bus.port; on any host but that of "
-                "`dart data` this is as it should be",
+                "end what listens there (ss -ltnp), or change bus.port; on a host that does not run "
+                "`dart data` this is no mistake",
             )
             return
     yield ok("ports", f"{wanted[0]} to {wanted[-1]} of {config.bus.host} are free")
@@ -179,12 +181,12 @@ def _cannot_listen(host: str, port: int) -> str:
     except OSError as fault:
         return fault.strerror or str(fault)
     except UnicodeError:  # a..b, say
-        return "it is no name of a host"
+        return "it is not a host name"
     return ""
 
 
 def model(config: Config) -> Iterator[Finding]:
-    """What would be loaded; its mistakes are told by `configuration`."""
+    """What would be loaded; `configuration` reports its mistakes."""
     path = config.model.path
     if config.rollout.engine not in MODEL_ENGINES and config.train.learner != "torch":
         yield ok("model", f"none is loaded: engine {config.rollout.engine}")
@@ -198,11 +200,11 @@ def model(config: Config) -> Iterator[Finding]:
     try:
         count = parameter_count(folder)
     except DartError as fault:
-        yield error("model", str(fault), "fetch the folder again, whole")
+        yield error("model", str(fault), "download the whole folder again")
         return
     size = count * _WIDTH[config.model.dtype]
-    told = f"{path}: {count / 1e9:.2f} billion parameters, {size / GIB:.1f} GiB of weights"
-    yield ok("model", told)
+    found = f"{path}: {count / 1e9:.2f} billion parameters, {size / GIB:.1f} GiB of weights"
+    yield ok("model", found)
     place = _existing(weights_dir(config))
     yield judge_weights(size, config.weights.keep, shutil.disk_usage(place).free, place)
 
@@ -210,14 +212,14 @@ def model(config: Config) -> Iterator[Finding]:
 def judge_weights(size: int, keep: int, free: int, place: Path) -> Finding:
     """Whether `keep` weight sets of `size` bytes fit beside the one that is being written."""
     need = size * (keep + 1)
-    told = f"weights.keep = {keep} sets take {need / 1e9:.1f} GB, {free / 1e9:.1f} free at {place}"
+    found = f"weights.keep = {keep} sets take {need / 1e9:.1f} GB, {free / 1e9:.1f} free at {place}"
     if free < need:
-        return error("weights", told, "free some, or choose another weights.directory")
-    return ok("weights", told)
+        return error("weights", found, "free some, or choose another weights.directory")
+    return ok("weights", found)
 
 
 def tasks(config: Config) -> Iterator[Finding]:
-    """What would be played; its mistakes are told by `configuration`."""
+    """What would be played; `configuration` reports its mistakes."""
     try:
         trained, composed = trained_tasks(config), composed_tasks(config)
     except DartError:
@@ -229,6 +231,6 @@ def tasks(config: Config) -> Iterator[Finding]:
 
 
 def _existing(path: Path) -> Path:
-    """The path, or the nearest folder above it that is there."""
+    """The path, or the nearest folder above it that exists."""
     whole = path.absolute()
     return next(each for each in (whole, *whole.parents) if each.exists())

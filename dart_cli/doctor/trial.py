@@ -1,10 +1,10 @@
 """A batch of multi-turn trajectories that needs no environment: screens are drawn at random.
 
-    Trial    how many, how long, how hot
+    Trial    how many trajectories and steps, at which temperature
     play     an engine's answers as a batch that the trainer can score
 
 Past screens and completions are in the prompts as in a run, on screens of several sizes, beside
-prompts of text alone. What the model says moves nothing: the next screen is drawn anew.
+prompts of text alone. The model's actions have no effect: each screen is drawn at random.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Trial:
 async def play(policy: LoadedPolicy, engine: Engine, responder: Responder, trial: Trial) -> Batch:
     """All trajectories at once. Raises EngineError, and TimeoutError past the deadline.
 
-    `policy` writes the prompts of text; of its weights nothing is asked.
+    `policy` renders the prompts of text; its weights are not used.
     """
     images: dict[str, bytes] = {}
     async with asyncio.timeout(trial.deadline_s):
@@ -137,7 +137,7 @@ def _instruction(rng: random.Random) -> str:
 
 
 def draw(rng: random.Random, width: int, height: int) -> bytes:
-    """A PNG of boxes on a plain ground, different each time."""
+    """A PNG of boxes on a plain background, different each time."""
     image = Image.new("RGB", (width, height), _colour(rng))
     pen = ImageDraw.Draw(image)
     for _ in range(rng.randint(6, 14)):

@@ -1,1 +1,10 @@
-"""Episodes played in this process: held-out evaluation, demonstrations, suite checks, by hand."""
+"""Episodes played in this process, without `dart up`.
+
+in_process       what the others share: lease, policy, sink, environments at once, engine and weights
+held_out         `dart eval`: success on held-out seeds
+results          what an evaluation found, and its files in RUN/eval
+filmstrip        episodes as pictures
+demonstrations   `dart data collect`: successes for the experience pool
+manual           `dart env play`: one task by hand, by its solution, or by random clicks
+suite_check      `dart env check`: probe agents play a suite to test its evaluators
+"""

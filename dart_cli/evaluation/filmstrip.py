@@ -30,7 +30,7 @@ _COLOURS = {"pass": "#1a7f37", "fail": "#cf222e", "invalid": "#9a6700"}
 
 
 def frame(screenshot: str, text: str, action: dict[str, Any] | None) -> FilmFrame:
-    """One step of a film: the file of its screen, what was said, and what was done, if anything."""
+    """One step of a film: the file of its screen, the completion, and its action if it had one."""
     done = action or {}
     path = [(x, y) for x, y in done.get("path", [])]
     point = (done["x"], done["y"]) if "x" in done and "y" in done else None
@@ -49,8 +49,8 @@ def film_strip(
 ) -> Image.Image:
     """One episode from left to right: each screen with its action, the last with the verdict.
 
-    The film's screenshots are files of `folder`. `columns` breaks the strip into rows, 0 does not;
-    `width` is that of a screen, pixels. Raises RunDirectoryError for a screenshot that is gone.
+    The film's screenshots are files of `folder`. `columns` is how many screens are in a row, 0 for
+    all; `width` is that of a screen, pixels. Raises RunDirectoryError for a missing screenshot.
     """
     shown = film.frames[:most]
     shots = [_scaled(_drawn(folder, f), width) for f in shown]
@@ -87,9 +87,9 @@ def film_strip(
 
 
 def animation(folder: Path, film: Film) -> list[Image.Image]:
-    """The same as pictures of one size: each screen with its action below, the last with the verdict.
+    """Pictures of one size: each screen with its action below, the last with the verdict.
 
-    Raises RunDirectoryError for a screenshot that is gone.
+    Raises RunDirectoryError for a missing screenshot.
     """
     shots = [_drawn(folder, frame) for frame in film.frames]
     shots.append(_open(folder / film.last))

@@ -61,7 +61,7 @@ MAX_FILM_BYTES = 64_000_000
 """Screenshots kept of one evaluation, at most."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_ENVIRONMENT = re.compile(r"^eval/\d+: ")  # its name, in front of why it broke
+_ENVIRONMENT = re.compile(r"^eval/\d+: ")  # the environment's name before its error
 
 
 def run_eval(
@@ -100,7 +100,7 @@ def run_eval(
     return evaluation
 
 
-# --- what is played -------------------------------------------------------------------------
+# --- what is played --------------------------------------------------------------------------
 
 
 def plan_eval(
@@ -112,7 +112,7 @@ def plan_eval(
     tasks: Sequence[str],
     name: str,
 ) -> dict[str, str]:
-    """What `run_eval` would play, for people, by subject. Raises what it raises before it plays."""
+    """What `run_eval` would play, as text by subject. Raises what it raises before it plays."""
     _check_name(name)
     chosen = [task.id for part in _chosen(config, tasks) for task in part]
     directory, _ = (None, -1) if as_it_comes else chosen_weights(config, weights)
@@ -133,14 +133,14 @@ def _check_name(name: str) -> None:
 
 
 def _chosen(config: Config, tasks: Sequence[str]) -> tuple[list[Task], list[Task]]:
-    """Tasks as they were trained on, and compositions of them."""
+    """(tasks that were trained on, compositions of them)."""
     trained, composed = trained_tasks(config, tasks), composed_tasks(config, tasks)
     if not config.eval.episodes or not (trained or composed):
         raise TaskError("nothing to evaluate: set eval.episodes >= 1 and name a task")
     return trained, composed
 
 
-# --- playing --------------------------------------------------------------------------------
+# --- playing ---------------------------------------------------------------------------------
 
 
 async def _evaluate(
@@ -192,7 +192,7 @@ def _refuse_invalid(config: Config, ends: Sequence[TrajectoryEnd]) -> None:
     reasons = Counter(_ENVIRONMENT.sub("", end.reason) for end in ends)
     [(reason, count)] = reasons.most_common(1)
     raise EnvError(
-        f"all {len(ends)} episodes were invalid and nothing is kept; {count} of them: {reason}; mend "
+        f"all {len(ends)} episodes were invalid and nothing is kept; {count} of them: {reason}; fix "
         f"that (`dart env check {config.env.suite}` tries the environment, "
         f"{log_dir(config.run.dir) / 'eval.log'} names each episode)"
     )
@@ -215,11 +215,11 @@ def _scored(tasks: Sequence[Task], played: Sequence[PlayedEpisode]) -> list[Task
     return scores
 
 
-# --- keeping --------------------------------------------------------------------------------
+# --- keeping ---------------------------------------------------------------------------------
 
 
 def _keep(run_dir: Path, evaluation: Evaluation, played: Sequence[PlayedEpisode]) -> Path:
-    """Write the evaluation and its films; the JSON last, so that it stands only when all does."""
+    """Write the evaluation and its films; the JSON last: it exists only when everything does."""
     folder = films_dir(run_dir, evaluation.name)
     folder.mkdir(exist_ok=True)
     films: list[Film] = []

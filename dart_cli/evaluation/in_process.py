@@ -78,7 +78,7 @@ def planned(tasks: Sequence[Task], episodes: int, first_seed: int) -> list[Plann
     return [PlannedEpisode(tasks[i % len(tasks)], first_seed + i) for i in range(episodes)]
 
 
-# --- one episode ----------------------------------------------------------------------------
+# --- one episode -----------------------------------------------------------------------------
 
 
 class InProcessPolicy:
@@ -164,7 +164,7 @@ def player_rng(task: Task, seed: int) -> Random:
     return Random(f"{task.id}/{seed}")  # noqa: S311 - repeatable on purpose
 
 
-# --- many at once ---------------------------------------------------------------------------
+# --- many at once ----------------------------------------------------------------------------
 
 
 def slots_at_once(config: Config) -> int:
@@ -238,7 +238,7 @@ async def play_all(
     return played
 
 
-# --- the engine and its weights -------------------------------------------------------------
+# --- the engine and its weights --------------------------------------------------------------
 
 
 @contextlib.asynccontextmanager

@@ -41,12 +41,12 @@ class TaskScore(StoredModel):
     task_id: str
     episodes: int  # judged pass or fail
     passed: int
-    invalid: int  # broken environment or evaluator; in no proportion
+    invalid: int  # broken environment or evaluator; counted in no rate
     steps: int  # of the judged episodes together
 
     @property
     def success(self) -> float | None:
-        """Fraction passed; None where nothing was judged."""
+        """Fraction passed; None where no episode was judged."""
         return self.passed / self.episodes if self.episodes else None
 
     @property
@@ -61,7 +61,7 @@ class TaskScore(StoredModel):
 
 
 def wilson(passed: int, episodes: int) -> tuple[float, float]:
-    """95 % score interval of a proportion (Wilson 1927); (0, 1) where nothing was seen."""
+    """95 % score interval of a proportion (Wilson 1927); (0, 1) for no episode."""
     if episodes == 0:
         return 0.0, 1.0
     share, z2 = passed / episodes, Z_95**2
@@ -94,7 +94,7 @@ class ModeScore(StoredModel):
 
     @property
     def overall(self) -> TaskScore:
-        """All tasks together, compositions not among them."""
+        """All tasks together, without compositions."""
         return total("all tasks", self.tasks)
 
     @property
@@ -116,7 +116,7 @@ class Evaluation(StoredModel):
 
     @property
     def judged(self) -> int:
-        """Episodes that passed or failed, of all modes, compositions among them."""
+        """Episodes that passed or failed, of all modes, with compositions."""
         scores = (score for mode in self.modes.values() for score in (mode.overall, mode.composed))
         return sum(score.episodes for score in scores)
 
@@ -143,7 +143,7 @@ class Film(StoredModel):
 
 
 class Films(StoredModel):
-    """The films of one evaluation; their screenshots stand beside the file."""
+    """The films of one evaluation; their screenshots are beside the file."""
 
     films: list[Film]
 

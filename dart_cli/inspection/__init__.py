@@ -1,4 +1,4 @@
-"""Looking into a run, also beside a live one: a reader disturbs no process.
+"""Reading a run, also while it is live: a reader disturbs no process.
 
 find             which run is meant, and which of its trajectories
 ls               `dart data ls`: trajectories of the run, members of its pool

@@ -1,13 +1,13 @@
-"""What curation decided in a run, to look at: `dart data draw`.
+"""What curation decided in a run, as pictures: `dart data draw`.
 
 draw_all       the pictures below as PNG files in a folder
-fates.png      each group in the order of opening: what became of it, by task
+fates.png      each group in the order of opening: its outcome, by task
 sizes.png      how many trajectories groups got, and what success their task had
 lengths.png    steps of trajectories under the cap of their task
 entropies.png  which steps were trained on, by their mean token entropy
 
-group_outcome           what became of one group
-success_averages       the moving average of its task's success when each group was opened
+group_outcome      the outcome of one group
+success_averages   the moving average of its task's success when each group was opened
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 GroupOutcome = Literal["mixed", "pool", "all_success", "all_fail", "other"]
 
-_TOLD: dict[GroupOutcome, tuple[str, str]] = {
+_LABELS: dict[GroupOutcome, tuple[str, str]] = {
     "mixed": ("trained on: successes and failures", "#2563eb"),
     "pool": ("trained on: all failed, a success of the pool joined", "#db2777"),
     "all_success": ("dropped: all passed", "#a7d7b5"),
@@ -47,9 +47,9 @@ MOST_PANELS = 6
 
 
 def draw_all(reader: Reader, folder: Path) -> list[Path]:
-    """Write the pictures of a run into `folder`, made if need be; returns their paths.
+    """Write the pictures of a run into `folder`, made if it does not exist; returns their paths.
 
-    Raises UserError for a run no group of which is over yet, or a folder that cannot be written.
+    Raises UserError for a run without a finished group, or a folder that cannot be written.
     """
     from matplotlib.figure import Figure
 
@@ -61,11 +61,11 @@ def draw_all(reader: Reader, folder: Path) -> list[Path]:
         config = Config.model_validate_json(reader.run().config)
     except ValidationError:
         raise UserError(
-            f"{reader.path}: its configuration is of another version of dart; draw with that one"
+            f"{reader.path}: its configuration is of another version of dart; draw with that version"
         ) from None
     samples = [row for batch in reader.batches() for row in reader.batch_rows(batch.id)]
     pictures: dict[str, Callable[[Figure], None]] = {
-        "fates": lambda figure: _fates(figure, groups),
+        "fates": lambda figure: _outcomes(figure, groups),
         "sizes": lambda figure: _sizes(figure, groups, trajectories, config),
         "lengths": lambda figure: _lengths(figure, groups, trajectories),
         "entropies": lambda figure: _entropies(figure, samples),
@@ -84,7 +84,7 @@ def draw_all(reader: Reader, folder: Path) -> list[Path]:
 
 
 def group_outcome(group: GroupRow) -> GroupOutcome | None:
-    """What became of a group; None while it plays or waits."""
+    """The outcome of a group; None while it plays or waits."""
     if group.state in ("batched", "trained"):
         return "mixed" if group.pool_member is None else "pool"
     if group.state != "dropped":
@@ -99,7 +99,7 @@ def success_averages(
 ) -> dict[str, float | None]:
     """Group id -> moving average of its task's success when it was opened; None before a verdict.
 
-    Computed anew from the run's groups and trajectories, which must be whole.
+    Computed again from all groups and trajectories of the run; none may be missing.
     """
     task_of = {group.id: group.task_id for group in groups}
     verdicts = sorted(
@@ -120,15 +120,15 @@ def success_averages(
     return found
 
 
-# --- pictures -------------------------------------------------------------------------------
+# --- pictures --------------------------------------------------------------------------------
 
 
-def _fates(figure: Figure, groups: Sequence[GroupRow]) -> None:
+def _outcomes(figure: Figure, groups: Sequence[GroupRow]) -> None:
     tasks = _most_played(groups, MOST_TASKS)
     figure.set_size_inches(11, 1.6 + 0.32 * len(tasks))
     axes = _axes(figure)
     counts = Counter(map(group_outcome, groups))
-    for kind, (label, colour) in _TOLD.items():
+    for kind, (label, colour) in _LABELS.items():
         marked = [g for g in groups if group_outcome(g) == kind and g.task_id in tasks]
         if marked:
             axes.scatter(

@@ -1,11 +1,11 @@
-"""What became of one trajectory, in the order it happened: `dart data why`.
+"""What happened to one trajectory, in order, and why: `dart data why`.
 
     explain_trajectory   a Subject -> its events, each with moment, sentence and numbers
-    print_events  the same on a terminal
+    print_events         the same on a terminal
 
-Every sentence follows from rows of the database: the lease, the steps, the verdict, the fate of
-its group, the batches it was part of and what each of its steps weighed there. Where it was
-dropped, the rule is told with the numbers that decided.
+Every sentence follows from rows of the database: the lease, the steps, the verdict, the outcome of
+its group, the batches it was part of and the weight of each of its steps there. If it was dropped,
+the rule is given with the numbers that decided.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dart_cli.inspection.find import Subject
 from dart_cli.inspection.text import action_words, moment, versions_words
 
 LEFT_OUT: dict[str, str] = {
-    "low_entropy": "the policy was surest here; data.high_entropy leaves such steps out",
+    "low_entropy": "the policy was most certain here; data.high_entropy leaves such steps out",
 }
 """Why a step of a batch is not trained on, in words."""
 
@@ -42,7 +42,7 @@ class Event:
 
 
 def explain_trajectory(reader: Reader, subject: Subject) -> list[Event]:
-    """The life of one trajectory, oldest event first."""
+    """The events of one trajectory, oldest first."""
     events: list[Event] = []
     steps = reader.steps(subject.id)
     trajectory, group = subject.trajectory, subject.group
@@ -62,7 +62,7 @@ def explain_trajectory(reader: Reader, subject: Subject) -> list[Event]:
 
 
 def print_events(console: Console, events: Sequence[Event]) -> None:
-    """One line an event; what belongs to the one before is indented."""
+    """One line for each event; one that belongs to the event before it is indented."""
     for event in events:
         when = f"{moment(event.at)}  " if event.at is not None else " " * 23
         console.print(f"{when}{event.text}", soft_wrap=True)
@@ -73,7 +73,7 @@ def events_as_json(events: Sequence[Event]) -> list[dict[str, Any]]:
     return [asdict(event) for event in events]
 
 
-# --- its life -------------------------------------------------------------------------------
+# --- from lease to verdict -------------------------------------------------------------------
 
 
 def _played(
@@ -100,7 +100,7 @@ def _played(
 
 
 def _judged(reader: Reader, trajectory: TrajectoryRow, group: GroupRow) -> Iterator[Event]:
-    """Its verdict, its group's fate, and why it was dropped if it was."""
+    """Its verdict, its group's outcome, and why it was dropped if it was."""
     if trajectory.outcome is not None:
         yield Event(
             f"{trajectory.outcome} after {trajectory.steps} steps: {trajectory.verdict_reason} "
@@ -123,9 +123,11 @@ def _judged(reader: Reader, trajectory: TrajectoryRow, group: GroupRow) -> Itera
         return
     if group.closed_at is not None:
         counts = ", ".join(f"{number} {outcome}" for outcome, number in judged.items() if number)
-        fate = f"dropped ({group.reason})" if group.state == "dropped" else "ready for a batch"
+        outcome_of_group = (
+            f"dropped ({group.reason})" if group.state == "dropped" else "ready for a batch"
+        )
         yield Event(
-            f"its group {group.id} is over: {counts or 'no verdict'}; {fate}",
+            f"its group {group.id} is over: {counts or 'no verdict'}; {outcome_of_group}",
             group.closed_at,
             {"group": group.id, **judged},
         )
@@ -136,13 +138,13 @@ def _judged(reader: Reader, trajectory: TrajectoryRow, group: GroupRow) -> Itera
         yield Event(text, None, {"rule": group.reason, **numbers})
     elif group.state == "open":
         live = sum(member.state in ("leased", "playing") for member in members)
-        yield Event(f"it waits for its group {group.id}: {live} more are played")
+        yield Event(f"it waits for its group {group.id}: {live} more are in play")
     elif group.state == "ready":
         yield Event("it waits for a batch: enough groups must be ready first")
 
 
 def _came_in(row: PoolRow, steps: Sequence[StepRow]) -> Iterator[Event]:
-    known = "known" if row.known else "unknown, so it weighs as demonstrations do"
+    known = "known" if row.known else "unknown, so it is weighted as a demonstration"
     origin = f", first {row.origin}" if row.origin else ""
     yield Event(
         f"came into the pool from outside the run: {row.task_id}, seed {row.task_seed}, source "
@@ -163,16 +165,16 @@ def _joined_pool(row: PoolRow) -> Event:
     )
 
 
-# --- why it was dropped ---------------------------------------------------------------------
+# --- why it was dropped ----------------------------------------------------------------------
 
 
 def _why_alone(reader: Reader, trajectory: TrajectoryRow) -> str:
-    """Of a trajectory that was dropped by itself, whatever became of its group."""
+    """For a trajectory that was dropped by itself, independently of its group."""
     why = {
-        "invalid": "its environment or evaluator broke, which says nothing about the policy",
-        "cancelled": "its environment process gave it up",
+        "invalid": "its environment or evaluator broke, so it does not measure the policy",
+        "cancelled": "its environment process abandoned it",
         "lease_expired": f"no step and no heartbeat for data.lease_s = {_data(reader, 'lease_s')} s",
-        "worker_lost": f"{trajectory.worker} died, or its slot {trajectory.slot} began anew",
+        "worker_lost": f"{trajectory.worker} died, or its slot {trajectory.slot} started again",
         "incomplete": f"steps or images of {trajectory.steps} steps were never handed in",
     }
     said = f" ({trajectory.verdict_reason})" if trajectory.verdict_reason else ""
@@ -191,13 +193,13 @@ def _why_dropped(
         "all_fail": lambda: (
             f"all {valid} valid members failed: equal rewards teach nothing{_no_help(reader, group, valid)}"
         ),
-        "single_member": lambda: "one valid member has nothing to be compared with",
+        "single_member": lambda: "one valid member cannot be compared with others",
         "no_valid_member": lambda: f"none of {len(members)} attempts had a verdict",
         "task_removed": lambda: f"the run was started again without {group.task_id}",
         "surplus": lambda: "it was in play when the batch was full, and data.recycle is off",
     }
-    told = texts.get(group.reason, lambda: f"rule {group.reason}")()
-    return told, {"valid": valid, "attempts": len(members)}
+    text = texts.get(group.reason, lambda: f"rule {group.reason}")()
+    return text, {"valid": valid, "attempts": len(members)}
 
 
 def _no_help(reader: Reader, group: GroupRow, valid: int) -> str:
@@ -243,15 +245,15 @@ def _data(reader: Reader, key: str) -> Any:
     """A key of [data] as the run was last started."""
     try:
         return json.loads(reader.run().config).get("data", {}).get(key)
-    except StoreError:  # never started: nothing but a pool
+    except StoreError:  # never started: it holds only a pool
         return None
 
 
-# --- what it was trained with ---------------------------------------------------------------
+# --- what it was trained with ----------------------------------------------------------------
 
 
 def _trained(reader: Reader, subject: Subject, steps: Sequence[StepRow]) -> Iterator[Event]:
-    """Each batch it was part of, and what each of its steps weighed there."""
+    """Each batch it was part of, and the weight of each of its steps there."""
     by_step = {step.step: step for step in steps}
     samples: dict[int, list[SampleRow]] = {}
     for row in reader.sample_rows(subject.id):
@@ -276,7 +278,7 @@ def _trained(reader: Reader, subject: Subject, steps: Sequence[StepRow]) -> Iter
 
 
 def _joined(reader: Reader, subject: Subject, batch: BatchRow) -> str:
-    """With which group a member of the pool went into the batch."""
+    """The group with which a member of the pool went into the batch."""
     groups = reader.groups_by_id(reader.batch_groups(batch.id)).values()
     helped = [group.id for group in groups if group.pool_member == subject.id]
     return f" with the all-fail group {', '.join(helped)}" if helped else ""

@@ -1,7 +1,7 @@
 """Which run is meant, and which of its trajectories.
 
 find_run       a configuration file, a run directory, or nothing -> the run that is meant
-find_subject   a trajectory by its id, of the run or of its pool; else the nearest cure
+find_subject   a trajectory by its id, of the run or of its pool; or an error with the nearest cure
 check_tasks    whether the run has such tasks
 """
 

@@ -1,4 +1,4 @@
-"""What a finished run shows: a summary, a success curve, films before and after, one JSON line.
+"""The results of a finished run: a summary, a success curve, films before and after, one JSON line.
 
 write_report    all of it: RUN/report/{curve.png, films.png, report.json}; JSON last on stdout
 summarize       the numbers of the JSON line
@@ -82,7 +82,7 @@ def write_report(config: Config, *, minutes_total: float) -> dict[str, Any]:
     return result
 
 
-# --- numbers --------------------------------------------------------------------------------
+# --- numbers ---------------------------------------------------------------------------------
 
 
 def summarize(before: Evaluation | None, after: Evaluation | None) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _arrow(before: float | None, after: float | None) -> str:
     return f"{fraction(before)} -> {fraction(after)}"
 
 
-# --- curve ----------------------------------------------------------------------------------
+# --- curve -----------------------------------------------------------------------------------
 
 
 def draw_curve(
@@ -182,7 +182,7 @@ def draw_curve(
 ) -> Path:
     """Success while training by policy version, a line for each task, minutes on the upper axis.
 
-    The thick line is the mean over tasks: over trajectories it would tell what the scheduler plays.
+    The thick line is the mean over tasks: a mean over trajectories would show what the scheduler plays.
 
     `ends` are the evaluations before and after, drawn at the versions they played, with the 95 %
     intervals of their sampled episodes; `began_at` is when the run began, unix seconds.
@@ -227,13 +227,13 @@ def draw_curve(
     return path
 
 
-# --- films ----------------------------------------------------------------------------------
+# --- films -----------------------------------------------------------------------------------
 
 
 def pick_films(before: Sequence[Film], after: Sequence[Film]) -> list[tuple[Film, Film]]:
-    """Episodes played in both, one per task, the most telling first, at most `MAX_FILMS`.
+    """Episodes played in both, one per task, the clearest first, at most `MAX_FILMS`.
 
-    Most telling: failed before and passed after, in many steps.
+    Clearest: failed before and passed after, in many steps.
     """
     earlier = {(film.task_id, film.seed): film for film in before}
     pairs = [
@@ -272,7 +272,7 @@ def draw_films(path: Path, run_dir: Path, pairs: Sequence[tuple[Film, Film]]) ->
 
 
 def draw_trajectory(path: Path, reader: Reader, subject: Subject) -> Path:
-    """All steps of one trajectory as a picture. Raises UserError where its screens are gone."""
+    """All steps of one trajectory as a picture. Raises UserError if its screens were removed."""
     steps, trajectory = reader.steps(subject.id), subject.trajectory
     keys = [step.screenshot for step in steps]
     if trajectory is not None and trajectory.final_screenshot is not None:

@@ -83,7 +83,7 @@ def print_trajectory(console: Console, reader: Reader, subject: Subject, shown: 
         )
     console.print(table)
     if subject.trajectory is not None:
-        console.print(f"its story: dart data why {subject.id} --run {run_dir_of(reader)}")
+        console.print(f"what happened to it: dart data why {subject.id} --run {run_dir_of(reader)}")
 
 
 def _headlines(shown: Json) -> list[str]:

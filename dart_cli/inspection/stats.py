@@ -1,4 +1,4 @@
-"""How much there is of everything in a run: `dart data stats`.
+"""How much a run holds of everything: `dart data stats`.
 
 count         the numbers
 print_count   the same as tables

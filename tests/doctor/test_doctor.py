@@ -39,7 +39,7 @@ def config_in(folder: Path, **sections: Any) -> Config:
 
 
 def worst(findings: list[Finding]) -> Finding:
-    """The gravest of them."""
+    """The most serious of them."""
     return max(findings, key=lambda each: ("ok", "warning", "error").index(each.level))
 
 
@@ -52,16 +52,16 @@ def test_a_good_configuration_ends_with_zero_and_an_episode(
     path = tmp_path / "c.toml"
     path.write_text(f'[run]\ndir = "{tmp_path}/run"\n[rollout]\nengine = "scripted"\n')
     assert doctor(path, "--play", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["healthy"] is True
-    found = {each["subject"]: each for each in told["findings"]}
+    result = json.loads(capsys.readouterr().out)
+    assert result["healthy"] is True
+    found = {each["subject"]: each for each in result["findings"]}
     assert {"python", "packages", "torch", "disk", "tasks", "episode"} <= set(found)
     assert "mini/" in found["episode"]["text"]
     assert "s in the environment" in found["episode"]["text"]
     assert not (tmp_path / "run").exists()
 
 
-def test_every_mistake_of_a_configuration_is_told_with_its_cure(
+def test_every_mistake_of_a_configuration_is_printed_with_its_cure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "c.toml"
@@ -73,7 +73,7 @@ def test_every_mistake_of_a_configuration_is_told_with_its_cure(
     out = capsys.readouterr().out
     for part in ("mini/clik", "is no folder: nowhere", "hf download", "eval.seed must be >="):
         assert part in out
-    assert "3 things must be mended first" in out
+    assert "3 things must be fixed first" in out
 
 
 def test_a_run_directory_is_examined_as_a_run_and_not_as_a_model(
@@ -139,8 +139,8 @@ def test_a_check_that_breaks_is_a_finding(tmp_path: Path) -> None:
     [found] = guarded("x", broken)
     assert (found.level, found.text) == ("error", "could not be examined: RuntimeError: two lines")
     assert not is_healthy([ok("y", ""), found])
-    assert summary([found]) == "1 thing must be mended first"
-    assert summary([ok("y", "")]) == "all is well"
+    assert summary([found]) == "1 thing must be fixed first"
+    assert summary([ok("y", "")]) == "everything is in order"
     assert summary([Finding("y", "warning", "", "")]) == "it can run; 1 warning"
 
 
@@ -165,8 +165,8 @@ def test_gpus_are_those_that_torch_sees(
 ) -> None:
     found = worst(list(machine.judge_gpus(listed, torch, visible, needed=needed)))
     assert found.level == level
-    told = list(machine.judge_gpus(listed, torch, visible, needed=needed))
-    assert any(part in f"{each.text} {each.cure}" for each in told)
+    findings = list(machine.judge_gpus(listed, torch, visible, needed=needed))
+    assert any(part in f"{each.text} {each.cure}" for each in findings)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_run_directory_is_ours_alone_or_can_be_made(tmp_path: Path) -> None:
     assert "is no directory" in worst(list(run.directory(config))).text
 
 
-def test_a_run_that_is_there_is_told_live_or_not_and_is_not_disturbed(tmp_path: Path) -> None:
+def test_an_existing_run_is_reported_live_or_not_and_is_not_disturbed(tmp_path: Path) -> None:
     config = small_config(tmp_path / "run")
     with open_store(config.run.dir) as store:
         play(make_ledger(config, store), 0)
@@ -249,11 +249,11 @@ def test_a_run_that_is_there_is_told_live_or_not_and_is_not_disturbed(tmp_path: 
         assert run.holder(config.run.dir) == str(os.getpid())
         assert "a run is live in it" in next(iter(run.directory(config))).text
     assert run.holder(config.run.dir) == ""
-    assert "a run to go on with" in next(iter(run.directory(config))).text
+    assert "a run that can be continued" in next(iter(run.directory(config))).text
     (config.run.dir / "run.db").write_bytes(b"no database" * 1000)
     assert next(iter(run.directory(config))).level == "error"
     with (config.run.dir / "data.lock").open("rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # whoever looked has let go
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the reader holds no lock
 
 
 def test_a_network_disk_is_refused_for_the_database() -> None:
@@ -278,19 +278,19 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
 def test_a_host_that_cannot_be_one_is_named(tmp_path: Path) -> None:
     [found] = run.ports(config_in(tmp_path, bus={"transport": "tcp", "host": "a..b"}))
     assert found.level == "error"
-    assert "bus.host a..b, port 7800: it is no name of a host" in found.text
+    assert "bus.host a..b, port 7800: it is not a host name" in found.text
 
 
-def test_a_model_of_a_user_who_is_not_here_has_no_size(tmp_path: Path) -> None:
+def test_a_model_of_an_unknown_user_has_no_size(tmp_path: Path) -> None:
     engine = {"engine": "transformers"}
     config = config_in(tmp_path, model={"path": "~no.such.user/x"}, rollout=engine)
     assert list(run.model(config)) == []
 
 
-def test_a_model_folder_tells_its_size(tmp_path: Path) -> None:
+def test_a_model_folder_has_a_size(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"nonsense")
     [found] = run.model(config_in(tmp_path, model={"path": str(tmp_path)}))
-    assert (found.level, found.cure) == ("error", "fetch the folder again, whole")
+    assert (found.level, found.cure) == ("error", "download the whole folder again")
     header = json.dumps({"w": {"dtype": "F32", "shape": [1000, 500], "data_offsets": [0, 0]}})
     content = len(header).to_bytes(8, "little") + header.encode()
     (tmp_path / "model.safetensors").write_bytes(content)

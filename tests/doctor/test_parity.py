@@ -39,16 +39,16 @@ def test_a_model_folder_is_compared_and_agrees(
     family: Family, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert doctor(family("qwen3_vl"), "--parity", "--json", "--set", "rollout.max_tokens=8") == 0
-    told = json.loads(capsys.readouterr().out)
-    lines = [each["text"] for each in told["findings"] if each["subject"] == "parity"]
+    result = json.loads(capsys.readouterr().out)
+    lines = [each["text"] for each in result["findings"] if each["subject"] == "parity"]
     assert len(lines) == 5
     for line, kind in zip(lines[1:4], ("no screen", "one screen", "several screens"), strict=True):
         assert kind in line
     assert "within 0.001 nats" in lines[-1]
-    assert "tasks" not in {each["subject"] for each in told["findings"]}
+    assert "tasks" not in {each["subject"] for each in result["findings"]}
 
 
-def test_an_engine_that_says_other_numbers_ends_with_one(
+def test_an_engine_that_gives_other_numbers_exits_with_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A limit below what rounding makes stands for the engine that is wrong."""

@@ -37,10 +37,10 @@ def test_an_evaluation_is_printed_kept_and_read_again(
 ) -> None:
     config = load_config(config_path)
     made = run_eval(config, as_json=True)
-    told = json.loads(capsys.readouterr().out)
-    assert told == summary(made)
-    assert told["sampled_tasks"]["episodes"] == told["greedy_compositions"]["episodes"] == 12
-    assert set(told["sampled_tasks"]["per_task"]) == {"mini/click", "mini/popup"}
+    result = json.loads(capsys.readouterr().out)
+    assert result == summary(made)
+    assert result["sampled_tasks"]["episodes"] == result["greedy_compositions"]["episodes"] == 12
+    assert set(result["sampled_tasks"]["per_task"]) == {"mini/click", "mini/popup"}
     assert read_evaluation(config.run.dir, "base") == made
     films = read_films(config.run.dir, "base")
     assert {film.task_id for film in films} == {"mini/click", "mini/popup", "mini/popup+menu"}
@@ -67,15 +67,15 @@ def test_the_verb_prints_each_task_with_its_interval(
     assert "eval/mine.json" in out.replace("\n", "")
 
 
-def test_a_dry_run_tells_what_the_options_choose_and_refuses_what_they_cannot(
+def test_a_dry_run_prints_what_the_options_choose_and_refuses_what_they_cannot(
     config_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def told(*arguments: str) -> tuple[object, str, str]:
+    def dry_run(*arguments: str) -> tuple[object, str, str]:
         with pytest.raises(SystemExit) as exit_:
             main(["eval", str(config_path), "--dry-run", *arguments])
         return (exit_.value.code, *capsys.readouterr())
 
-    code, out, _ = told("--mode", "greedy", "--tasks", "mini/click", "--episodes", "4")
+    code, out, _ = dry_run("--mode", "greedy", "--tasks", "mini/click", "--episodes", "4")
     assert not code
     assert "1 of mini: mini/click" in out
     assert "4 episodes greedy" in out
@@ -86,7 +86,7 @@ def test_a_dry_run_tells_what_the_options_choose_and_refuses_what_they_cannot(
         (("--tasks", "nosuch"), "no task 'nosuch'"),
         (("--keep-as", "a b"), "--keep-as 'a b'"),
     ):
-        code, _, error = told(*arguments)
+        code, _, error = dry_run(*arguments)
         assert code == 2
         assert why in error
 
@@ -107,14 +107,14 @@ def test_a_name_that_is_no_file_s_is_refused_before_anything_is_played(
     assert not config.run.dir.exists()
 
 
-def test_where_every_episode_is_invalid_nothing_is_kept_and_the_reason_told(
+def test_where_every_episode_is_invalid_nothing_is_kept_and_the_reason_is_given(
     config_path: Path,
 ) -> None:
     broken = "env.tasks=['unruly/evaluate-raise', 'unruly/reset-raise']"
     some = [f"env.suite={UNRULY}", "eval.compositions=[]", "eval.episodes=13"]
     config = load_config(config_path, [*some, broken])
-    told = r"all 13 episodes were invalid.*; 7 of them: evaluate: ZeroDivisionError: a bug of"
-    with pytest.raises(EnvError, match=told):
+    reason = r"all 13 episodes were invalid.*; 7 of them: evaluate: ZeroDivisionError: a bug of"
+    with pytest.raises(EnvError, match=reason):
         run_eval(config)
     assert list((config.run.dir / "eval").iterdir()) == []
 
@@ -126,14 +126,14 @@ def test_one_valid_episode_is_worth_keeping(config_path: Path) -> None:
     assert made.modes["greedy"].overall.invalid == 6
 
 
-def test_nothing_to_evaluate_is_said(config_path: Path) -> None:
+def test_nothing_to_evaluate_is_an_error(config_path: Path) -> None:
     config = load_config(config_path, ["eval.episodes=0"])
     with pytest.raises(TaskError, match="nothing to evaluate"):
         asyncio.run(asyncio.to_thread(run_eval, config))
 
 
 @pytest.mark.slow
-def test_the_shipped_model_clicks_what_it_is_told_to_and_nothing_more(config_path: Path) -> None:
+def test_the_shipped_model_follows_an_instruction_and_does_nothing_more(config_path: Path) -> None:
     """It is grounded on single screens; what takes more steps is left for the run to learn."""
     config = load_config(config_path, ["rollout.engine=transformers", "eval.episodes=48"])
     made = run_eval(config, modes=("greedy",), as_it_comes=True)

@@ -22,7 +22,7 @@ def test_the_interval_is_where_the_score_test_is_indifferent(passed: int, episod
     assert math.isclose(high, min(1.0, max(roots)), abs_tol=1e-7)
 
 
-def test_nothing_seen_says_nothing() -> None:
+def test_without_episodes_the_interval_is_everything() -> None:
     assert wilson(0, 0) == (0.0, 1.0)
     empty = TaskScore(task_id="a", episodes=0, passed=0, invalid=3, steps=0)
     assert empty.success is None

@@ -34,8 +34,8 @@ def run(*arguments: object) -> int:
     return int(exit_.value.code or 0)
 
 
-def story_of(reader: Reader, name: str) -> str:
-    """All sentences of a trajectory's story."""
+def events_text(reader: Reader, name: str) -> str:
+    """All sentences about one trajectory."""
     return "\n".join(event.text for event in explain_trajectory(reader, find_subject(reader, name)))
 
 
@@ -56,7 +56,7 @@ def evaluation(name: str, passed: int) -> Evaluation:
 
 
 class Played:
-    """A run in which every fate occurs; its store is open for writing all the while."""
+    """A run in which every outcome occurs; its store stays open for writing."""
 
     def __init__(self, config: Config, store: Store) -> None:
         self.config, self.store, self.clock = config, store, Clock()

@@ -74,13 +74,13 @@ def test_a_live_run_is_drawn_while_groups_begin_and_end(
             assert len(draw_all(reader, tmp_path / "pictures")) == 4
 
 
-def test_each_group_that_is_over_has_one_fate(played: Played, reader: Reader) -> None:
-    fates = {group.id: group_outcome(group) for group in reader.groups()}
-    assert fates[played.mixed] == "mixed"
-    assert fates[played.helped] == "pool"
-    assert fates[played.solved] == "all_success"
-    assert fates[played.stale.rpartition("-")[0]] == "other"
-    assert fates[played.playing.rpartition("-")[0]] is None
+def test_each_group_that_is_over_has_one_outcome(played: Played, reader: Reader) -> None:
+    outcomes = {group.id: group_outcome(group) for group in reader.groups()}
+    assert outcomes[played.mixed] == "mixed"
+    assert outcomes[played.helped] == "pool"
+    assert outcomes[played.solved] == "all_success"
+    assert outcomes[played.stale.rpartition("-")[0]] == "other"
+    assert outcomes[played.playing.rpartition("-")[0]] is None
 
 
 def test_a_run_without_a_group_that_is_over_or_of_another_dart_is_not_drawn(

@@ -11,60 +11,62 @@ from dart_cli.data.store.writer import Reader, open_store
 from dart_cli.inspection.explain import explain_trajectory
 from dart_cli.inspection.find import find_subject
 from tests.data.parts import make_ledger, play_group, small_config
-from tests.inspection.parts import Played, run, story_of
+from tests.inspection.parts import Played, events_text, run
 
 
-def test_the_story_of_one_that_is_trained_on(played: Played, reader: Reader) -> None:
-    told = story_of(reader, f"{played.mixed}-00")
-    assert "leased to env-0, slot 0" in told
-    assert "step 2: Action: click(start_box='(1,2)') -> click 1,2 (v0, rollout-0" in told
-    assert "pass after 3 steps: because (stopped: done)" in told
-    assert f"its group {played.mixed} is over: 2 pass, 2 fail; ready for a batch" in told
-    assert "part of batch 1: formed when the trainer was at v0" in told
-    assert "batch 1 is trained: weights v9" in told
+def test_the_events_of_one_that_is_trained_on(played: Played, reader: Reader) -> None:
+    text = events_text(reader, f"{played.mixed}-00")
+    assert "leased to env-0, slot 0" in text
+    assert "step 2: Action: click(start_box='(1,2)') -> click 1,2 (v0, rollout-0" in text
+    assert "pass after 3 steps: because (stopped: done)" in text
+    assert f"its group {played.mixed} is over: 2 pass, 2 fail; ready for a batch" in text
+    assert "part of batch 1: formed when the trainer was at v0" in text
+    assert "batch 1 is trained: weights v9" in text
 
 
 def test_each_step_is_used_or_left_out_with_its_numbers(played: Played, reader: Reader) -> None:
     rows = [row for row in reader.batch_rows(1) if row.reason != "pool"]
     assert {row.reason for row in rows} == {"mixed", "low_entropy"}
     for row in rows:
-        story = explain_trajectory(reader, find_subject(reader, row.trajectory_id))
-        [told] = [e.text for e in story if e.text.startswith(f"step {row.step} is ")]
-        assert f"{row.entropy:.4f} nats" in told
+        events = explain_trajectory(reader, find_subject(reader, row.trajectory_id))
+        [text] = [e.text for e in events if e.text.startswith(f"step {row.step} is ")]
+        assert f"{row.entropy:.4f} nats" in text
         if row.weight:
-            assert f"advantage {row.advantage:+.3f}, weight 1" in told
-            assert "sampled by weights v0, 0 versions behind" in told
+            assert f"advantage {row.advantage:+.3f}, weight 1" in text
+            assert "sampled by weights v0, 0 versions behind" in text
         else:
             group = row.trajectory_id.rpartition("-")[0]
             kept = [r.entropy for r in rows if r.weight and r.trajectory_id.startswith(group)]
-            assert f"the least of those kept in its group has {min(kept):.4f} nats" in told
+            assert f"the least of those kept in its group has {min(kept):.4f} nats" in text
 
 
-def test_a_pool_member_and_the_group_it_joined_tell_of_each_other(
+def test_a_pool_member_and_the_group_it_joined_name_each_other(
     played: Played, reader: Reader
 ) -> None:
     member = reader.groups_by_id([played.helped])[played.helped].pool_member
     assert member is not None
-    assert f"{member} of the pool joined the group" in story_of(reader, f"{played.helped}-00")
-    told = story_of(reader, member)
-    assert "source oracle" in told
-    assert "log-probabilities unknown" in told
-    assert f"part of batch 1 with the all-fail group {played.helped}" in told
-    assert "step 0 is trained on (pool)" in told
+    assert f"{member} of the pool joined the group" in events_text(reader, f"{played.helped}-00")
+    text = events_text(reader, member)
+    assert "source oracle" in text
+    assert "log-probabilities unknown" in text
+    assert f"part of batch 1 with the all-fail group {played.helped}" in text
+    assert "step 0 is trained on (pool)" in text
 
 
-def test_what_is_dropped_tells_the_rule_and_the_numbers(played: Played, reader: Reader) -> None:
-    assert "all 4 valid members passed" in story_of(reader, f"{played.solved}-01")
-    assert "dropped (invalid): its environment or evaluator broke" in story_of(
+def test_what_is_dropped_names_the_rule_and_the_numbers(played: Played, reader: Reader) -> None:
+    assert "all 4 valid members passed" in events_text(reader, f"{played.solved}-01")
+    assert "dropped (invalid): its environment or evaluator broke" in events_text(
         reader, played.invalid
     )
-    assert "no step and no heartbeat for data.lease_s = 60.0 s" in story_of(reader, played.expired)
-    told = story_of(reader, played.stale)
+    assert "no step and no heartbeat for data.lease_s = 60.0 s" in events_text(
+        reader, played.expired
+    )
+    text = events_text(reader, played.stale)
     assert (
         "oldest token was sampled by v1, the trainer was at v9: 8 versions behind, "
-        "data.max_staleness = 4" in told
+        "data.max_staleness = 4" in text
     )
-    assert story_of(reader, played.playing).endswith("it is leased now")
+    assert events_text(reader, played.playing).endswith("it is leased now")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,7 @@ def test_what_is_dropped_tells_the_rule_and_the_numbers(played: Played, reader: 
         (0.25, "the pool had no success of mini/click"),
     ],
 )
-def test_an_all_fail_group_tells_why_the_pool_did_not_help(
+def test_an_all_fail_group_explains_why_the_pool_did_not_help(
     pool_ratio: float, why: str, tmp_path: Path
 ) -> None:
     config = small_config(tmp_path / "run", pool_ratio=pool_ratio)
@@ -84,12 +86,12 @@ def test_an_all_fail_group_tells_why_the_pool_did_not_help(
     )
     with open_store(config.run.dir) as store:
         group = play_group(make_ledger(config, store), ["fail"] * 4)
-        assert f"all 4 valid members failed: equal rewards teach nothing; {why}" in story_of(
+        assert f"all 4 valid members failed: equal rewards teach nothing; {why}" in events_text(
             store, f"{group}-00"
         )
 
 
-def test_every_story_ends_with_what_became_of_it(played: Played, reader: Reader) -> None:
+def test_the_last_event_is_the_outcome(played: Played, reader: Reader) -> None:
     ends = {
         "trained": "is trained: weights",
         "dropped": ("dropped", "equal rewards", "versions behind"),
@@ -98,7 +100,7 @@ def test_every_story_ends_with_what_became_of_it(played: Played, reader: Reader)
     }
     for row in reader.trajectories():
         assert any(
-            word in story_of(reader, row.id)
+            word in events_text(reader, row.id)
             for word in ([ends[row.state]] if isinstance(ends[row.state], str) else ends[row.state])
         ), row
 
@@ -108,6 +110,6 @@ def test_why_prints_moments_or_json(played: Played, capsys: pytest.CaptureFixtur
     assert run("why", name, "--run", played.config.run.dir) == 0
     assert "1970-01-01" in capsys.readouterr().out
     assert run("why", name, "--run", played.config.run.dir, "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["id"] == name
-    assert told["story"][0]["numbers"]["worker"] == "env-0"
+    text = json.loads(capsys.readouterr().out)
+    assert text["id"] == name
+    assert text["story"][0]["numbers"]["worker"] == "env-0"

@@ -22,7 +22,7 @@ def test_a_run_is_named_by_directory_or_configuration_or_is_the_newest(
     (tmp_path / "c.toml").write_text('[run]\ndir = "runs/old"\n')
     assert find_run(Path("runs/old")) == find_run(Path("c.toml")) == Path("runs/old")
     assert find_run(None) == Path("runs/new")
-    for name in ("run.db-shm", "run.db-wal"):  # somebody reads the old one
+    for name in ("run.db-shm", "run.db-wal"):  # a reader opened the old one
         (tmp_path / "runs" / "old" / name).touch()
     (tmp_path / "runs" / "old" / "run.db-shm").write_bytes(b"index")
     assert find_run(None) == Path("runs/new")

@@ -28,7 +28,7 @@ def test_ls_lists_what_fits(played: Played, capsys: pytest.CaptureFixture[str]) 
     assert "did you mean 'mini/click'" in capsys.readouterr().err
 
 
-def test_ls_is_a_table_that_says_what_it_leaves_out(
+def test_ls_is_a_table_that_names_what_it_leaves_out(
     played: Played, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("ls", played.config.run.dir, "--limit", 3) == 0

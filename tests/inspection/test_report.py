@@ -18,17 +18,17 @@ from tests.inspection.parts import evaluation
 
 
 def test_the_summary_holds_before_after_by_task_and_compositions_apart() -> None:
-    told = summarize(evaluation("before", 3), evaluation("after", 9))
-    assert (told["success_before"], told["success_after"]) == (0.3, 0.9)
-    assert (told["greedy_before"], told["greedy_after"]) == (0.3, 0.9)
-    assert told["per_task"]["a"] == {
+    result = summarize(evaluation("before", 3), evaluation("after", 9))
+    assert (result["success_before"], result["success_after"]) == (0.3, 0.9)
+    assert (result["greedy_before"], result["greedy_after"]) == (0.3, 0.9)
+    assert result["per_task"]["a"] == {
         "before": 0.3,
         "after": 0.9,
         "greedy_before": 0.3,
         "greedy_after": 0.9,
     }
-    assert (told["compositions"]["before"], told["compositions"]["after"]) == (0.2, 0.8)
-    assert set(told["compositions"]["per_task"]) == {"b"}
+    assert (result["compositions"]["before"], result["compositions"]["after"]) == (0.2, 0.8)
+    assert set(result["compositions"]["per_task"]) == {"b"}
     nothing = summarize(None, None)
     assert nothing["success_after"] is None
     assert nothing["per_task"] == {}

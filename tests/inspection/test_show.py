@@ -15,16 +15,20 @@ from tests.data.parts import ask_lease, make_ledger, small_config, step_record, 
 from tests.inspection.parts import Played, run
 
 
-def test_show_tells_each_step(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_each_step(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
     name = f"{played.mixed}-00"
     assert run("show", name, "--run", played.config.run.dir, "--json") == 0
-    told = json.loads(capsys.readouterr().out)
+    result = json.loads(capsys.readouterr().out)
     steps = played.store.steps(name)
-    assert [step["text"] for step in told["trajectory_steps"]] == [step.text for step in steps]
-    assert [step["logprob"] for step in told["trajectory_steps"]] == pytest.approx(
+    assert [step["text"] for step in result["trajectory_steps"]] == [step.text for step in steps]
+    assert [step["logprob"] for step in result["trajectory_steps"]] == pytest.approx(
         [sum(step.sampled.behaviour_logprobs) / 3 for step in steps]
     )
-    assert (told["outcome"], told["state"], told["pool"]["source"]) == ("pass", "trained", "online")
+    assert (result["outcome"], result["state"], result["pool"]["source"]) == (
+        "pass",
+        "trained",
+        "online",
+    )
     assert run("show", name, "--run", played.config.run.dir) == 0
     page = capsys.readouterr().out
     assert "click 1,2" in page

@@ -15,19 +15,19 @@ from tests.inspection.parts import Played, run
 
 def test_stats_add_up(played: Played, reader: Reader, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("stats", played.config.run.dir, "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told == count(reader)
+    result = json.loads(capsys.readouterr().out)
+    assert result == count(reader)
     rows = reader.trajectories()
-    assert sum(entry["number"] for entry in told["trajectories"]) == len(rows)
-    assert sum(fared["trajectories"] for fared in told["tasks"].values()) == len(rows)
+    assert sum(entry["number"] for entry in result["trajectories"]) == len(rows)
+    assert sum(fared["trajectories"] for fared in result["tasks"].values()) == len(rows)
     for outcome in ("pass", "fail", "invalid"):
-        assert sum(fared[outcome] for fared in told["tasks"].values()) == sum(
+        assert sum(fared[outcome] for fared in result["tasks"].values()) == sum(
             row.outcome == outcome for row in rows
         )
-    assert sum(n for sources in told["pool"].values() for n in sources.values()) == len(
+    assert sum(n for sources in result["pool"].values() for n in sources.values()) == len(
         reader.pool()
     )
-    assert told["tokens"] == sum(
+    assert result["tokens"] == sum(
         len(step.sampled.token_ids)
         for name in [*(row.id for row in rows), "x" + "ab" * 16, "x" + "ac" * 16]
         for step in reader.steps(name)

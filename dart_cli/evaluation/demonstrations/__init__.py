@@ -2,5 +2,5 @@
 
 collect    the verb: plays, keeps the successes in the pool or a folder, prints a table
 quotas     how many successes of which tasks, and which seed is tried next
-policies   who plays, beside the policy itself: the oracle, and the policy under a hint
+policies   the players besides the plain policy: the oracle, and the policy with a hint
 """

@@ -107,7 +107,7 @@ def collected_tasks(config: Config, options: CollectOptions) -> list[Task]:
     return found
 
 
-# --- playing --------------------------------------------------------------------------------
+# --- playing ---------------------------------------------------------------------------------
 
 
 Keep = Callable[[Trajectory], None]
@@ -222,7 +222,7 @@ def _step(record: StepRecord) -> StepRow:
     )
 
 
-# --- where successes are kept --------------------------------------------------------------------------
+# --- where successes are kept ----------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -288,7 +288,7 @@ def _print(config: Config, quotas: Sequence[Quota], out: Path | None, as_json: b
     if as_json:
         sys.stdout.write(f"{json.dumps(summary(config, quotas, out))}\n")
         return
-    numbers = ("collected", "there already", "episodes", "missing")
+    numbers = ("collected", "existing", "episodes", "missing")
     table = page_table(f"successes in {out or config.run.dir}", "task", *numbers, right=numbers)
     for quota in quotas:
         new = quota.kept - quota.existing

@@ -1,7 +1,7 @@
 """What a person types, in pixels of the screenshot: `click 84 60`, `type hello`, `key ctrl+s`.
 
-HELP     every word with what it does
-parse    text -> Action. Raises ActionError with the usage of the word
+HELP     every command with what it does
+parse    text -> Action. Raises ActionError with the usage of the command
 spell    Action -> text; parse(spell(action)) is the action
 """
 
@@ -39,28 +39,28 @@ HELP = {
     "type TEXT": "type; \\n is Enter",
     "key KEYS": "press keys together: enter, ctrl+s",
     "wait [SECONDS]": "do nothing",
-    "done": "say that it is done",
-    "fail": "say that it cannot be done",
-    "answer TEXT": "answer a question, and be done",
+    "done": "declare the task done",
+    "fail": "declare the task infeasible",
+    "answer TEXT": "answer a question, which ends the task",
 }
-"""Usage -> meaning, of the words that are actions."""
+"""Usage -> meaning, of the commands that are actions."""
 
 _BUTTONS: dict[str, MouseButton] = {"click": "left", "right": "right", "middle": "middle"}
 _WORDS = (*(usage.split()[0] for usage in HELP), "middle")
 
 
 def parse(line: str) -> Action:
-    """The action a line names. Raises ActionError saying what the word wants."""
+    """The action a line names. Raises ActionError with the usage of the command."""
     word, _, rest = line.strip().partition(" ")
     if word not in _WORDS:
         close = difflib.get_close_matches(word, _WORDS, n=1)
-        hint = f"did you mean {close[0]}?" if close else "`help` lists the words"
-        raise ActionError(f"no word {word!r}; {hint}")
+        hint = f"did you mean {close[0]}?" if close else "`help` lists the commands"
+        raise ActionError(f"no command {word!r}; {hint}")
     try:
         return _PARSERS[word](word, rest)
     except ValueError:
         usage = next((each for each in HELP if each.startswith(f"{word} ")), f"{word} X Y")
-        raise ActionError(f"{word} wants: {usage}") from None
+        raise ActionError(f"usage: {usage}") from None
 
 
 def spell(action: Action) -> str:

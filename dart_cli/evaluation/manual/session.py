@@ -3,7 +3,7 @@
     PlayOptions     which task, and who plays it
     run_play        plays, prints the verdict, keeps the film; returns the exit code
     ManualEpisode   the episode: its environment, its frames, its verdict
-    PLAYERS         how the next action is found: a person types it, the solution or chance gives it
+    PLAYERS         where the next action comes from: a person, the solution, or chance
 
 Neither `play_episode` nor in_slots is used: there is no policy and no lease, actions come from a
 generator that blocks while a person types, and the environment is called in this thread without
@@ -47,7 +47,7 @@ FORMATS = (".png", ".gif")
 
 _TOOLS = {
     "next": "let the solution do the next step",
-    "judge": "ask the evaluator now",
+    "judge": "run the evaluator now",
     "look": "show the screen in coarse blocks",
     "quit": "end here",
 }
@@ -58,7 +58,7 @@ class PlayOptions:
     """What is played."""
 
     suite: str
-    task: str  # its id, or what of it follows the suite's name
+    task: str  # its id, with or without the suite's name
     seed: int = 0
     player: Player = "person"
     options: Mapping[str, Any] = field(default_factory=dict)  # of the suite's environments
@@ -66,10 +66,10 @@ class PlayOptions:
 
 
 def run_play(options: PlayOptions) -> int:
-    """Play one episode; returns 0, or 1 where it is invalid or a solution does not pass.
+    """Play one episode; returns 0, or 1 if it is invalid or a solution does not pass.
 
     Raises TaskError for an unknown suite, task or option, MissingPartError, UserError where the
-    film cannot be written, EnvError where the GUI cannot be brought up.
+    film cannot be written, EnvError if the GUI cannot be started.
     """
     task = _task(options.suite, options.task)
     check_options(options.suite, options.options)
@@ -109,7 +109,7 @@ class ManualEpisode:
         self._instruction = task.instruction
 
     def play(self, player: Callable[[ManualEpisode], Iterator[Action]]) -> Verdict:
-        """Play to the end, or to where the player stops. Raises EnvError if it cannot begin."""
+        """Play until the episode ends or the player stops. Raises EnvError if it cannot begin."""
         with _using("reset"):
             screen, self._instruction = calls.reset(self.env, self.task, self.seed)
         self._show("reset", screen)
@@ -158,7 +158,7 @@ class ManualEpisode:
         return self._folder / "screen.png"
 
     def _step(self, action: Action) -> StopReason | None:
-        """Perform an action; why the episode is over, None where it goes on."""
+        """Perform an action; returns why the episode is over, None if it goes on."""
         done = len(self._frames) + 1
         self.console.print(f"{done}. {spell(action)}", soft_wrap=True)
         self._frames.append(frame(self._last, spell(action), action_to_dict(action)))
@@ -174,7 +174,7 @@ class ManualEpisode:
         return None
 
     def _show(self, what: str, screen: Observation) -> None:
-        """Keep and show what call `what` gave. Raises EnvError where it cannot be decoded."""
+        """Keep and show what call `what` returned. Raises EnvError if it cannot be decoded."""
         try:
             shown = pixels_of(screen.screenshot)
         except EnvError as error:
@@ -186,7 +186,7 @@ class ManualEpisode:
 
 @contextmanager
 def _using(what: str) -> Iterator[None]:
-    """Errors of the environment as EnvErrors that say where they come from."""
+    """Errors of the environment as EnvErrors that name their origin."""
     try:
         yield
     except DartError:
@@ -197,23 +197,23 @@ def _using(what: str) -> Iterator[None]:
         raise EnvError(f"{what}: {type(error).__name__}: {error} ({place})") from error
 
 
-# --- who plays ------------------------------------------------------------------------------
+# --- who plays -------------------------------------------------------------------------------
 
 
 def _person(session: ManualEpisode) -> Iterator[Action]:
-    """Lines of standard input, until it ends; a mistake is answered and costs no step."""
-    say = session.console.print
-    say(f"the screen is {session.screen_file}; `help` lists the words", soft_wrap=True)
+    """Lines of standard input, until it ends; a mistake prints the usage and costs no step."""
+    write = session.console.print
+    write(f"the screen is {session.screen_file}; `help` lists the commands", soft_wrap=True)
     while True:
         line = _ask()
         if line is None or line == "quit":
             return
         if line == "help":
             for usage, meaning in (HELP | _TOOLS).items():
-                say(f"{usage:<20} {meaning}")
+                write(f"{usage:<20} {meaning}")
         elif line == "judge":
             verdict = session.judge()
-            say(f"{verdict.outcome}: {verdict.reason}", soft_wrap=True)
+            write(f"{verdict.outcome}: {verdict.reason}", soft_wrap=True)
         elif line == "look":
             for row in _blocks(session.screen_file, min(session.console.width, 100)):
                 sys.stdout.write(f"{row}\n")
@@ -221,12 +221,12 @@ def _person(session: ManualEpisode) -> Iterator[Action]:
             try:
                 yield session.solve()
             except NoOracleError as error:
-                say(str(error), soft_wrap=True)
+                write(str(error), soft_wrap=True)
         elif line:
             try:
                 yield parse(line)
             except ActionError as error:
-                say(str(error), soft_wrap=True)
+                write(str(error), soft_wrap=True)
 
 
 def _ask() -> str | None:
@@ -255,7 +255,7 @@ PLAYERS: dict[Player, Callable[[ManualEpisode], Iterator[Action]]] = {
 }
 
 
-# --- pictures -------------------------------------------------------------------------------
+# --- pictures --------------------------------------------------------------------------------
 
 
 def save_film(path: Path, folder: Path, film: Film) -> None:

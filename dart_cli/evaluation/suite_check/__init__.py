@@ -1,7 +1,7 @@
-"""`dart env check`: probe agents over a suite, and what its evaluators let through.
+"""`dart env check`: probe agents play a suite, and its evaluators must not pass them wrongly.
 
-agents.py   who plays: nothing, done, fail, random, oracle
-play.py     the episodes of one task, timed, each with a deadline on every call
-judge.py    what the episodes of one task show (pure)
-report.py   the verb: plays all tasks, prints a table or JSON
+agents     the probes: nothing, done, fail, random, oracle
+episodes   the episodes of one task, timed, each with a deadline on every call
+findings   what the episodes of one task show (pure)
+report     the verb: plays all tasks, prints a table or JSON
 """

@@ -1,8 +1,8 @@
-"""Agents that know nothing of their task, and the environment's own solution.
+"""Agents that do not know their task, and the environment's own solution.
 
 PROBES     their names, in the order they play
 act        what one of them does on a screen
-EXCUSES    those whose pass is a false one: they do nothing for it
+EXCUSES    those whose pass is false: they do nothing for it
 """
 
 from __future__ import annotations

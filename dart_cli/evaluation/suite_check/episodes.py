@@ -7,7 +7,7 @@ are those of dart_cli.env.episode.
 Probed       one episode
 play_probe   plays one
 play_task    all of one task's, in one environment: probe by probe, and within it seed by seed,
-             so that two resets to the same seed have others between them
+             so that other resets come between two resets to the same seed
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class Probed:
 
     probe: Probe
     seed: int
-    outcome: Outcome | None  # None: the environment knows no solution, the oracle did not play
+    outcome: Outcome | None  # None: there is no solution, so the oracle did not play
     reason: str
     true_at_reset: bool = False
     reset_s: float | None = None  # None where it broke
-    step_s: tuple[float, ...] = ()  # of its actions, waits not among them
+    step_s: tuple[float, ...] = ()  # of its actions without waits
     instruction: str = ""
     screenshot: bytes = b""  # the first
 
 
 async def play_probe(env: Hosted, task: Task, seed: int, probe: Probe) -> Probed:
-    """Play one episode; whatever breaks is its outcome `invalid`, and the environment is renewed."""
+    """Play one episode; after an error its outcome is `invalid`, and the environment is renewed."""
     if probe == "oracle" and not task.feasible:
         return Probed(probe, seed, None, "the task cannot be done")
     rng = player_rng(task, seed)
@@ -51,7 +51,7 @@ async def play_probe(env: Hosted, task: Task, seed: int, probe: Probe) -> Probed
     began = time.monotonic()
     try:
         screen, instruction = await env.reset(task, seed)
-        pixels_of(screen.screenshot)  # a run decodes each, where the policy sees it
+        pixels_of(screen.screenshot)  # a run decodes each for the policy
     except EnvError as error:
         await env.renew()
         return Probed(probe, seed, "invalid", str(error))
@@ -70,7 +70,7 @@ async def play_probe(env: Hosted, task: Task, seed: int, probe: Probe) -> Probed
             action = await act(probe, env, screen, rng)
             began = time.monotonic()
             stepped = await env.step(action)
-            if not isinstance(action, Wait):  # a wait takes as long as it says
+            if not isinstance(action, Wait):  # a wait takes the time it was given
                 step_s.append(time.monotonic() - began)
             screen = stepped.observation
             if (reason := stop_reason_after(action, stepped)) is not None:

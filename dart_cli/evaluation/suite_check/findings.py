@@ -1,12 +1,12 @@
 """What the probes' episodes of one task show.
 
     Bounds       what counts as slow, and as guessable
-    TaskReport   one task; `wrong` says whether its evaluator or environment is to be mended
+    TaskReport   one task; `wrong` if its evaluator or environment must be fixed
     judge        episodes -> TaskReport
 
-A pass by doing nothing, or by a claim alone, is false. A pass by random clicks is none: some tasks
-have one large button, and who presses it has done them. Tasks which random clicks surely pass more
-often than `Bounds.guessable` are told apart, because they teach little.
+A pass by doing nothing, or by a claim alone, is false. A pass by random clicks is not: some tasks
+are done by pressing one large button. Tasks that random clicks pass more often than
+`Bounds.guessable`, with 95 % confidence, are listed as guessable, because they teach little.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from dart_cli.evaluation.suite_check.episodes import Probed
 from envs.base import Task
 
 LEAST_GUESSES = 3
-"""Random episodes below which nothing is called guessable."""
+"""With fewer random episodes no task is called guessable."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """From where on something is remarked upon."""
+    """Limits beyond which a task is slow or guessable."""
 
     step_s: float = 1.0  # 95th percentile of the steps
     reset_s: float = 10.0  # likewise of the resets
@@ -47,7 +47,7 @@ class TaskReport:
     true_at_reset: list[str] = field(default_factory=list)
     flaky: list[str] = field(default_factory=list)  # a seed that did not repeat
     oracle_failures: list[str] = field(default_factory=list)
-    oracle: tuple[int, int] | None = None  # (passed, played); None where none is known
+    oracle: tuple[int, int] | None = None  # (passed, played); None where there is no oracle
     random: tuple[int, int] = (0, 0)  # (passed, played)
     reset_p95_s: float | None = None
     step_p95_s: float | None = None
@@ -56,7 +56,7 @@ class TaskReport:
 
     @property
     def mistakes(self) -> dict[str, list[str]]:
-        """What is to be mended, by kind."""
+        """What must be fixed, by kind."""
         return {
             "passes without doing it": self.false_passes,
             "true at reset": self.true_at_reset,
@@ -67,7 +67,7 @@ class TaskReport:
 
     @property
     def wrong(self) -> bool:
-        """Whether anything is to be mended; slow and guessable tasks are remarked upon only."""
+        """Whether anything must be fixed; slow and guessable tasks are only reported."""
         return any(self.mistakes.values())
 
     def as_json(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def judge(task: Task, episodes: Sequence[Probed], bounds: Bounds) -> TaskReport:
     resets = [each.reset_s for each in episodes if each.reset_s is not None]
     steps = [seconds for each in episodes for seconds in each.step_s]
     reset_p95, step_p95 = percentile(resets, 0.95), percentile(steps, 0.95)
-    # What cannot be done is solved by saying so.
+    # The solution of an infeasible task is to declare it infeasible.
     solver = "oracle" if task.feasible else "fail"
     solved = [each for each in episodes if each.probe == solver and each.outcome is not None]
     guessed = [each for each in episodes if each.probe == "random" and each.outcome != "invalid"]
@@ -143,7 +143,7 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 
 def _flaky(episodes: Sequence[Probed]) -> list[str]:
-    """Seeds that began otherwise than the first time, each once."""
+    """Seeds that did not begin as they did the first time, each once."""
     first: dict[int, Probed] = {}
     found: dict[int, str] = {}
     for each in episodes:
@@ -151,11 +151,11 @@ def _flaky(episodes: Sequence[Probed]) -> list[str]:
             continue
         before = first.setdefault(each.seed, each)
         if each.instruction != before.instruction:
-            told = f"the instruction was {before.instruction!r}, then {each.instruction!r}"
-            found.setdefault(each.seed, f"seed {each.seed}: {told}")
+            text = f"the instruction was {before.instruction!r}, then {each.instruction!r}"
+            found.setdefault(each.seed, f"seed {each.seed}: {text}")
         elif share := difference(before.screenshot, each.screenshot):
-            told = f"{share:.2%} of the first screenshot's pixels differ"
-            found.setdefault(each.seed, f"seed {each.seed}: {told}")
+            text = f"{share:.2%} of the first screenshot's pixels differ"
+            found.setdefault(each.seed, f"seed {each.seed}: {text}")
     return list(found.values())
 
 

@@ -1,9 +1,9 @@
-"""`dart env check`: every task of a suite probed, told as a table or as JSON.
+"""`dart env check`: probes every task of a suite, prints a table or JSON.
 
-CheckOptions      what is checked
-run_check   plays, tells, returns the exit code: 0 where nothing is to be mended, else 1; 130
-            where it was stopped before all tasks were done, and tells those that were
-summary     the JSON object
+CheckOptions   what is checked
+run_check      plays, prints, returns the exit code: 0 where nothing needs fixing, else 1; 130
+               where it was stopped early, after printing the finished tasks
+summary        the JSON object
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from envs.selection import select_tasks
 STOPPED = 130  # exit code, as a shell has it for Ctrl-C
 
 MOST_LINES = 2
-"""Of one kind of mistake of one task that are printed; --json and --out hold all."""
+"""Lines printed for one kind of mistake of one task; --json and --out hold all."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class CheckOptions:
     seeds: int = 3  # 0, 1, ...
     options: Mapping[str, Any] = field(default_factory=dict)  # of the suite's environments
     probes: Sequence[Probe] = PROBES
-    slots: int = 1  # environments at once; times are those of a busy machine then
+    slots: int = 1  # environments at once; more make the times those of a busy machine
     bounds: Bounds = field(default_factory=Bounds)
     isolated: bool = False  # each environment in a process of its own
     reset_deadline_s: float = 60.0
@@ -89,7 +89,7 @@ def run_check(options: CheckOptions, *, as_json: bool = False, out: Path | None 
     if as_json:
         sys.stdout.write(f"{json.dumps(result)}\n")
     else:
-        _tell(options, reports, errors)
+        _print(options, reports, errors)
     if out is not None:
         try:
             out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -101,18 +101,18 @@ def run_check(options: CheckOptions, *, as_json: bool = False, out: Path | None 
 
 
 def _try_options(options: CheckOptions) -> None:
-    """Make an environment and close it: a value that it refuses is told once, not by each task."""
+    """Make an environment and close it: a refused value is reported once, not for each task."""
     try:
         make_env(options.suite, **options.options).close()
     except DartError:
         raise
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"
-        raise UserError(f"suite {options.suite} makes no environment: {told}") from error
+        text = f"{type(error).__name__}: {error}"
+        raise UserError(f"suite {options.suite} makes no environment: {text}") from error
 
 
 def broken_files(suite: str) -> list[str]:
-    """Tasks that the suite could not read, in its own words; most suites have none."""
+    """The suite's errors for tasks that it could not read; most suites have none."""
     return [str(error) for error in getattr(load_suite(suite), "errors", ())]
 
 
@@ -121,7 +121,7 @@ async def check_tasks(
 ) -> list[TaskReport]:
     """One report for each task, in their order; `advance(1)` is called after each episode.
 
-    Cancelled, it returns the reports of the tasks that are done.
+    If cancelled, it returns the reports of the finished tasks.
     """
     waiting = deque(tasks)
     reports: dict[str, TaskReport] = {}
@@ -140,7 +140,7 @@ async def check_tasks(
 def summary(
     options: CheckOptions, reports: Sequence[TaskReport], errors: Sequence[str]
 ) -> dict[str, Any]:
-    """What was found: counts over the suite, ids of what is remarked upon, each task."""
+    """What was found: counts over the suite, ids of tasks with a remark, each task."""
     return {
         "suite": options.suite,
         "ok": not errors and not any(report.wrong for report in reports),
@@ -162,10 +162,10 @@ def summary(
     }
 
 
-# --- telling --------------------------------------------------------------------------------
+# --- printing --------------------------------------------------------------------------------
 
 
-def _tell(options: CheckOptions, reports: Sequence[TaskReport], errors: Sequence[str]) -> None:
+def _print(options: CheckOptions, reports: Sequence[TaskReport], errors: Sequence[str]) -> None:
     console = Console(markup=False, highlight=False)
     numbers = ("false", "broken", "flaky", "oracle", "random", "reset", "step")
     title = f"probes of {options.suite}: false passes, ...; times in ms, 95th percentile"
@@ -176,7 +176,7 @@ def _tell(options: CheckOptions, reports: Sequence[TaskReport], errors: Sequence
     prefix = f"{load_suite(options.suite).name}/"
     for report in reports:
         table.add_row(
-            report.task_id.removeprefix(prefix),  # the title says it
+            report.task_id.removeprefix(prefix),  # the title names the suite
             _count(len(report.false_passes) + len(report.true_at_reset)),
             _count(len(report.errors)),
             _count(len(report.flaky)),
@@ -207,7 +207,7 @@ def _tell(options: CheckOptions, reports: Sequence[TaskReport], errors: Sequence
     wrong = sum(report.wrong for report in reports)
     console.print(
         f"{len(reports)} tasks, {sum(report.episodes for report in reports)} episodes: "
-        + (f"{wrong} to be mended" if wrong or errors else "nothing to be mended")
+        + (f"{wrong} to fix" if wrong or errors else "nothing to fix")
         + (f", {len(errors)} files cannot be read" if errors else "")
     )
 

@@ -99,7 +99,9 @@ def test_held_out_tasks_and_live_runs_are_refused(config: Config) -> None:
         run_collect(config, CollectOptions())
 
 
-def test_an_environment_without_an_oracle_says_so(config: Config, tmp_path: Path) -> None:
+def test_an_environment_without_an_oracle_is_an_error_that_names_it(
+    config: Config, tmp_path: Path
+) -> None:
     suite = f"{SUITES / 'coin_suite.py'}:CoinSuite"
     changed = config.model_copy(
         update={"env": config.env.model_copy(update={"suite": suite, "tasks": []})}
@@ -109,7 +111,7 @@ def test_an_environment_without_an_oracle_says_so(config: Config, tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
-def test_a_solution_that_is_too_long_to_say_is_told(config: Config) -> None:
+def test_a_solution_of_too_many_tokens_is_an_error(config: Config) -> None:
     changed = config.model_copy(
         update={"rollout": config.rollout.model_copy(update={"max_tokens": 3})}
     )
@@ -117,7 +119,7 @@ def test_a_solution_that_is_too_long_to_say_is_told(config: Config) -> None:
         run_collect(changed, CollectOptions(per_task=1))
 
 
-def test_a_success_that_cannot_be_kept_is_told_in_one_line(
+def test_a_success_that_cannot_be_kept_is_an_error_of_one_line(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_shards: Shards, _trajectory: Trajectory) -> None:
@@ -128,7 +130,7 @@ def test_a_success_that_cannot_be_kept_is_told_in_one_line(
         run_collect(config, CollectOptions(1), out=tmp_path / "out")
 
 
-def test_the_verb_collects_and_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb_collects_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "c.toml"
     path.write_text(
         f'[run]\ndir = "{tmp_path}/run"\n[rollout]\nmax_tokens = 12\n[env]\ntasks = ["mini/click"]\n'
@@ -136,9 +138,9 @@ def test_the_verb_collects_and_tells(tmp_path: Path, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit) as exit_:
         main(["data", "collect", str(path), "--per-task", "2", "--json"])
     assert exit_.value.code == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["collected"], told["missing"]) == (2, 0)
-    assert load_config(path).run.dir == Path(told["into"])
+    result = json.loads(capsys.readouterr().out)
+    assert (result["collected"], result["missing"]) == (2, 0)
+    assert load_config(path).run.dir == Path(result["into"])
     with pytest.raises(SystemExit) as exit_:
         main(["data", "collect", str(path), "--hints"])
     assert exit_.value.code == 2

@@ -51,7 +51,7 @@ ACTIONS: st.SearchStrategy[Action] = st.one_of(
 
 
 @given(action=ACTIONS)
-def test_every_action_can_be_typed_as_it_is_told(action: Action) -> None:
+def test_every_action_can_be_typed_as_it_is_printed(action: Action) -> None:
     assert parse(spell(action)) == action
 
 
@@ -67,7 +67,7 @@ def test_every_action_can_be_typed_as_it_is_told(action: Action) -> None:
         ("wait", Wait(seconds=1)),
     ],
 )
-def test_words_are_read_as_a_person_means_them(line: str, action: Action) -> None:
+def test_commands_are_read_as_a_person_means_them(line: str, action: Action) -> None:
     assert parse(line) == action
 
 
@@ -75,15 +75,15 @@ def test_words_are_read_as_a_person_means_them(line: str, action: Action) -> Non
     ("line", "said"),
     [
         ("clik 3 4", "did you mean click"),
-        ("jump", "`help` lists the words"),
-        ("click 3", "click wants: click X Y"),
-        ("click a b", "click wants: click X Y"),
-        ("drag 1 2 3", "drag wants: drag X Y X Y"),
-        ("type", "type wants: type TEXT"),
-        ("key ctrl++", "key wants: key KEYS"),
-        ("wait 100", "wait wants"),
-        ("done now", "done wants"),
-        ("middle 1", "middle wants"),
+        ("jump", "`help` lists the commands"),
+        ("click 3", "usage: click X Y"),
+        ("click a b", "usage: click X Y"),
+        ("drag 1 2 3", "usage: drag X Y X Y"),
+        ("type", "usage: type TEXT"),
+        ("key ctrl++", "usage: key KEYS"),
+        ("wait 100", "usage: wait"),
+        ("done now", "usage: done"),
+        ("middle 1", "usage: middle"),
     ],
 )
 def test_a_line_that_is_no_action_is_answered_with_the_usage(line: str, said: str) -> None:
@@ -142,13 +142,13 @@ def test_a_person_types_and_mistakes_cost_no_step(
     lines = printed.splitlines()
     assert any(line.startswith("drag X Y X Y") for line in lines)
     assert sum("▀" in line for line in lines) > 10, "the screen in blocks"
-    assert "no word 'clik'; did you mean click?" in lines
+    assert "no command 'clik'; did you mean click?" in lines
     assert "fail: the goal is not reached" in lines
     assert lines[-1] == "pass: the goal is reached"
     assert sum(line[:2] in ("1.", "2.", "3.", "4.") for line in lines) == 3
 
 
-def test_who_stops_typing_is_judged_where_they_stand(
+def test_an_episode_is_judged_where_the_person_stops_typing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "film.png"

@@ -113,13 +113,13 @@ def check(suite: str, capsys: pytest.CaptureFixture[str], **wanted: Any) -> tupl
 def test_every_kind_of_mistake_is_found_where_it_is_and_nowhere_else(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code, told = check(SUITE, capsys, seeds=6)
+    code, result = check(SUITE, capsys, seeds=6)
     assert code == 1
-    assert not told["ok"]
-    assert told["broken_files"] == ["tasks/x.json: id is missing"]
-    tasks = told["per_task"]
+    assert not result["ok"]
+    assert result["broken_files"] == ["tasks/x.json: id is missing"]
+    tasks = result["per_task"]
     sound = {"lax/sound", "lax/infeasible", "lax/wide"}
-    assert set(told["wrong"]) == set(tasks) - sound
+    assert set(result["wrong"]) == set(tasks) - sound
     assert len(tasks["lax/true"]["true_at_reset"]) == 6
     assert tasks["lax/true"]["errors"] == []
     passes = {
@@ -141,48 +141,48 @@ def test_every_kind_of_mistake_is_found_where_it_is_and_nowhere_else(
     assert "is no PNG or JPEG image" in tasks["lax/no-image"]["errors"][0]
     assert "'click {what}'; fill in its fields" in tasks["lax/no-words"]["errors"][0]
     assert tasks["lax/infeasible"]["oracle"] == [6, 6], "saying so is its solution"
-    assert "lax/wide" in told["guessable"]
+    assert "lax/wide" in result["guessable"]
     assert tasks["lax/wide"]["random"] == [6, 6]
 
 
-def test_a_sound_suite_has_nothing_to_be_mended(capsys: pytest.CaptureFixture[str]) -> None:
-    code, told = check("mini", capsys, seeds=2, tasks=["mini/popup*"], slots=2)
+def test_a_sound_suite_has_nothing_to_fix(capsys: pytest.CaptureFixture[str]) -> None:
+    code, result = check("mini", capsys, seeds=2, tasks=["mini/popup*"], slots=2)
     assert code == 0
-    assert told["ok"]
-    assert told["episodes"] == told["tasks"] * 2 * 5
-    assert all(report["oracle"] == [2, 2] for report in told["per_task"].values())
+    assert result["ok"]
+    assert result["episodes"] == result["tasks"] * 2 * 5
+    assert all(report["oracle"] == [2, 2] for report in result["per_task"].values())
 
 
-def test_what_breaks_or_hangs_is_told_and_the_others_are_checked(
+def test_what_breaks_or_hangs_is_reported_and_the_others_are_checked(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     patterns = [f"unruly/{kind}" for kind in ("step-exit", "reset-hang", "evaluate-none", "well")]
     probes = ("done", "oracle")
     wanted = {"seeds": 1, "tasks": patterns, "probes": probes}
-    code, told = check(UNRULY, capsys, **wanted, reset_deadline_s=0.3)
+    code, result = check(UNRULY, capsys, **wanted, reset_deadline_s=0.3)
     assert code == 1
-    assert told["wrong"] == patterns[:-1]
-    assert told["errors"] == 6
-    assert "no answer to reset in 0.3 s" in told["per_task"]["unruly/reset-hang"]["errors"][0]
-    assert told["per_task"]["unruly/well"]["oracle"] == [1, 1]
+    assert result["wrong"] == patterns[:-1]
+    assert result["errors"] == 6
+    assert "no answer to reset in 0.3 s" in result["per_task"]["unruly/reset-hang"]["errors"][0]
+    assert result["per_task"]["unruly/well"]["oracle"] == [1, 1]
 
 
-async def test_stopped_by_ctrl_c_it_tells_the_tasks_that_are_done() -> None:
+async def test_stopped_by_ctrl_c_it_reports_the_finished_tasks() -> None:
     tasks = [UnrulySuite.tasks[f"unruly/{kind}"] for kind in ("well", "reset-hang")]
     wanted = CheckOptions(UNRULY, seeds=1, probes=("done",))
-    told: list[int] = []
-    checking = asyncio.create_task(check_tasks(wanted, tasks, told.append))
-    await until(lambda: told)
+    advanced: list[int] = []
+    checking = asyncio.create_task(check_tasks(wanted, tasks, advanced.append))
+    await until(lambda: advanced)
     checking.cancel()
     assert [report.task_id for report in await checking] == ["unruly/well"]
 
 
-def test_slow_tasks_are_told_and_are_no_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+def test_slow_tasks_are_reported_and_are_no_mistake(capsys: pytest.CaptureFixture[str]) -> None:
     bounds = Bounds(step_s=0.0, reset_s=0.0)
-    code, told = check("mini", capsys, seeds=1, tasks=["mini/click"], bounds=bounds)
+    code, result = check("mini", capsys, seeds=1, tasks=["mini/click"], bounds=bounds)
     assert code == 0
-    assert told["slow"] == ["mini/click"]
-    assert "95th percentile), bound 0 s" in told["per_task"]["mini/click"]["slow"][0]
+    assert result["slow"] == ["mini/click"]
+    assert "95th percentile), bound 0 s" in result["per_task"]["mini/click"]["slow"][0]
 
 
 def test_the_verb_prints_a_table_keeps_json_and_ends_with_its_code(
@@ -222,7 +222,7 @@ def test_a_mistake_on_the_command_line_is_one_line_and_exit_code_2(
     assert "Traceback" not in error
 
 
-def test_what_was_found_is_told_though_it_cannot_be_written(
+def test_what_was_found_is_printed_though_it_cannot_be_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
@@ -230,7 +230,7 @@ def test_what_was_found_is_told_though_it_cannot_be_written(
     wanted = CheckOptions("mini", ["mini/click"], seeds=1, probes=("done",))
     with pytest.raises(UserError, match=r"cannot be written: No space left"):
         run_check(wanted, out=tmp_path / "x.json")
-    assert "1 tasks, 1 episodes: nothing to be mended" in capsys.readouterr().out
+    assert "1 tasks, 1 episodes: nothing to fix" in capsys.readouterr().out
 
 
 def test_one_lucky_click_does_not_make_a_task_guessable() -> None:
