@@ -17,7 +17,7 @@ from envs.embedded.app import App
 from envs.embedded.draw import Canvas, Rect
 from envs.embedded.png import MEDIA_TYPES, encode, to_image
 from envs.embedded.suites import MiniSuite
-from envs.embedded.tasks import mini
+from envs.embedded.tasks import mini, mini_forms, mini_navigation
 from envs.embedded.theme import COLOURS, THEMES
 from envs.embedded.widgets import Ui
 
@@ -61,14 +61,14 @@ VOCABULARY: tuple[str, ...] = tuple(
 
 _SCENES: dict[str, Callable[..., mini.MiniScene]] = {
     "buttons": mini.ClickScene,
-    "menus": mini.MenuScene,
-    "pages": mini.PageScene,
-    "tabs": mini.TabsScene,
-    "rows": mini.ScrollScene,
-    "folders": mini.FolderScene,
-    "boxes": mini.FormScene,
-    "choices": mini.DropdownScene,
-    "files": mini.DeleteScene,
+    "menus": mini_navigation.MenuScene,
+    "pages": mini_navigation.PageScene,
+    "tabs": mini_navigation.TabsScene,
+    "rows": mini_navigation.ScrollScene,
+    "folders": mini_navigation.FolderScene,
+    "boxes": mini_forms.FormScene,
+    "choices": mini_forms.DropdownScene,
+    "files": mini_forms.DeleteScene,
 }
 _WEIGHTS = (2, 3, 3, 2, 2, 2, 3, 5, 2)  # so that no instruction is much rarer than the others
 _POPUP_SHARE = 0.12  # of the screens have a pop-up on top
@@ -160,9 +160,9 @@ def phrases(role: str, name: str, colour: str) -> tuple[str, ...]:
 
 def _done(scene: mini.MiniScene) -> set[str]:
     """Instructions whose widget is already as they want it."""
-    if isinstance(scene, mini.FormScene):
+    if isinstance(scene, mini_forms.FormScene):
         return {scene.phrase.format(colour=colour) for colour in scene.ticked}
-    if isinstance(scene, mini.DeleteScene) and scene.selected is not None:
+    if isinstance(scene, mini_forms.DeleteScene) and scene.selected is not None:
         return {scene.phrase.format(colour=scene.selected)}
     return set()
 
@@ -185,5 +185,5 @@ def _on_top(scene: mini.MiniScene, name: str) -> str:
     if scene.popup_open or scene.pending is not None:
         return "dialog"
     if scene.overlay() is not None:
-        return "menu" if isinstance(scene, mini.MenuScene) else "list"
+        return "menu" if isinstance(scene, mini_navigation.MenuScene) else "list"
     return name

@@ -15,19 +15,28 @@ from envs.base import Split, Task
 from envs.embedded.env import EmbeddedEnv
 from envs.embedded.png import Encoding
 from envs.embedded.scene import SceneFactory
-from envs.embedded.tasks import files, mini, panels, small
+from envs.embedded.tasks import (
+    files,
+    forms,
+    mini,
+    mini_forms,
+    mini_navigation,
+    panels,
+    settings,
+    small,
+)
 from envs.embedded.theme import DESK_THEMES
 
 _MINI_KINDS: dict[str, tuple[type[mini.MiniScene], int]] = {
     "click": (mini.ClickScene, 1),
-    "menu": (mini.MenuScene, 2),
-    "page": (mini.PageScene, 3),
-    "tabs": (mini.TabsScene, 2),
-    "scroll": (mini.ScrollScene, 3),
-    "folder": (mini.FolderScene, 2),
-    "form": (mini.FormScene, 2),
-    "dropdown": (mini.DropdownScene, 2),
-    "delete": (mini.DeleteScene, 2),
+    "menu": (mini_navigation.MenuScene, 2),
+    "page": (mini_navigation.PageScene, 3),
+    "tabs": (mini_navigation.TabsScene, 2),
+    "scroll": (mini_navigation.ScrollScene, 3),
+    "folder": (mini_navigation.FolderScene, 2),
+    "form": (mini_forms.FormScene, 2),
+    "dropdown": (mini_forms.DropdownScene, 2),
+    "delete": (mini_forms.DeleteScene, 2),
 }
 """Where the target is -> scene, and the most steps it takes to reach it."""
 
@@ -148,15 +157,15 @@ _DESK: dict[str, tuple[SceneFactory, int, Split]] = {
     "slider": (panels.SliderScene, 2, "train"),
     "stepper": (panels.StepperScene, 4, "train"),
     "tabs": (panels.DeskTabsScene, 5, "train"),
-    "login": (panels.LoginScene, 5, "train"),
-    "sign-up": (panels.SignUpScene, 10, "train"),
-    "order": (panels.OrderScene, 9, "heldout"),
-    "wizard": (panels.WizardScene, 8, "train"),
-    "settings-switch": (panels.SettingsSwitchScene, 4, "train"),
-    "settings-choice": (panels.SettingsChoiceScene, 6, "train"),
-    "settings-level": (panels.SettingsLevelScene, 4, "train"),
-    "settings-two": (panels.SettingsTwoScene, 9, "train"),
-    "settings-three": (panels.SettingsThreeScene, 12, "heldout"),
+    "login": (forms.LoginScene, 5, "train"),
+    "sign-up": (forms.SignUpScene, 10, "train"),
+    "order": (forms.OrderScene, 9, "heldout"),
+    "wizard": (forms.WizardScene, 8, "train"),
+    "settings-switch": (settings.SettingsSwitchScene, 4, "train"),
+    "settings-choice": (settings.SettingsChoiceScene, 6, "train"),
+    "settings-level": (settings.SettingsLevelScene, 4, "train"),
+    "settings-two": (settings.SettingsTwoScene, 9, "train"),
+    "settings-three": (settings.SettingsThreeScene, 12, "heldout"),
     "files-open": (files.OpenScene, 3, "train"),
     "files-delete": (files.DeskDeleteScene, 5, "train"),
     "files-rename": (files.RenameScene, 5, "train"),

@@ -7,7 +7,9 @@ import pytest
 from envs.actions import Action, Click, Done, DoubleClick, Drag, KeyPress, Type
 from envs.embedded.env import EmbeddedEnv
 from envs.embedded.tasks.files import FilesScene, differences
-from envs.embedded.tasks.panels import ControlScene, LoginScene, SettingsScene
+from envs.embedded.tasks.forms import LoginScene
+from envs.embedded.tasks.panels import ControlScene
+from envs.embedded.tasks.settings import SettingsScene
 from envs.embedded.tasks.small import compute
 from envs.registry import load_suite, make_env
 

@@ -1,0 +1,263 @@
+"""Scenes of suite `mini` whose target is somewhere else: behind a menu, a page, a tab, a folder, below."""
+# ruff: noqa: ARG002, D102 - overrides keep the contract that the base class documents
+
+from __future__ import annotations
+
+from functools import partial
+from random import Random
+from typing import ClassVar
+
+from envs.embedded.app import App, Layer
+from envs.embedded.draw import Rect
+from envs.embedded.marks import (
+    ColourButton,
+    Glyph,
+    ShapeTab,
+    Wheel,
+)
+from envs.embedded.tasks.mini import SHAPES, MiniScene, Placed, bottom_of, grid, top_of
+from envs.embedded.widgets import Fill, Free, Panel, Picture
+
+
+class MenuScene(MiniScene):
+    """The target is an entry of the menu that an icon opens."""
+
+    def set_up(self) -> None:
+        ui, rng = self.ui, self.rng
+        bar, rest = top_of(self.body, ui.px(32))
+        side, height = ui.px(34), ui.px(28)
+        x = rng.choice((bar.x0, bar.x1 - side))
+        self.icon_box = Rect(x, bar.y0, x + side, bar.y0 + height)
+        others = self.others(3, 6)
+        inside = rng.randint(1, 2)
+        entries = [self.target, *others[:inside]]
+        rng.shuffle(entries)
+        self.spots = self.spread(rest, others[inside:][:3])
+        self.entries = entries
+        width, step = ui.px(rng.randint(64, 84)), ui.px(30)
+        left = x if x == bar.x0 else bar.x1 - width
+        top = bar.y0 + height + 1
+        self.menu_box = Rect(left, top, left + width, top + step * len(entries) + ui.px(4))
+        self.menu_open = False
+
+    def content(self) -> Placed:
+        return [
+            (self.control("menu", "menu", self._toggle), self.icon_box),
+            *self.buttons(self.spots),
+        ]
+
+    def overlay(self) -> Layer | None:
+        if not self.menu_open:
+            return None
+        ui, theme, box = self.ui, self.ui.theme, self.menu_box
+        placed: Placed = []
+        for i, colour in enumerate(self.entries):
+            y = box.y0 + ui.px(4) + i * ui.px(30)
+            entry = Rect(box.x0 + ui.px(4), y, box.x1 - ui.px(4), y + ui.px(26))
+            placed.append(
+                (
+                    ColourButton(
+                        f"{colour}.button",
+                        colour,
+                        partial(self._choose, colour),
+                        radius=3,
+                    ),
+                    entry,
+                )
+            )
+        panel = Panel(Free(placed), fill=theme.panel, edge=True)
+        return Layer(panel, box, modal=True, on_outside=self._toggle)
+
+    def route(self, app: App) -> str:
+        return f"{self.target}.button" if self.menu_open else "menu"
+
+    def wander(self, rng: Random) -> None:
+        self.menu_open = rng.random() < 0.6
+
+    def _toggle(self) -> None:
+        self.menu_open = not self.menu_open
+
+    def _choose(self, colour: str) -> None:
+        self.menu_open = False
+        self.act(colour)
+
+
+class PageScene(MiniScene):
+    """The target is on the second or third page."""
+
+    def set_up(self) -> None:
+        count = self.rng.choice((2, 2, 3))
+        self.goal_page = self.rng.randint(1, count - 1)
+        self.page = 0
+        self.footer, rest = bottom_of(self.body, self.ui.px(32))
+        others = self.others(5, 7)
+        self.pages = []
+        for page in range(count):
+            colours = others[page * 2 : page * 2 + 2][: self.rng.randint(1, 2)]
+            if page == self.goal_page:
+                colours = [self.target, *colours]
+            self.pages.append(self.spread(rest, colours))
+
+    def content(self) -> Placed:
+        ui, foot = self.ui, self.footer
+        width, top = ui.px(40), foot.y1 - ui.px(28)
+        placed = self.buttons(self.pages[self.page])
+        if self.page > 0:
+            back = self.control("back", "left", lambda: self._turn(-1))
+            placed.append((back, Rect(foot.x0, top, foot.x0 + width, foot.y1)))
+        if self.page < len(self.pages) - 1:
+            forth = self.control("next", "right", lambda: self._turn(1))
+            placed.append((forth, Rect(foot.x1 - width, top, foot.x1, foot.y1)))
+        middle, side = foot.centre[0], ui.px(6)
+        for i in range(len(self.pages)):
+            x = middle + ui.px(10) * i - ui.px(5) * len(self.pages)
+            ink = ui.theme.ink if i == self.page else ui.theme.edge
+            dot = Picture("circle", ink=ink)
+            placed.append((dot, Rect(x, top + ui.px(11), x + side, top + ui.px(11) + side)))
+        return placed
+
+    def route(self, app: App) -> str:
+        if self.page == self.goal_page:
+            return f"{self.target}.button"
+        return "next" if self.page < self.goal_page else "back"
+
+    def wander(self, rng: Random) -> None:
+        self.page = rng.randrange(len(self.pages))
+
+    def _turn(self, step: int) -> None:
+        self.page += step
+
+
+class TabsScene(MiniScene):
+    """The target is on another tab; tabs are told apart by shapes."""
+
+    def set_up(self) -> None:
+        ui, rng = self.ui, self.rng
+        count = rng.choice((2, 3, 3))
+        self.shapes = rng.sample(SHAPES, count)
+        self.tab = rng.randrange(count)
+        self.goal_tab = rng.choice([i for i in range(count) if i != self.tab])
+        self.strip, rest = top_of(self.body, ui.px(32))
+        others = self.others(5, 7)
+        self.tabs = []
+        for tab in range(count):
+            colours = others[tab * 2 : tab * 2 + 2][: rng.randint(1, 2)]
+            if tab == self.goal_tab:
+                colours = [self.target, *colours]
+            self.tabs.append(self.spread(rest.inset(ui.px(1), ui.px(3)), colours))
+
+    def content(self) -> Placed:
+        ui, theme, strip = self.ui, self.ui.theme, self.strip
+        full = Rect(self.window.x0 + 1, strip.y0 - ui.px(5), self.window.x1 - 1, strip.y1)
+        placed: Placed = [(Fill(theme.panel), full)]
+        width = ui.px(40)
+        for i, shape in enumerate(self.shapes):
+            x = strip.x0 + i * (width + ui.px(3))
+            tab = ShapeTab(shape, partial(self._go, i), active=i == self.tab)
+            placed.append((tab, Rect(x, strip.y0, x + width, strip.y1)))
+        return [*placed, *self.buttons(self.tabs[self.tab])]
+
+    def route(self, app: App) -> str:
+        if self.tab == self.goal_tab:
+            return f"{self.target}.button"
+        return f"{self.shapes[self.goal_tab]}.tab"
+
+    def wander(self, rng: Random) -> None:
+        self.tab = rng.randrange(len(self.tabs))
+
+    def _go(self, tab: int) -> None:
+        self.tab = tab
+
+
+class ScrollScene(MiniScene):
+    """The target is below the fold of a list."""
+
+    VISIBLE: ClassVar[int] = 3
+
+    def set_up(self) -> None:
+        ui, rng = self.ui, self.rng
+        rows = rng.randint(5, 7)
+        goal = rng.randint(self.VISIBLE, rows - 1)
+        colours = rng.sample(self.palette[1:], rows - 1)
+        self.rows = [*colours[:goal], self.target, *colours[goal:]]
+        self.first = 0
+        self.step = ui.px(rng.randint(33, 36))
+        rail = ui.px(30)
+        height = self.step * self.VISIBLE
+        top = self.body.y0 + rng.randint(0, max(0, self.body.height - height - ui.px(2)))
+        self.list_box = Rect(self.body.x0, top, self.body.x1, top + height + ui.px(2))
+        self.rail = Rect(self.body.x1 - rail, top, self.body.x1, top + height + ui.px(2))
+
+    def content(self) -> Placed:
+        ui, theme = self.ui, self.ui.theme
+        rail, side = self.rail, self.rail.width
+        bars: Placed = []
+        for i, colour in enumerate(self.rows[self.first : self.first + self.VISIBLE]):
+            y = self.list_box.y0 + ui.px(2) + i * self.step
+            bar = Rect(self.list_box.x0 + ui.px(3), y, rail.x0 - ui.px(4), y + self.step - ui.px(4))
+            press = partial(self.act, colour)
+            bars.append((ColourButton(f"{colour}.button", colour, press, radius=2), bar))
+        wheel = Wheel(Panel(Free(bars), fill=theme.field), self._scroll)
+        placed: Placed = [(wheel, self.list_box), (Fill(theme.panel), rail)]
+        last = len(self.rows) - self.VISIBLE
+        track = Rect(rail.x0 + ui.px(10), rail.y0 + side, rail.x1 - ui.px(10), rail.y1 - side)
+        thumb = max(ui.px(6), track.height * self.VISIBLE // len(self.rows))
+        y = track.y0 + (track.height - thumb) * self.first // last
+        placed.append((Fill(theme.muted), Rect(track.x0, y, track.x1, y + thumb)))
+        up = self.control("up", "up", lambda: self._scroll(-2), enabled=self.first > 0)
+        down = self.control("down", "down", lambda: self._scroll(2), enabled=self.first < last)
+        placed.append((up, Rect(rail.x0, rail.y0, rail.x1, rail.y0 + side)))
+        placed.append((down, Rect(rail.x0, rail.y1 - side, rail.x1, rail.y1)))
+        return placed
+
+    def route(self, app: App) -> str:
+        at = self.rows.index(self.target) - self.first
+        if at < 0:
+            return "up"
+        return "down" if at >= self.VISIBLE else f"{self.target}.button"
+
+    def wander(self, rng: Random) -> None:
+        self.first = rng.randint(0, len(self.rows) - self.VISIBLE)
+
+    def _scroll(self, rows: int) -> None:
+        self.first = min(max(0, self.first + rows), len(self.rows) - self.VISIBLE)
+
+
+class FolderScene(MiniScene):
+    """The target is in a folder."""
+
+    def set_up(self) -> None:
+        ui, rng = self.ui, self.rng
+        self.bar, rest = top_of(self.body, ui.px(32))
+        others = self.others(4, 6)
+        outside = others[: rng.randint(1, 2)]
+        cells = grid(rng, ui, self.body, len(outside) + 1, (46, 40))
+        width, height = (ui.px(side) for side in self.button_size)
+        side = ui.px(38)
+        self.folder_box = cells[0].centred(side, side)
+        self.spots = [
+            (colour, cell.centred(width, height))
+            for colour, cell in zip(outside, cells[1:], strict=True)
+        ]
+        inside = others[len(outside) :][: rng.randint(1, 3)]
+        self.inside = self.spread(rest, [self.target, *inside])
+        self.open = False
+
+    def content(self) -> Placed:
+        if self.open:
+            bar, ui = self.bar, self.ui
+            back = self.control("back", "left", self._toggle)
+            box = Rect(bar.x0, bar.y0, bar.x0 + ui.px(40), bar.y0 + ui.px(28))
+            return [(back, box), *self.buttons(self.inside)]
+        theme = self.ui.theme
+        folder = Glyph("folder", "folder", self._toggle, ink=theme.control)
+        return [(folder, self.folder_box), *self.buttons(self.spots)]
+
+    def route(self, app: App) -> str:
+        return f"{self.target}.button" if self.open else "folder"
+
+    def wander(self, rng: Random) -> None:
+        self.open = rng.random() < 0.5
+
+    def _toggle(self) -> None:
+        self.open = not self.open
