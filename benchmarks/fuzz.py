@@ -60,7 +60,7 @@ from bus.sockets import Requester  # noqa: E402
 from dart_cli.config.schema import Config, load_config, run_endpoints  # noqa: E402
 from dart_cli.config.validate import check_config  # noqa: E402
 from dart_cli.data import service  # noqa: E402
-from dart_cli.data.store.writer import open_reader, open_store  # noqa: E402
+from dart_cli.data.store.open import open_reader, open_store  # noqa: E402
 
 BURST = 200
 """Messages between two turns of the event loop, in which the services read them."""

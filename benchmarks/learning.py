@@ -38,7 +38,8 @@ sys.path.insert(0, str(ROOT))
 from bus.errors import DartError  # noqa: E402 - after the path
 from dart_cli.bench.study import dart, overrides  # noqa: E402
 from dart_cli.config.schema import load_config  # noqa: E402
-from dart_cli.data.store.writer import CurvePoint, open_reader  # noqa: E402 - after the path
+from dart_cli.data.store.open import open_reader  # noqa: E402 - after the path
+from dart_cli.data.store.rows import CurvePoint  # noqa: E402 - after the path
 
 CONFIG = ROOT / "configs" / "quickstart.toml"
 ARMS = ("rl", "flat", "imitation", "by_hand")

@@ -40,7 +40,8 @@ from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import make_scheduler
-from dart_cli.data.store.writer import DATABASE, Store, open_store
+from dart_cli.data.store.open import DATABASE, open_store
+from dart_cli.data.store.writer import Store
 from envs.actions import Action, Click
 from envs.base import Task, content_hash
 from envs.registry import make_env

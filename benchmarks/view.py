@@ -51,7 +51,8 @@ from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import make_scheduler
-from dart_cli.data.store.writer import Store, open_store
+from dart_cli.data.store.open import open_store
+from dart_cli.data.store.writer import Store
 from envs.base import content_hash
 
 STEPS = 6

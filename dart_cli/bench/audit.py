@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import TrajectoryRow
-from dart_cli.data.store.writer import Reader
 
 KEPT = ("finished", "batched", "trained")
 LOSSES = ("lease_expired", "worker_lost", "cancelled", "incomplete")

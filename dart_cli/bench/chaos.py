@@ -37,7 +37,8 @@ from dart_cli.bench.audit import CUT, Witness, audit
 from dart_cli.bench.pace import Course, course_of
 from dart_cli.bench.supervise import STATUS, Supervisor, role_of
 from dart_cli.config.schema import Config
-from dart_cli.data.store.writer import Reader, open_reader
+from dart_cli.data.store.open import open_reader
+from dart_cli.data.store.reader import Reader
 from dart_cli.runtime.background import background
 from dart_cli.runtime.logs import log_dir
 from dart_cli.status.watch import Watcher

@@ -27,7 +27,8 @@ from typing import Any, Literal
 from bus.errors import ConfigError, DartError
 from dart_cli.bench.curves import isotonic, reach
 from dart_cli.bench.study import Cell, Result, call, call_until, dart, overrides
-from dart_cli.data.store.writer import Reader, open_reader
+from dart_cli.data.store.open import open_reader
+from dart_cli.data.store.reader import Reader
 
 CostAxis = Literal["trajectories", "actions", "minutes"]
 COSTS: tuple[CostAxis, ...] = ("trajectories", "actions", "minutes")

@@ -20,8 +20,8 @@ from typing import Any
 from bus.messages import Heartbeat
 from dart_cli.bench.bound import Bound
 from dart_cli.bench.recording import ProcessCost, Recording
+from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import EpisodeTimes
-from dart_cli.data.store.writer import Reader
 from dart_cli.runtime.phase_timer import PREFIX
 
 AT_WORK = ("playing", "waiting", "resetting")

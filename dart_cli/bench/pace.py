@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dart_cli.data.store.writer import Reader
+from dart_cli.data.store.reader import Reader
 
 POINTS = 30
 """Of a learning curve, at most."""

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dart_cli.bench.recording import Recording
+from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import EpisodeTimes, StepTimes
-from dart_cli.data.store.writer import Reader
 from dart_cli.runtime.phase_timer import PREFIX
 
 if TYPE_CHECKING:

@@ -140,7 +140,7 @@ def list_(
 
     Example: dart data ls runs/quickstart --state dropped --reason stale --json | jq .task
     """
-    from dart_cli.data.store.writer import open_reader
+    from dart_cli.data.store.open import open_reader
     from dart_cli.inspection.find import check_tasks, find_run
     from dart_cli.inspection.ls import (
         Listing,
@@ -181,7 +181,7 @@ def show(
 
     Example: dart data show g000001-00 --film first.png
     """
-    from dart_cli.data.store.writer import open_reader
+    from dart_cli.data.store.open import open_reader
     from dart_cli.inspection.find import find_run, find_subject
     from dart_cli.inspection.show import print_trajectory, show_trajectory
 
@@ -206,7 +206,7 @@ def stats(target: RunTarget = None, as_json: AsJson = False) -> None:
 
     Example: dart data stats runs/quickstart --json | jq .tasks
     """
-    from dart_cli.data.store.writer import open_reader
+    from dart_cli.data.store.open import open_reader
     from dart_cli.inspection.find import find_run
     from dart_cli.inspection.stats import count, print_count
 
@@ -227,7 +227,7 @@ def why(trajectory: TrajectoryArgument, run: RunOption = None, as_json: AsJson =
 
     Example: dart data why g000001-00 --run runs/quickstart
     """
-    from dart_cli.data.store.writer import open_reader
+    from dart_cli.data.store.open import open_reader
     from dart_cli.inspection.explain import events_as_json, explain_trajectory, print_events
     from dart_cli.inspection.find import find_run, find_subject
 
@@ -256,7 +256,7 @@ def draw(
 
     Example: dart data draw runs/quickstart --out pictures
     """
-    from dart_cli.data.store.writer import open_reader
+    from dart_cli.data.store.open import open_reader
     from dart_cli.inspection.curation_plots import draw_all
     from dart_cli.inspection.find import find_run
 
@@ -335,7 +335,7 @@ def export(
     Example: dart data export runs/quickstart successes --outcome pass
     """
     from dart_cli.data.exchange.transfer import Choice, chosen, export_run
-    from dart_cli.data.store.writer import open_reader
+    from dart_cli.data.store.open import open_reader
     from dart_cli.inspection.find import check_tasks, find_run
     from dart_cli.runtime.progress import progress
 

@@ -60,7 +60,9 @@ from dart_cli.data.overview import Moment, Overview
 from dart_cli.data.permits import Permits
 from dart_cli.data.scheduler import NoLease, Scheduler, make_scheduler
 from dart_cli.data.stall_monitor import AlertLog
-from dart_cli.data.store.writer import RunRow, Store, open_store
+from dart_cli.data.store.open import open_store
+from dart_cli.data.store.rows import RunRow
+from dart_cli.data.store.writer import Store
 from dart_cli.data.sync_queue import SyncQueue
 from dart_cli.data.usage import Usage
 from dart_cli.data.worker_watch import WorkerWatch

@@ -23,8 +23,8 @@ from pydantic import ValidationError
 from bus.errors import UserError
 from dart_cli.algo.schedule import MovingAverage, group_size
 from dart_cli.config.schema import Config
+from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import GroupRow, SampleRow, TrajectoryRow
-from dart_cli.data.store.writer import Reader
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

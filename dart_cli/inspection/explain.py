@@ -21,8 +21,8 @@ from rich.console import Console
 from bus.errors import StoreError
 from dart_cli.data.curate import may_join
 from dart_cli.data.groups import group_of
+from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import BatchRow, GroupRow, PoolRow, SampleRow, StepRow, TrajectoryRow
-from dart_cli.data.store.writer import Reader
 from dart_cli.inspection.find import Subject
 from dart_cli.inspection.text import action_words, moment, versions_words
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from bus.errors import RunDirectoryError, UserError
 from dart_cli.config.schema import load_config, refuse_overrides
 from dart_cli.data.groups import group_id
+from dart_cli.data.store.open import DATABASE
+from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import GroupRow, PoolRow, TrajectoryRow
-from dart_cli.data.store.writer import DATABASE, Reader
 from envs.registry import did_you_mean
 
 RUNS = Path("runs")

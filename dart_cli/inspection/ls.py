@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 
 from bus.messages import Outcome
+from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import GroupRow, TrajectoryRow, TrajectoryState
-from dart_cli.data.store.writer import Reader
 from dart_cli.inspection.find import run_dir_of
 from dart_cli.inspection.text import Json, moment, or_dash, seconds, versions
 from dart_cli.runtime.tables import page_table

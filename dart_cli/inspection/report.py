@@ -22,7 +22,9 @@ from rich.console import Console
 
 from bus.errors import UserError
 from dart_cli.config.schema import Config
-from dart_cli.data.store.writer import CurvePoint, Reader, RunRow, open_reader
+from dart_cli.data.store.open import open_reader
+from dart_cli.data.store.reader import Reader
+from dart_cli.data.store.rows import CurvePoint, RunRow
 from dart_cli.evaluation.filmstrip import film_strip, frame
 from dart_cli.evaluation.results import (
     Evaluation,

@@ -12,8 +12,8 @@ from statistics import fmean
 
 from rich.console import Console
 
+from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import SampleRow, StepRow
-from dart_cli.data.store.writer import Reader
 from dart_cli.inspection.find import Subject, run_dir_of
 from dart_cli.inspection.ls import trajectory_json
 from dart_cli.inspection.text import Json, action_words, moment, or_dash, seconds, versions_words

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dart_cli.data.exchange.transfer import run_id
+from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import CountersRow
-from dart_cli.data.store.writer import Reader
 from dart_cli.inspection.find import run_dir_of
 from dart_cli.inspection.text import Json, or_dash
 from dart_cli.runtime.tables import page_table

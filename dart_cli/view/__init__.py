@@ -8,6 +8,6 @@
     site     templates, addresses of pages and images; `Site` of a server, `File` of an export
     export   one self-contained HTML file: a trajectory, or a report of the run
 
-Everything is read through dart_cli.data.store.writer.Reader, a new one for each request, so that a live
-run is not disturbed. No path of a request is a path of a file: ids are looked up in the database.
+Everything is read through dart_cli.data.store.reader.Reader, a new one for each request, so that a
+live run is not disturbed. No path of a request is a path of a file: ids are looked up in the database.
 """

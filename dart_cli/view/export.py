@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bus.errors import UserError
-from dart_cli.data.store.writer import open_reader
+from dart_cli.data.store.open import open_reader
 from dart_cli.view import pages
 from dart_cli.view.site import File
 

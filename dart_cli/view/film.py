@@ -20,8 +20,8 @@ from markupsafe import Markup
 from PIL import Image
 
 from bus.errors import ActionError
+from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import SampleRow, StepRow, TrajectoryRow
-from dart_cli.data.store.writer import Reader
 from dart_cli.inspection.explain import LEFT_OUT
 from dart_cli.inspection.text import action_words
 from dart_cli.view.charts import VERSION_COLOURS, token_bars

@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from bus.errors import StoreError, UserError
 from bus.messages import Outcome
+from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import (
     CountersRow,
     CurvePoint,
@@ -30,7 +31,6 @@ from dart_cli.data.store.rows import (
     ProcessRow,
     TrajectoryRow,
 )
-from dart_cli.data.store.writer import Reader
 from dart_cli.inspection.explain import explain_trajectory
 from dart_cli.inspection.find import find_subject
 from dart_cli.inspection.ls import STATES

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bus.errors import DartError, RunDirectoryError, StoreError, UserError
 from bus.loopback import is_loopback
-from dart_cli.data.store.writer import DATABASE, open_reader
+from dart_cli.data.store.open import DATABASE, open_reader
 from dart_cli.view import pages
 from dart_cli.view.guard import Guard
 from dart_cli.view.site import Site, image_type, stylesheet

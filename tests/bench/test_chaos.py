@@ -15,7 +15,7 @@ from dart_cli.config.schema import load_config
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import make_scheduler
-from dart_cli.data.store.writer import open_reader, open_store
+from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.runtime.commands import commands_of
 from tests.data.parts import MIXED, a_batch, make_ledger, play_group, small_config, trained
 

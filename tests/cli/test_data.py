@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from dart_cli.config.schema import Config
-from dart_cli.data.store.writer import open_store
+from dart_cli.data.store.open import open_store
 from envs.base import content_hash
 from tests.data.parts import ask_lease, make_ledger, step_record, trajectory_end
 from tests.inspection.parts import run

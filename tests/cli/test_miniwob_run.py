@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bus.errors import MissingPartError
-from dart_cli.data.store.writer import open_reader
+from dart_cli.data.store.open import open_reader
 from envs.registry import check_parts
 
 CONFIG = Path(__file__).parents[2] / "configs" / "miniwob.toml"

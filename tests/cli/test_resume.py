@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from bus.errors import RunDirectoryError
+from dart_cli.data.store.open import open_reader
 from dart_cli.data.store.rows import BatchRow
-from dart_cli.data.store.writer import open_reader
 from dart_cli.runtime.liveness import workers_of
 
 UPDATES = 3

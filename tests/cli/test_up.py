@@ -18,7 +18,7 @@ import pytest
 
 from bus.errors import RunDirectoryError
 from dart_cli.config.schema import load_config
-from dart_cli.data.store.writer import open_reader
+from dart_cli.data.store.open import open_reader
 from dart_cli.runtime.role import claim
 
 SUITES = Path(__file__).parents[1] / "suites"

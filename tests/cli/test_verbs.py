@@ -15,7 +15,7 @@ from dart_cli import __version__
 from dart_cli.cli.main import main
 from dart_cli.cli.reference import cli_reference
 from dart_cli.config.schema import Config, load_config
-from dart_cli.data.store.writer import open_store
+from dart_cli.data.store.open import open_store
 from dart_cli.runtime.role import read_run, save_config
 from dart_cli.train.checkpoint import TrainerProgress, save
 

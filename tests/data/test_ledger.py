@@ -24,7 +24,8 @@ from bus.messages import (
 from dart_cli.config.schema import Config
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import NoLease
-from dart_cli.data.store.writer import Store, open_store
+from dart_cli.data.store.open import open_store
+from dart_cli.data.store.writer import Store
 from envs.base import content_hash
 from tests.altered import altered
 from tests.data.parts import (

@@ -21,7 +21,8 @@ from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import NoLease
-from dart_cli.data.store.writer import Store, open_store
+from dart_cli.data.store.open import open_store
+from dart_cli.data.store.writer import Store
 from tests.data.parts import (
     Clock,
     a_batch,

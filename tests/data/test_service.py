@@ -38,7 +38,8 @@ from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data import service
 from dart_cli.data.scheduler import make_scheduler
-from dart_cli.data.store.writer import Store, open_reader, open_store
+from dart_cli.data.store.open import open_reader, open_store
+from dart_cli.data.store.writer import Store
 from dart_cli.runtime.background import background
 from tests.data.parts import (
     DEADLINE_S,

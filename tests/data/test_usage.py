@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bus.messages import Heartbeat
-from dart_cli.data.store.writer import open_reader, open_store
+from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.data.usage import Usage
 
 

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 from dart_cli.cli.main import main
 from dart_cli.config.schema import Config
-from dart_cli.data.store.writer import open_store
+from dart_cli.data.store.open import open_store
 from dart_cli.doctor import machine, run
 from dart_cli.doctor.findings import Finding, guarded, is_healthy, ok, summary
 from dart_cli.runtime.role import save_config

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from dart_cli.data.store.writer import Reader, open_reader, open_store
+from dart_cli.data.store.open import open_reader, open_store
+from dart_cli.data.store.reader import Reader
 from tests.data.parts import small_config
 from tests.inspection.parts import Played
 

@@ -9,8 +9,9 @@ import pytest
 
 from dart_cli.cli.main import main
 from dart_cli.config.schema import Config
+from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import PoolRow
-from dart_cli.data.store.writer import Reader, Store
+from dart_cli.data.store.writer import Store
 from dart_cli.evaluation.results import Evaluation, ModeScore, TaskScore
 from dart_cli.inspection.explain import explain_trajectory
 from dart_cli.inspection.find import find_subject

@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from dart_cli.algo.schedule import group_size
-from dart_cli.data.store.writer import Reader, open_reader, open_store
+from dart_cli.data.store.open import open_reader, open_store
+from dart_cli.data.store.reader import Reader
 from dart_cli.inspection.curation_plots import draw_all, group_outcome, success_averages
 from tests.data.parts import (
     Clock,

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dart_cli.data.store.writer import Reader, open_store
+from dart_cli.data.store.open import open_store
+from dart_cli.data.store.reader import Reader
 from dart_cli.inspection.explain import explain_trajectory
 from dart_cli.inspection.find import find_subject
 from tests.data.parts import make_ledger, play_group, small_config

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from dart_cli.data.store.writer import open_store
+from dart_cli.data.store.open import open_store
 from dart_cli.inspection.text import action_words
 from tests.data.parts import ask_lease, make_ledger, small_config, step_record, trajectory_end
 from tests.inspection.parts import Played, run

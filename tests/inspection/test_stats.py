@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dart_cli.data.store.writer import Reader, open_store
+from dart_cli.data.store.open import open_store
+from dart_cli.data.store.reader import Reader
 from dart_cli.inspection.stats import count
 from tests.data.parts import pool_member
 from tests.inspection.parts import Played, run

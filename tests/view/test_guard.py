@@ -14,7 +14,7 @@ import pytest
 
 from bus.errors import UserError
 from dart_cli.cli.main import main
-from dart_cli.data.store.writer import open_store
+from dart_cli.data.store.open import open_store
 from dart_cli.view.server import listen
 from tests.data.parts import make_ledger, play, small_config
 from tests.view.parts import Bones, Server, serving

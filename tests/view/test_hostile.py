@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dart_cli.data.store.writer import open_reader, open_store
+from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.view.export import write_file
 from dart_cli.view.site import stylesheet
 from envs.base import Task, content_hash

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bus.messages import StepMismatch, VersionSpan
-from dart_cli.data.store.writer import open_store
+from dart_cli.data.store.open import open_store
 from dart_cli.view.pages import ROWS
 from envs.base import content_hash
 from tests.data.parts import (

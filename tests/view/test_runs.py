@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dart_cli.data.store.writer import open_store
+from dart_cli.data.store.open import open_store
 from dart_cli.view.server import runs_in
 from tests.data.parts import heartbeat, make_ledger, small_config
 from tests.view.parts import Bones, Server, play_shown, serving

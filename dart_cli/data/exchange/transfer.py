@@ -34,8 +34,10 @@ from dart_cli.data.exchange.parquet_schema import (
     read_folder,
     write_folder,
 )
+from dart_cli.data.store.open import DATABASE, open_store
+from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import PoolRow, PoolSource
-from dart_cli.data.store.writer import DATABASE, Reader, Store, open_store
+from dart_cli.data.store.writer import Store
 from envs.registry import find_task, load_suite
 
 log = logging.getLogger(__name__)

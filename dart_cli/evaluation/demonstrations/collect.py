@@ -31,8 +31,8 @@ from dart_cli.config.task_split import heldout_tasks, training_tasks
 from dart_cli.data.exchange.compatibility import model_facts
 from dart_cli.data.exchange.parquet_schema import Trajectory, content_id, write_folder
 from dart_cli.data.exchange.transfer import join
+from dart_cli.data.store.open import open_store
 from dart_cli.data.store.rows import PoolRow, PoolSource, StepRow
-from dart_cli.data.store.writer import open_store
 from dart_cli.env.calls import Hosted
 from dart_cli.env.episode import Policy, conventions_of
 from dart_cli.evaluation.demonstrations.policies import HintedPolicy, OraclePolicy

@@ -38,8 +38,8 @@ from dart_cli.data.exchange.transfer import (
     import_folder,
     import_pool,
 )
+from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.data.store.rows import StepRow
-from dart_cli.data.store.writer import open_reader, open_store
 from dart_cli.policy.model import load_policy
 from envs.base import content_hash
 from tests.altered import altered

@@ -12,8 +12,9 @@ from sqlite_utils import Database
 from bus.errors import ProtocolError, RunDirectoryError, StoreError
 from bus.messages import BatchTrained, WeightsPublished
 from dart_cli.data.store.migrations import MIGRATIONS
-from dart_cli.data.store.rows import Decision, PlannedSample
-from dart_cli.data.store.writer import BatchRow, GroupRow, Store, UsageRow, open_reader, open_store
+from dart_cli.data.store.open import open_reader, open_store
+from dart_cli.data.store.rows import BatchRow, Decision, GroupRow, PlannedSample, UsageRow
+from dart_cli.data.store.writer import Store
 from envs.base import Task
 from tests.altered import altered
 from tests.data.parts import (

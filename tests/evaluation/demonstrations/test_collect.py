@@ -14,7 +14,7 @@ from dart_cli.cli.main import main
 from dart_cli.config.schema import Config, load_config
 from dart_cli.data.exchange.parquet_schema import Shards, Trajectory, read_folder
 from dart_cli.data.exchange.transfer import import_folder
-from dart_cli.data.store.writer import open_reader, open_store
+from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.evaluation.demonstrations.collect import run_collect
 from dart_cli.evaluation.demonstrations.quotas import CollectOptions
 from dart_cli.policy.codec import make_codec

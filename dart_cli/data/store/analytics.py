@@ -1,0 +1,192 @@
+"""Aggregate queries, for status, view and inspection: curves, metrics, usage, sizes, times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from dart_cli.data.store.connection import Connection
+from dart_cli.data.store.rows import (
+    CountersRow,
+    CurvePoint,
+    EpisodeTimes,
+    MetricPoint,
+    OutcomeRow,
+    SizesRow,
+    StepTimes,
+    SyncRow,
+    TaskRow,
+    UsageRow,
+)
+
+
+class Analytics(Connection):
+    """Sums and series over a whole run."""
+
+    def tallies(self) -> list[CountersRow]:
+        """How many trajectories of each task are in which state, why, and how they were judged."""
+        rows = self._rows(
+            "SELECT g.task_id, t.state, t.reason, t.outcome, COUNT(*) AS trajectories, "
+            "COALESCE(SUM(t.steps), 0) AS steps "
+            "FROM trajectories t JOIN groups g ON g.id = t.group_id "
+            "GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4"
+        )
+        return [CountersRow(**row) for row in rows]
+
+    def sizes(self) -> SizesRow:
+        """How much the run holds; the blobs and images themselves are not read."""
+        steps = self._rows(
+            "SELECT COUNT(*) AS steps, COALESCE(SUM(LENGTH(token_ids)), 0) / 4 AS tokens, "
+            "COALESCE(SUM(LENGTH(prompt_token_ids) + LENGTH(token_ids) + "
+            "LENGTH(behaviour_logprobs) + LENGTH(entropies) + LENGTH(text)), 0) AS step_bytes "
+            "FROM steps"
+        )[0]
+        images = self._rows(
+            "SELECT COUNT(*) AS screenshots, COALESCE(SUM(LENGTH(bytes)), 0) AS screenshot_bytes "
+            "FROM screenshots"
+        )[0]
+        return SizesRow(**steps, **images, disk_bytes=self.bytes_on_disk())
+
+    def share_left_out(self, batch_id: int) -> float:
+        """Share of the batch's steps that have weight 0."""
+        rows = self._rows(
+            "SELECT AVG(weight = 0) AS share FROM batch_samples WHERE batch_id = ?", (batch_id,)
+        )
+        return rows[0]["share"] or 0.0
+
+    def share_of_pool(self, batch_id: int) -> float:
+        """Share of the tokens a batch trains on that are of members of the pool."""
+        rows = self._rows(
+            "SELECT SUM((b.reason = 'pool') * LENGTH(s.token_ids)) * 1.0 / SUM(LENGTH(s.token_ids)) "
+            "AS share FROM batch_samples b JOIN steps s "
+            "ON s.trajectory_id = b.trajectory_id AND s.step = b.step "
+            "WHERE b.batch_id = ? AND b.weight <> 0",
+            (batch_id,),
+        )
+        return rows[0]["share"] or 0.0
+
+    def longest_successes(self) -> dict[str, int]:
+        """Task id -> steps of its longest success, in the run or ever in the pool."""
+        rows = self._rows(
+            "SELECT task_id, MAX(steps) AS steps FROM ("
+            "SELECT g.task_id, t.steps FROM trajectories t JOIN groups g ON g.id = t.group_id "
+            "WHERE t.outcome = 'pass' UNION ALL SELECT task_id, steps FROM pool) GROUP BY task_id"
+        )
+        return {row["task_id"]: row["steps"] for row in rows}
+
+    def task_progress(self) -> list[TaskRow]:
+        """How each task fares that has had an outcome; nothing in a run of an older dart."""
+        return [TaskRow(**row) for row in self._rows("SELECT * FROM task_progress")]
+
+    def outcomes(self) -> Iterator[OutcomeRow]:
+        """Every judged trajectory in the order they ended; read as they are asked for."""
+        rows = self._each(
+            "SELECT g.suite, g.task_id, t.outcome, t.oldest_version, t.ended_at "
+            "FROM trajectories t JOIN groups g ON g.id = t.group_id "
+            "WHERE t.outcome IS NOT NULL ORDER BY t.ended_at, t.id"
+        )
+        return (OutcomeRow(*row) for row in rows)
+
+    def success_curve(self, *, bucket: int = 1) -> list[CurvePoint]:
+        """Each task's success over policy versions in buckets of `bucket`, oldest first.
+
+        A trajectory counts where its oldest token was sampled; invalid ones count nowhere.
+        """
+        rows = self._rows(
+            "SELECT g.task_id, (t.oldest_version / ?) * ? AS policy_version, "
+            "COUNT(*) AS trajectories, SUM(t.outcome = 'pass') AS passed, "
+            "MAX(t.ended_at) AS ended_at "
+            "FROM trajectories t JOIN groups g ON g.id = t.group_id "
+            "WHERE t.outcome IN ('pass', 'fail') AND t.oldest_version >= 0 "
+            "GROUP BY 1, 2 ORDER BY 1, 2",
+            (bucket, bucket),
+        )
+        return [CurvePoint(**row) for row in rows]
+
+    def metrics(self, name: str | None = None, after: int = 0) -> list[MetricPoint]:
+        """Train metrics of batches with an id above `after`, by name and batch."""
+        clause = "AND name = ?" if name else ""
+        rows = self._rows(
+            f"SELECT name, step, at, value FROM metrics WHERE step > ? {clause} ORDER BY name, step",  # noqa: S608
+            (after, name) if name else (after,),
+        )
+        return [MetricPoint(**row) for row in rows]
+
+    def metric_curves(self, most: int) -> list[MetricPoint]:
+        """Train metrics over the whole run: of each at most `most` points, means over its batches."""
+        rows = self._rows(
+            "WITH buckets AS (SELECT (MAX(step) - 1) / ? + 1 AS size FROM metrics) "
+            "SELECT name, MAX(step) AS step, MAX(at) AS at, AVG(value) AS value "
+            "FROM metrics, buckets GROUP BY name, (step - 1) / size ORDER BY name, 2",
+            (most,),
+        )
+        return [MetricPoint(**row) for row in rows]
+
+    def staleness(self, after: int = 0) -> dict[int, int]:
+        """Trained tokens by how many versions behind the trainer they were sampled."""
+        rows = self._rows(
+            "SELECT versions_behind, SUM(tokens) AS tokens FROM staleness "
+            "WHERE batch_id > ? GROUP BY 1 ORDER BY 1",
+            (after,),
+        )
+        return {row["versions_behind"]: row["tokens"] for row in rows}
+
+    def episode_times(self, after: float = 0.0) -> list[EpisodeTimes]:
+        """When each trajectory leased after that moment was played, in order of lease."""
+        rows = self._each(
+            "SELECT id, worker, slot, state, reason, outcome, steps, leased_at, ended_at, reset_s, "
+            "wall_s FROM trajectories WHERE leased_at > ? ORDER BY rowid",
+            (after,),
+        )
+        return [EpisodeTimes(*row) for row in rows]
+
+    def step_times(self, after: float = 0.0) -> list[StepTimes]:
+        """When each step filed after that moment was played, in order of filing."""
+        rows = self._each(
+            "SELECT trajectory_id, step, worker, at, model_s, env_s FROM steps WHERE at > ? "
+            "ORDER BY rowid",
+            (after,),
+        )
+        return [StepTimes(*row) for row in rows]
+
+    def newest_syncs(self) -> list[tuple[SyncRow, int, int]]:
+        """Each rollout worker's newest sync, how many it had, and how many it refused."""
+        rows = self._rows(
+            # The columns beside a single MAX are those of its row.
+            "SELECT *, MAX(done_at) AS newest, COUNT(*) AS syncs, SUM(error <> '') AS refused "
+            "FROM syncs GROUP BY worker ORDER BY worker"
+        )
+        found = []
+        for row in rows:
+            del row["newest"]
+            syncs, refused = row.pop("syncs"), row.pop("refused")
+            found.append((SyncRow(**row), syncs, refused))
+        return found
+
+    def usage(self) -> list[UsageRow]:
+        """Where the processes' time went, by worker and phase."""
+        return [UsageRow(**row) for row in self._rows("SELECT * FROM usage ORDER BY worker, phase")]
+
+    def count(self, table: Literal["groups", "trajectories"]) -> dict[tuple[str, str], int]:
+        """Rows by (state, reason)."""
+        rows = self._rows(
+            f"SELECT state, reason, COUNT(*) AS number FROM {table} GROUP BY state, reason"  # noqa: S608
+        )
+        return {(row["state"], row["reason"]): row["number"] for row in rows}
+
+    def total(self, table: Literal["steps", "screenshots", "batches"]) -> int:
+        """Number of rows of a table."""
+        return int(self._rows(f"SELECT COUNT(*) AS number FROM {table}")[0]["number"])  # noqa: S608
+
+    def bytes_in_use(self) -> int:
+        """Size of the database without its log and without the pages that are free again."""
+        pages, free, size = (
+            self._rows(f"PRAGMA {name}")[0][name]
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        return int((pages - free) * size)
+
+    def bytes_on_disk(self) -> int:
+        """Size of the database with its write-ahead log."""
+        names = (self.path, self.path.with_name(self.path.name + "-wal"))
+        return sum(name.stat().st_size for name in names if name.exists())

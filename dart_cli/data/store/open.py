@@ -1,0 +1,69 @@
+"""Opening the run's database: where it is, and which process may write it.
+
+    open_reader(run_dir)   a Reader, beside a live writer or long after
+    open_store(run_dir)    a Store; one per run directory
+
+The database is `run.db`. `data.lock` is held while a Store is open and names its process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from bus.endpoints import make_private_dir
+from bus.errors import RunDirectoryError
+from dart_cli.data.store.reader import Reader
+from dart_cli.data.store.writer import Store
+
+DATABASE = "run.db"
+LOCK = "data.lock"
+
+
+def open_store(run_dir: Path) -> Store:
+    """Open the run's database for writing; create or migrate it first.
+
+    Raises RunDirectoryError if another process writes to it or a newer dart made it, StoreError
+    if it is damaged or cannot be written.
+    """
+    make_private_dir(run_dir)
+    lock = _take_lock(run_dir)
+    try:
+        return Store(run_dir / DATABASE, lock)
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def open_reader(run_dir: Path) -> Reader:
+    """Open the run's database for reading; a live `dart data` is not disturbed.
+
+    Raises RunDirectoryError if there is no run or its schema is not this dart's, StoreError if it
+    is damaged.
+    """
+    path = run_dir / DATABASE
+    if not path.is_file():
+        raise RunDirectoryError(f"no run in {run_dir}: {DATABASE} is missing; start `dart data`")
+    return Reader(path)
+
+
+def _take_lock(run_dir: Path) -> int:
+    """File descriptor that holds the run directory for this process, until it is closed."""
+    path = run_dir / LOCK
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise RunDirectoryError(f"{path}: cannot be written: {error.strerror}") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.read(handle, 32).decode("ascii", "replace").strip() or "unknown"
+        os.close(handle)
+        raise RunDirectoryError(
+            f"{run_dir} is in use by another `dart data`, process {holder}; "
+            "stop it, or choose another run.dir"
+        ) from None
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, f"{os.getpid()}\n".encode("ascii"), 0)
+    return handle

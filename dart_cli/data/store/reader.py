@@ -1,0 +1,341 @@
+"""Typed queries on a run, beside a live writer or long after.
+
+Reader   rows of a run by id, state or order; with the aggregates of Analytics
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from bus.errors import StoreError
+from bus.messages import (
+    Outcome,
+    Sample,
+    SampledTokens,
+)
+from dart_cli.data.store.analytics import Analytics
+from dart_cli.data.store.connection import marks, where_clause
+from dart_cli.data.store.encoding import (
+    unpack_floats,
+    unpack_ids,
+    unpack_prompt,
+    unpack_spans,
+)
+from dart_cli.data.store.rows import (
+    BatchRow,
+    Decision,
+    GroupRow,
+    GroupState,
+    PoolRow,
+    ProcessRow,
+    RunRow,
+    SampleRow,
+    StepRow,
+    SyncRow,
+    TrajectoryRow,
+    TrajectoryState,
+    VersionRow,
+)
+
+_HASHES_PER_QUERY = 500  # SQLite binds at most 999 parameters in old builds
+
+
+class Reader(Analytics):
+    """Typed queries on one run. Use as a context manager, or call `close`."""
+
+    def run(self) -> RunRow:
+        """The run. Raises StoreError before `dart data` has started it."""
+        rows = self._rows("SELECT * FROM runs ORDER BY created_at LIMIT 1")
+        if not rows:
+            raise StoreError(f"{self.path}: no run was started in it; start `dart data`")
+        return RunRow(**rows[0])
+
+    def groups(self, *states: GroupState) -> list[GroupRow]:
+        """Groups in the order they were opened; all, or those in one of the states."""
+        where = f"WHERE state IN ({marks(states)})" if states else ""
+        rows = self._rows(f"SELECT * FROM groups {where} ORDER BY number", states)  # noqa: S608
+        return [GroupRow(**row) for row in rows]
+
+    def trajectories(
+        self,
+        *,
+        group_ids: Sequence[str] | None = None,
+        state: TrajectoryState | None = None,
+        task_id: str | None = None,
+        outcome: Outcome | None = None,
+        reason: str | None = None,
+        version: int | None = None,
+        limit: int = 1_000_000,
+        offset: int = 0,
+    ) -> list[TrajectoryRow]:
+        """Trajectories that match, in order of lease; of very many the newest `limit`.
+
+        `version` is one of the weights that sampled it. `offset` leaves out that many of the newest.
+        """
+        where, values = where_clause(
+            {"t.state": state, "g.task_id": task_id, "t.outcome": outcome, "t.reason": reason},
+            version=version,
+            group_ids=group_ids,
+        )
+        rows = self._rows(
+            f"SELECT t.* FROM trajectories t JOIN groups g ON g.id = t.group_id {where} "  # noqa: S608
+            "ORDER BY t.rowid DESC LIMIT ? OFFSET ?",
+            [*values, limit, offset],
+        )
+        return [TrajectoryRow(**row) for row in reversed(rows)]
+
+    def count_trajectories(
+        self,
+        *,
+        state: TrajectoryState | None = None,
+        task_id: str | None = None,
+        outcome: Outcome | None = None,
+        reason: str | None = None,
+        version: int | None = None,
+    ) -> int:
+        """How many trajectories match; see `trajectories`."""
+        where, values = where_clause(
+            {"t.state": state, "g.task_id": task_id, "t.outcome": outcome, "t.reason": reason},
+            version=version,
+        )
+        [row] = self._rows(
+            "SELECT COUNT(*) AS number "  # noqa: S608
+            f"FROM trajectories t JOIN groups g ON g.id = t.group_id {where}",
+            values,
+        )
+        return int(row["number"])
+
+    def newest_groups(
+        self,
+        *,
+        state: GroupState | None = None,
+        task_id: str | None = None,
+        limit: int,
+        offset: int = 0,
+    ) -> list[GroupRow]:
+        """Groups that match, the newest first, without the `offset` newest."""
+        where, values = where_clause({"state": state, "task_id": task_id})
+        rows = self._rows(
+            f"SELECT * FROM groups {where} ORDER BY number DESC LIMIT ? OFFSET ?",  # noqa: S608
+            [*values, limit, offset],
+        )
+        return [GroupRow(**row) for row in rows]
+
+    def count_groups(self, *, state: GroupState | None = None, task_id: str | None = None) -> int:
+        """How many groups match."""
+        where, values = where_clause({"state": state, "task_id": task_id})
+        [row] = self._rows(f"SELECT COUNT(*) AS number FROM groups {where}", values)  # noqa: S608
+        return int(row["number"])
+
+    def processes(self) -> list[ProcessRow]:
+        """What each worker said last, as `dart data` noted it every few seconds."""
+        rows = self._rows(
+            "SELECT worker, role, host, started_at, heard_at, policy_version, state, waiting_for, "
+            "waiting_s FROM processes ORDER BY role, worker"
+        )
+        return [ProcessRow(**row) for row in rows]
+
+    def trajectory(self, trajectory_id: str) -> TrajectoryRow | None:
+        """One trajectory, or None."""
+        rows = self._rows("SELECT * FROM trajectories WHERE id = ?", (trajectory_id,))
+        return TrajectoryRow(**rows[0]) if rows else None
+
+    def groups_by_id(self, ids: Iterable[str]) -> dict[str, GroupRow]:
+        """Those of the groups that exist, by id."""
+        rows = self._rows(
+            "SELECT * FROM groups WHERE id IN (SELECT value FROM json_each(?))",
+            (json.dumps(sorted(set(ids))),),
+        )
+        return {row["id"]: GroupRow(**row) for row in rows}
+
+    def instructions(self) -> dict[tuple[str, str], str]:
+        """What each task tells the policy, by (suite, task); {fields} as the suite wrote them."""
+        rows = self._rows("SELECT suite, task_id, instruction FROM tasks")
+        return {(row["suite"], row["task_id"]): row["instruction"] for row in rows}
+
+    def instruction(self, suite: str, task_id: str, trajectory_ids: Iterable[str]) -> str:
+        """What the policy was told in the first of these trajectories that knows.
+
+        They are of one group, or one alone. Where none knows, having no step yet or being of an older
+        dart, it is the task's, {fields} as the suite wrote them; empty where that is unknown, too.
+        """
+        rows = self._rows(
+            "SELECT instruction FROM (SELECT s.instruction FROM json_each(?) AS wanted "
+            "JOIN steps s ON s.trajectory_id = wanted.value AND s.step = 0 "
+            "WHERE s.instruction != '' LIMIT 1) UNION ALL "
+            "SELECT instruction FROM tasks WHERE suite = ? AND task_id = ?",
+            (json.dumps(list(trajectory_ids)), suite, task_id),
+        )
+        return str(rows[0]["instruction"]) if rows else ""
+
+    def steps(self, trajectory_id: str) -> list[StepRow]:
+        """The steps of one trajectory, in order."""
+        rows = self._rows(
+            "SELECT * FROM steps WHERE trajectory_id = ? ORDER BY step", (trajectory_id,)
+        )
+        return [_step_row(row) for row in rows]
+
+    def screenshots(self, hashes: Iterable[str]) -> dict[str, bytes]:
+        """Encoded images by content hash; unknown hashes are absent."""
+        wanted = list(dict.fromkeys(hashes))
+        found: dict[str, bytes] = {}
+        for start in range(0, len(wanted), _HASHES_PER_QUERY):
+            part = wanted[start : start + _HASHES_PER_QUERY]
+            rows = self._rows(
+                f"SELECT hash, bytes FROM screenshots WHERE hash IN ({marks(part)})",  # noqa: S608
+                part,
+            )
+            found.update((row["hash"], row["bytes"]) for row in rows)
+        return found
+
+    def batches(self, after: int = 0) -> list[BatchRow]:
+        """Batches with an id above `after`, in order."""
+        rows = self._rows("SELECT * FROM batches WHERE id > ? ORDER BY id", (after,))
+        return [BatchRow(**row) for row in rows]
+
+    def batch(self, batch_id: int) -> BatchRow:
+        """One batch. Raises StoreError if there is none of that id."""
+        rows = self._rows("SELECT * FROM batches WHERE id = ?", (batch_id,))
+        if not rows:
+            raise StoreError(f"{self.path}: no batch {batch_id}")
+        return BatchRow(**rows[0])
+
+    def batch_groups(self, batch_id: int) -> list[str]:
+        """Ids of the groups in one batch."""
+        rows = self._rows("SELECT id FROM groups WHERE batch_id = ? ORDER BY number", (batch_id,))
+        return [row["id"] for row in rows]
+
+    def batch_samples(self, batch_id: int) -> list[Sample]:
+        """The samples of one batch that are trained on, exactly as they were first served."""
+        rows = self._rows(
+            "SELECT b.trajectory_id, b.step, b.advantage, b.weight, b.reason, s.image_hashes, "
+            "s.prompt_token_ids, s.token_ids, s.behaviour_logprobs, s.version_spans "
+            "FROM batch_samples b JOIN steps s "
+            "ON s.trajectory_id = b.trajectory_id AND s.step = b.step "
+            "WHERE b.batch_id = ? AND b.weight <> 0 ORDER BY b.position",
+            (batch_id,),
+        )
+        # Each value was validated when it came in: building 500 samples again need not repeat it.
+        return [
+            Sample.model_construct(
+                trajectory_id=row["trajectory_id"],
+                step=row["step"],
+                prompt_token_ids=unpack_prompt(row["prompt_token_ids"]),
+                sampled=SampledTokens.model_construct(
+                    token_ids=unpack_ids(row["token_ids"]),
+                    behaviour_logprobs=unpack_floats(row["behaviour_logprobs"]),
+                    entropies=[],
+                    version_spans=[]  # as old as it is: no version of now to be behind
+                    if row["reason"] == "pool"
+                    else unpack_spans(row["version_spans"]),
+                ),
+                image_hashes=json.loads(row["image_hashes"]),
+                advantage=row["advantage"],
+                weight=row["weight"],
+            )
+            for row in rows
+        ]
+
+    def batch_rows(self, batch_id: int) -> list[SampleRow]:
+        """Every step of the trajectories of one batch: trained on or left out, and why."""
+        rows = self._rows(
+            "SELECT * FROM batch_samples WHERE batch_id = ? ORDER BY position", (batch_id,)
+        )
+        return [SampleRow(**row) for row in rows]
+
+    def sample_rows(self, trajectory_id: str) -> list[SampleRow]:
+        """The steps of one trajectory in each batch it was part of, the oldest batch first."""
+        rows = self._rows(
+            "SELECT * FROM batch_samples WHERE trajectory_id = ? ORDER BY batch_id, position",
+            (trajectory_id,),
+        )
+        return [SampleRow(**row) for row in rows]
+
+    def pool(self, task_id: str | None = None, evicted: bool = False) -> list[PoolRow]:
+        """Members of the experience pool, oldest first; with `evicted` those it no longer has, too."""
+        clauses = ["1"] if evicted else ["evicted_at IS NULL"]
+        if task_id is not None:
+            clauses.append("task_id = ?")
+        rows = self._rows(
+            f"SELECT * FROM pool WHERE {' AND '.join(clauses)} ORDER BY added_at, trajectory_id",  # noqa: S608
+            () if task_id is None else (task_id,),
+        )
+        return [_pool_row(row) for row in rows]
+
+    def pool_member(self, trajectory_id: str) -> PoolRow | None:
+        """One member of the pool, or one it had; else None."""
+        rows = self._rows("SELECT * FROM pool WHERE trajectory_id = ?", (trajectory_id,))
+        return _pool_row(rows[0]) if rows else None
+
+    def entropies(self, trajectory_id: str) -> dict[int, list[float]]:
+        """Step -> its tokens' entropies, nats; empty where they are not known."""
+        rows = self._rows(
+            "SELECT step, entropies FROM steps WHERE trajectory_id = ? ORDER BY step",
+            (trajectory_id,),
+        )
+        return {row["step"]: unpack_floats(row["entropies"]) for row in rows}
+
+    def decisions(self, subject: str | None = None) -> list[Decision]:
+        """What was decided, oldest first: of one group or trajectory, or of all."""
+        where, values = ("WHERE subject = ?", (subject,)) if subject else ("", ())
+        rows = self._rows(
+            f"SELECT subject, used, reason, weight, batch_id FROM decisions {where} ORDER BY id",  # noqa: S608
+            values,
+        )
+        return [Decision(**{**row, "used": bool(row["used"])}) for row in rows]
+
+    def newest_group(self) -> int:
+        """Number of the group opened last; 0 before the first."""
+        return int(self._rows("SELECT COALESCE(MAX(number), 0) AS newest FROM groups")[0]["newest"])
+
+    def newest_version(self) -> VersionRow | None:
+        """The weight set published last, or None."""
+        rows = self._rows("SELECT * FROM versions ORDER BY published_at DESC LIMIT 1")
+        return VersionRow(**rows[0]) if rows else None
+
+    def syncs(self, worker: str | None = None) -> list[SyncRow]:
+        """How rollout workers took new weights, oldest first: one worker, or all."""
+        where, values = ("WHERE worker = ?", (worker,)) if worker else ("", ())
+        rows = self._rows(f"SELECT * FROM syncs {where} ORDER BY done_at, id", values)  # noqa: S608
+        return [SyncRow(**row) for row in rows]
+
+    def first_group(self, after_batch: int) -> int | None:
+        """Number of the oldest group in a batch with an id above `after_batch`; None without one."""
+        rows = self._rows(
+            "SELECT MIN(number) AS first FROM groups WHERE batch_id > ?", (after_batch,)
+        )
+        return rows[0]["first"]  # type: ignore[no-any-return]
+
+    def unservable_batch(self, after: int) -> int | None:
+        """The first batch with an id above `after` that lacks a screenshot; None if none does."""
+        rows = self._rows(
+            "SELECT MIN(b.batch_id) AS first FROM batch_samples b JOIN steps s "
+            "ON s.trajectory_id = b.trajectory_id AND s.step = b.step WHERE b.batch_id > ? "
+            "AND NOT EXISTS (SELECT 1 FROM screenshots WHERE hash = s.screenshot)",
+            (after,),
+        )
+        return rows[0]["first"]  # type: ignore[no-any-return]
+
+
+def _step_row(row: dict[str, Any]) -> StepRow:
+    sampled = SampledTokens.model_construct(
+        token_ids=unpack_ids(row.pop("token_ids")),
+        behaviour_logprobs=unpack_floats(row.pop("behaviour_logprobs")),
+        entropies=unpack_floats(row.pop("entropies")),
+        version_spans=unpack_spans(row.pop("version_spans")),
+    )
+    return StepRow(
+        **{
+            **row,
+            "sampled": sampled,
+            "image_hashes": json.loads(row["image_hashes"]),
+            "prompt_token_ids": unpack_prompt(row["prompt_token_ids"]),
+            "action": json.loads(row["action"]) if row["action"] else None,
+        }
+    )
+
+
+def _pool_row(row: dict[str, Any]) -> PoolRow:
+    return PoolRow(**{**row, "known": bool(row["known"])})
