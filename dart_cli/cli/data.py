@@ -374,7 +374,7 @@ def import_(
 
     Example: dart data import configs/quickstart.toml successes
     """
-    from dart_cli.data.exchange.parquet_schema import count_rows
+    from dart_cli.data.exchange.parquet_read import count_rows
     from dart_cli.data.exchange.transfer import import_folder
     from dart_cli.runtime.progress import progress
 

@@ -25,15 +25,9 @@ from bus.messages import Outcome
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import TRAIN_SEEDS, heldout_tasks
 from dart_cli.data.exchange.compatibility import model_facts
-from dart_cli.data.exchange.parquet_schema import (
-    StepCheck,
-    Trajectory,
-    about_folder,
-    content_id,
-    parquet_files,
-    read_folder,
-    write_folder,
-)
+from dart_cli.data.exchange.parquet_read import StepCheck, about_folder, parquet_files, read_folder
+from dart_cli.data.exchange.parquet_schema import Trajectory, content_id
+from dart_cli.data.exchange.parquet_write import write_folder
 from dart_cli.data.store.open import DATABASE, open_store
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import PoolRow, PoolSource

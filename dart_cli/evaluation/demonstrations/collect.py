@@ -29,7 +29,8 @@ from bus.messages import StepRecord
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import heldout_tasks, training_tasks
 from dart_cli.data.exchange.compatibility import model_facts
-from dart_cli.data.exchange.parquet_schema import Trajectory, content_id, write_folder
+from dart_cli.data.exchange.parquet_schema import Trajectory, content_id
+from dart_cli.data.exchange.parquet_write import write_folder
 from dart_cli.data.exchange.transfer import join
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.rows import PoolRow, PoolSource, StepRow

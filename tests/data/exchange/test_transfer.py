@@ -23,13 +23,9 @@ from bus.errors import ExchangeError, MissingPartError, RunDirectoryError
 from bus.messages import SampledTokens
 from dart_cli.config.schema import Config
 from dart_cli.data.exchange.compatibility import model_facts
-from dart_cli.data.exchange.parquet_schema import (
-    COLUMNS,
-    Trajectory,
-    content_id,
-    read_folder,
-    write_folder,
-)
+from dart_cli.data.exchange.parquet_read import read_folder
+from dart_cli.data.exchange.parquet_schema import COLUMNS, Trajectory, content_id
+from dart_cli.data.exchange.parquet_write import write_folder
 from dart_cli.data.exchange.transfer import (
     Choice,
     add_folder,

@@ -12,7 +12,9 @@ from bus.errors import ExchangeError, RunDirectoryError, TaskError, UserError
 from bus.messages import Turn
 from dart_cli.cli.main import main
 from dart_cli.config.schema import Config, load_config
-from dart_cli.data.exchange.parquet_schema import Shards, Trajectory, read_folder
+from dart_cli.data.exchange.parquet_read import read_folder
+from dart_cli.data.exchange.parquet_schema import Trajectory
+from dart_cli.data.exchange.parquet_write import Shards
 from dart_cli.data.exchange.transfer import import_folder
 from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.evaluation.demonstrations.collect import run_collect

@@ -1,0 +1,378 @@
+"""A folder of Parquet files -> trajectories, every field of every row checked.
+
+    read_folder     the trajectories, one at a time
+    about_folder    what the writer noted about the files
+    count_rows      how many rows there are
+    parquet_files   the files of a folder
+
+The files may be foreign: an error names file, row, column and cure, and nothing of a folder with an
+error is used.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any
+
+from PIL import Image
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bus.errors import ActionError, ExchangeError
+from bus.messages import Outcome, SampledTokens
+from dart_cli.data.exchange.parquet_schema import (
+    COLUMNS,
+    FORMAT,
+    Trajectory,
+    column_type,
+    pyarrow_modules,
+)
+from dart_cli.data.store.rows import PoolSource, StepRow
+from envs.actions import action_from_dict
+from envs.base import content_hash
+
+_READ_ROWS = 32  # at once; images are large
+MAX_STEPS = 10_000
+MAX_TOKENS = 1_000_000  # of one prompt or completion
+MAX_IMAGE_BYTES = 64_000_000
+MAX_SIDE = 8_192  # pixels
+
+_Name = Annotated[str, Field(min_length=1, max_length=300, pattern=r"^[^\x00-\x1f\x7f]+$")]
+_Text = Annotated[str, Field(max_length=1_000_000)]
+_TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+_Seconds = Annotated[float, Field(ge=0)]
+_LogProb = Annotated[float, Field(le=0)]
+_Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+
+
+class _Image(BaseModel):
+    """A `datasets.Image` with its bytes in it."""
+
+    bytes: Annotated[bytes, Field(min_length=1, max_length=MAX_IMAGE_BYTES)]
+
+
+class _ParquetRow(BaseModel):
+    """One row of a foreign file, field by field."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
+
+    trajectory_id: _Name
+    step: Annotated[int, Field(ge=0, lt=MAX_STEPS)]
+    steps: Annotated[int, Field(ge=1, le=MAX_STEPS)]
+    suite: _Name
+    task_id: _Name
+    task_seed: Annotated[int, Field(ge=0, lt=2**63)]
+    instruction: _Text = ""
+    source: PoolSource = "imported"
+    origin: Annotated[str, Field(max_length=300)] = ""
+    outcome: Outcome
+    verdict_reason: _Text = ""
+    stop_reason: Annotated[str, Field(max_length=300)] = ""
+    screenshot: _Image
+    text: _Text
+    action: _Text | None = None
+    error: _Text = ""
+    image_hashes: Annotated[list[_Hash], Field(min_length=1, max_length=1000)]
+    prompt_token_ids: Annotated[list[_TokenId], Field(min_length=1, max_length=MAX_TOKENS)]
+    token_ids: Annotated[list[_TokenId], Field(min_length=1, max_length=MAX_TOKENS)]
+    behaviour_logprobs: list[_LogProb]
+    entropies: list[_Seconds] = []
+    model_s: _Seconds = 0.0
+    env_s: _Seconds = 0.0
+
+
+@dataclass(frozen=True)
+class _RowLocation:
+    """A row of a file, for errors."""
+
+    file: Path
+    row: int  # from 0
+
+    def wrong(self, column: str, text: str) -> ExchangeError:
+        return ExchangeError(f"{self.file} row {self.row}, column {column}: {text}")
+
+
+StepCheck = Callable[[Trajectory], tuple[int, str, str] | None]
+"""What else a trajectory must satisfy: (step, column, what is wrong), or None."""
+
+
+def parquet_files(folder: Path) -> list[Path]:
+    """The Parquet files of a folder, or the one that is named. Raises ExchangeError without one."""
+    if folder.is_file():
+        return [folder]
+    if not folder.is_dir():
+        raise ExchangeError(f"no such folder: {folder}; `dart data export` writes one")
+    found = sorted(folder.glob("*.parquet"))
+    if not found:
+        raise ExchangeError(f"no *.parquet in {folder}; name the folder that holds the files")
+    return found
+
+
+def about_folder(folder: Path) -> dict[str, Any]:
+    """What the writer of the first file said of it; empty where it was not dart."""
+    _, pq = pyarrow_modules()
+    path = parquet_files(folder)[0]
+    with _opened(pq, path) as file:
+        said = (file.schema_arrow.metadata or {}).get(b"dart", b"{}")
+    try:
+        about = json.loads(said)
+    except (ValueError, RecursionError):
+        about = None
+    if not isinstance(about, dict) or not isinstance(about.get("format", FORMAT), int):
+        raise ExchangeError(f"{path}: its metadata `dart` is damaged; export it again")
+    if about.get("format", FORMAT) > FORMAT:
+        raise ExchangeError(f"{path}: format {about['format']} of a newer dart; use that version")
+    return about
+
+
+def count_rows(folder: Path) -> int:
+    """Rows of all files, from their footers."""
+    _, pq = pyarrow_modules()
+    total = 0
+    for path in parquet_files(folder):
+        with _opened(pq, path) as file:
+            total += file.metadata.num_rows
+    return total
+
+
+def read_folder(
+    folder: Path,
+    check: StepCheck | None = None,
+    told: Callable[[int], None] = lambda _: None,
+    whole: set[str] | None = None,
+) -> Iterator[Trajectory]:
+    """The trajectories of a folder, one at a time; `told` hears how many rows each had.
+
+    `whole` are the hashes of images that are known to decode; those that do join it, so that a
+    second reading need not decode them again. Raises ExchangeError for the first thing that is wrong.
+    """
+    seen: set[str] = set()
+    whole = set() if whole is None else whole
+    for name, group in groupby(_rows(folder), key=lambda found: found[1].trajectory_id):
+        rows = []
+        for found in group:  # bounded: a file cannot make us hold more than one trajectory
+            rows.append(found)
+            if len(rows) > found[1].steps:
+                raise found[0].wrong(
+                    "step", f"{name} has more rows than its steps, {found[1].steps}"
+                )
+        place, first = rows[0]
+        if name in seen:
+            raise place.wrong(
+                "trajectory_id",
+                f"the rows of {name} do not stand together; sort the data by trajectory_id and step",
+            )
+        seen.add(name)
+        trajectory = _trajectory(rows, whole)
+        if check is not None and (wrong := check(trajectory)) is not None:
+            step, column, text = wrong
+            raise rows[step][0].wrong(column, text)
+        yield trajectory
+        told(first.steps)
+
+
+def _trajectory(rows: Sequence[tuple[_RowLocation, _ParquetRow]], whole: set[str]) -> Trajectory:
+    first = rows[0][1]
+    images: dict[str, bytes] = {}
+    steps = []
+    for number, (at, row) in enumerate(rows):
+        if row.step != number:
+            raise at.wrong(
+                "step",
+                f"must be {number}, got {row.step}; sort the data by trajectory_id and step",
+            )
+        for name in ("steps", "suite", "task_id", "task_seed", "source", "origin", "outcome"):
+            if getattr(row, name) != getattr(first, name):
+                raise at.wrong(name, f"differs from that of step 0 of {first.trajectory_id}")
+        if bool(row.behaviour_logprobs) != bool(first.behaviour_logprobs):
+            raise at.wrong("behaviour_logprobs", "known for some steps only; empty them all")
+        steps.append(_step(at, row, images, whole))
+    if len(rows) != first.steps:
+        raise rows[-1][0].wrong(
+            "steps", f"{first.trajectory_id} has {len(rows)} rows of {first.steps} steps"
+        )
+    return Trajectory(
+        id=first.trajectory_id,
+        suite=first.suite,
+        task_id=first.task_id,
+        task_seed=first.task_seed,
+        instruction=first.instruction,
+        source=first.source,
+        origin=first.origin,
+        outcome=first.outcome,
+        verdict_reason=first.verdict_reason,
+        stop_reason=first.stop_reason,
+        steps=steps,
+        images=images,
+    )
+
+
+def _step(
+    place: _RowLocation, row: _ParquetRow, images: dict[str, bytes], whole: set[str]
+) -> StepRow:
+    """The step of one row; its screenshot joins `images`."""
+    key = content_hash(row.screenshot.bytes)
+    if row.image_hashes[-1] != key:
+        raise place.wrong("image_hashes", f"the last must be the screenshot's own, {key}")
+    if key not in whole:
+        _check_image(place, row.screenshot.bytes)
+        whole.add(key)
+    images[key] = row.screenshot.bytes
+    for each in row.image_hashes:
+        if each not in images:
+            raise place.wrong("image_hashes", f"{each} is no earlier screenshot of its trajectory")
+    for name in ("behaviour_logprobs", "entropies"):
+        values: list[float] = getattr(row, name)
+        if values and len(values) != len(row.token_ids):
+            raise place.wrong(name, f"{len(values)} values for {len(row.token_ids)} token_ids")
+    return StepRow(
+        trajectory_id=row.trajectory_id,
+        step=row.step,
+        at=0.0,
+        screenshot=key,
+        image_hashes=row.image_hashes,
+        prompt_token_ids=row.prompt_token_ids,
+        sampled=SampledTokens(
+            token_ids=row.token_ids,
+            behaviour_logprobs=row.behaviour_logprobs,
+            entropies=row.entropies,
+            version_spans=[],  # weights of another run mean nothing in this one
+        ),
+        text=row.text,
+        action=_action(place, row),
+        error=row.error,
+        model_s=row.model_s,
+        env_s=row.env_s,
+        worker="",
+    )
+
+
+def _action(place: _RowLocation, row: _ParquetRow) -> dict[str, Any] | None:
+    if row.action is None:
+        return None
+    try:
+        value = json.loads(row.action)
+        if not isinstance(value, dict):
+            raise place.wrong("action", "must be a JSON object, or null where the text is none")
+        action_from_dict(value)
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise place.wrong("action", "holds half a character (a lone surrogate)") from None
+    except (ValueError, RecursionError):
+        raise place.wrong("action", f"is not JSON: {row.action[:60]!r}") from None
+    except ActionError as error:
+        raise place.wrong("action", f"is no action of envs/actions.py: {error}") from None
+    return value
+
+
+def _check_image(place: _RowLocation, encoded: bytes) -> None:
+    """Raise ExchangeError unless it is a PNG or JPEG that decodes to its last row."""
+    try:
+        with Image.open(io.BytesIO(encoded), formats=("PNG", "JPEG")) as image:
+            if max(image.size) > MAX_SIDE:
+                size = f"{image.width}x{image.height}"
+                raise place.wrong("screenshot", f"{size} pixels; at most {MAX_SIDE} a side")
+            image.load()
+    except (OSError, ValueError, SyntaxError, EOFError, struct.error) as error:
+        raise place.wrong("screenshot", f"is no whole PNG or JPEG image ({error})") from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise place.wrong("screenshot", "has far too many pixels for a screen") from None
+
+
+def _rows(folder: Path) -> Iterator[tuple[_RowLocation, _ParquetRow]]:
+    """Every row of every file, its fields checked one by one."""
+    pa, pq = pyarrow_modules()
+    for path in parquet_files(folder):
+        number = 0
+        with _opened(pq, path) as file:
+            names = _columns_of(pa, path, file.schema_arrow)
+            for batch in _batches(pa, path, file, names):
+                for values in batch:
+                    place = _RowLocation(path, number)
+                    yield place, _row(place, values)
+                    number += 1
+
+
+def _row(place: _RowLocation, values: dict[str, Any]) -> _ParquetRow:
+    given = {
+        name: value
+        for name, value in values.items()
+        if value is not None or not COLUMNS[name].optional
+    }
+    try:
+        return _ParquetRow.model_validate(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        column, *inside = first["loc"]
+        where = "".join(f"[{part}]" for part in inside)
+        got = repr(first["input"])
+        shown = got if len(got) <= 60 else f"{got[:57]}..."
+        raise place.wrong(f"{column}{where}", f"{first['msg']}, got {shown}") from None
+
+
+def _batches(pa: Any, path: Path, file: Any, names: list[str]) -> Iterator[list[dict[str, Any]]]:
+    """Some rows at a time, in the types of COLUMNS."""
+    try:
+        for batch in file.iter_batches(batch_size=_READ_ROWS, columns=names):
+            columns = {}
+            for name in names:
+                column = batch.column(batch.schema.get_field_index(name))
+                columns[name] = _values(pa, path, name, column)
+            yield [
+                dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
+            ]
+    except (pa.ArrowException, OSError) as error:
+        raise ExchangeError(f"{path}: is damaged: {error}; copy it anew") from None
+
+
+def _values(pa: Any, path: Path, name: str, column: Any) -> list[Any]:
+    """A column's values, in its type of COLUMNS."""
+    try:
+        if COLUMNS[name].kind != "image":
+            column = column.cast(column_type(pa, COLUMNS[name]))
+        values: list[Any] = column.to_pylist()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError) as error:
+        raise ExchangeError(f"{path} column {name}: {error}") from None
+    return values
+
+
+def _columns_of(pa: Any, path: Path, found: Any) -> list[str]:
+    """The columns of ours that a file has. Raises ExchangeError where one lacks or is of another kind."""
+    names = []
+    for name, column in COLUMNS.items():
+        index = found.get_field_index(name)
+        if index < 0:
+            if column.optional:
+                continue
+            raise ExchangeError(
+                f"{path}: column {name} is missing; its columns must be those that "
+                "`dart data export` writes (docs/data-tools.md)"
+            )
+        kind = found.field(index).type
+        if column.kind == "image" and not (
+            pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
+        ):
+            raise ExchangeError(
+                f"{path} column {name}: must be a datasets.Image with its bytes in it, is {kind}; "
+                "save the data set with its images embedded"
+            )
+        names.append(name)
+    return names
+
+
+@contextmanager
+def _opened(pq: Any, path: Path) -> Iterator[Any]:
+    pa, _ = pyarrow_modules()
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(pq.ParquetFile(path))
+        except (pa.ArrowException, OSError) as error:
+            why = str(error).splitlines()[0][:200]
+            raise ExchangeError(f"{path}: is no Parquet file ({why}); copy it anew") from None
+        yield file

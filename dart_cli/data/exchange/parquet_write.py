@@ -1,0 +1,153 @@
+"""Trajectories -> a folder of Parquet files that appears whole or not at all.
+
+write_folder   the folder, while it is written
+Shards         its files; `add` a trajectory at a time
+rows_of        a row for each step
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bus.errors import ExchangeError
+from dart_cli.data.exchange.parquet_schema import COLUMNS, Trajectory, pyarrow_modules, schema
+from envs.base import content_hash
+
+SHARD_BYTES = 500_000_000
+ROW_GROUP_BYTES = 32_000_000
+
+
+def rows_of(trajectory: Trajectory) -> list[dict[str, Any]]:
+    """A row for each step."""
+    last = len(trajectory.steps) - 1
+    return [
+        {
+            "trajectory_id": trajectory.id,
+            "step": step.step,
+            "steps": len(trajectory.steps),
+            "suite": trajectory.suite,
+            "task_id": trajectory.task_id,
+            "task_seed": trajectory.task_seed,
+            "instruction": trajectory.instruction,
+            "source": trajectory.source,
+            "origin": trajectory.origin,
+            "outcome": trajectory.outcome,
+            "verdict_reason": trajectory.verdict_reason,
+            "stop_reason": trajectory.stop_reason,
+            "screenshot": _image(trajectory.images[step.screenshot]),
+            "text": step.text,
+            "action": None if step.action is None else json.dumps(step.action),
+            "error": step.error,
+            "image_hashes": step.image_hashes,
+            "prompt_token_ids": step.prompt_token_ids,
+            "token_ids": step.sampled.token_ids,
+            "behaviour_logprobs": step.sampled.behaviour_logprobs,
+            "entropies": step.sampled.entropies,
+            "versions": [
+                span.version
+                for span in step.sampled.version_spans
+                for _ in range(span.end - span.start)
+            ],
+            "model_s": step.model_s,
+            "env_s": step.env_s,
+            "final_screenshot": _image(trajectory.final_screenshot) if step.step == last else None,
+        }
+        for step in trajectory.steps
+    ]
+
+
+def _image(encoded: bytes | None) -> dict[str, Any] | None:
+    if encoded is None:
+        return None
+    return {"bytes": encoded, "path": f"{content_hash(encoded)}.{_suffix(encoded)}"}
+
+
+def _suffix(encoded: bytes) -> str:
+    return "png" if encoded.startswith(b"\x89PNG") else "jpg"
+
+
+@dataclass
+class Shards:
+    """The files of a folder being written. `add` a trajectory at a time."""
+
+    folder: Path
+    about: Mapping[str, Any]
+    shard_bytes: int = SHARD_BYTES
+    written: int = 0  # trajectories
+    _pending: list[dict[str, Any]] = field(default_factory=list)
+    _pending_bytes: int = 0
+    _shard_bytes: int = 0
+    _shard: int = 0
+    _writer: Any = None
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Write one trajectory; a file ends only between two of them."""
+        if self._shard_bytes >= self.shard_bytes:
+            self.close()
+        for row in rows_of(trajectory):
+            self._pending.append(row)
+            size = sum(len(row[name]["bytes"]) for name in _IMAGES if row[name])
+            self._pending_bytes += size + 4 * len(row["prompt_token_ids"]) + 500
+        self.written += 1
+        if self._pending_bytes >= min(ROW_GROUP_BYTES, self.shard_bytes):
+            self._flush()
+
+    def close(self) -> None:
+        """End the present file; the next trajectory begins another."""
+        self._flush()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+            self._shard, self._shard_bytes = self._shard + 1, 0
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        pa, pq = pyarrow_modules()
+        table = pa.Table.from_pylist(self._pending, schema=schema(self.about))
+        if self._writer is None:
+            path = self.folder / f"trajectories-{self._shard:05d}.parquet"
+            self._writer = pq.ParquetWriter(path, table.schema, compression="zstd")
+        self._writer.write_table(table)
+        self._shard_bytes += self._pending_bytes
+        self._pending, self._pending_bytes = [], 0
+
+
+_IMAGES = [name for name, column in COLUMNS.items() if column.kind == "image"]
+
+
+@contextmanager
+def write_folder(
+    folder: Path, about: Mapping[str, Any], shard_bytes: int = SHARD_BYTES
+) -> Iterator[Shards]:
+    """Shards whose folder gets its name at the end of the block, and never if the block fails.
+
+    Raises ExchangeError if there is something of that name, MissingPartError without pyarrow.
+    """
+    pyarrow_modules()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ExchangeError(f"{folder} is there already; remove it, or choose another folder")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        raise ExchangeError(f"{folder}: cannot be written: {error.strerror}") from None
+    shards = Shards(temporary, about, shard_bytes)
+    try:
+        yield shards
+        shards.close()
+        if not shards.written:  # a folder without a file would be none of Parquet
+            raise ExchangeError(f"nothing to write into {folder}")
+        temporary.chmod(0o755)
+        temporary.replace(folder)
+    except OSError as error:
+        raise ExchangeError(f"{folder}: cannot be written: {error.strerror}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
