@@ -347,8 +347,8 @@ def export(
     with open_reader(run_dir) as reader:
         check_tasks(reader, tasks or [])
         ids = chosen(reader, Choice(outcome, tuple(tasks or ()), pool))
-        with progress("exporting", len(ids), "trajectories") as told:
-            done = export_run(reader, ids, folder, config=config, told=told)
+        with progress("exporting", len(ids), "trajectories") as advance:
+            done = export_run(reader, ids, folder, config=config, progress=advance)
     if as_json:
         _say_json(vars(done) | {"folder": str(folder)})
         return
@@ -379,8 +379,8 @@ def import_(
     from dart_cli.runtime.progress import progress
 
     config = config_of(target, overrides)
-    with progress("checking and importing", 2 * count_rows(folder), "rows") as told:
-        done = import_folder(config, folder, told)
+    with progress("checking and importing", 2 * count_rows(folder), "rows") as advance:
+        done = import_folder(config, folder, advance)
     if as_json:
         _say_json(vars(done) | {"run_dir": str(config.run.dir)})
         return

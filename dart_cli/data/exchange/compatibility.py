@@ -1,7 +1,7 @@
-"""Whether tokens and images that came from elsewhere fit the run's model.
+"""Whether foreign tokens and images fit the run's model.
 
-A sample that the trainer cannot put through its model would end it, be served again, and end it
-again. So what comes from outside is compared with the model's folder first, without torch: token
+A sample that the model cannot process would end the trainer, be served again, and end it again.
+So foreign trajectories are compared with the model's folder first, without torch: token
 ids with the vocabulary and with those that are never sampled, lengths with its positions, image
 placeholders with the sizes of the images, and the vocabulary's fingerprint with that of the model
 the tokens were made for.
@@ -29,12 +29,12 @@ from dart_cli.policy.vocabulary import forbidden_ids
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a model folder says of its tokens and images."""
+    """What a model folder defines about its tokens and images."""
 
     vocabulary: int  # token ids are below
     max_positions: int  # tokens of prompt and completion together
     image_token: int  # placeholder of a prompt
-    factor: int  # pixels of the screen that one placeholder stands for, each way
+    factor: int  # pixels of the screen that one placeholder covers, each way
     min_pixels: int
     max_pixels: int
     fingerprint: str  # of the tokenizer's vocabulary
@@ -67,10 +67,13 @@ class ModelFacts:
         for size in sizes:
             at = prompt.index(self.image_token, at)
             if prompt[at : at + size].count(self.image_token) < size:
-                return "prompt_token_ids", f"the {size} placeholders of an image stand apart"
+                return "prompt_token_ids", f"the {size} placeholders of an image are not adjacent"
             at += size
         if never := self.forbidden.intersection(completion):
-            return "token_ids", f"{min(never)} is a token of prompts or none, which nobody writes"
+            return (
+                "token_ids",
+                f"{min(never)} is a token that no policy samples: of prompts, or unknown",
+            )
         return None
 
     def _places(self, encoded: bytes) -> int:
@@ -126,7 +129,7 @@ def _facts(folder: Path) -> ModelFacts:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(
             f"{folder}: cannot be compared with trajectories ({type(error).__name__}: {error}); "
-            "copy its json files anew from the model's source"
+            "copy its json files again from the model's source"
         ) from None
 
 
@@ -138,7 +141,7 @@ def _read(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _fingerprint(folder: Path) -> str:
-    """Of what each token id stands for, however the file is written."""
+    """Hash of the token of each id, independent of the file's layout."""
     tokenizer = _read(folder, "tokenizer.json")
     added = [[token["id"], token["content"]] for token in tokenizer.get("added_tokens", [])]
     plain = json.dumps([tokenizer["model"]["vocab"], sorted(added)], sort_keys=True)
@@ -151,17 +154,17 @@ def _forbidden(folder: Path, model: dict[str, Any], vocabulary: int) -> set[int]
     def optional(name: str) -> dict[str, Any]:
         return _read(folder, name) if (folder / name).is_file() else {}
 
-    tokenizer, said = _read(folder, "tokenizer.json"), optional("tokenizer_config.json")
+    tokenizer, settings = _read(folder, "tokenizer.json"), optional("tokenizer_config.json")
     vocab = tokenizer["model"]["vocab"]  # Unigram: [token, score] in the order of ids
     known: dict[str, int] = (
         dict(vocab) if isinstance(vocab, dict) else {token: i for i, (token, _) in enumerate(vocab)}
     )
     known |= {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}
-    decoder = said.get("added_tokens_decoder", {})
+    decoder = settings.get("added_tokens_decoder", {})
     known |= {token["content"]: int(key) for key, token in decoder.items()}
 
     def special(name: str) -> set[int]:
-        token = said.get(name)
+        token = settings.get(name)
         token = token["content"] if isinstance(token, dict) else token
         return {known[token]} if token in known else set()
 

@@ -115,13 +115,13 @@ def parquet_files(folder: Path) -> list[Path]:
 
 
 def about_folder(folder: Path) -> dict[str, Any]:
-    """What the writer of the first file said of it; empty where it was not dart."""
+    """What the writer noted in the first file; empty where it was not dart."""
     _, pq = pyarrow_modules()
     path = parquet_files(folder)[0]
     with _opened(pq, path) as file:
-        said = (file.schema_arrow.metadata or {}).get(b"dart", b"{}")
+        noted = (file.schema_arrow.metadata or {}).get(b"dart", b"{}")
     try:
-        about = json.loads(said)
+        about = json.loads(noted)
     except (ValueError, RecursionError):
         about = None
     if not isinstance(about, dict) or not isinstance(about.get("format", FORMAT), int):
@@ -144,13 +144,13 @@ def count_rows(folder: Path) -> int:
 def read_folder(
     folder: Path,
     check: StepCheck | None = None,
-    told: Callable[[int], None] = lambda _: None,
+    progress: Callable[[int], None] = lambda _: None,
     whole: set[str] | None = None,
 ) -> Iterator[Trajectory]:
-    """The trajectories of a folder, one at a time; `told` hears how many rows each had.
+    """The trajectories of a folder, one at a time; `progress` is called with the number of rows of each.
 
-    `whole` are the hashes of images that are known to decode; those that do join it, so that a
-    second reading need not decode them again. Raises ExchangeError for the first thing that is wrong.
+    `whole` are the hashes of images that are known to decode; more are added, so that a second
+    reading need not decode them again. Raises ExchangeError for the first mistake.
     """
     seen: set[str] = set()
     whole = set() if whole is None else whole
@@ -166,7 +166,7 @@ def read_folder(
         if name in seen:
             raise place.wrong(
                 "trajectory_id",
-                f"the rows of {name} do not stand together; sort the data by trajectory_id and step",
+                f"the rows of {name} are not adjacent; sort the data by trajectory_id and step",
             )
         seen.add(name)
         trajectory = _trajectory(rows, whole)
@@ -174,7 +174,7 @@ def read_folder(
             step, column, text = wrong
             raise rows[step][0].wrong(column, text)
         yield trajectory
-        told(first.steps)
+        progress(first.steps)
 
 
 def _trajectory(rows: Sequence[tuple[_RowLocation, _ParquetRow]], whole: set[str]) -> Trajectory:
@@ -328,7 +328,7 @@ def _batches(pa: Any, path: Path, file: Any, names: list[str]) -> Iterator[list[
                 dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
             ]
     except (pa.ArrowException, OSError) as error:
-        raise ExchangeError(f"{path}: is damaged: {error}; copy it anew") from None
+        raise ExchangeError(f"{path}: is damaged: {error}; copy it again") from None
 
 
 def _values(pa: Any, path: Path, name: str, column: Any) -> list[Any]:
@@ -374,5 +374,5 @@ def _opened(pq: Any, path: Path) -> Iterator[Any]:
             file = stack.enter_context(pq.ParquetFile(path))
         except (pa.ArrowException, OSError) as error:
             why = str(error).splitlines()[0][:200]
-            raise ExchangeError(f"{path}: is no Parquet file ({why}); copy it anew") from None
+            raise ExchangeError(f"{path}: is no Parquet file ({why}); copy it again") from None
         yield file

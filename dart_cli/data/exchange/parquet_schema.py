@@ -40,7 +40,7 @@ class Trajectory:
     suite: str
     task_id: str
     task_seed: int
-    instruction: str  # as the policy was told; {fields} as the suite wrote them in old files
+    instruction: str  # as the policy read it; {fields} as the suite wrote them in old files
     source: PoolSource
     origin: str  # run id and trajectory where it was first; empty if nowhere
     outcome: Outcome
@@ -57,8 +57,8 @@ class Trajectory:
 
 
 def content_id(trajectory: Trajectory) -> str:
-    """`x` and a hash of what a trajectory says: the same in every run, however often it comes."""
-    told = [
+    """`x` and a hash of a trajectory's content: the same in every run and at every import."""
+    content = [
         [
             step.image_hashes,
             step.prompt_token_ids,
@@ -70,7 +70,7 @@ def content_id(trajectory: Trajectory) -> str:
         for step in trajectory.steps
     ]
     instance = [trajectory.task_id, trajectory.task_seed]
-    plain = json.dumps([instance, told], sort_keys=True, allow_nan=False)
+    plain = json.dumps([instance, content], sort_keys=True, allow_nan=False)
     return f"x{blake2b(plain.encode(), digest_size=16).hexdigest()}"
 
 
@@ -143,7 +143,7 @@ def _feature(column: Column) -> dict[str, Any]:
 
 
 def schema(about: Mapping[str, Any]) -> pa.Schema:
-    """The files' schema; `about` says where they come from, for whoever reads them."""
+    """The files' schema; `about` notes where they come from, for their readers."""
     pa, _ = pyarrow_modules()
     features = {name: _feature(column) for name, column in COLUMNS.items()}
     return pa.schema(

@@ -133,7 +133,7 @@ def write_folder(
     """
     pyarrow_modules()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ExchangeError(f"{folder} is there already; remove it, or choose another folder")
+        raise ExchangeError(f"{folder} exists already; remove it, or choose another folder")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))

@@ -8,7 +8,7 @@
     join            one success from outside -> the pool, under an id that follows from its content
 
 A folder is read twice: first all of it is checked, then it is filed. So nothing of a folder with a
-mistake joins, and what was interrupted is completed by doing it again.
+mistake joins, and an interrupted import is completed by running it again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 COMMIT_EVERY = 200  # trajectories
 
 ProgressCallback = Callable[[int], None]
-"""Hears how many rows or trajectories were dealt with."""
+"""Called with the number of rows or trajectories that were processed."""
 
 
 def _quietly(_number: int) -> None:
@@ -87,12 +87,12 @@ def export_run(
     folder: Path,
     *,
     config: Config | None = None,
-    told: ProgressCallback = _quietly,
+    progress: ProgressCallback = _quietly,
     shard_bytes: int | None = None,
 ) -> Exported:
     """Write the trajectories into `folder`, which appears whole at the end.
 
-    With a `config` whose model is on this host, the files say for which vocabulary they were made.
+    With a `config` whose model is on this host, the files note the vocabulary they were made for.
     Raises ExchangeError, MissingPartError.
     """
     facts = None if config is None else model_facts(config)
@@ -106,12 +106,12 @@ def export_run(
             else:
                 shards.add(found)
                 steps += len(found.steps)
-            told(1)
+            progress(1)
         written = shards.written
         if not written:
             raise ExchangeError(
                 f"nothing to export from {reader.path.parent}: no trajectory fits and is whole; "
-                "`dart data ls` lists what there is"
+                "`dart data ls` lists its trajectories"
             )
     return Exported(written, steps, skipped)
 
@@ -186,20 +186,20 @@ class Imported:
 
     def __str__(self) -> str:
         return (
-            f"{self.joined} joined the pool, {self.there} were there already, "
+            f"{self.joined} joined the pool, {self.there} were in it already, "
             f"{self.not_passed} are no successes"
         )
 
 
-def import_folder(config: Config, folder: Path, told: ProgressCallback = _quietly) -> Imported:
+def import_folder(config: Config, folder: Path, progress: ProgressCallback = _quietly) -> Imported:
     """Put a folder's successes into the pool of `config`'s run.
 
-    `told` hears of every row twice: once it is checked, once it is dealt with. Raises ExchangeError
+    `progress` counts every row twice: when it is checked and when it is filed. Raises ExchangeError
     for the first mistake in the files, RunDirectoryError while the run is live.
     """
     about_folder(folder)
     is_new = not (config.run.dir / DATABASE).exists()
-    whole = check_folder(config, folder, told) if is_new else None  # before anything is made
+    whole = check_folder(config, folder, progress) if is_new else None  # before anything is made
     try:
         store = open_store(config.run.dir)
     except RunDirectoryError as error:
@@ -207,7 +207,7 @@ def import_folder(config: Config, folder: Path, told: ProgressCallback = _quietl
             f'{error}; or have it imported at its next start: data.pool = ["{folder}"]'
         ) from None
     with store:
-        return add_folder(store, config, folder, told, whole)
+        return add_folder(store, config, folder, progress, whole)
 
 
 def import_pool(config: Config, store: Store) -> None:
@@ -229,18 +229,18 @@ def _fingerprint(config: Config, folder: Path) -> str:
     """Of a folder's files by name, size and time, and of what they are checked against."""
     facts = model_facts(config)
     files = [(path.name, path.stat()) for path in parquet_files(folder)]
-    told = [
+    compared = [
         config.env.suite,
         "" if facts is None else facts.fingerprint,
         *((name, stat.st_size, stat.st_mtime_ns) for name, stat in files),
     ]
-    return blake2b(repr(told).encode(), digest_size=16).hexdigest()
+    return blake2b(repr(compared).encode(), digest_size=16).hexdigest()
 
 
-def check_folder(config: Config, folder: Path, told: ProgressCallback = _quietly) -> set[str]:
+def check_folder(config: Config, folder: Path, progress: ProgressCallback = _quietly) -> set[str]:
     """Read all of a folder; returns the hashes of its images, which are whole. Raises ExchangeError."""
     whole: set[str] = set()
-    for _ in read_folder(folder, _check(config, folder), told, whole):
+    for _ in read_folder(folder, _check(config, folder), progress, whole):
         pass
     return whole
 
@@ -249,19 +249,19 @@ def add_folder(
     store: Store,
     config: Config,
     folder: Path,
-    told: ProgressCallback = _quietly,
+    progress: ProgressCallback = _quietly,
     whole: set[str] | None = None,
 ) -> Imported:
     """Put a folder's successes into the pool that `store` writes; all of it or nothing.
 
-    `whole` is what `check_folder` said of it, if it was asked before.
+    `whole` is the result of `check_folder`, if that was called before.
     """
     if whole is None:
-        whole = check_folder(config, folder, told)
+        whole = check_folder(config, folder, progress)
     check = _check(config, folder)
     counts = {"joined": 0, "there": 0, "not_passed": 0}
     now = time.time()
-    for number, trajectory in enumerate(read_folder(folder, check, told, whole), start=1):
+    for number, trajectory in enumerate(read_folder(folder, check, progress, whole), start=1):
         if trajectory.outcome != "pass":
             counts["not_passed"] += 1
         elif join(store, replace(trajectory, suite=config.env.suite), at=now):
@@ -275,7 +275,7 @@ def add_folder(
 
 
 def join(store: Store, trajectory: Trajectory, *, at: float) -> bool:
-    """File one success in the pool; False if it, or what it is a copy of, is there already."""
+    """File one success in the pool; False if it, or its original, is in the pool or run already."""
     home, _, name = trajectory.origin.rpartition("/")
     if home and home == run_id(store) and store.trajectory(name) is not None:
         return False
@@ -315,7 +315,7 @@ def _check(config: Config, folder: Path) -> StepCheck:
     if facts is not None and made_for and made_for != facts.fingerprint:
         raise ExchangeError(
             f"{folder}: its tokens were made for another model than model.path = "
-            f"{config.model.path}; collect them anew with this configuration"
+            f"{config.model.path}; collect them again with this configuration"
         )
 
     def check(trajectory: Trajectory) -> tuple[int, str, str] | None:

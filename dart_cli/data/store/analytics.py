@@ -150,7 +150,7 @@ class Analytics(Connection):
         return [StepTimes(*row) for row in rows]
 
     def newest_syncs(self) -> list[tuple[SyncRow, int, int]]:
-        """Each rollout worker's newest sync, how many it had, and how many it refused."""
+        """Each rollout worker's newest sync, with the number of its syncs and of its refusals."""
         rows = self._rows(
             # The columns beside a single MAX are those of its row.
             "SELECT *, MAX(done_at) AS newest, COUNT(*) AS syncs, SUM(error <> '') AS refused "

@@ -169,7 +169,7 @@ def ledger(db: Database) -> None:
 
 @MIGRATIONS(name="0002_stop_reason")
 def stop_reason(db: Database) -> None:
-    """Why the run was asked to end; empty again once all processes were told."""
+    """Why a stop was requested; empty again once it was carried out."""
     db.execute("ALTER TABLE runs ADD COLUMN stop_reason TEXT NOT NULL DEFAULT ''")
 
 
@@ -300,13 +300,13 @@ def pool_folders(db: Database) -> None:
 
 @MIGRATIONS(name="0011_step_instruction")
 def step_instruction(db: Database) -> None:
-    """What the policy was told, fields filled in, in the row of step 0; empty in rows of before."""
+    """The instruction as the policy read it, in the row of step 0; empty in older rows."""
     db.execute("ALTER TABLE steps ADD COLUMN instruction TEXT NOT NULL DEFAULT ''")
 
 
 @MIGRATIONS(name="0012_sample_gaps")
 def sample_gaps(db: Database) -> None:
-    """How far trainer and engine were apart on a step, nats; NULL where nobody told."""
+    """How far trainer and engine were apart on a step, nats; NULL where it was not reported."""
     db.execute("ALTER TABLE batch_samples ADD COLUMN gap_mean REAL")  # proximal - behaviour
     db.execute("ALTER TABLE batch_samples ADD COLUMN gap_largest REAL")  # of absolute differences
 

@@ -130,7 +130,7 @@ class Reader(Analytics):
         return int(row["number"])
 
     def processes(self) -> list[ProcessRow]:
-        """What each worker said last, as `dart data` noted it every few seconds."""
+        """Each worker's newest heartbeat, as `dart data` saved it every few seconds."""
         rows = self._rows(
             "SELECT worker, role, host, started_at, heard_at, policy_version, state, waiting_for, "
             "waiting_s FROM processes ORDER BY role, worker"
@@ -151,12 +151,12 @@ class Reader(Analytics):
         return {row["id"]: GroupRow(**row) for row in rows}
 
     def instructions(self) -> dict[tuple[str, str], str]:
-        """What each task tells the policy, by (suite, task); {fields} as the suite wrote them."""
+        """Each task's instruction, by (suite, task); {fields} as the suite wrote them."""
         rows = self._rows("SELECT suite, task_id, instruction FROM tasks")
         return {(row["suite"], row["task_id"]): row["instruction"] for row in rows}
 
     def instruction(self, suite: str, task_id: str, trajectory_ids: Iterable[str]) -> str:
-        """What the policy was told in the first of these trajectories that knows.
+        """The instruction that the policy read, of the first of these trajectories that holds one.
 
         They are of one group, or one alone. Where none knows, having no step yet or being of an older
         dart, it is the task's, {fields} as the suite wrote them; empty where that is unknown, too.

@@ -25,7 +25,7 @@ class RunRow:
     seed: int
     config: str  # JSON, of the newest start
     active_s: float  # `dart data` has served this long, over all starts
-    stop_reason: str  # why it was asked to end; empty if it was not, or all were told
+    stop_reason: str  # why a stop was requested; empty if it was not, or once it was carried out
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class StepRow:
     model_s: float
     env_s: float
     worker: str  # the rollout worker that finished the completion; empty in old runs
-    instruction: str = ""  # what the policy was told, in step 0; empty in old runs
+    instruction: str = ""  # as the policy read it, in step 0; empty in old runs
 
 
 PoolSource = Literal["oracle", "demonstration", "online", "imported"]
@@ -126,7 +126,9 @@ class SampleRow:
     weight: float  # 0 where it is left out
     reason: str  # e.g. mixed, pool, low_entropy; empty in rows of before
     entropy: float | None  # mean over its tokens, nats
-    gap_mean: float | None  # of proximal minus behaviour log-probability, nats; None if not told
+    gap_mean: (
+        float | None
+    )  # of proximal minus behaviour log-probability, nats; None if not reported
     gap_largest: float | None  # of the absolute differences
 
 
@@ -144,7 +146,7 @@ class PlannedSample:
 
 @dataclass(frozen=True)
 class Decision:
-    """What became of a group or a trajectory, and why."""
+    """Whether a group or a trajectory was used, and why."""
 
     subject: str  # id of the group or trajectory
     used: bool
@@ -155,7 +157,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class CountersRow:
-    """Trajectories of one task that fared alike."""
+    """Trajectories of one task with the same state, reason and outcome."""
 
     task_id: str
     state: TrajectoryState
@@ -179,7 +181,7 @@ class SizesRow:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeTimes:
-    """When one trajectory was played and by whom, for timelines."""
+    """When one trajectory was played and by which worker, for timelines."""
 
     id: str
     worker: str  # the environment process
@@ -321,7 +323,7 @@ class UsageRow:
     phase: str
     role: str
     started_at: float  # of the newest process
-    seconds: float  # of that process, as it said last
+    seconds: float  # of that process, by its newest heartbeat
     before_s: float  # of those before it, and between them
 
     @property

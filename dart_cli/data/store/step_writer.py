@@ -1,4 +1,4 @@
-"""Steps and their screenshots are filed, and successes from outside the run; old images go.
+"""Files steps, screenshots and successes from outside the run; removes old screenshots.
 
 StepWriter   steps, screenshots by content, members of the experience pool
 """
@@ -47,7 +47,7 @@ class StepWriter(Transactions):
         self._group_numbers: dict[str, int] = {}  # of trajectories in play, by id; a cache
 
     def add_step(self, record: StepRecord, at: float) -> bool:
-        """File one step and its screenshot; False if that step was there already."""
+        """File one step and its screenshot; False if that step is filed already."""
         screenshot = record.image_hashes[-1]
         if not self._add_step(record, at, screenshot, record.sampled.version_spans):
             return False
@@ -58,7 +58,7 @@ class StepWriter(Transactions):
     def _add_step(
         self, step: StepRecord | StepRow, at: float, screenshot: str, spans: Sequence[VersionSpan]
     ) -> bool:
-        """File one step; False if it was there already."""
+        """File one step; False if it is filed already."""
         added = self._write(
             "INSERT OR IGNORE INTO steps VALUES "
             "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -133,12 +133,12 @@ class StepWriter(Transactions):
     def add_pool_member(
         self, row: PoolRow, steps: Sequence[StepRow], screenshots: Mapping[str, bytes]
     ) -> bool:
-        """File a success from outside the run; False, and nothing changes, if it was there already.
+        """File a success from outside the run; False, and nothing changes, if it is filed already.
 
         Its id is `x` and a hash of its content. `screenshots`: content hash -> encoded image, of
         those that are not in the database yet. Weights of another run mean nothing in this one, so
         version spans are left out, and log-probabilities where they are not `known`. How many
-        members a task may have is the pool's to say (dart_cli.data.pool), at the next start.
+        members a task may have is decided by dart_cli.data.pool, at the next start.
 
         Raises ProtocolError if its parts do not fit together: what is filed is trained on.
         """
@@ -176,7 +176,7 @@ class StepWriter(Transactions):
         self._write("INSERT OR REPLACE INTO pool_folders VALUES (?, ?)", (folder, fingerprint))
 
     def join_pool(self, row: PoolRow) -> bool:
-        """A success whose steps are filed joins the pool; False if it was there already.
+        """A success whose steps are filed joins the pool; False if it is in it already.
 
         Its screenshots stay until it is evicted.
         """

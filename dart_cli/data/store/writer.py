@@ -215,7 +215,7 @@ class Store(StepWriter):
         )
 
     def add_sync(self, done: SyncDone, granted_at: float, at: float) -> None:
-        """A rollout worker has taken new weights, or refused them; told twice, it counts once."""
+        """A rollout worker has taken new weights, or refused them; a second report counts nothing."""
         values = (
             done.worker,
             done.policy_version,
@@ -265,7 +265,7 @@ class Store(StepWriter):
     def save_processes(
         self, heartbeats: Mapping[str, Heartbeat], heard_at: Mapping[str, float]
     ) -> None:
-        """Keep each worker's newest heartbeat and when it was heard (unix seconds)."""
+        """Keep each worker's newest heartbeat and when it came (unix seconds)."""
         self._write_many(
             "INSERT OR REPLACE INTO processes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [

@@ -223,7 +223,7 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     written(tmp_path / "out", trajectory())
     before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    with pytest.raises(ExchangeError, match="there already"):
+    with pytest.raises(ExchangeError, match="exists already"):
         written(tmp_path / "out", trajectory("t1"))
     assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
 
@@ -369,7 +369,7 @@ CUT = {"bytes": png(0, 2)[:-30], "path": None}
 MISTAKES: dict[str, tuple[Change, int, str, str]] = {
     "a gap": (put(1, "step", 3), 1, "step", "must be 1, got 3"),
     "unsorted": (swap, 0, "step", "sort the data"),
-    "scattered": (scatter, 2, "trajectory_id", "stand together"),
+    "scattered": (scatter, 2, "trajectory_id", "not adjacent"),
     "too few": (everywhere("steps", 4), 2, "steps", "3 rows of 4"),
     "too many": (everywhere("steps", 2), 2, "step", "more rows"),
     "no steps": (everywhere("steps", 0), 0, "steps", "greater than or equal to 1"),
@@ -569,12 +569,12 @@ def test_tokens_that_the_model_cannot_take_are_refused(tmp_path: Path, config: C
             import_folder(config, written(tmp_path / name, wrong))
     for name, ids in (("g", [9, 1]), ("h", [9, 4]), ("i", [9, facts.image_token])):
         wrong = replace(fits, steps=[altered(fits.steps[0], token_ids=ids)])
-        with pytest.raises(ExchangeError, match=r"column token_ids: .* nobody writes"):
+        with pytest.raises(ExchangeError, match=r"column token_ids: .* no policy samples"):
             import_folder(config, written(tmp_path / name, wrong))
     apart = one_screen((56, 28))
     prompt = [facts.image_token, 9, facts.image_token]
     apart = replace(apart, steps=[replace(apart.steps[0], prompt_token_ids=prompt)])
-    with pytest.raises(ExchangeError, match=r"column prompt_token_ids: .* stand apart"):
+    with pytest.raises(ExchangeError, match=r"column prompt_token_ids: .* not adjacent"):
         import_folder(config, written(tmp_path / "j", apart))
     with pytest.raises(ExchangeError, match=r"row 0, column screenshot: .* too long a strip"):
         import_folder(config, written(tmp_path / "f", one_screen((2100, 7))))
