@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bus.messages import PROTOCOL_VERSION
+
 ROOT = Path(__file__).parents[2]
 ROOMS = [ROOT / "dart_cli" / room / "README.md" for room in ("env", "rollout", "data", "train")]
 PAGES = sorted(
@@ -71,3 +73,8 @@ def test_the_configuration_in_the_readme_is_the_files_own() -> None:
         whole = tomllib.loads((ROOT / path).read_text(encoding="utf-8"))
         for section, keys in tomllib.loads(block).items():
             assert whole[section] | keys == whole[section]
+
+
+def test_the_bus_page_has_the_present_protocol_version() -> None:
+    text = (ROOT / "docs" / "bus.md").read_text(encoding="utf-8")
+    assert re.findall(r"`PROTOCOL_VERSION`, now (\d+)", text) == [str(PROTOCOL_VERSION)]
