@@ -18,7 +18,7 @@ from bus.errors import RunDirectoryError
 from dart_cli.evaluation.results import Film, FilmFrame
 
 MAX_FRAMES = 7
-"""Screens of a strip, unless more are asked for."""
+"""Screens of a strip, unless `most` is given."""
 
 _THUMB = 220  # pixels, width of a frame in a filmstrip
 _GAP = 12

@@ -166,7 +166,7 @@ async def _evaluate(
                     await play_all(config, model.responder, episodes, mode, advance=advance)
                     for episodes in rounds
                 ]
-            if not scores:  # what broke all of one mode would break the other's
+            if not scores:  # an error in every episode of one mode would also break the other
                 _refuse_invalid(config, [each.end for part in parts for each in part])
             scores[mode] = ModeScore(
                 tasks=_scored(trained, parts[0]), compositions=_scored(composed, parts[1])

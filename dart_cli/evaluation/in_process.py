@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FILMS_PER_TASK = 3
-"""Episodes of each task whose steps `play_all` keeps, on average."""
+"""Episodes of each task whose steps `play_all` keeps: the first ones."""
 
 _STEP_SEEDS = 4096  # room between the sampling seeds of two episodes
 
@@ -67,7 +67,7 @@ class PlayedEpisode:
 
     @property
     def instruction(self) -> str:
-        """What the policy was asked to do; the task's own words where no step was kept."""
+        """What the policy was asked to do; the task's own text where no step was kept."""
         return self.records[0].instruction if self.records else self.task.instruction
 
 

@@ -1,4 +1,4 @@
-"""`dart doctor --parity` tells whether an engine and the trainer mean the same distribution."""
+"""`dart doctor --parity` reports whether engine and trainer compute the same distribution."""
 
 from __future__ import annotations
 
@@ -10,26 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dart_cli.cli.main import main
 from dart_cli.config.schema import Config
 from dart_cli.doctor.findings import is_healthy
 from dart_cli.doctor.parity import judge, parity
 from dart_cli.train.parity import Compared
+from tests.doctor.parts import doctor
 
 Family = Callable[[str], Path]
 
 pytestmark = pytest.mark.timeout(400)  # torch is loaded twice; on a busy machine that takes long
 
 
-def doctor(*arguments: object) -> int:
-    """The exit code of `dart doctor ARGUMENTS`, in this process."""
-    with pytest.raises(SystemExit) as exit_:
-        main(["doctor", *map(str, arguments)])
-    return int(exit_.value.code or 0)
-
-
 def compared(several_off: float) -> Compared:
-    """40 tokens of each kind of prompt; those of several screens are off by so much."""
+    """40 tokens of each kind of prompt; those of several screens are off by `several_off` nats."""
     engine = np.full(120, -2.0)
     trainer = engine + np.repeat([0.0, 1e-6, several_off], 40)
     return Compared(engine, trainer, np.zeros(120, np.int64), np.repeat([0, 1, 2], 40))
@@ -51,7 +44,7 @@ def test_a_model_folder_is_compared_and_agrees(
 def test_an_engine_that_gives_other_numbers_exits_with_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A limit below what rounding makes stands for the engine that is wrong."""
+    """A limit below the rounding error makes any engine look wrong."""
     path = tmp_path / "c.toml"
     path.write_text(
         f'[run]\ndir = "{tmp_path}/run"\n[rollout]\nmax_tokens = 8\n'

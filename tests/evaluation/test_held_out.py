@@ -134,7 +134,7 @@ def test_nothing_to_evaluate_is_an_error(config_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_shipped_model_follows_an_instruction_and_does_nothing_more(config_path: Path) -> None:
-    """It is grounded on single screens; what takes more steps is left for the run to learn."""
+    """It was trained on single screens; tasks of more steps are left for the run to learn."""
     config = load_config(config_path, ["rollout.engine=transformers", "eval.episodes=48"])
     made = run_eval(config, modes=("greedy",), as_it_comes=True)
     success = {score.task_id: score.success for score in made.modes["greedy"].tasks}

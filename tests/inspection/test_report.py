@@ -92,7 +92,7 @@ def test_a_film_shows_the_click_where_it_was(tmp_path: Path) -> None:
     path = draw_films(tmp_path / "films.png", tmp_path, [pair])
     sheet = np.asarray(Image.open(path).convert("RGB")).astype(int)
     pink = (abs(sheet - np.array([255, 20, 147])).sum(axis=2) < 30).nonzero()
-    # The first screen of the first strip stands at (12, 48), scaled 2.2 times.
+    # The first screen of the first strip is at (12, 48), scaled 2.2 times.
     first = [(x, y) for y, x in zip(*pink, strict=True) if x < 12 + 220 and y < 48 + 220]
     xs, ys = [x for x, _ in first], [y for _, y in first]
     assert abs((min(xs) + max(xs)) / 2 - (12 + 50 * 2.2)) < 3

@@ -31,7 +31,7 @@ def test_a_prompt_encoder_without_weights_writes_what_the_whole_policy_writes(
 
 
 class RecordingResponder:
-    """Answers through another, and records what was asked and said."""
+    """Answers through another responder, and records requests and completions."""
 
     def __init__(self, responder: Responder) -> None:
         self._responder = responder

@@ -42,7 +42,7 @@ def test_what_is_kept_depends_on_outcomes_and_not_on_which_episode_ends_first(
 
 
 def test_a_seed_that_comes_again_is_not_played_again() -> None:
-    """Else the same success would stand in the folder twice, which no import takes."""
+    """Otherwise the folder would hold the same success twice, which import refuses."""
     quota = Quota(find_task("mini", "mini/click"), CollectOptions(16), 4970)
     seeds = [task_seed(4970, "mini/click", number) for number in range(17)]
     assert len(set(seeds)) == 16

@@ -4,105 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import io
-import itertools
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from PIL import Image
 
-from bus.errors import EnvError, UserError
+from bus.errors import UserError
 from dart_cli.cli.main import main
-from dart_cli.evaluation.suite_check.episodes import Probed
-from dart_cli.evaluation.suite_check.findings import Bounds, difference, judge, percentile
+from dart_cli.evaluation.suite_check.findings import Bounds
 from dart_cli.evaluation.suite_check.report import CheckOptions, check_tasks, run_check
-from envs.actions import Action, Click, Done, Fail, Wait
-from envs.base import GuiEnv, Observation, Task, Verdict
 from tests.env.unruly_suite import SUITE as UNRULY
 from tests.env.unruly_suite import UnrulySuite
 from tests.waiting import until
 
-SUITE = f"{__file__}:LaxSuite"
-_COUNTER = itertools.count()
-
-
-def screen(colour: int = 0) -> bytes:
-    encoded = io.BytesIO()
-    Image.new("RGB", (20, 10), (colour % 256, 0, 0)).save(encoded, "PNG")
-    return encoded.getvalue()
-
-
-class LaxEnv:
-    """Each task is lax in its own way; `lax/sound` is passed by a click on the left half."""
-
-    def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
-        self.kind = (options or {})["task"].id.removeprefix("lax/")
-        self.steps, self.last, self.clicked = 0, None, False
-        count = next(_COUNTER)
-        if self.kind == "other-words":
-            return self._look(), {"instruction": f"click {count}"}
-        shown = self._look(count if self.kind == "other-pixels" else 0)
-        sent = {"no-image": b"xx", "half-image": shown.screenshot[:45]}
-        return replace(shown, screenshot=sent.get(self.kind, shown.screenshot)), {}
-
-    def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        self.steps += 1
-        self.last: Action | None = action
-        self.clicked |= isinstance(action, Click) and action.x < 10
-        return self._look(), 0.0, self.clicked, self.steps >= 3, {}
-
-    def evaluate(self) -> Verdict:
-        lax = {
-            "true": True,
-            "waits": self.steps >= 3,
-            "believes": isinstance(self.last, Done),
-            "gives-up": isinstance(self.last, Fail),
-            "infeasible": isinstance(self.last, Fail),
-            "wide": isinstance(self.last, Click),
-        }
-        passed = lax.get(self.kind, self.clicked)
-        return Verdict("pass" if passed else "fail", f"{self.kind}, step {self.steps}")
-
-    def oracle_action(self) -> Action:
-        if self.kind in ("infeasible", "believes", "gives-up"):
-            raise EnvError("no way")
-        return Wait() if self.kind == "bad-oracle" else Click(x=2, y=2)
-
-    def oracle_hint(self) -> str:
-        return ""
-
-    def close(self) -> None:
-        return None
-
-    def _look(self, colour: int = 0) -> Observation:
-        return Observation(screen(colour), "image/png", 20, 10)
-
-
-class LaxSuite:
-    """Suite of the tasks above, with a file that could not be read."""
-
-    name = "lax"
-    errors: Sequence[str] = ("tasks/x.json: id is missing",)
-    tasks: Mapping[str, Task] = {
-        f"lax/{kind}": Task(
-            *(f"lax/{kind}", "lax", "click {what}" if kind == "no-words" else "click", 4),
-            feasible=kind != "infeasible",
-        )
-        for kind in (
-            *("sound", "true", "waits", "believes", "gives-up", "wide", "infeasible"),
-            *("bad-oracle", "other-words", "other-pixels", "no-image", "half-image", "no-words"),
-        )
-    }
-
-    def make_env(self) -> GuiEnv:
-        return LaxEnv()
+SUITE = f"{Path(__file__).with_name('lax_suite.py')}:LaxSuite"
 
 
 def check(suite: str, capsys: pytest.CaptureFixture[str], **wanted: Any) -> tuple[int, Any]:
@@ -231,20 +148,3 @@ def test_what_was_found_is_printed_though_it_cannot_be_written(
     with pytest.raises(UserError, match=r"cannot be written: No space left"):
         run_check(wanted, out=tmp_path / "x.json")
     assert "1 tasks, 1 episodes: nothing to fix" in capsys.readouterr().out
-
-
-def test_one_lucky_click_does_not_make_a_task_guessable() -> None:
-    task = LaxSuite.tasks["lax/sound"]
-    played = [Probed("random", seed, "pass" if seed == 0 else "fail", "") for seed in range(3)]
-    assert not judge(task, played, Bounds()).guessable
-    played = [Probed("random", seed, "pass", "") for seed in range(3)]
-    assert judge(task, played, Bounds()).guessable
-    assert not judge(task, played, Bounds()).wrong
-
-
-def test_percentiles_and_differences_of_pictures() -> None:
-    assert percentile([], 0.95) is None
-    assert percentile([3.0], 0.95) == 3.0
-    assert percentile(list(map(float, range(100))), 0.95) == 95.0
-    assert difference(screen(1), screen(1)) == 0
-    assert difference(screen(1), screen(2)) == 1

@@ -1,0 +1,28 @@
+"""What the doctor's tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dart_cli.cli.main import main
+from dart_cli.config.schema import Config
+from dart_cli.doctor.findings import Finding
+
+
+def doctor(*arguments: object) -> int:
+    """The exit code of `dart doctor ARGUMENTS`, in this process."""
+    with pytest.raises(SystemExit) as exit_:
+        main(["doctor", *map(str, arguments)])
+    return int(exit_.value.code or 0)
+
+
+def config_in(folder: Path, **sections: Any) -> Config:
+    return Config.model_validate({"run": {"dir": folder / "run"}, **sections})
+
+
+def worst(findings: list[Finding]) -> Finding:
+    """The most serious of them."""
+    return max(findings, key=lambda each: ("ok", "warning", "error").index(each.level))

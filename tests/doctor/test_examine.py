@@ -1,0 +1,98 @@
+"""The doctor names what is wrong with its cure, and an exit code that scripts can trust."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dart_cli.data.store.open import open_store
+from dart_cli.runtime.role import save_config
+from tests.doctor.parts import config_in, doctor
+
+
+def test_a_good_configuration_ends_with_zero_and_an_episode(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(f'[run]\ndir = "{tmp_path}/run"\n[rollout]\nengine = "scripted"\n')
+    assert doctor(path, "--play", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["healthy"] is True
+    found = {each["subject"]: each for each in result["findings"]}
+    assert {"python", "packages", "torch", "disk", "tasks", "episode"} <= set(found)
+    assert "mini/" in found["episode"]["text"]
+    assert "s in the environment" in found["episode"]["text"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_mistake_of_a_configuration_is_printed_with_its_cure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(
+        f'[run]\ndir = "{tmp_path}/run"\n[env]\ntasks = ["mini/clik"]\n'
+        '[model]\npath = "nowhere"\n[eval]\nseed = 3\n'
+    )
+    assert doctor(path) == 1
+    out = capsys.readouterr().out
+    for part in ("mini/clik", "is no folder: nowhere", "hf download", "eval.seed must be >="):
+        assert part in out
+    assert "3 things must be fixed first" in out
+
+
+def test_a_run_directory_is_examined_as_a_run_and_not_as_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_in(tmp_path, rollout={"engine": "scripted"})
+    with open_store(config.run.dir):
+        save_config(config)
+    assert doctor(config.run.dir, "--play", "--json") == 0
+    found = {each["subject"] for each in json.loads(capsys.readouterr().out)["findings"]}
+    assert {"config", "run directory", "disk", "tasks", "episode"} <= found
+
+
+@pytest.mark.parametrize("content", ["[run]\nder = 3\n", "not toml", None])
+def test_a_file_that_is_no_configuration_is_an_error_and_the_host_is_examined_all_the_same(
+    content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "c.toml"
+    if content is not None:
+        path.write_text(content)
+    assert doctor(path) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("error    config")
+    assert "open files" in out
+
+
+def test_an_episode_needs_a_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor("--play") == 2
+    assert "--play needs to know what" in capsys.readouterr().err
+
+
+def test_an_environment_that_breaks_is_an_error_with_its_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite = tmp_path / "broken.py"
+    suite.write_text(
+        "from bus.errors import EnvError\n"
+        "from envs.base import Task\n"
+        "class Env:\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        raise EnvError('the screen stays dark')\n"
+        "    def step(self, action): raise NotImplementedError\n"
+        "    def evaluate(self): raise NotImplementedError\n"
+        "    def close(self): pass\n"
+        "class Suite:\n"
+        "    name = 'broken'\n"
+        "    tasks = {'broken/a': Task('broken/a', 'broken', 'do it', 3)}\n"
+        "    def make_env(self): return Env()\n"
+    )
+    path = tmp_path / "c.toml"
+    path.write_text(
+        f'[run]\ndir = "{tmp_path}/run"\n[rollout]\nengine = "scripted"\n'
+        f'[env]\nsuite = "{suite}:Suite"\n'
+    )
+    assert doctor(path, "--play") == 1
+    assert "the screen stays dark" in capsys.readouterr().out

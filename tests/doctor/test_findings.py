@@ -1,0 +1,19 @@
+"""A check that breaks is a finding itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dart_cli.doctor.findings import Finding, guarded, is_healthy, ok, summary
+
+
+def test_a_check_that_breaks_is_a_finding(tmp_path: Path) -> None:
+    def broken() -> list[Finding]:
+        raise RuntimeError("two\nlines")
+
+    [found] = guarded("x", broken)
+    assert (found.level, found.text) == ("error", "could not be examined: RuntimeError: two lines")
+    assert not is_healthy([ok("y", ""), found])
+    assert summary([found]) == "1 thing must be fixed first"
+    assert summary([ok("y", "")]) == "everything is in order"
+    assert summary([Finding("y", "warning", "", "")]) == "it can run; 1 warning"

@@ -1,0 +1,97 @@
+"""This host is judged by what a run needs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from dart_cli.doctor import machine, run
+from dart_cli.doctor.findings import Finding
+from tests.doctor.parts import worst
+
+GIB = 2**30
+CPU: dict[str, object] = {"version": "2.13.0+cpu", "cuda": None, "gpus": 0}
+CUDA: dict[str, object] = {"version": "2.13.0", "cuda": "12.8", "gpus": 0}
+
+
+@pytest.mark.parametrize(
+    ("listed", "torch", "visible", "needed", "level", "part"),
+    [
+        ([], CPU, None, False, "ok", "none: the tiny model needs none"),
+        ([], CPU, None, True, "error", "none, and the run asks for one"),
+        (["H200, 141 GiB"], CPU, None, False, "warning", "install the CUDA build"),
+        (["H200, 141 GiB"], CPU, None, True, "error", "install the CUDA build"),
+        (["H200, 141 GiB"], CUDA, None, True, "error", "the driver is older"),
+        (["H200, 141 GiB"], CUDA, "", True, "error", "unset it"),
+        (["H200, 141 GiB"], CUDA | {"gpus": 1}, "0", True, "ok", "torch sees 1 of 1"),
+        ([], "exit code 1: no module", None, False, "error", "scripts/setup"),
+    ],
+)
+def test_gpus_are_those_that_torch_sees(
+    listed: list[str], torch: Any, visible: str | None, needed: bool, level: str, part: str
+) -> None:
+    found = worst(list(machine.judge_gpus(listed, torch, visible, needed=needed)))
+    assert found.level == level
+    findings = list(machine.judge_gpus(listed, torch, visible, needed=needed))
+    assert any(part in f"{each.text} {each.cure}" for each in findings)
+
+
+@pytest.mark.parametrize(
+    ("version", "cure"),
+    [(None, "is not installed"), ("1.9", "1.9, want >=2.0"), ("2.0", ""), ("2.1rc1", "")],
+)
+def test_a_package_is_there_within_its_bounds(version: str | None, cure: str) -> None:
+    found = list(machine.judge_package(Requirement("numpy>=2.0"), version))
+    assert bool(found) == bool(cure)
+    assert all(cure in each.text and each.cure == "pip install 'numpy>=2.0'" for each in found)
+
+
+@pytest.mark.parametrize(
+    ("judge", "level"),
+    [
+        (lambda: machine.judge_shared(64 * 2**20), "warning"),
+        (lambda: machine.judge_shared(8 * GIB), "ok"),
+        (lambda: machine.judge_files(100, 100), "error"),
+        (lambda: machine.judge_files(1024, 1 << 20), "warning"),
+        (lambda: machine.judge_files(1024, 1024), "warning"),
+        (lambda: machine.judge_files(-1, -1), "ok"),
+        (lambda: machine.judge_files(4096, 4096), "ok"),
+        (lambda: run.judge_room(GIB, 50, Path("/x")), "error"),
+        (lambda: run.judge_room(10 * GIB, 50, Path("/x")), "warning"),
+        (lambda: run.judge_room(60 * GIB, 50, Path("/x")), "ok"),
+    ],
+)
+def test_limits_are_judged(judge: Callable[[], Finding], level: str) -> None:
+    found = judge()
+    assert found.level == level
+    assert bool(found.cure) == (level != "ok")
+
+
+def test_a_program_is_an_error_where_the_suite_plays_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(machine.PROGRAMS, "Chromium", (("chromium",), "miniwob", "install it"))
+    assert {each.level for each in machine.programs("mini")} == {"ok"}
+    for suite, program in (("miniwob", "Chromium"), ("desktop", "Xvfb"), ("osworld", "Docker")):
+        found = worst(list(machine.programs(suite)))
+        assert (found.subject, found.level) == (program, "error")
+    docker = tmp_path / "docker"
+    docker.write_text("#!/bin/sh\necho no daemon >&2\nexit 1\n")
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    found = worst([each for each in machine.programs("osworld") if each.subject == "Docker"])
+    assert found.level == "error"
+    assert "its daemon does not answer: exit code 1: no daemon" in found.text
+
+
+def test_another_program_is_given_a_deadline() -> None:
+    answer, fault = machine.ask([sys.executable, "-c", "import time; time.sleep(60)"], 0.2)
+    assert answer == ""
+    assert "gave no answer in 0 s" in fault
+    assert machine.ask(["no-such-program-here"])[1].startswith("no-such-program-here: No such file")

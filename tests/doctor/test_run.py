@@ -1,0 +1,88 @@
+"""One configuration on this host: its directory, ports and model."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from pathlib import Path
+
+from dart_cli.data.store.open import open_store
+from dart_cli.doctor import run
+from dart_cli.doctor.machine import GIB
+from tests.data.parts import make_ledger, play, small_config
+from tests.doctor.parts import config_in, worst
+
+
+def test_a_run_directory_is_ours_alone_or_can_be_made(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    assert {each.level for each in run.directory(config)} <= {"ok", "warning"}
+    config.run.dir.mkdir(mode=0o755)
+    config.run.dir.chmod(0o755)
+    found = worst(list(run.directory(config)))
+    assert (found.level, found.cure) == ("error", f"chmod 700 {config.run.dir}")
+    config.run.dir.chmod(0o700)
+    config.run.dir.rmdir()
+    config.run.dir.write_text("")
+    assert "is no directory" in worst(list(run.directory(config))).text
+
+
+def test_an_existing_run_is_reported_live_or_not_and_is_not_disturbed(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "run")
+    with open_store(config.run.dir) as store:
+        play(make_ledger(config, store), 0)
+        store.commit()
+        assert run.holder(config.run.dir) == str(os.getpid())
+        assert "a run is live in it" in next(iter(run.directory(config))).text
+    assert run.holder(config.run.dir) == ""
+    assert "a run that can be continued" in next(iter(run.directory(config))).text
+    (config.run.dir / "run.db").write_bytes(b"no database" * 1000)
+    assert next(iter(run.directory(config))).level == "error"
+    with (config.run.dir / "data.lock").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the reader holds no lock
+
+
+def test_a_network_disk_is_refused_for_the_database() -> None:
+    assert not list(run.judge_file_system("ext4", Path("/x")))
+    [found] = run.judge_file_system("nfs4", Path("/x"))
+    assert found.level == "error"
+    assert run.file_system(Path("/proc")) == "proc"
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = config_in(tmp_path, bus={"transport": "tcp", "port": min(port, 65000)})
+        if port <= 65000:
+            [found] = run.ports(config)
+            assert found.level == "error"
+            assert f"port {port}: Address already in use" in found.text
+    [found] = run.ports(config_in(tmp_path))
+    assert found.level == "ok"
+
+
+def test_a_host_that_cannot_be_one_is_named(tmp_path: Path) -> None:
+    [found] = run.ports(config_in(tmp_path, bus={"transport": "tcp", "host": "a..b"}))
+    assert found.level == "error"
+    assert "bus.host a..b, port 7800: it is not a host name" in found.text
+
+
+def test_a_model_of_an_unknown_user_has_no_size(tmp_path: Path) -> None:
+    engine = {"engine": "transformers"}
+    config = config_in(tmp_path, model={"path": "~no.such.user/x"}, rollout=engine)
+    assert list(run.model(config)) == []
+
+
+def test_a_model_folder_has_a_size(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"nonsense")
+    [found] = run.model(config_in(tmp_path, model={"path": str(tmp_path)}))
+    assert (found.level, found.cure) == ("error", "download the whole folder again")
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1000, 500], "data_offsets": [0, 0]}})
+    content = len(header).to_bytes(8, "little") + header.encode()
+    (tmp_path / "model.safetensors").write_bytes(content)
+    found, weights = run.model(config_in(tmp_path, model={"path": str(tmp_path)}))
+    assert "0.00 billion parameters" in found.text
+    assert "3 sets take 0.0 GB" in weights.text
+    assert run.judge_weights(15 * GIB, 3, 61 * GIB, tmp_path).level == "ok"
+    assert run.judge_weights(15 * GIB, 3, 59 * GIB, tmp_path).level == "error"
