@@ -30,7 +30,8 @@ from dart_cli.bench.chaos import ChaosRun, report, run_chaos  # noqa: E402
 from dart_cli.bench.pace import draw, pace_ratio  # noqa: E402
 from dart_cli.bench.supervise import STATUS  # noqa: E402
 from dart_cli.cli.up import set_aside  # noqa: E402
-from dart_cli.config.schema import Config, load_config  # noqa: E402
+from dart_cli.config.load import load_config  # noqa: E402
+from dart_cli.config.schema import Config  # noqa: E402
 from dart_cli.runtime.commands import commands_of  # noqa: E402
 
 ROLES = ("env", "rollout", "data", "train", STATUS)

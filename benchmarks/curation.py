@@ -46,7 +46,7 @@ from dart_cli.bench.curation import (
     summarize,
 )
 from dart_cli.bench.study import Cell, Cells, Result, play_missing, settings_of
-from dart_cli.config.schema import load_config
+from dart_cli.config.load import load_config
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK_BUDGET = 3_000

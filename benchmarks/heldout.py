@@ -17,7 +17,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from dart_cli.config.schema import Config, load_config, weights_dir
+from dart_cli.config.endpoints import weights_dir
+from dart_cli.config.load import load_config
+from dart_cli.config.schema import Config
 from dart_cli.config.task_split import trained_tasks
 from dart_cli.evaluation.held_out import planned, play_all
 from dart_cli.rollout.worker import load_model

@@ -37,7 +37,7 @@ sys.path.insert(0, str(ROOT))
 
 from bus.errors import DartError  # noqa: E402 - after the path
 from dart_cli.bench.study import dart, overrides  # noqa: E402
-from dart_cli.config.schema import load_config  # noqa: E402
+from dart_cli.config.load import load_config  # noqa: E402
 from dart_cli.data.store.open import open_reader  # noqa: E402 - after the path
 from dart_cli.data.store.rows import CurvePoint  # noqa: E402 - after the path
 

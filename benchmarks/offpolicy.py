@@ -38,7 +38,8 @@ from dart_cli.bench.study import (
     play_missing,
     settings_of,
 )
-from dart_cli.config.schema import Config, load_config
+from dart_cli.config.load import load_config
+from dart_cli.config.schema import Config
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "configs" / "quickstart.toml"

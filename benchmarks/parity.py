@@ -36,7 +36,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bus.errors import DartError
 from bus.messages import Batch
-from dart_cli.config.schema import Config, RolloutConfig, config_of_model
+from dart_cli.config.load import config_of_model
+from dart_cli.config.schema import Config, RolloutConfig
 from dart_cli.doctor.trial import Trial, play
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.policy.families import FAMILIES

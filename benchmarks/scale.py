@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from dart_cli.bench.bound import bound_of
 from dart_cli.bench.measure import measure
 from dart_cli.bench.recording import Plan, Recording, record
-from dart_cli.config.schema import load_config
+from dart_cli.config.load import load_config
 from dart_cli.data.store.open import open_reader
 from dart_cli.runtime.commands import commands_of
 

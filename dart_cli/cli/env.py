@@ -193,7 +193,7 @@ def _probes(names: str) -> tuple[Probe, ...]:
 def read_options(pairs: list[str]) -> dict[str, Any]:
     """Keyword options of an environment from KEY=VALUE texts, values as in TOML."""
     from bus.errors import UserError
-    from dart_cli.config.schema import read_value
+    from dart_cli.config.load import read_value
 
     options: dict[str, Any] = {}
     for pair in pairs:

@@ -488,7 +488,7 @@ def doctor(
     Example: dart doctor models/ui-tars --parity --set model.dtype=bfloat16
     """
     from bus.errors import ConfigError
-    from dart_cli.config.validate import is_model_folder
+    from dart_cli.config.models import is_model_folder
     from dart_cli.doctor.examine import run_doctor
 
     if (play or parity) and target is None:
@@ -528,7 +528,7 @@ def keys(
     Example: dart keys keys && scp -pr keys gpu-box:
     """
     from bus.endpoints import make_private_dir, write_key_pair
-    from dart_cli.config.schema import KEY_FILE
+    from dart_cli.config.endpoints import KEY_FILE
 
     write_key_pair(make_private_dir(folder) / KEY_FILE)
     typer.echo(f'wrote {folder / KEY_FILE}; set bus.keys = "{folder}" on every host')

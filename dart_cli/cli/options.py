@@ -72,7 +72,7 @@ class ProcessOrTool(typer.core.TyperGroup):
 
 def load_checked(path: Path, overrides: list[str] | None, role: Role | None) -> Config:
     """The configuration, checked for `role`. Raises ConfigError."""
-    from dart_cli.config.schema import Source, load_config
+    from dart_cli.config.load import Source, load_config
     from dart_cli.config.validate import check_config
 
     config = load_config(path, overrides)
@@ -91,7 +91,7 @@ def tell(config: Config, role: Role | None, sharper: Mapping[str, str] | None = 
 
 def config_of(target: Path, overrides: list[str] | None = None) -> Config:
     """The configuration in a file, or the one that a run directory was started with."""
-    from dart_cli.config.schema import load_config, refuse_overrides
+    from dart_cli.config.load import load_config, refuse_overrides
     from dart_cli.runtime.role import read_run
 
     if not target.is_dir():

@@ -28,7 +28,8 @@ from rich.text import Text
 from bus.endpoints import make_private_dir
 from bus.errors import BusError, RunDirectoryError
 from bus.snapshot import Snapshot
-from dart_cli.config.schema import Config, weights_dir
+from dart_cli.config.endpoints import weights_dir
+from dart_cli.config.schema import Config
 from dart_cli.data.store.open import DATABASE, open_reader
 from dart_cli.evaluation.results import Evaluation, read_evaluation
 from dart_cli.inspection.report import AFTER, BEFORE, write_report

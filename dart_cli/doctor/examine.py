@@ -14,8 +14,9 @@ from pathlib import Path
 from rich.console import Console
 
 from bus.errors import DartError
-from dart_cli.config.schema import Config, config_of_model, load_config, refuse_overrides
-from dart_cli.config.validate import is_model_folder
+from dart_cli.config.load import config_of_model, load_config, refuse_overrides
+from dart_cli.config.models import is_model_folder
+from dart_cli.config.schema import Config
 from dart_cli.doctor import machine, run
 from dart_cli.doctor.findings import (
     Finding,

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from dart_cli.config.validate import vllm_installed
+from dart_cli.config.vllm_support import vllm_installed
 from dart_cli.doctor.findings import Finding, error, ok, warning
 
 LEAST_PYTHON = (3, 11)

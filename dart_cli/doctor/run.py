@@ -17,9 +17,11 @@ from pathlib import Path
 
 from bus.errors import DartError
 from dart_cli.config.dry_run import parameter_count
-from dart_cli.config.schema import MODEL_ENGINES, Config, model_folder, weights_dir
+from dart_cli.config.endpoints import weights_dir
+from dart_cli.config.models import BUILTIN, model_folder
+from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.config.task_split import composed_tasks, trained_tasks
-from dart_cli.config.validate import BUILTIN, find_mistakes
+from dart_cli.config.validate import find_mistakes
 from dart_cli.data.store.open import DATABASE, LOCK, open_reader
 from dart_cli.doctor.findings import Finding, error, ok, warning
 from dart_cli.doctor.machine import GIB

@@ -23,7 +23,8 @@ from bus.errors import DartError, UserError
 from bus.heartbeat import HeartbeatSender, Load
 from bus.messages import Heartbeat, Lease, LeaseRequest, Message, RunState
 from bus.sockets import Publisher, Requester, Subscriber
-from dart_cli.config.schema import Config, run_curve, run_endpoints
+from dart_cli.config.endpoints import run_curve, run_endpoints
+from dart_cli.config.schema import Config
 from dart_cli.env.episode import ActionSpec, Episode, conventions_of, slot_split
 from dart_cli.env.gate import Resuming, SuspendGate
 from dart_cli.env.isolated import hosted

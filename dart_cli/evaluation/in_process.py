@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING
 
 from bus.errors import UserError
 from bus.messages import Ack, ActRequest, Completion, Lease, Sampling, StepRecord, TrajectoryEnd
-from dart_cli.config.schema import Config, EnvConfig, weights_dir
+from dart_cli.config.endpoints import weights_dir
+from dart_cli.config.schema import Config, EnvConfig
 from dart_cli.env.calls import Hosted
 from dart_cli.env.episode import ActionSpec, Policy, conventions_of, play_episode
 from dart_cli.env.isolated import hosted

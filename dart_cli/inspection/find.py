@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bus.errors import RunDirectoryError, UserError
-from dart_cli.config.schema import load_config, refuse_overrides
+from dart_cli.config.load import load_config, refuse_overrides
 from dart_cli.data.groups import group_id
 from dart_cli.data.store.open import DATABASE
 from dart_cli.data.store.reader import Reader

@@ -27,8 +27,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from bus.errors import ModelError, first_line
-from dart_cli.config.schema import model_folder
-from dart_cli.config.validate import BUILTIN, MODEL_TYPES
+from dart_cli.config.models import BUILTIN, MODEL_TYPES, model_folder
 from dart_cli.policy import folder as files
 from dart_cli.policy.forward import ModelInputs, collate, use_batched_vision
 from dart_cli.policy.images import ImagePreparer, PreparedImage

@@ -29,7 +29,8 @@ from bus.errors import ConfigError, EngineError, EngineGoneError, ProtocolError
 from bus.heartbeat import HeartbeatSender, Load
 from bus.messages import ActRequest, Completion, Message, Reply, Request, RunState, SampledTokens
 from bus.sockets import Publisher, Replier, Requester, Subscriber
-from dart_cli.config.schema import MODEL_ENGINES, Config, run_curve, run_endpoints
+from dart_cli.config.endpoints import run_curve, run_endpoints
+from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.engines.base import Engine, PromptEncoder, Responder
 from dart_cli.rollout.receivers import receiving
 from dart_cli.rollout.sync import WeightSync

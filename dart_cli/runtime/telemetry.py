@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 from bus.endpoints import DATA
 from bus.messages import Message
 from bus.sockets import Subscriber
-from dart_cli.config.schema import Config, run_endpoints
+from dart_cli.config.endpoints import run_endpoints
+from dart_cli.config.schema import Config
 
 log = logging.getLogger(__name__)
 

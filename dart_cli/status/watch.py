@@ -20,7 +20,8 @@ from bus.errors import DeadlineError, RunDirectoryError
 from bus.messages import StatusReply, StatusRequest
 from bus.snapshot import Snapshot
 from bus.sockets import Requester
-from dart_cli.config.schema import Config, run_curve, run_endpoints
+from dart_cli.config.endpoints import run_curve, run_endpoints
+from dart_cli.config.schema import Config
 from dart_cli.status.absent import ended_badly, ended_well, over, why_absent
 from dart_cli.status.health import problems
 from dart_cli.status.page import status_page

@@ -50,7 +50,8 @@ from bus.messages import (
 )
 from bus.sockets import RETRY_S as REPEAT_S
 from bus.sockets import Publisher, Replier, Requester, Subscriber
-from dart_cli.config.schema import Config, run_curve, run_endpoints, weights_dir
+from dart_cli.config.endpoints import run_curve, run_endpoints, weights_dir
+from dart_cli.config.schema import Config
 from dart_cli.runtime.background import background
 from dart_cli.runtime.phase_timer import TimeSplit, as_gauges
 from dart_cli.runtime.role import finishing

@@ -13,7 +13,7 @@ from dart_cli.bench.bound import bound_of
 from dart_cli.bench.efficiency import Options, run_efficiency, summary
 from dart_cli.bench.measure import Measured
 from dart_cli.bench.recording import Plan, record
-from dart_cli.config.schema import load_config
+from dart_cli.config.load import load_config
 
 CONFIG = Path(__file__).parents[2] / "configs" / "efficiency.toml"
 

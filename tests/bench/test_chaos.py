@@ -11,7 +11,7 @@ from dart_cli.bench.audit import Lineage, Witness, audit, lineage
 from dart_cli.bench.chaos import Advance, report, run_chaos
 from dart_cli.bench.pace import course_of, pace_ratio
 from dart_cli.bench.supervise import STATUS
-from dart_cli.config.schema import load_config
+from dart_cli.config.load import load_config
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import make_scheduler

@@ -21,7 +21,7 @@ from dart_cli.bench.curation import (
     summarize,
 )
 from dart_cli.bench.study import Cell, Result
-from dart_cli.config.schema import load_config
+from dart_cli.config.load import load_config
 from dart_cli.config.validate import find_mistakes
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,7 +22,8 @@ from benchmarks.fuzz import (
 )
 from bus.errors import UserError
 from bus.messages import MESSAGES
-from dart_cli.config.schema import Config, load_config, section_types
+from dart_cli.config.load import load_config
+from dart_cli.config.schema import Config, section_types
 from dart_cli.config.task_split import training_tasks
 from dart_cli.config.validate import check_config
 from dart_cli.data.ledger import Ledger

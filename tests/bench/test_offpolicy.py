@@ -13,7 +13,7 @@ from benchmarks.offpolicy import CONFIG, arms_of, delay_of, summarize
 from bus.errors import ConfigError
 from bus.messages import Batch
 from dart_cli.bench.study import Cell
-from dart_cli.config.schema import load_config
+from dart_cli.config.load import load_config
 
 SETS = ["rollout.max_batch=16", "data.group_size=4", "train.micro_batch=32"]
 

@@ -10,7 +10,7 @@ import pytest
 
 from bus.errors import ConfigError
 from dart_cli.bench.study import Cell, Cells, call, call_until, play_missing, settings_of
-from dart_cli.config.schema import load_config
+from dart_cli.config.load import load_config
 from dart_cli.runtime.supervisor import ChildError
 
 WANTED = [Cell(arm, seed) for seed in range(2) for arm in ("uniform", "all")]

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from bus.errors import RunDirectoryError
-from dart_cli.config.schema import load_config
+from dart_cli.config.load import load_config
 from dart_cli.data.store.open import open_reader
 from dart_cli.runtime.role import claim
 

@@ -14,7 +14,8 @@ from bus.errors import ConfigError
 from dart_cli import __version__
 from dart_cli.cli.main import main
 from dart_cli.cli.reference import cli_reference
-from dart_cli.config.schema import Config, load_config
+from dart_cli.config.load import load_config
+from dart_cli.config.schema import Config
 from dart_cli.data.store.open import open_store
 from dart_cli.runtime.role import read_run, save_config
 from dart_cli.train.checkpoint import TrainerProgress, save

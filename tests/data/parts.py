@@ -39,7 +39,8 @@ from bus.messages import (
 )
 from bus.snapshot import Snapshot
 from bus.sockets import Publisher, Requester, Subscriber
-from dart_cli.config.schema import Config, run_endpoints
+from dart_cli.config.endpoints import run_endpoints
+from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data import service
 from dart_cli.data.curate import FinishedGroup, Member

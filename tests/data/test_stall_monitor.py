@@ -18,7 +18,8 @@ import torch
 from bus.errors import DartError, DeadlineError
 from bus.messages import WeightsPublished
 from bus.snapshot import Snapshot, StallView
-from dart_cli.config.schema import Config, load_config
+from dart_cli.config.load import load_config
+from dart_cli.config.schema import Config
 from dart_cli.data import service
 from dart_cli.runtime.role import claim
 from dart_cli.status import watch

@@ -26,7 +26,8 @@ from bus.messages import (
     TrajectoryEnd,
 )
 from bus.sockets import Forwarder, Publisher, Replier, Subscriber
-from dart_cli.config.schema import Config, run_endpoints
+from dart_cli.config.endpoints import run_endpoints
+from dart_cli.config.schema import Config
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, random_clicks
 from dart_cli.env import isolated, link, worker
 from dart_cli.runtime import telemetry as hearing

@@ -11,7 +11,7 @@ from PIL import Image
 
 from bus.errors import EnvError, TaskError, UserError
 from dart_cli.cli.main import main
-from dart_cli.config.schema import load_config
+from dart_cli.config.load import load_config
 from dart_cli.config.task_split import composed_tasks, trained_tasks
 from dart_cli.evaluation.held_out import run_eval
 from dart_cli.evaluation.results import films_dir, read_evaluation, read_films, summary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dart_cli.config.schema import load_config
+from dart_cli.config.load import load_config
 from dart_cli.config.task_split import trained_tasks
 from dart_cli.evaluation.in_process import planned, play_all
 from dart_cli.rollout.worker import load_model

@@ -19,7 +19,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from bus.errors import ActionError, EngineError, ModelError
 from bus.messages import ActRequest, Sampling, Turn
-from dart_cli.config.validate import MODEL_TYPES
+from dart_cli.config.models import MODEL_TYPES
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.scripted import Script, ScriptedEngine
 from dart_cli.policy.families import FAMILIES, ROWS

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dart_cli.config.schema import Config, load_config
+from dart_cli.config.load import load_config
+from dart_cli.config.schema import Config
 from dart_cli.runtime.role import claim
 from dart_cli.runtime.supervisor import Child, ChildError, Supervisor, _appended
 

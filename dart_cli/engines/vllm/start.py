@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from bus.errors import EngineError, MissingPartError
 from dart_cli.config.schema import VllmConfig
-from dart_cli.config.validate import VLLM, vllm_problem
+from dart_cli.config.vllm_support import VLLM, vllm_problem
 from dart_cli.policy.model import LoadedPolicy
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ import pytest
 from bus.errors import ExchangeError, RunDirectoryError, TaskError, UserError
 from bus.messages import Turn
 from dart_cli.cli.main import main
-from dart_cli.config.schema import Config, load_config
+from dart_cli.config.load import load_config
+from dart_cli.config.schema import Config
 from dart_cli.data.exchange.parquet_read import read_folder
 from dart_cli.data.exchange.parquet_schema import Trajectory
 from dart_cli.data.exchange.parquet_write import Shards

@@ -1,0 +1,222 @@
+"""Reading a configuration: a TOML file and `--set` overrides -> Config, or one line of error.
+
+    load_config       a file and its overrides: keys, types and ranges are checked
+    config_of_model   the defaults, with a model folder of the user's own
+    refuse_overrides  the error where a run directory is named with overrides
+    Source            where a configuration came from, to cite in an error
+    read_value        one value of the command line, read as TOML
+    shown             one value in an error message
+
+Every mistake is one line with key, value, file and cure; a misspelt key is an error that suggests
+the right one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from bus.errors import ConfigError
+from dart_cli.config.schema import Config, section_types
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a configuration came from, so that a mistake can be cited."""
+
+    path: Path
+    overrides: tuple[str, ...] = ()
+
+    def cite(self, key: str) -> str:
+        """`(FILE)`, or `(--set KEY=VALUE over FILE)` where an override set the key."""
+        for override in reversed(self.overrides):
+            name = override.partition("=")[0].strip()
+            if (
+                key == name
+                or key.startswith((f"{name}.", f"{name}["))
+                or name.startswith(f"{key}.")
+            ):
+                return f"(--set {shown(override, quote=False)} over {self.path})"
+        return f"({self.path})"
+
+
+def load_config(path: Path, overrides: list[str] | None = None) -> Config:
+    """Read a TOML file with `section.key=value` overrides; values are TOML, or text unquoted.
+
+    Raises ConfigError: one line with key, value, file and cure.
+    """
+    source = Source(path, tuple(overrides or ()))
+    return _validated(_read_toml(path), source)
+
+
+def refuse_overrides(folder: Path, overrides: Sequence[str]) -> None:
+    """Raise ConfigError if keys are to be changed of a run directory, which is as it was started."""
+    if overrides:
+        raise ConfigError(
+            f"--set {shown(overrides[0], quote=False)} changes a key of a TOML file, and {folder} is "
+            "a directory; name the TOML file of the run"
+        )
+
+
+def config_of_model(folder: Path, overrides: list[str] | None = None) -> Config:
+    """The defaults with a model folder of one's own, and overrides. Raises ConfigError."""
+    return _validated({"model": {"path": str(folder)}}, Source(folder, tuple(overrides or ())))
+
+
+def _validated(tree: dict[str, Any], source: Source) -> Config:
+    for override in source.overrides:
+        _apply(override, tree, source.path)
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        # A misspelt key explains the others, so it is told first.
+        mistakes = sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+        key, text = _explain(mistakes[0])
+        raise ConfigError(f"{text} {source.cite(key)}") from None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        cure = "`dart init DIR` writes a starter"
+        raise ConfigError(f"no such file: {path}; {cure}") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a directory; name the TOML file in it") from None
+    except UnicodeDecodeError as error:
+        at = f"byte {error.start}"
+        raise ConfigError(f"not UTF-8 text at {at}; save it as UTF-8 ({path})") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        cure = "text stands in quotes, a section is [name], a value is key = value"
+        raise ConfigError(f"not TOML: {error}; {cure} ({path})") from None
+
+
+def _apply(override: str, tree: dict[str, Any], path: Path) -> None:
+    """Put one `section.key=value` into the tree of the file."""
+    name, equals, text = override.partition("=")
+    *parents, key = (part.strip() for part in name.split("."))
+    if not equals or not key or not all(parents):
+        raise ConfigError(
+            f"--set {shown(override, quote=False)}: want SECTION.KEY=VALUE, "
+            f"e.g. --set train.lr=1e-5 ({path})"
+        )
+    if not parents:
+        raise ConfigError(f"--set {override}: want SECTION.KEY=VALUE{_where_is(key)} ({path})")
+    node = tree
+    for depth, parent in enumerate(parents, start=1):
+        node = node.setdefault(parent, {})
+        if not isinstance(node, dict):
+            value = ".".join(parents[:depth])
+            raise ConfigError(f"--set {override}: {value} is a value, not a section ({path})")
+    node[key] = read_value(text)
+
+
+def read_value(text: str) -> Any:
+    """What a value on the command line means: TOML where it is some, else the text itself."""
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()
+
+
+_WANTED = {
+    "bool_type": "true or false",
+    "dict_type": "a table, e.g. { width = 448 }",
+    "finite_number": "a finite number",
+    "float_type": "a number",
+    "int_type": "a whole number",
+    "list_type": 'a list, e.g. ["a", "b"]',
+    "path_type": "a path in quotes",
+    "string_type": "text in quotes",
+    "tuple_type": "a list of two numbers",
+    "too_long": "a list of two numbers",
+    "missing": "a list of two numbers",
+}
+_BOUNDS = {
+    "greater_than_equal": (">=", "ge"),
+    "greater_than": (">", "gt"),
+    "less_than_equal": ("<=", "le"),
+    "less_than": ("<", "lt"),
+}
+
+
+def _explain(error: ErrorDetails) -> tuple[str, str]:
+    """(key, mistake in one line) of one of pydantic's errors."""
+    kind, value, context = error["type"], error["input"], error.get("ctx", {})
+    key = ""
+    for part in error["loc"]:
+        key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else part
+    if kind == "extra_forbidden":
+        return key, _unknown(key, value)
+    if kind == "model_type":
+        return key, f"{key} must be a section: write [{key}] above its keys, got {shown(value)}"
+    if kind in _BOUNDS:
+        sign, bound = _BOUNDS[kind]
+        return key, f"{key} must be {sign} {context[bound]:g}, got {shown(value)}"
+    if kind == "literal_error":
+        choices = _choices(key)
+        hint = _did_you_mean(str(value), choices)
+        return key, f"{key} must be one of {', '.join(choices)}, got {shown(value)}{hint}"
+    if kind == "string_pattern_mismatch":
+        return key, f"{key} must be auto, cpu, cuda or cuda:N, got {shown(value)}"
+    wanted = _WANTED.get(kind)
+    if wanted is None:
+        return key, f"{key}: {error['msg']}, got {shown(value)}"
+    if kind == "missing":  # a tuple that is too short: the error stands at its absent element
+        key = key.partition("[")[0]
+    return key, f"{key} must be {wanted}, got {shown(value)}"
+
+
+def _choices(key: str) -> list[str]:
+    section, _, name = key.partition(".")
+    return [
+        str(choice) for choice in get_args(section_types()[section].model_fields[name].annotation)
+    ]
+
+
+def _unknown(key: str, value: object) -> str:
+    sections = section_types()
+    section, _, name = key.partition(".")
+    if name:
+        known = list(sections[section].model_fields)
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {section}.{close[0]}?" if close else _where_is(name)
+        return f"unknown key {key}{hint or f'; [{section}] has ' + ', '.join(known)}"
+    if isinstance(value, Mapping):
+        hint = _did_you_mean(section, list(sections))
+        return f"unknown section [{key}]{hint or '; there are ' + ', '.join(sections)}"
+    return f"unknown key {key} outside any section{_where_is(key)}"
+
+
+def _where_is(name: str) -> str:
+    """`; did you mean train.lr?` for a key that some other section has, or nearly has."""
+    homes = {
+        field: section for section, kind in section_types().items() for field in kind.model_fields
+    }
+    close = difflib.get_close_matches(name, homes, n=1)
+    return f"; did you mean {homes[close[0]]}.{close[0]}?" if close else ""
+
+
+def _did_you_mean(wrong: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(wrong, known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def shown(value: object, *, quote: bool = True) -> str:
+    """A value as TOML would show it, in one short line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str) and not quote:
+        text = " ".join(value.split())
+    else:
+        text = repr(str(value) if isinstance(value, Path) else value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
