@@ -1,14 +1,12 @@
-"""The verbs of `dart`. Each checks its configuration whole, then starts one part, imported late.
+"""The command line: `dart` itself, and the verbs that are the processes of a run.
 
-    env, rollout, data, train   one process of a run, started by hand in any order
-    env check, play             try a suite of tasks
-    data ls, show, stats, why   look into a run; data collect, export, import fill its pool
-    up, status, view            all of them at once; what they do and wait for; web pages
-    eval, init, keys            held-out success; a starter configuration; keys for tcp
-    doctor                      whether this host has what a run needs
-    bench                       how well a machine's time is used, against baselines
+    rollout, train   one process of a run, as `env` (env.py) and `data` (data.py) are
+    up, status       all of them at once; what they do and wait for
+    main             runs a command line; an error is one line and an exit code
 
-Only the standard library and typer are imported here, so that `dart --help` answers at once.
+Each verb checks its configuration whole, then starts one part, imported late: only the standard
+library and typer are imported here, so that `dart --help` answers at once. The other verbs are in
+tools.py.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 import typer.core
@@ -29,11 +27,11 @@ from dart_cli.cli.options import (
     DryRun,
     Overrides,
     WorkerOption,
-    check_out,
     config_of,
     load_checked,
     tell,
 )
+from dart_cli.cli.tools import tools
 
 
 class _Verbs(typer.core.TyperGroup):
@@ -103,6 +101,7 @@ def _dart(
 
 app.add_typer(data, name="data")
 app.add_typer(env, name="env")
+app.add_typer(tools)
 
 
 # --- one process ----------------------------------------------------------------------------
@@ -234,301 +233,3 @@ def status(
         serving = run_prometheus(config, prometheus, every_s=watch, say=typer.echo)
         raise typer.Exit(asyncio.run(serving))
     raise typer.Exit(asyncio.run(run_status(config, once=once, as_json=as_json, every_s=watch)))
-
-
-@app.command()
-def view(
-    target: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="CONFIG_OR_RUN",
-            help="TOML file, run directory, or a folder of runs; default the run below runs/ that "
-            "was written to last.",
-            show_default=False,
-        ),
-    ] = None,
-    overrides: Overrides = None,
-    port: Annotated[
-        int | None,
-        typer.Option(
-            min=0, max=65535, show_default=False, help="0 for any; default the first from 8470 on."
-        ),
-    ] = None,
-    host: Annotated[
-        str,
-        typer.Option(help="Address to serve on; beyond loopback with a token, which is printed."),
-    ] = "127.0.0.1",
-    token: Annotated[
-        bool,
-        typer.Option("--token", help="Ask for a token on loopback, too: others share the machine."),
-    ] = False,
-    export: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.html", help="Write one self-contained page instead of serving any."
-        ),
-    ] = None,
-    trajectory: Annotated[
-        str, typer.Option(metavar="ID", help="--export: the page of this one, not of the run.")
-    ] = "",
-) -> None:
-    """Serve pages to look into a run: curves, tasks, groups, trajectories as filmstrips.
-
-    Also of a live run, which is not disturbed. On loopback unless --host says
-    otherwise; to a machine far away rather make a tunnel:
-    ssh -L 8470:localhost:8470 HOST.
-
-    Example: dart view runs/quickstart
-
-    Example: dart view runs/quickstart --export film.html --trajectory g000001-00
-    """
-    from bus.errors import ConfigError, MissingPartError
-
-    if trajectory and export is None:
-        raise ConfigError("--trajectory chooses what --export writes: add --export FILE.html")
-    from dart_cli.inspection.find import find_run
-
-    try:
-        from dart_cli.view.export import write_file
-        from dart_cli.view.server import run_view, runs_in
-    except ModuleNotFoundError as error:
-        if error.name not in ("jinja2", "markupsafe", "starlette", "uvicorn"):
-            raise
-        raise MissingPartError(
-            f"`dart view` needs the package {error.name}: pip install 'dart-cli[view]'"
-        ) from None
-    if export is None:
-        several = target is not None and target.is_dir() and bool(runs_in(target))
-        place = (
-            target if target and several and not overrides else find_run(target, overrides or [])
-        )
-        run_view(place, host=host, port=port, guarded=token)
-        return
-    run_dir = find_run(target, overrides or [])
-    size = write_file(run_dir, export, trajectory)
-    typer.echo(f"{export}: {size / 2**20:.1f} MiB, open it in a browser")
-
-
-@app.command("eval")
-def evaluate(
-    config_path: ConfigPath,
-    overrides: Overrides = None,
-    weights: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="A published weight set, e.g. one of RUN/weights."),
-    ] = None,
-    model: Annotated[
-        str, typer.Option(metavar="PATH", help="A model as it comes, without the run's weights.")
-    ] = "",
-    episodes: Annotated[
-        int | None,
-        typer.Option(min=1, show_default=False, help="Episodes per mode; default eval.episodes."),
-    ] = None,
-    mode: Annotated[
-        Literal["sampled", "greedy", "both"], typer.Option(help="How actions are chosen.")
-    ] = "both",
-    tasks: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--tasks",
-            metavar="TASK",
-            help="Play only this task, or those of a pattern: mini/popup*, !mini/click; may be "
-            "given again.",
-        ),
-    ] = None,
-    keep_as: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="Name of the result in RUN/eval; default its version."),
-    ] = "",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as one line of JSON.")
-    ] = False,
-    dry_run: DryRun = False,
-) -> None:
-    """Play held-out tasks, sampled and greedily; success by task with 95 % intervals.
-
-    Plays the newest weights of the run, or the model as it comes where there are none. Needs no
-    other process. The result is kept in RUN/eval.
-
-    Example: dart eval configs/quickstart.toml --episodes 200 --mode greedy
-    """
-    from bus.errors import ConfigError
-
-    if model and weights is not None:
-        raise ConfigError("--model plays a model without the run's weights: leave out --weights")
-    changes = list(overrides or [])
-    if model:
-        changes.append(f"model.path={model}")
-    if episodes is not None:
-        changes.append(f"eval.episodes={episodes}")
-    config = load_checked(config_path, changes, "eval")
-    from dart_cli.evaluation.held_out import plan_eval, run_eval
-
-    modes: tuple[Literal["sampled", "greedy"], ...] = (
-        ("sampled", "greedy") if mode == "both" else (mode,)
-    )
-    chosen, as_it_comes = tasks or [], bool(model)
-    if dry_run:
-        plan = plan_eval(
-            config,
-            weights=weights,
-            as_it_comes=as_it_comes,
-            modes=modes,
-            tasks=chosen,
-            name=keep_as,
-        )
-        tell(config, "eval", plan)
-        return
-    run_eval(
-        config,
-        weights=weights,
-        as_it_comes=as_it_comes,
-        modes=modes,
-        tasks=chosen,
-        name=keep_as,
-        as_json=as_json,
-    )
-
-
-bench = typer.Typer(no_args_is_help=True, help="Measure schedules against each other.")
-app.add_typer(bench, name="bench")
-
-
-@bench.callback()
-def _bench() -> None:
-    """Measure schedules against each other."""
-
-
-@bench.command()
-def efficiency(
-    config_path: ConfigPath,
-    overrides: Overrides = None,
-    arms: Annotated[
-        str, typer.Option(metavar="NAMES", help="all, or some of them, separated by commas.")
-    ] = "all",
-    seconds: Annotated[
-        float, typer.Option(min=5, help="Seconds each run is watched, after it has warmed up.")
-    ] = 60.0,
-    envs: Annotated[int, typer.Option(min=1, help="Environment slots, over all processes.")] = 64,
-    workers: Annotated[int, typer.Option(min=1, help="Rollout workers.")] = 4,
-    profile: Annotated[
-        str, typer.Option(help="How slow the environments are: osworld, browser, instant.")
-    ] = "osworld",
-    faults: Annotated[
-        Literal["none", "injected", "both"],
-        typer.Option(help="Broken and slow environments, killed rollout workers."),
-    ] = "none",
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of each arm; medians are told.")] = 1,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keep the JSON here.", callback=check_out)
-    ] = None,
-    pictures: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Draw a timeline of each arm here.")
-    ] = None,
-) -> None:
-    """Compare coupled, partial and decoupled scheduling: utilisation, actions/min, lost work.
-
-    Processes, bus and database are real; GUIs, GPUs and the optimizer take simulated time. The
-    last line of stdout is JSON. Arms: coupled-batch, coupled-task, oversample, april, all-at-once,
-    rolling.
-
-    Example: dart bench efficiency configs/efficiency.toml --arms coupled-batch,rolling
-    """
-    load_checked(config_path, overrides, None)
-    from dart_cli.bench.arms import pick
-    from dart_cli.bench.efficiency import Options, run_efficiency
-
-    run_efficiency(
-        Options(
-            config_path=config_path,
-            overrides=tuple(overrides or ()),
-            arms=tuple(pick(arms)),
-            seconds=seconds,
-            envs=envs,
-            workers=workers,
-            profile=profile,
-            faults=faults,
-            repeats=repeats,
-            out=out,
-            pictures=pictures,
-        )
-    )
-
-
-@app.command()
-def doctor(
-    target: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="CONFIG_RUN_OR_MODEL",
-            help="TOML file, run directory or model folder; without one the host alone is examined.",
-            show_default=False,
-        ),
-    ] = None,
-    overrides: Overrides = None,
-    play: Annotated[
-        bool, typer.Option("--play", help="Play one episode end to end, in this process.")
-    ] = False,
-    parity: Annotated[
-        bool,
-        typer.Option(
-            "--parity", help="Compare the log-probabilities of engine and trainer, in this process."
-        ),
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the findings as one line of JSON.")
-    ] = False,
-) -> None:
-    """Examine this host for a run: packages, GPUs, programs, limits, disk, configuration, tasks.
-
-    Each line is ok, a warning or an error with its cure. Ends with 0 where a run can work, else 1.
-
-    Example: dart doctor configs/quickstart.toml --play
-
-    Example: dart doctor models/ui-tars --parity --set model.dtype=bfloat16
-    """
-    from bus.errors import ConfigError
-    from dart_cli.config.models import is_model_folder
-    from dart_cli.doctor.examine import run_doctor
-
-    if (play or parity) and target is None:
-        asked = "--play" if play else "--parity"
-        raise ConfigError(f"{asked} needs to know what: add the TOML file of a run")
-    if play and target is not None and is_model_folder(target):
-        raise ConfigError(f"--play needs the tasks of a TOML file, {target} is a model folder")
-    raise typer.Exit(
-        run_doctor(target, overrides or [], played=play, compared=parity, in_json=as_json)
-    )
-
-
-@app.command()
-def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder; made if need be.")],
-) -> None:
-    """Write a starter configuration: every key at its default, with its meaning as a comment.
-
-    Nothing is overwritten.
-
-    Example: dart init my-run && dart up my-run/dart.toml
-    """
-    from dart_cli.config.template import write_starter
-
-    path = write_starter(folder)
-    typer.echo(f"wrote {path}; edit it, then: dart up {path}")
-
-
-@app.command()
-def keys(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder; made if need be.")],
-) -> None:
-    """Make the CURVE keys of a run over tcp; copy the folder to every host and set bus.keys.
-
-    Whoever has the file can take part in the run. Nothing is overwritten.
-
-    Example: dart keys keys && scp -pr keys gpu-box:
-    """
-    from bus.endpoints import make_private_dir, write_key_pair
-    from dart_cli.config.endpoints import KEY_FILE
-
-    write_key_pair(make_private_dir(folder) / KEY_FILE)
-    typer.echo(f'wrote {folder / KEY_FILE}; set bus.keys = "{folder}" on every host')

@@ -1,0 +1,102 @@
+"""What a person sees while `dart up` runs: a live page on a terminal, short lines elsewhere.
+
+LiveDisplay  the newest snapshot of the run, and below it the latest notices
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from bus.errors import BusError
+from bus.snapshot import Snapshot
+from dart_cli.config.schema import Config
+from dart_cli.status.page import progress_line, status_page
+from dart_cli.status.watch import Watcher
+
+logger = logging.getLogger(__name__)
+
+_PAGE_S = 1.0
+_LINE_S = 5.0
+_TOLD = 6  # latest notices kept on the page
+
+
+class LiveDisplay:
+    """What a person sees while the run goes on."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._console = Console(stderr=True, markup=False, highlight=False)
+        self._notices: deque[str] = deque(maxlen=_TOLD)
+        self._snapshot: Snapshot | None = None
+        self._live: Live | None = None
+
+    def notice(self, text: str) -> None:
+        """Something a person should know."""
+        logger.info("%s", text)
+        self._notices.append(text)
+        if self._live is not None:
+            self._live.update(self._page(), refresh=True)
+        else:
+            self._line(text)
+
+    def leave(self) -> None:
+        """Give the terminal its cursor back; for an end that unwinds nothing."""
+        if self._live is not None:
+            self._console.show_cursor()
+
+    @contextlib.asynccontextmanager
+    async def shown(self) -> AsyncIterator[None]:
+        """A live page while inside, where there is a terminal."""
+        if not self._console.is_terminal:
+            yield
+            return
+        with Live(self._page(), console=self._console, auto_refresh=False) as live:
+            self._live = live
+            try:
+                yield
+            finally:
+                self._live = None
+
+    @contextlib.asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Ask the data process for snapshots and show them while inside."""
+        task = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        async with Watcher(self._config) as watcher:
+            while True:
+                try:
+                    self._snapshot = await watcher.snapshot()
+                except BusError as error:  # data starts, or starts again
+                    logger.info("%s", error)
+                    await asyncio.sleep(_PAGE_S)
+                    continue
+                if self._live is not None:
+                    self._live.update(self._page(), refresh=True)
+                    await asyncio.sleep(_PAGE_S)
+                else:
+                    self._line(progress_line(self._snapshot))
+                    await asyncio.sleep(_LINE_S)
+
+    def _page(self) -> Group:
+        page = [status_page(self._snapshot)] if self._snapshot is not None else []
+        return Group(*page, *(Text(text, "bright_black") for text in self._notices))
+
+    def _line(self, text: str) -> None:
+        sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+        sys.stderr.flush()
