@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
+
+import psutil
 
 PATIENCE_S = 60.0
 """A bound, no expectation."""
@@ -20,9 +21,6 @@ async def until(condition: Callable[[], object]) -> None:
 def lives(pid: int) -> bool:
     """Whether there is such a process, a zombie not among them."""
     try:
-        return (
-            Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-            != "Z"
-        )
-    except OSError:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
         return False

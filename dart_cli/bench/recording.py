@@ -16,7 +16,8 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+
+import psutil
 
 from bus.endpoints import TELEMETRY_OUT
 from bus.errors import DartError, DeadlineError
@@ -172,10 +173,9 @@ async def _sample(recording: Recording) -> None:
 def cost_of(worker: str, pid: int) -> ProcessCost | None:
     """What a process of this host has used so far; None if it is gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, IndexError, UnicodeDecodeError):
+        process = psutil.Process(pid)
+        with process.oneshot():
+            times, rss = process.cpu_times(), process.memory_info().rss
+    except psutil.Error:
         return None
-    ticks = os.sysconf("SC_CLK_TCK")
-    used = (int(fields[11]) + int(fields[12])) / ticks  # utime and stime, proc(5)
-    return ProcessCost(time.time(), worker, pid, used, pages * os.sysconf("SC_PAGE_SIZE"))
+    return ProcessCost(time.time(), worker, pid, times.user + times.system, rss)

@@ -1,4 +1,4 @@
-"""A process with all that it started, to the last; without /proc, the process alone.
+"""A process with all processes that it started, however deep.
 
 adopt_orphans   from now on what this process's descendants leave behind stays its descendant
 descendants     pids below a process, in whatever session or group
@@ -10,61 +10,70 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
-import signal
 import sys
-from pathlib import Path
 
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-_ROUNDS = 20  # against one that starts processes while it is ended
+import psutil
+
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h; psutil has no such call
+_ROUNDS = 20  # against a process that starts others while it is ended
 
 
 def adopt_orphans() -> None:
-    """Become the parent of orphaned descendants (prctl(2)): daemons do not get away."""
+    """Become the parent of orphaned descendants (prctl(2)), so that no daemon escapes."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def descendants(pid: int) -> list[int]:
     """The pids of all processes below `pid`, zombies not among them."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("*"):
-        if not entry.name.isdigit():
-            continue
-        try:
-            # pid (name) state ppid ...; a name may hold anything, so count from its end
-            state, parent = (
-                (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
-            )
-        except OSError:  # it has just ended
-            continue
-        if state != "Z":
-            children.setdefault(int(parent), []).append(int(entry.name))
-    found, waiting = [], [pid]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        found += below
-        waiting += below
-    return found
+    return [process.pid for process in _below(pid)]
 
 
 def kill_tree(pid: int) -> None:
-    """End `pid` and everything below it; returns at once, the dead are its parent's to collect."""
-    _send(pid, signal.SIGSTOP)  # so that it starts nothing more, and still holds what it adopted
-    kill_below(pid)
-    _send(pid, signal.SIGKILL)
+    """End `pid` and everything below it; returns at once, zombies are left for their parents."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        process.suspend()  # so that it starts nothing more, and still holds what it adopted
+        kill_below(pid)
+        process.kill()
 
 
 def kill_below(pid: int) -> None:
     """End everything below `pid`, which should start nothing meanwhile."""
     for _ in range(_ROUNDS):
-        below = descendants(pid)
+        below = _below(pid)
         if not below:
             return
-        for each in below:
-            _send(each, signal.SIGKILL)
+        for process in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
-def _send(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
+def _below(pid: int) -> list[psutil.Process]:
+    try:
+        found = psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    except psutil.AccessDenied:  # some process of this host is not ours to read: hidepid=1, proc(5)
+        found = _readable_below(pid)
+    return [process for process in found if _lives(process)]
+
+
+def _readable_below(pid: int) -> list[psutil.Process]:
+    """As `children` finds them, among the processes that may be read; slower."""
+    children: dict[int | None, list[psutil.Process]] = {}
+    for process in psutil.process_iter(["ppid"]):
+        children.setdefault(process.info["ppid"], []).append(process)
+    found, waiting = [], [pid]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += [process.pid for process in below]
+    return found
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False

@@ -1,7 +1,10 @@
 """Whether processes compute, as Linux counts it.
 
-ticks      how much one has
-children   those that one started
+    ticks      how much one has
+    children   those that one started
+
+Read from /proc, not by psutil: its children() reads every process of the host, and these are asked
+again and again while a screen settles.
 """
 
 from __future__ import annotations

@@ -257,6 +257,7 @@ def _here() -> str:
 
 def _started(pid: int) -> str:
     """When a process started, in clock ticks since boot; empty where there is none."""
+    # psutil's create_time() moves when the host's clock is set, and a label outlives that.
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

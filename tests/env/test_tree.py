@@ -8,9 +8,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from dart_cli.env.tree import descendants, kill_below
+from dart_cli.env.tree import descendants, kill_below, kill_tree
 from envs.desktop import keeper
 from envs.osworld.container import _started
 
@@ -44,3 +45,21 @@ def test_a_name_that_is_no_utf8_hides_no_process(foreign: int) -> None:
 def test_a_name_that_is_no_utf8_hides_neither_memory_nor_age(foreign: int) -> None:
     assert keeper.anonymous_mb(foreign) > 0
     assert int(_started(foreign)) > 0
+
+
+def test_a_process_that_may_not_be_read_hides_none_of_ours(
+    foreign: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(process: psutil.Process, **_: bool) -> list[psutil.Process]:
+        raise psutil.AccessDenied(1)  # as on a host whose /proc is mounted with hidepid=1
+
+    monkeypatch.setattr(psutil.Process, "children", refused)
+    assert foreign in descendants(os.getpid())
+    assert descendants(foreign) == []
+
+
+def test_below_a_process_that_is_gone_there_is_none() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        child.wait()
+        assert descendants(child.pid) == []
+        kill_tree(child.pid)  # no such process: it returns
