@@ -92,7 +92,7 @@ def tell(config: Config, role: Role | None, sharper: Mapping[str, str] | None = 
 def config_of(target: Path, overrides: list[str] | None = None) -> Config:
     """The configuration in a file, or the one that a run directory was started with."""
     from dart_cli.config.load import load_config, refuse_overrides
-    from dart_cli.runtime.role import read_run
+    from dart_cli.runtime.run_dir import read_run
 
     if not target.is_dir():
         return load_config(target, overrides)

@@ -29,11 +29,11 @@ from dart_cli.config.schema import Config
 from dart_cli.data.store.open import DATABASE, open_reader
 from dart_cli.evaluation.results import Evaluation, read_evaluation
 from dart_cli.inspection.report import AFTER, BEFORE, write_report
-from dart_cli.runtime import stack_dump as stacks
+from dart_cli.runtime import stack_dump
 from dart_cli.runtime.commands import commands_of
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.logs import log_dir, logging_to
-from dart_cli.runtime.role import claim, refuse_another_model
+from dart_cli.runtime.run_dir import claim, refuse_another_model
 from dart_cli.runtime.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
@@ -53,11 +53,11 @@ def run_up(config: Config, config_path: Path, overrides: Sequence[str], *, fresh
     if fresh:
         set_aside(config)
     make_private_dir(config.run.dir)
-    stacks.ignored()  # before others can know of us
+    stack_dump.ignored()  # before others can know of us
     with (
         claim(config, "up"),
         logging_to(config.run.dir, "dart-up", terminal=False) as log_file,
-        stacks.dumped_to(log_file),
+        stack_dump.dumped_to(log_file),
     ):
         refuse_second(config)
         refuse_another_model(config)

@@ -28,7 +28,7 @@ from dart_cli.doctor.findings import (
     print_finding,
     summary,
 )
-from dart_cli.runtime.role import read_run
+from dart_cli.runtime.run_dir import read_run
 
 
 def run_doctor(

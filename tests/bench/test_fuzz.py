@@ -29,7 +29,7 @@ from dart_cli.config.validate import check_config
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import make_scheduler
 from dart_cli.data.store.open import open_store
-from dart_cli.runtime.role import claim, save_config
+from dart_cli.runtime.run_dir import claim, save_config
 from dart_cli.train.checkpoint import TrainerProgress, save
 from dart_cli.weights.file import publish
 from envs.registry import load_suite

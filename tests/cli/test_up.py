@@ -19,7 +19,7 @@ import pytest
 from bus.errors import RunDirectoryError
 from dart_cli.config.load import load_config
 from dart_cli.data.store.open import open_reader
-from dart_cli.runtime.role import claim
+from dart_cli.runtime.run_dir import claim
 
 SUITES = Path(__file__).parents[1] / "suites"
 CONFIG = """

@@ -14,7 +14,7 @@ from dart_cli.cli.up import run_up, set_aside
 from dart_cli.config.load import load_config
 from dart_cli.config.schema import Config
 from dart_cli.evaluation.results import ModeScore, TaskScore
-from dart_cli.runtime.role import claim
+from dart_cli.runtime.run_dir import claim
 from dart_cli.weights.manifest import MANIFEST, path_of
 from tests.inspection.parts import evaluation
 

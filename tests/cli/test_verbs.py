@@ -8,17 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from bus.errors import ConfigError
 from dart_cli import __version__
 from dart_cli.cli.main import main
 from dart_cli.cli.reference import cli_reference
 from dart_cli.config.load import load_config
 from dart_cli.config.schema import Config
 from dart_cli.data.store.open import open_store
-from dart_cli.runtime.role import read_run, save_config
-from dart_cli.train.checkpoint import TrainerProgress, save
+from dart_cli.runtime.run_dir import save_config
 
 ROOT = Path(__file__).parents[2]
 VERBS = (
@@ -294,53 +291,3 @@ def test_a_path_that_the_system_refuses_is_one_line(
     [line] = capsys.readouterr().err.splitlines()
     assert "File name too long" in line
     assert "another" in line
-
-
-def test_a_run_directory_remembers_its_configuration_wherever_it_moves(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    run_dir.mkdir()
-    save_config(Config.model_validate({"run": {"dir": run_dir, "seed": 7}}))
-    moved = run_dir.rename(tmp_path / "moved")
-    assert read_run(moved).run.seed == 7
-    assert read_run(moved).run.dir == moved
-
-
-def test_a_changed_configuration_is_reported(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = Config.model_validate({"run": {"dir": tmp_path}})
-    save_config(config)
-    changed = config.model_copy(update={"train": config.train.model_copy(update={"lr": 0.5})})
-    save_config(changed)
-    assert "train.lr was 1e-06 at the run's last start, is 0.5 now" in caplog.text
-
-
-ANOTHER = {"model": {"path": "builtin:miniwob"}, "policy": {"codec": "uitars"}}
-
-
-@pytest.mark.parametrize("key", ["model.path", "policy.codec"])
-def test_another_model_is_refused_once_there_is_a_checkpoint(
-    key: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    section = key.partition(".")[0]
-    run_dir = {"run": {"dir": tmp_path}}
-    one, other = (
-        Config.model_validate(run_dir | more) for more in ({}, {section: ANOTHER[section]})
-    )
-    save_config(one)
-    save_config(other)
-    assert f"{key} was " in caplog.text
-    save(tmp_path / "checkpoints", TrainerProgress(updates=1), {"w": torch.zeros(1)}, {}, keep=1)
-    save_config(other)
-    with pytest.raises(
-        ConfigError, match=rf"{key} = .* choose another run\.dir, or set"
-    ) as refused:
-        save_config(one)
-    assert refused.value.exit_code == 2
-    assert read_run(tmp_path) == other
-
-
-def test_another_way_to_write_the_models_path_is_the_same_model(tmp_path: Path) -> None:
-    save(tmp_path / "checkpoints", TrainerProgress(updates=1), {"w": torch.zeros(1)}, {}, keep=1)
-    for path in ("models/a", str(Path.cwd() / "models" / "a"), "models/./a/"):
-        save_config(Config.model_validate({"run": {"dir": tmp_path}, "model": {"path": path}}))

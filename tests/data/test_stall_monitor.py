@@ -21,7 +21,7 @@ from bus.snapshot import Snapshot, StallView
 from dart_cli.config.load import load_config
 from dart_cli.config.schema import Config
 from dart_cli.data import service
-from dart_cli.runtime.role import claim
+from dart_cli.runtime.run_dir import claim
 from dart_cli.status import watch
 from dart_cli.status.watch import run_status
 from dart_cli.weights.file import publish

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dart_cli.data.store.open import open_store
-from dart_cli.runtime.role import save_config
+from dart_cli.runtime.run_dir import save_config
 from tests.doctor.parts import config_in, doctor
 
 

@@ -30,7 +30,7 @@ from dart_cli.config.endpoints import run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, random_clicks
 from dart_cli.env import isolated, link, worker
-from dart_cli.runtime import telemetry as hearing
+from dart_cli.runtime import telemetry
 from tests.env.parts import heartbeat, lease
 from tests.env.unruly_suite import SUITE
 from tests.waiting import PATIENCE_S, until
@@ -217,7 +217,7 @@ async def test_processes_start_in_any_order_and_waits_are_reported(config: Confi
 async def test_a_missing_data_process_is_a_warning(
     config: Config, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hearing, "AGAIN_S", 0.0)
+    monkeypatch.setattr(telemetry, "AGAIN_S", 0.0)
     async with env_process(config):
         await until(lambda: caplog.text.count("has heard nothing of dart data at ipc://") >= 2)
     assert "start it: `dart data CONFIG`" in caplog.text

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from bus.errors import ConfigError, EngineError, ModelError, RunDirectoryError
+from bus.errors import EngineError, ModelError, RunDirectoryError
 from dart_cli.config.schema import Config
 from dart_cli.runtime.logs import logging_to
-from dart_cli.runtime.role import claim, run_role
+from dart_cli.runtime.role import run_role
+from dart_cli.runtime.run_dir import claim
 from dart_cli.status.absent import last_error
 
 
@@ -36,61 +37,6 @@ def _restore_process_state() -> Iterator[None]:
     yield
     for each, handler in handlers.items():
         signal.signal(each, handler)
-
-
-def test_worker_names_count_up_and_are_given_back(config: Config) -> None:
-    with claim(config, "env") as first, claim(config, "env") as second:
-        assert (first, second) == ("env-0", "env-1")
-    with claim(config, "env") as again:
-        assert again == "env-0"
-
-
-def test_a_name_in_use_is_refused_with_its_pid(config: Config) -> None:
-    with (
-        claim(config, "data") as name,
-        pytest.raises(RunDirectoryError, match=rf"data is running already.*pid {os.getpid()}"),
-        claim(config, "data"),
-    ):
-        assert name == "data"
-
-
-@pytest.mark.parametrize("name", ["data", "train", "up"])
-def test_the_name_of_a_process_that_a_run_has_once_is_no_other_s(config: Config, name: str) -> None:
-    refused = pytest.raises(ConfigError, match=f"the run's one {name} process: use e.g. env-0")
-    with refused, claim(config, "env", name):
-        pass
-    with claim(config, name) as its:
-        assert its == name
-    with claim(config, "env", f"{name}-0") as near:
-        assert near == f"{name}-0"
-
-
-def test_the_name_of_a_killed_process_is_free_again(config: Config) -> None:
-    script = (
-        "import sys, time\nfrom pathlib import Path\n"
-        "from dart_cli.config.schema import Config\nfrom dart_cli.runtime.role import claim\n"
-        "config = Config.model_validate({'run': {'dir': Path(sys.argv[1])}})\n"
-        "with claim(config, 'train') as name:\n    print(name, flush=True)\n    time.sleep(60)\n"
-    )
-    child = subprocess.Popen(
-        [sys.executable, "-c", script, str(config.run.dir)], stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "train\n"
-    with pytest.raises(RunDirectoryError), claim(config, "train"):
-        pass
-    child.kill()
-    child.communicate()
-    with claim(config, "train") as name:
-        assert name == "train"
-
-
-def test_processes_of_several_hosts_have_names_with_their_host(tmp_path: Path) -> None:
-    config = Config.model_validate({"run": {"dir": tmp_path}, "bus": {"transport": "tcp"}})
-    with claim(config, "env") as name:
-        assert name.startswith("env-")
-        assert name.endswith("-0")
-        assert len(name) > len("env-0")
 
 
 @pytest.mark.parametrize(
@@ -137,9 +83,9 @@ def test_the_first_signal_asks_for_a_clean_end(config: Config, number: signal.Si
 BUSY = """
 import asyncio, sys, time
 from pathlib import Path
-from dart_cli.runtime import role as process
+from dart_cli.runtime import role
 from dart_cli.config.schema import Config
-process.GRACE_S = float(sys.argv[2])
+role.GRACE_S = float(sys.argv[2])
 
 async def never_ends(name, stop):
     print("ready", flush=True)
@@ -147,7 +93,7 @@ async def never_ends(name, stop):
         time.sleep(0.05)  # the loop is never free
 
 config = Config.model_validate({"run": {"dir": Path(sys.argv[1])}})
-sys.exit(process.run_role("env", config, never_ends))
+sys.exit(role.run_role("env", config, never_ends))
 """
 
 
@@ -183,20 +129,20 @@ def test_a_process_that_does_not_end_in_time_is_killed(config: Config) -> None:
 FINISHING = """
 import asyncio, sys, time
 from pathlib import Path
-from dart_cli.runtime import role as process
+from dart_cli.runtime import role
 from dart_cli.config.schema import Config
-process.GRACE_S = 2
-process.LAST_WORK_S = float(sys.argv[2])
+role.GRACE_S = 2
+role.LAST_WORK_S = float(sys.argv[2])
 
 async def finishes(name, stop):
-    with process.finishing("writing a checkpoint"):
+    with role.finishing("writing a checkpoint"):
         print("ready", flush=True)
         await stop.wait()
-        time.sleep(3 if process.LAST_WORK_S else 60)
+        time.sleep(3 if role.LAST_WORK_S else 60)
     print("written", flush=True)
 
 config = Config.model_validate({"run": {"dir": Path(sys.argv[1])}})
-sys.exit(process.run_role("env", config, finishes))
+sys.exit(role.run_role("env", config, finishes))
 """
 
 

@@ -6,14 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from bus.errors import RunDirectoryError
-from dart_cli.runtime.liveness import process_liveness, workers_of
-from dart_cli.status.absent import last_error, why_absent
+from dart_cli.runtime.liveness import workers_of
 from dart_cli.status.stacks import run_stacks
 
 PROCESS = """
@@ -87,64 +85,3 @@ def test_a_run_without_processes_has_no_stacks(
     assert (worker.name, worker.pid, worker.liveness) == ("env-0", child.pid, "gone")
     with pytest.raises(RunDirectoryError, match="no process of this run lives"):
         run_stacks(tmp_path / "run", print)
-
-
-def test_a_number_that_another_process_has_by_now_is_gone() -> None:
-    assert process_liveness(os.getpid(), heard_at=0.0) == "gone"
-
-
-def test_a_zombie_is_gone_though_its_parent_did_not_collect_it() -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as child:
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert process_liveness(child.pid, heard_at=time.time()) == "gone"
-
-
-def test_an_unused_run_directory_has_no_workers(tmp_path: Path) -> None:
-    assert workers_of(tmp_path) == []
-
-
-def test_a_data_process_that_does_not_answer_is_reported_with_its_state(tmp_path: Path) -> None:
-    assert why_absent(tmp_path).startswith("start one with `dart data CONFIG`")
-    (tmp_path / "workers").mkdir()
-    (tmp_path / "workers" / "env-0.lock").write_text(str(os.getpid()))
-    assert why_absent(tmp_path).endswith("or `dart up CONFIG`; env-0 wait for it")
-    (tmp_path / "workers" / "env-0.lock").unlink()
-    (tmp_path / "workers" / "data.lock").write_text(str(os.getpid()))
-    assert "lives but does not answer; dart status --stacks" in why_absent(tmp_path)
-    os.utime(tmp_path / "workers" / "data.lock", (0, 0))  # its number is another's by now
-    assert f"data (pid {os.getpid()}) has ended; start it again" in why_absent(tmp_path)
-    (tmp_path / "logs").mkdir()
-    log = tmp_path / "logs" / "data.log"
-    log.write_text("x INFO p: data starts, pid 1, run r\nStoreError: run.db: disk is full\n")
-    assert "has ended: StoreError: run.db: disk is full; mend that" in why_absent(tmp_path)
-    log.write_text(
-        "x INFO p: data starts, pid 1, run r\n"
-        "x INFO s: the run is over: 30 updates are done\n"
-        "x INFO p: data ended\n"
-    )
-    assert why_absent(tmp_path).startswith("the run is over: 30 updates are done; `dart view")
-
-
-def test_over_tcp_a_data_process_that_lives_may_have_other_keys(tmp_path: Path) -> None:
-    assert "start one with" in why_absent(tmp_path, tcp=True)
-    assert "bus.host, bus.port or bus.keys differ" in why_absent(tmp_path, tcp=True)
-    (tmp_path / "workers").mkdir()
-    (tmp_path / "workers" / "data.lock").write_text(str(os.getpid()))
-    told = why_absent(tmp_path, tcp=True)
-    assert "shows what it does; or bus.host, bus.port or bus.keys differ" in told
-    assert "bus.keys" not in why_absent(tmp_path)
-
-
-def test_only_the_error_of_the_last_start_is_reported(tmp_path: Path) -> None:
-    log = tmp_path / "data.log"
-    assert last_error(log) == ""
-    log.write_text(
-        "x INFO p: data starts, pid 1, run r\n"
-        "x ERROR p: data ends with an error\n"
-        "Traceback (most recent call last):\n"
-        "bus.errors.StoreError: run.db: database or disk is full; free space\n"
-    )
-    assert last_error(log) == "StoreError: run.db: database or disk is full; free space"
-    with log.open("a") as file:
-        file.write("x INFO p: data starts, pid 2, run r\n")
-    assert last_error(log) == ""

@@ -13,7 +13,7 @@ import pytest
 
 from dart_cli.config.load import load_config
 from dart_cli.config.schema import Config
-from dart_cli.runtime.role import claim
+from dart_cli.runtime.run_dir import claim
 from dart_cli.runtime.supervisor import Child, ChildError, Supervisor, _appended
 
 PATIENCE_S = 100  # a bound, no expectation: the machine may be busy

@@ -1,0 +1,25 @@
+"""Whether the processes of a run live."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from dart_cli.runtime.liveness import process_liveness, workers_of
+
+
+def test_a_number_that_another_process_has_by_now_is_gone() -> None:
+    assert process_liveness(os.getpid(), heard_at=0.0) == "gone"
+
+
+def test_a_zombie_is_gone_though_its_parent_did_not_collect_it() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert process_liveness(child.pid, heard_at=time.time()) == "gone"
+
+
+def test_an_unused_run_directory_has_no_workers(tmp_path: Path) -> None:
+    assert workers_of(tmp_path) == []
