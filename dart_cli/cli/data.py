@@ -1,9 +1,8 @@
 """`dart data`: the process by its configuration, and the tools that look into a run or fill its pool.
 
-serve                   the process; its name may be left out
-ls, show, stats, why,   what a run holds, beside a live one
-draw
-collect, export, import trajectories come and go
+serve                     the process; its name may be left out
+ls, show, stats, why, draw    what a run holds, also while it is live
+collect, export, import   trajectories come and go
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ data = typer.Typer(
 def _data() -> None:
     """Keep the ledger of a run, look into it, exchange trajectories.
 
-    `dart data CONFIG` starts the process that says what is played next, files trajectories and
-    serves batches; `dart data CONFIG --help` tells its options. With a command in front it is a
-    tool, which reads beside a live run. A configuration file that is called like a command is
-    reached as ./ls.
+    `dart data CONFIG` starts the process that decides what is played next, stores trajectories and
+    serves batches; `dart data CONFIG --help` shows its options. With a command in front it is a
+    tool, which may read while the run is live. Write a configuration file that is named like a
+    command as ./ls.
 
     Example: dart data configs/quickstart.toml --set data.group_size=16
 
@@ -58,7 +57,7 @@ def _data() -> None:
 
 @data.command("serve")
 def serve(config_path: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False) -> None:
-    """Keep the ledger: say what is played next, file trajectories, serve batches.
+    """Keep the ledger: decide what is played next, store trajectories, serve batches.
 
     One per run. It may be stopped and started again; nothing acknowledged is lost. The word
     `serve` may be left out.
@@ -131,7 +130,7 @@ def list_(
     pool: Annotated[
         bool, typer.Option("--pool", help="List the successes of the experience pool instead.")
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List trajectories: task, state, why dropped, verdict, steps, versions, batch.
@@ -220,10 +219,10 @@ def stats(target: RunTarget = None, as_json: AsJson = False) -> None:
 
 @data.command()
 def why(trajectory: TrajectoryArgument, run: RunOption = None, as_json: AsJson = False) -> None:
-    """Tell the story of one trajectory: lease, steps, verdict, its group, what it was used for.
+    """Explain one trajectory: its lease, steps, verdict and group, and what it was used for.
 
-    For each step whether it was trained on, with which weight, or why not; for a dropped one the
-    rule and the numbers that decided.
+    For each step: whether it was trained on and with which weight, or why not. For a dropped
+    trajectory: the rule and the numbers that decided.
 
     Example: dart data why g000001-00 --run runs/quickstart
     """
@@ -250,7 +249,7 @@ def draw(
         typer.Option(metavar="FOLDER", help="Where the pictures go; default RUN/pictures."),
     ] = None,
 ) -> None:
-    """Draw what curation decided: fates of groups, their sizes, step limits, entropies.
+    """Draw what curation decided: outcomes of groups, their sizes, step limits, entropies.
 
     Four PNG files; also of a live run.
 
@@ -273,7 +272,7 @@ def collect(
     tasks: Patterns = None,
     player: Annotated[
         Literal["oracle", "policy"],
-        typer.Option("--from", help="Who plays: the environment's own solution, or a policy."),
+        typer.Option("--from", help="The player: the environment's own solution, or a policy."),
     ] = "oracle",
     weights: Annotated[
         Path | None,
@@ -283,7 +282,8 @@ def collect(
         ),
     ] = None,
     hints: Annotated[
-        bool, typer.Option("--hints", help="policy: tell it the next step; stored without.")
+        bool,
+        typer.Option("--hints", help="policy: its prompt names the next step; stored without."),
     ] = False,
     out: Annotated[
         Path | None,
@@ -316,9 +316,7 @@ def export(
     target: Annotated[
         Path, typer.Argument(metavar="CONFIG_OR_RUN", help="TOML file or run directory.")
     ],
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Made; it must not be there yet.")
-    ],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Made; it must not exist yet.")],
     outcome: Annotated[
         Literal["pass", "fail", "invalid"] | None, typer.Option(help="Only this verdict.")
     ] = None,
@@ -370,7 +368,8 @@ def import_(
 ) -> None:
     """Put the successes of a folder into the experience pool of a run that is not live.
 
-    Every field is checked first: of a folder with a mistake nothing is taken. Twice does no harm.
+    Every field is checked first: from a folder with a mistake nothing is imported. Importing twice
+    does no harm.
 
     Example: dart data import configs/quickstart.toml successes
     """
@@ -390,7 +389,7 @@ def import_(
 
 
 def _console() -> Console:
-    """For tables: as wide as the terminal, or as a file that somebody greps."""
+    """For tables: as wide as the terminal, or 120 columns in a file or pipe."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else 120

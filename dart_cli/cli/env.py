@@ -41,12 +41,11 @@ env = typer.Typer(
 
 @env.callback()
 def _env() -> None:
-    """Play tasks: the process of a run, and tools that try a suite before one trains on it.
+    """Play tasks: the process of a run, and tools that try a suite before training on it.
 
     `dart env CONFIG` starts the process that leases tasks, asks a rollout worker at each step and
-    hands trajectories in; `dart env CONFIG --help` tells its options. With a command in front it is
-    a tool, which needs no run. A configuration file that is called like a command is reached as
-    ./check.
+    hands trajectories in; `dart env CONFIG --help` shows its options. With a command in front it is
+    a tool, which needs no run. Write a configuration file that is named like a command as ./check.
 
     Example: dart env configs/quickstart.toml --slots 32
 
@@ -69,8 +68,8 @@ def run_(
 ) -> None:
     """Play tasks: lease one, ask a rollout worker at each step, hand the trajectory in.
 
-    Start as many as the machine has room for; they may come and go at any time. The word `run` may
-    be left out.
+    Start as many as the machine has room for; processes may come and go at any time. The word `run`
+    may be left out.
 
     Example: dart env configs/quickstart.toml --slots 32
     """
@@ -155,9 +154,9 @@ def check(
 
     Five agents play each task and seed: one waits until the steps are used up, one says done at
     once, one says fail at once, one clicks at random, and the environment's own solution. Ends
-    with 1 where a task is to be mended: it passes by waiting or by a claim, is true at reset, its
+    with 1 where a task has to be fixed: it passes by waiting or by a claim, it passes at reset, its
     environment or evaluator breaks, a seed does not repeat its first screen and instruction, or
-    its solution fails. Tasks that are slow, or guessable by random clicks, are only told.
+    its solution fails. Tasks that are slow, or guessable by random clicks, are only reported.
 
     Example: dart env check miniwob --task 'miniwob/click-*' --seeds 5 --out probes.json
     """
@@ -225,11 +224,11 @@ def play(
         ),
     ] = None,
 ) -> None:
-    """Play one task and see what becomes of it: by hand, by its solution, or by random clicks.
+    """Play one task and see its outcome: by hand, by its solution, or by random clicks.
 
     By hand, lines such as `click 84 60`, `type hello`, `key ctrl+s`, `done` are read from the
     terminal or a pipe, in pixels of the screenshot; `help` lists them. The newest screenshot is
-    always in one file, for a viewer that follows it. Ends with 1 where the verdict is invalid, or
+    always in one file, for a viewer that reloads it. Ends with 1 where the verdict is invalid, or
     the solution does not pass.
 
     Example: dart env play mini popup --seed 7 --solution --out film.png

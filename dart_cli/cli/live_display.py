@@ -27,21 +27,21 @@ logger = logging.getLogger(__name__)
 
 _PAGE_S = 1.0
 _LINE_S = 5.0
-_TOLD = 6  # latest notices kept on the page
+_NOTICES = 6  # latest ones kept on the page
 
 
 class LiveDisplay:
-    """What a person sees while the run goes on."""
+    """The page or lines that a person sees while the run goes on."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._console = Console(stderr=True, markup=False, highlight=False)
-        self._notices: deque[str] = deque(maxlen=_TOLD)
+        self._notices: deque[str] = deque(maxlen=_NOTICES)
         self._snapshot: Snapshot | None = None
         self._live: Live | None = None
 
     def notice(self, text: str) -> None:
-        """Something a person should know."""
+        """Show and log a line that a person should know."""
         logger.info("%s", text)
         self._notices.append(text)
         if self._live is not None:
@@ -50,7 +50,7 @@ class LiveDisplay:
             self._line(text)
 
     def leave(self) -> None:
-        """Give the terminal its cursor back; for an end that unwinds nothing."""
+        """Show the terminal's cursor again; for an end by os._exit, which leaves no block."""
         if self._live is not None:
             self._console.show_cursor()
 
@@ -82,7 +82,7 @@ class LiveDisplay:
             while True:
                 try:
                     self._snapshot = await watcher.snapshot()
-                except BusError as error:  # data starts, or starts again
+                except BusError as error:  # data starts, or restarts
                     logger.info("%s", error)
                     await asyncio.sleep(_PAGE_S)
                     continue

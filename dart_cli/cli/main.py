@@ -35,10 +35,10 @@ from dart_cli.cli.tools import tools
 
 
 class _Verbs(typer.core.TyperGroup):
-    """typer lists groups last; `env` and `data` stand beside the other processes."""
+    """Lists `env` and `data` beside the other processes; typer lists groups last."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The verbs in the order in which one reads of them."""
+        """The verbs in the order of the help page."""
         names = [name for name in super().list_commands(ctx) if name not in ("env", "data")]
         names.insert(names.index("train"), "data")
         return ["env", *names]
@@ -61,7 +61,7 @@ app = typer.Typer(
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line; an error is one line on stderr and its class's exit code.
 
-    A path that the system refuses is the user's mistake, wherever it shows.
+    A path that the system refuses is the user's mistake, wherever it is found.
     """
     try:
         app(arguments)
@@ -93,7 +93,10 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _dart(
     _version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and end.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and end."
+        ),
     ] = False,
 ) -> None:
     pass
@@ -116,7 +119,7 @@ def rollout(
 ) -> None:
     """Serve the policy: answer environments with actions, take new weights while serving.
 
-    One per GPU (or group of GPUs); they may come and go at any time.
+    One per GPU (or group of GPUs); workers may come and go at any time.
 
     Example: CUDA_VISIBLE_DEVICES=2 dart rollout configs/ui-tars-7b.toml
     """
@@ -171,7 +174,7 @@ def up(
 ) -> None:
     """Start data, train, rollout and env processes, show one live page, end them together.
 
-    A run that was stopped goes on where it was. Ctrl-C ends everything cleanly.
+    A run that was stopped continues where it was. Ctrl-C ends everything cleanly.
 
     Example: dart up configs/quickstart.toml --set train.lr=0 --fresh
     """
@@ -195,11 +198,14 @@ def status(
         bool, typer.Option("--json", help="Print the snapshot as one line of JSON.")
     ] = False,
     watch: Annotated[
-        float, typer.Option("--watch", metavar="SECONDS", min=0.2, help="Seconds between looks.")
+        float,
+        typer.Option("--watch", metavar="SECONDS", min=0.2, help="Seconds between two pages."),
     ] = 2.0,
     stacks: Annotated[
         bool,
-        typer.Option("--stacks", help="Print what every process on this host is doing, and end."),
+        typer.Option(
+            "--stacks", help="Print the stacks of the run's processes on this host, and end."
+        ),
     ] = False,
     prometheus: Annotated[
         int | None,
@@ -214,9 +220,9 @@ def status(
 ) -> None:
     """Show the run live: processes, pipeline, success by task, throughput, staleness, stalls.
 
-    Ends with 0 where the run is healthy or over, 1 where a process is dead or a stall is known, or
-    no data process answers. The live page waits for a run that has not begun. Without
-    a terminal it prints once; with --json and --watch, lines.
+    Ends with 0 where the run is healthy or over, with 1 where a process is dead, a stall is known or
+    no data process answers. The live page waits for a run that has not begun. Without a terminal it
+    prints once; with --json and --watch, one line each time.
 
     Example: dart status runs/quickstart --once --json | jq .success
     """

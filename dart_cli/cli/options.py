@@ -5,7 +5,7 @@ check_out      the file of an --out, refused before anything is played
 ProcessOrTool  a verb that is a process of the run, and has tools beside it
 load_checked   a configuration file, checked for a role
 config_of      a configuration file, or a run directory
-tell           what `--dry-run` prints
+tell           prints what `--dry-run` shows
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change one key, e.g. --set train.lr=1e-5."),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Check everything, say what would run, start nothing.")
+    bool, typer.Option("--dry-run", help="Check everything, print what would run, start nothing.")
 ]
 WorkerOption = Annotated[
     str, typer.Option("--worker", metavar="NAME", help="Name in the run; default ROLE-0, -1, ...")
@@ -38,12 +38,12 @@ WorkerOption = Annotated[
 
 
 def check_out(out: Path | None) -> Path | None:
-    """A callback of options: raises UserError where `out` can be no file."""
+    """A callback of options: raises UserError where `out` cannot be a file."""
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         from bus.errors import UserError
 
         why = "a folder" if out.is_dir() else f"there is no folder {out.parent}"
-        raise UserError(f"--out {out}: {why}; name a file in a folder that is there")
+        raise UserError(f"--out {out}: {why}; name a file in a folder that exists")
     return out
 
 
@@ -54,14 +54,14 @@ class ProcessOrTool(typer.core.TyperGroup):
     process: ClassVar[str]  # the command whose name may be left out
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """What does not begin with a command's name is meant for the process."""
+        """Arguments that do not begin with a command's name are for the process."""
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             self._refuse_misspelt(ctx, args[0])
             args = [self.process, *args]
         return super().parse_args(ctx, args)
 
     def _refuse_misspelt(self, ctx: typer.Context, first: str) -> None:
-        """A word that is no file and nearly a command's name."""
+        """End with an error for a word that is no file, and nearly a command's name."""
         if first.startswith("-") or Path(first).exists():
             return
         if close := difflib.get_close_matches(first, self.commands, n=1):
@@ -81,7 +81,7 @@ def load_checked(path: Path, overrides: list[str] | None, role: Role | None) -> 
 
 
 def tell(config: Config, role: Role | None, sharper: Mapping[str, str] | None = None) -> None:
-    """What `--dry-run` prints; `sharper` is what a verb's own options make of a subject."""
+    """Print what `--dry-run` shows; `sharper` replaces texts of subjects by the verb's own."""
     from dart_cli.config.dry_run import describe
 
     for subject, text in {**dict(describe(config, role)), **(sharper or {})}.items():

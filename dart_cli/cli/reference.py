@@ -1,7 +1,7 @@
 """Reference pages made from the code: `python -m dart_cli.cli.reference` writes docs/cli.md, config.md.
 
-cli_reference     every verb with its arguments and options, as Markdown
-config_reference  every key (see starter.py)
+cli_reference  every verb with its arguments and options, as Markdown
+write_pages    writes it, and the reference of every key (config/template.py)
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def cli_reference() -> str:
         "# Command line",
         "",
         "This page is made from the code (`python -m dart_cli.cli.reference`); a test compares them.",
-        "Every verb answers `--help`. Exit codes: 0 done, 1 a fault of the run, 2 a mistake that the",
-        "message says how to mend, 130 interrupted. `dart status` ends with 1 where the run is not",
-        "healthy, `dart doctor` where it cannot work, `dart env check` where a task is to be mended.",
+        "Every verb answers `--help`. Exit codes: 0 done, 1 a fault of the run, 2 a mistake whose",
+        "message names the fix, 130 interrupted. `dart status` ends with 1 where the run is not",
+        "healthy, `dart doctor` where it cannot work, `dart env check` where a task has to be fixed.",
     ]
     with typer.Context(root, info_name="dart") as context:
         for name in root.list_commands(context):  # type: ignore[attr-defined]
@@ -33,7 +33,7 @@ def cli_reference() -> str:
 
 
 def _verb(context: typer.Context, mark: str) -> list[str]:
-    """One verb, and the commands of one that has some, each below a heading."""
+    """One verb, and the commands below it if it has some, each below a heading."""
     lines = ["", f"{mark} `{context.command_path}`", "", *_unwrapped(context.command.help or "")]
     for title, rows in _options(context):
         lines += ["", f"| {title} | meaning |", "| --- | --- |"]

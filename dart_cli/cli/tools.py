@@ -43,7 +43,9 @@ def view(
     ] = "127.0.0.1",
     token: Annotated[
         bool,
-        typer.Option("--token", help="Ask for a token on loopback, too: others share the machine."),
+        typer.Option(
+            "--token", help="Ask for a token on loopback, too: for a machine that others use."
+        ),
     ] = False,
     export: Annotated[
         Path | None,
@@ -52,14 +54,14 @@ def view(
         ),
     ] = None,
     trajectory: Annotated[
-        str, typer.Option(metavar="ID", help="--export: the page of this one, not of the run.")
+        str,
+        typer.Option(metavar="ID", help="--export: the page of this trajectory, not of the run."),
     ] = "",
 ) -> None:
     """Serve pages to look into a run: curves, tasks, groups, trajectories as filmstrips.
 
-    Also of a live run, which is not disturbed. On loopback unless --host says
-    otherwise; to a machine far away rather make a tunnel:
-    ssh -L 8470:localhost:8470 HOST.
+    Also of a live run, which is not disturbed. On loopback unless --host names another address; to
+    reach a remote machine, prefer a tunnel: ssh -L 8470:localhost:8470 HOST.
 
     Example: dart view runs/quickstart
 
@@ -101,7 +103,7 @@ def evaluate(
         typer.Option(metavar="DIR", help="A published weight set, e.g. one of RUN/weights."),
     ] = None,
     model: Annotated[
-        str, typer.Option(metavar="PATH", help="A model as it comes, without the run's weights.")
+        str, typer.Option(metavar="PATH", help="A model as it is, without the run's weights.")
     ] = "",
     episodes: Annotated[
         int | None,
@@ -130,8 +132,8 @@ def evaluate(
 ) -> None:
     """Play held-out tasks, sampled and greedily; success by task with 95 % intervals.
 
-    Plays the newest weights of the run, or the model as it comes where there are none. Needs no
-    other process. The result is kept in RUN/eval.
+    Plays the newest weights of the run, or the model as it is where the run has none. Needs no other
+    process. The result is kept in RUN/eval.
 
     Example: dart eval configs/quickstart.toml --episodes 200 --mode greedy
     """
@@ -201,7 +203,9 @@ def efficiency(
         Literal["none", "injected", "both"],
         typer.Option(help="Broken and slow environments, killed rollout workers."),
     ] = "none",
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of each arm; medians are told.")] = 1,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Runs of each arm; medians are reported.")
+    ] = 1,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Keep the JSON here.", callback=check_out)
     ] = None,
@@ -244,7 +248,7 @@ def doctor(
         Path | None,
         typer.Argument(
             metavar="CONFIG_RUN_OR_MODEL",
-            help="TOML file, run directory or model folder; without one the host alone is examined.",
+            help="TOML file, run directory or model folder; without one, only the host is examined.",
             show_default=False,
         ),
     ] = None,
@@ -306,7 +310,7 @@ def keys(
 ) -> None:
     """Make the CURVE keys of a run over tcp; copy the folder to every host and set bus.keys.
 
-    Whoever has the file can take part in the run. Nothing is overwritten.
+    Any process that has the file can take part in the run. Nothing is overwritten.
 
     Example: dart keys keys && scp -pr keys gpu-box:
     """

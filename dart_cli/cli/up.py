@@ -44,16 +44,16 @@ _WEIGHT_SET = "v[0-9]*/manifest.json"  # a version in a folder of them
 
 
 def run_up(config: Config, config_path: Path, overrides: Sequence[str], *, fresh: bool) -> int:
-    """Bring the run to its end; returns the exit code, 130 where a signal stopped it.
+    """Run it to its end; returns the exit code, 130 where a signal stopped it.
 
-    Raises RunDirectoryError if the run is live elsewhere, ChildError if a part could not be kept
-    alive.
+    Raises RunDirectoryError if the run is live already, ChildError if one of its processes could not
+    be kept alive.
     """
     began = time.monotonic()
     if fresh:
         set_aside(config)
     make_private_dir(config.run.dir)
-    stack_dump.ignored()  # before others can know of us
+    stack_dump.ignored()  # before another process can know this one
     with (
         claim(config, "up"),
         logging_to(config.run.dir, "dart-up", terminal=False) as log_file,
@@ -72,9 +72,9 @@ def run_up(config: Config, config_path: Path, overrides: Sequence[str], *, fresh
 
 
 def refuse_second(config: Config) -> None:
-    """Raise RunDirectoryError if the data or the train process of the run lives: started by hand."""
+    """Raise RunDirectoryError if the run has a live data or train process, started by hand."""
     for worker in workers_of(config.run.dir):
-        # The lock decides; one that is surely free is left alone, as it would get our pid.
+        # The lock decides. A lock that is surely free is not taken, as our pid would be written to it.
         if worker.name in ("data", "train") and worker.liveness != "gone":
             with claim(config, worker.name, worker.name):
                 pass
@@ -83,7 +83,7 @@ def refuse_second(config: Config) -> None:
 def set_aside(config: Config) -> None:
     """Move an older run directory (and its weights elsewhere) to the first free DIR.1, DIR.2, ...
 
-    Raises RunDirectoryError if a process of that run still lives, or a folder is something else.
+    Raises RunDirectoryError if a process of that run still lives, or a folder is not a run's.
     """
     run_dir, weights = config.run.dir, weights_dir(config)
     if not _is_run(run_dir):
@@ -102,7 +102,7 @@ def set_aside(config: Config) -> None:
         if folder == run_dir:
             for lock in sorted((folder / "workers").glob("*.lock")):
                 with claim(config, lock.stem, lock.stem):
-                    pass  # nobody holds it
+                    pass  # no process holds it
         number = 1
         while (target := folder.with_name(f"{folder.name}.{number}")).exists():
             number += 1
@@ -111,7 +111,7 @@ def set_aside(config: Config) -> None:
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether a run has been there, if only an evaluation, or nothing has."""
+    """Whether the folder is a run's (an evaluation is enough), or is empty or absent."""
     if not folder.exists():
         return True
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
@@ -175,7 +175,7 @@ def is_finished(config: Config) -> bool:
     try:
         with open_reader(config.run.dir) as reader:
             trained = sum(batch.state == "trained" for batch in reader.batches())
-    except RunDirectoryError:  # no run yet; what else is wrong with it, `dart data` tells
+    except RunDirectoryError:  # no run yet; any other mistake is reported by `dart data`
         return False
     return trained >= config.train.updates
 

@@ -1,1 +1,12 @@
-"""The configuration of a run: read, checked whole, explained."""
+"""The configuration of a run, and all that is read out of it before anything starts.
+
+schema        the sections and keys, their types, ranges and texts
+load          reading a TOML file and `--set` overrides; errors with suggestions
+validate      the mistakes that no single key shows
+models        the folders of models, shipped or the user's own
+vllm_support  whether the installed vLLM can be used
+task_split    which tasks are trained on, which are held out
+endpoints     the addresses, keys and folders of the run's processes
+dry_run       what a run would do: `--dry-run`
+template      the starter file and docs/config.md, from the texts of the keys
+"""

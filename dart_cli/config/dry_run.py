@@ -1,6 +1,7 @@
-"""What a run would do, told without starting it: `--dry-run`.
+"""What a run would do, without starting it: `--dry-run`.
 
-describe  a configuration's consequences as (subject, text) lines
+describe         a configuration's consequences as (subject, text) lines
+parameter_count  the size of a model, from the headers of its files
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _processes(count: int) -> str:
 
 
 def _everywhere(config: Config) -> Iterator[tuple[str, str]]:
-    state = "continues what is there" if config.run.dir.exists() else "new"
+    state = "continues the run in it" if config.run.dir.exists() else "new"
     yield "run", f"{config.run.dir} ({state}), seed {config.run.seed}"
     if config.bus.transport == "tcp":
         endpoints = run_endpoints(config)
@@ -84,7 +85,7 @@ def _model(config: Config) -> str:
 def parameter_count(folder: Path) -> int:
     """Numbers in a folder's safetensors files, read from their headers alone.
 
-    Raises ModelError for a file that is none.
+    Raises ModelError for a file that is not a safetensors file.
     """
     return sum(
         prod(tensor["shape"])
@@ -155,7 +156,7 @@ def _scheduling(config: Config) -> str:
 
 def _curation(data: DataConfig) -> str:
     """What decides which tasks, groups and steps are trained on."""
-    parts = [f"tasks drawn {'by frontier' if data.task_sampling == 'frontier' else 'alike'}"]
+    parts = [f"tasks drawn {'by frontier' if data.task_sampling == 'frontier' else 'uniformly'}"]
     if data.dynamic_number:
         parts.append(f"groups of {data.min_group_size} up where success is above 0.6")
     if data.dynamic_length:

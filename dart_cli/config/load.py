@@ -57,7 +57,7 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
 
 
 def refuse_overrides(folder: Path, overrides: Sequence[str]) -> None:
-    """Raise ConfigError if keys are to be changed of a run directory, which is as it was started."""
+    """Raise ConfigError for overrides of a run directory: it stays as it was started."""
     if overrides:
         raise ConfigError(
             f"--set {shown(overrides[0], quote=False)} changes a key of a TOML file, and {folder} is "
@@ -66,7 +66,7 @@ def refuse_overrides(folder: Path, overrides: Sequence[str]) -> None:
 
 
 def config_of_model(folder: Path, overrides: list[str] | None = None) -> Config:
-    """The defaults with a model folder of one's own, and overrides. Raises ConfigError."""
+    """The defaults with a model folder of the user's own, and overrides. Raises ConfigError."""
     return _validated({"model": {"path": str(folder)}}, Source(folder, tuple(overrides or ())))
 
 
@@ -76,7 +76,7 @@ def _validated(tree: dict[str, Any], source: Source) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        # A misspelt key explains the others, so it is told first.
+        # A misspelt key explains the other mistakes, so it is reported first.
         mistakes = sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
         key, text = _explain(mistakes[0])
         raise ConfigError(f"{text} {source.cite(key)}") from None
@@ -96,7 +96,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
-        cure = "text stands in quotes, a section is [name], a value is key = value"
+        cure = "text is written in quotes, a section is [name], a value is key = value"
         raise ConfigError(f"not TOML: {error}; {cure} ({path})") from None
 
 
@@ -121,7 +121,7 @@ def _apply(override: str, tree: dict[str, Any], path: Path) -> None:
 
 
 def read_value(text: str) -> Any:
-    """What a value on the command line means: TOML where it is some, else the text itself."""
+    """The meaning of a value on the command line: read as TOML if it is TOML, else the text itself."""
     try:
         return tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
@@ -171,7 +171,7 @@ def _explain(error: ErrorDetails) -> tuple[str, str]:
     wanted = _WANTED.get(kind)
     if wanted is None:
         return key, f"{key}: {error['msg']}, got {shown(value)}"
-    if kind == "missing":  # a tuple that is too short: the error stands at its absent element
+    if kind == "missing":  # a tuple that is too short: the error names its absent element
         key = key.partition("[")[0]
     return key, f"{key} must be {wanted}, got {shown(value)}"
 
@@ -198,7 +198,7 @@ def _unknown(key: str, value: object) -> str:
 
 
 def _where_is(name: str) -> str:
-    """`; did you mean train.lr?` for a key that some other section has, or nearly has."""
+    """`; did you mean train.lr?` for a key that another section has, or nearly has."""
     homes = {
         field: section for section, kind in section_types().items() for field in kind.model_fields
     }

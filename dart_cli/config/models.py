@@ -24,9 +24,9 @@ MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 
 def model_folder(path: str | Path) -> Path:
-    """The folder that a `model.path` which is none of `builtin:` names.
+    """The folder that a `model.path` other than `builtin:...` names.
 
-    `~name` stands as it is where this host has no such user: no folder is found there.
+    `~name` is kept as it is where this host has no such user; no folder is found there.
     """
     try:
         return Path(path).expanduser()
@@ -65,7 +65,7 @@ def model_problem(path: str) -> str:
 
 
 def is_model_folder(folder: Path) -> bool:
-    """Whether its config.json is that of a model: a run directory has one, too."""
+    """Whether its config.json is a model's; a run directory has a config.json, too."""
     return _model_type(folder) is not None
 
 

@@ -34,7 +34,7 @@ class Section(BaseModel):
 
 
 def _without_null(path: _AnyPath) -> _AnyPath:
-    """A path that the system can take: it raises ValueError, wherever it is used, for others."""
+    """The path, refused where it has a null byte: any use of it would raise ValueError."""
     if "\0" in str(path):
         raise PydanticCustomError("null_byte", "no path has a null byte; choose another")
     return path
@@ -51,7 +51,7 @@ class RunConfig(Section):
     """Where the run lives and what makes it repeatable."""
 
     dir: Folder = Path("runs/default")
-    """Run directory: database, weights, logs, sockets; made private (0700). Relative to the shell."""
+    """Run directory: database, weights, logs, sockets; made private (0700). Relative to the shell's."""
 
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seeds task order, environments and sampling."""
@@ -64,8 +64,8 @@ class BusConfig(Section):
     """`ipc`: sockets in the run directory, one host. `tcp`: across hosts, with CURVE keys."""
 
     host: str = "127.0.0.1"
-    """Address of `dart data` with tcp, which binds it at `port`; `dart rollout` binds its own address
-    on the way there, at a free port. Beyond loopback it needs `keys`."""
+    """With tcp, the address of `dart data`, which binds it at `port`; `dart rollout` binds its own
+    address on the route to it, at a free port. Beyond loopback `keys` is required."""
 
     port: int = Field(default=7800, ge=1024, le=65000)
     """First of three tcp ports of `dart data`: requests, telemetry in, telemetry out."""
@@ -74,10 +74,11 @@ class BusConfig(Section):
     """Folder of CURVE keys that `dart keys` made, the same on every host; required beyond loopback."""
 
     deadline_s: Seconds = 30.0
-    """Seconds a request may take before it is an error that names who waited for whom."""
+    """Seconds a request may take before it is an error that names both processes."""
 
     stall_s: Seconds = 20.0
-    """Seconds without progress after which `dart status` and the log name who waits for whom."""
+    """Seconds without progress after which `dart status` and the log report a stall: which process
+    waits for which."""
 
 
 class ModelConfig(Section):
@@ -91,7 +92,7 @@ class ModelConfig(Section):
     """Floating point type of weights and activations."""
 
     freeze_vision: bool = False
-    """Leave the vision tower as it is."""
+    """Do not train the vision tower."""
 
 
 class PolicyConfig(Section):
@@ -123,7 +124,7 @@ class PolicyConfig(Section):
     """Put first in every prompt; empty for none."""
 
     template: str = "{instruction}"
-    """What stands around the task's instruction, e.g. the actions a model may write."""
+    """Text around the task's instruction, e.g. the actions that a model may write."""
 
 
 class EnvConfig(Section):
@@ -133,18 +134,18 @@ class EnvConfig(Section):
     """Name of a task suite, or `package.module:Suite` / `file.py:Suite` of your own."""
 
     tasks: list[str] = []
-    """Tasks to train on: ids, patterns such as `miniwob/click-*`, and `!pattern` for what is left
+    """Tasks to train on: ids, patterns such as `miniwob/click-*`, and `!pattern` for those left
     out; empty for all of the suite's training split."""
 
     heldout: list[str] = []
-    """Tasks (ids, patterns) kept out of training beside those that the suite holds out; they are
-    evaluated as compositions."""
+    """Tasks (ids, patterns) kept out of training, in addition to those that the suite holds out;
+    they are evaluated as compositions."""
 
     seeds: Annotated[tuple[int, int], Strict(False)] = (0, 1_000_000)
-    """Training instances: seeds from the first number up to, and without, the second."""
+    """Seeds of training instances: from the first number up to, but not including, the second."""
 
     slots: Positive = 16
-    """Environments played at once by one process."""
+    """Environments that one process plays at once."""
 
     options: dict[str, Any] = {}
     """Passed to the environment, e.g. its resolution."""
@@ -153,25 +154,25 @@ class EnvConfig(Section):
     """Seconds a reset may take before the episode is invalid and the slot starts afresh."""
 
     step_deadline_s: Seconds = 30.0
-    """Seconds an action may take, likewise; one that ends its episode is judged at once, and may
-    take `evaluate_deadline_s` more."""
+    """Seconds an action may take, likewise; an action that ends its episode is judged at once, and
+    may take `evaluate_deadline_s` more."""
 
     evaluate_deadline_s: Seconds = 60.0
     """Seconds an evaluator may take, likewise."""
 
     isolation: Literal["thread", "process"] = "thread"
-    """Where each environment lives: in a thread, cheap; or in a process, which can be killed where
-    it hangs and costs its slot alone where it crashes or eats memory."""
+    """Where each environment runs: in a thread, which is cheap; or in a process, which can be killed
+    when it hangs, and which costs its slot alone when it crashes or uses too much memory."""
 
     memory_mb: int = Field(default=0, ge=0)
-    """`process`: private memory of each process of an environment, MiB; 0 for no bound."""
+    """`process`: most private memory of each process of an environment, MiB; 0 for no bound."""
 
     max_processes: int = Field(default=0, ge=0)
-    """`process`: processes that an environment may have at once; past that it is ended, as one that
-    starts them without end would be. 0 for no bound."""
+    """`process`: most processes that an environment may have at once; beyond that it is ended, before
+    it can fill the host. 0 for no bound."""
 
     malformed: Literal["end", "noop"] = "end"
-    """A completion that is no action: `end` fails the episode, `noop` spends a step."""
+    """What a completion that is no action does: `end` fails the episode, `noop` uses up a step."""
 
 
 MODEL_ENGINES = ("transformers", "vllm")
@@ -183,8 +184,8 @@ class RolloutConfig(Section):
 
     engine: Literal["transformers", "vllm", "scripted", "timed"] = "transformers"
     """What runs the model: `vllm` on GPUs, see section [vllm] and docs/engines.md; `transformers`
-    anywhere. `scripted` answers at random without one, to try the plumbing; `timed` does so as fast
-    as section [timing] says, to measure scheduling."""
+    anywhere. `scripted` answers at random without a model, to try the processes; `timed` does so as
+    fast as section [timing] says, to measure scheduling."""
 
     temperature: float = Field(default=1.0, ge=MIN_TEMPERATURE, le=MAX_TEMPERATURE)
     """Sampling temperature; the trainer divides logits by the same."""
@@ -197,48 +198,48 @@ class RolloutConfig(Section):
 
     kv_cache_mb: Positive = 4096
     """`transformers`: MiB for the keys and values of the requests decoded together, their longest
-    counted for each; who does not fit waits. A single request is served whatever it takes."""
+    counted for each; a request that does not fit waits. A single one is served, however large."""
 
     image_cache_mb: Positive = 256
-    """MiB of screens kept as the model reads them: 21 for one of 1280x720, 48 for 1920x1080. A step
-    shows past screens again, so those of the episodes in play should have room."""
+    """MiB for screens in the form that the model reads: 21 for one of 1280x720, 48 for 1920x1080. A
+    step shows past screens again, so there should be room for those of the episodes in play."""
 
     device: Device = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
 
     threads: Positive = 1
-    """CPU threads of torch; more than the free cores stalls."""
+    """CPU threads of torch; with more threads than free cores it stalls."""
 
     deadline_s: Seconds = 60.0
     """Seconds an environment waits for a completion, over all workers."""
 
 
 class VllmConfig(Section):
-    """The engine of `rollout.engine = "vllm"`; docs/engines.md says more of each."""
+    """The engine of `rollout.engine = "vllm"`; docs/engines.md explains its keys."""
 
     tensor_parallel: Positive = 1
-    """GPUs that share one model. `dart rollout` takes the first of those it sees."""
+    """GPUs that share one model; `dart rollout` takes the first ones that it sees."""
 
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     """Share of each GPU's memory for weights, activations and keys and values together."""
 
     kv_cache_mb: int = Field(default=0, ge=0)
-    """MiB for keys and values, in place of `gpu_memory_utilization`; 0 for what that leaves, on a
-    CPU for 512."""
+    """MiB for keys and values, in place of `gpu_memory_utilization`; 0 for what that share leaves,
+    or for 512 on a CPU."""
 
     max_model_len: int = Field(default=0, ge=0)
-    """Tokens of prompt and completion together; 0 for as many as the model has positions. Less
-    leaves room for more requests."""
+    """Most tokens of prompt and completion together; 0 for as many as the model has positions. A
+    lower number leaves room for more requests."""
 
     enforce_eager: bool = False
-    """Leave CUDA graphs out: starts faster, serves slower."""
+    """Use no CUDA graphs: starts faster, serves slower."""
 
     prefix_caching: bool = True
     """Keep keys and values of prompts for requests that begin alike, under the same weights."""
 
     kv_cache: Literal["recompute", "keep"] = "recompute"
-    """Running requests at new weights: `recompute` their keys and values, so that every token is of
-    one version; or `keep` the old ones, a shorter halt and numbers of two versions mixed."""
+    """What is done with running requests when weights change: `recompute` their keys and values, so
+    that every token is of one version; or `keep` the old ones, a shorter halt but two versions mixed."""
 
     options: dict[str, Any] = {}
     """Further engine arguments by vLLM's own names, e.g. { block_size = 32 }."""
@@ -254,7 +255,8 @@ class DataConfig(Section):
     """Groups with a gradient (mixed rewards) in one batch."""
 
     scheduling: Literal["rollout", "task", "batch", "april"] = "rollout"
-    """What a freed slot waits for: nothing, its group, the batch, or (`april`) the batch's target."""
+    """What a freed slot waits for: nothing (`rollout`), its group (`task`), the batch (`batch`), or
+    the batch's target (`april`)."""
 
     coupled: bool = False
     """The synchronous baseline: rollouts stop while the trainer trains and all workers update."""
@@ -266,10 +268,10 @@ class DataConfig(Section):
     """`april`: false discards what is unfinished when a batch is full (over-sample and discard)."""
 
     max_open_groups: int = Field(default=0, ge=0)
-    """Groups leased or waiting to be trained at once; 0 for as many as max_staleness admits."""
+    """Most groups leased or waiting to be trained at once; 0 for as many as max_staleness admits."""
 
     max_staleness: int = Field(default=4, ge=0)
-    """A group whose oldest token is more versions behind than this is dropped, with the reason."""
+    """A group whose oldest token is more versions behind than this is dropped, its reason recorded."""
 
     task_sampling: Literal["uniform", "frontier"] = "frontier"
     """`frontier` prefers tasks near 50 % success (moving average); `uniform` takes all alike."""
@@ -285,10 +287,10 @@ class DataConfig(Section):
     """Smaller groups for tasks whose success is above 0.6, down to `min_group_size`."""
 
     min_group_size: int = Field(default=2, ge=2, le=1024)
-    """`dynamic_number`: trajectories of a group at least."""
+    """`dynamic_number`: fewest trajectories of a group."""
 
     dynamic_length: bool = False
-    """A task's step limit is its longest success so far plus `length_slack`, once there is one."""
+    """A task's step limit is its longest success so far plus `length_slack`, once it has a success."""
 
     length_slack: int = Field(default=2, ge=0)
     """`dynamic_length`: steps above the longest success."""
@@ -313,7 +315,7 @@ class DataConfig(Section):
     """Seconds without a step or heartbeat after which a lease is taken back."""
 
     max_gb: float = Field(default=50.0, gt=0)
-    """Gigabytes of the database beyond which the oldest screenshots, no longer needed, are removed."""
+    """Size of the database, GB, beyond which the oldest screenshots that no part needs are removed."""
 
 
 class TrainConfig(Section):
@@ -354,17 +356,18 @@ class TrainConfig(Section):
     (`gspo`), or the weight of each token's log-probability (`cispo`)."""
 
     clip_low: float = Field(default=0.2, ge=0, le=1)
-    """Ratios below 1 - clip_low are clipped, at 1 none are; with one epoch all ratios are 1."""
+    """Ratios below 1 - clip_low are clipped; at 1 none is. With one epoch all ratios are 1."""
 
     clip_high: float = Field(default=0.28, ge=0)
     """Ratios above 1 + clip_high are clipped (clip-higher)."""
 
     dual_clip: float = Field(default=0.0, ge=0)
-    """Where the advantage is negative ratios count as at most this, > 1; 0 for no bound."""
+    """Where the advantage is negative, a ratio counts as at most this, > 1; 0 for no bound."""
 
     correction: Literal["truncated", "sequence", "masked", "none", "ratio"] = "truncated"
-    """Of staleness: weights proximal / behaviour, truncated by token or by `sequence`, or
-    `masked` outside a range; `ratio` takes the objective's own ratio to the behaviour policy."""
+    """Of staleness, by weights proximal / behaviour: `truncated` by token or by `sequence`, or
+    `masked` outside a range; `none` has no weights; `ratio` takes the objective's own ratio to the
+    behaviour policy."""
 
     is_cap: float = Field(default=1.0, gt=0)
     """C of truncated importance sampling: min(proximal / behaviour, C), `truncated`, `sequence`."""
@@ -376,8 +379,9 @@ class TrainConfig(Section):
     """`masked`: a token whose proximal / behaviour is higher has weight 0."""
 
     demonstrations: Literal["cloned", "shaped"] = "cloned"
-    """Weight of tokens that an unknown policy wrote: 1, so behaviour cloning times the advantage, or
-    gamma p / (p + gamma)^2, where p is the policy's probability of the token (LUFFY's shaping)."""
+    """Weight of tokens that an unknown policy wrote: `cloned` 1, so behaviour cloning times the
+    advantage; `shaped` gamma p / (p + gamma)^2, where p is the policy's probability of the token
+    (LUFFY's shaping)."""
 
     demonstration_gamma: float = Field(default=0.1, gt=0, le=1)
     """`shaped`: the probability at which a demonstration's token weighs most, 1 / 4."""
@@ -386,14 +390,15 @@ class TrainConfig(Section):
     """Effective sample size, over tokens, below which `low_ess` acts on a batch; 0 for never."""
 
     low_ess: Literal["skip", "shrink"] = "skip"
-    """Leave such a batch out, or `shrink` its learning rate by ESS / min_ess."""
+    """`skip` such a batch, or `shrink` its learning rate by ESS / min_ess."""
 
     normalise: Literal["tokens", "samples", "trajectories", "constant"] = "tokens"
-    """Mean over all tokens of a batch, or over steps or trajectories of their tokens' mean, or
-    over trajectories of their tokens' sum / `constant_tokens` (Dr. GRPO)."""
+    """The loss is a mean over all `tokens` of a batch; over its `samples` (steps) or `trajectories`,
+    of their tokens' mean; or (`constant`) over trajectories, of their tokens' sum /
+    `constant_tokens` (Dr. GRPO)."""
 
     constant_tokens: float = Field(default=0.0, ge=0)
-    """`constant`: tokens of a trajectory that weigh 1, e.g. of the longest there can be."""
+    """`constant`: tokens of a trajectory whose weight is 1, e.g. of the longest that can be."""
 
     kl_beta: float = Field(default=0.0, ge=0)
     """Weight of the k3 KL to the model the run began with; 0 keeps no reference model."""
@@ -418,33 +423,33 @@ class TrainConfig(Section):
 
     parity_every: int = Field(default=10, ge=0)
     """Policy versions after which engine and trainer are compared again on the same weights, the
-    first at the start; 0 stops no run."""
+    first at the start; 0 never stops a run."""
 
     parity_limit: float = Field(default=0.0, ge=0)
     """Mean difference of their log-probabilities, nats, above which the run stops; 0 for 0.001 in
     float32 and 0.1 in bfloat16."""
 
     wandb: str = ""
-    """Project of Weights & Biases that gets the metrics too, its package installed; empty for none."""
+    """Project of Weights & Biases that gets the metrics, too (install its package); empty for none."""
 
 
 class WeightsConfig(Section):
     """How new weights reach the rollout workers: docs/weights.md."""
 
     channel: Literal["file", "collective"] = "file"
-    """`file`: each reads the files of a version. `collective`: the trainer sends it to each in turn,
-    from memory, by torch.distributed (gloo); all processes on one host."""
+    """`file`: each worker reads the files of a version. `collective`: the trainer sends it from memory
+    to each worker in turn, by torch.distributed (gloo); all processes are on one host."""
 
     delta: bool = False
-    """`file`: beside each version what changed since the one before, which is all that workers read
-    and, but for each `whole_every`th version, all that the trainer writes."""
+    """`file`: publish what changed since the version before. Workers read only that, and the trainer
+    writes only that, except for each `whole_every`th version, which is written whole, too."""
 
     whole_every: Positive = 8
-    """`delta` and `collective`: every so many versions are written whole, as is the last."""
+    """`delta` and `collective`: one version in this many is written whole, and so is the last."""
 
     directory: Folder | None = None
-    """Where weight sets are written; empty for `weights/` of the run, the tensors in shared memory
-    where it has room until the trainer ends."""
+    """Where weight sets are written; unset for `weights/` of the run, with the tensors in shared
+    memory, where it has room, until the trainer ends."""
 
     publish_every: Positive = 1
     """Updates between publications."""
@@ -460,7 +465,7 @@ class SyncConfig(Section):
     """Workers that take weights at once; 0 for all."""
 
     deadline_s: Seconds = 120.0
-    """Seconds after which a permit to take weights is given to the next."""
+    """Seconds after which a worker's permit to take weights is given to the next worker."""
 
 
 class TimingConfig(Section):
@@ -510,7 +515,7 @@ class EvalConfig(Section):
     """Tasks to evaluate, as in env.tasks; empty for the training tasks (on held-out seeds)."""
 
     compositions: list[str] = []
-    """Tasks never trained on, as in env.tasks, reported apart; empty for all that are held out."""
+    """Tasks never trained on, as in env.tasks, reported separately; empty for all that are held out."""
 
     seed: int = Field(default=1_000_000, ge=0)
     """First seed of the evaluation's episodes."""

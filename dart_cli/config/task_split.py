@@ -3,7 +3,7 @@
     training_tasks   what is leased: env.tasks, never what is held out
     heldout_tasks    what its suite holds out, and what env.heldout does
     trained_tasks    trained on, and evaluated on held-out seeds
-    composed_tasks   never trained on, and reported apart
+    composed_tasks   never trained on, and reported separately
 
 A run is split twice: by id, by the functions above, and by seed: TRAIN_SEEDS.
 """

@@ -1,8 +1,8 @@
 """The configuration explained from its own field texts: a starter file and a reference.
 
+write_starter     writes the starter file: `dart init DIR`
 starter_toml      every section and key with its default, each below its text as a comment
 config_reference  the same as Markdown tables, kept as docs/config.md
-write_starter     what `dart init DIR` does
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONFIG_NAME = "dart.toml"
 
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 _HEAD = """\
-# A run of `dart`. Every key stands at its default; delete what you do not change.
+# A run of `dart`. Every key has its default; delete those that you do not change.
 #
 #   dart up {path}        all processes at once
 #   dart data {path}      or one by one, in any order: data, train, rollout (one per GPU),
@@ -89,11 +89,11 @@ def summary(section: type[Section]) -> str:
 
 
 def bounds(field: FieldInfo) -> str:
-    """The field's range or choices, `(>= 1, <= 32)` or `(a | b)`, unless its text tells them."""
+    """The field's range or choices, `(>= 1, <= 32)` or `(a | b)`, unless its text names them."""
     if get_origin(field.annotation) is Literal:
         choices = [str(each) for each in get_args(field.annotation)]
-        told = all(f"`{each}`" in (field.description or "") for each in choices)
-        return "" if told else f"({' | '.join(choices)})"
+        named = all(f"`{each}`" in (field.description or "") for each in choices)
+        return "" if named else f"({' | '.join(choices)})"
     found = [f"{_SIGNS[name]} {value:g}" for name, value in _limits(field)]
     return f"({', '.join(found)})" if found else ""
 
@@ -111,7 +111,7 @@ def _flat(field: FieldInfo) -> str:
 
 
 def to_toml(value: Any) -> str | None:
-    """A default as TOML writes it; None for an unset key. Only what fields hold is known here."""
+    """A default as TOML writes it; None for an unset key. Knows only the types that fields have."""
     if value is None:
         return None
     if isinstance(value, bool):

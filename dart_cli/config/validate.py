@@ -3,7 +3,7 @@
     check_config   raises the first mistake as one line with key, value, file and cure
     find_mistakes  all of them, the cheapest to find first
 
-One place for all of it, torch-free and fast, so that every verb refuses before it starts anything.
+One place for all of it, without torch and fast, so that every verb refuses before it starts anything.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Mistake(NamedTuple):
 
 
 def check_config(config: Config, source: Source | None = None, role: Role | None = None) -> None:
-    """Raise ConfigError for the first thing that cannot work, for one role or (None) for all.
+    """Raise ConfigError for the first mistake, for one role or (None) for all.
 
     An environment or data host needs no model folder, a rollout or train host no environments.
     """
@@ -54,7 +54,7 @@ def check_config(config: Config, source: Source | None = None, role: Role | None
 
 def find_mistakes(config: Config, role: Role | None = None) -> Iterator[Mistake]:
     """Every mistake that single fields cannot show, the cheapest to find first."""
-    if closed := list(_closed(config, role)):  # nothing below could look there, either
+    if closed := list(_closed(config, role)):  # nothing below could read there, either
         yield from closed
         return
     yield from _policy(config)
@@ -75,7 +75,7 @@ def find_mistakes(config: Config, role: Role | None = None) -> Iterator[Mistake]
 
 
 def _closed(config: Config, role: Role | None) -> Iterator[Mistake]:
-    """Paths that the system will not look at: a name too long, a folder of another user."""
+    """Paths that the system does not let us read: a name too long, a folder of another user."""
     paths = {
         "run.dir": config.run.dir,
         "weights.directory": config.weights.directory,
@@ -91,7 +91,7 @@ def _closed(config: Config, role: Role | None) -> Iterator[Mistake]:
         try:
             path.exists()
         except OSError as error:
-            yield Mistake(key, f"cannot be looked at: {error.strerror}; choose another, got {path}")
+            yield Mistake(key, f"cannot be read: {error.strerror}; choose another, got {path}")
 
 
 def _policy(config: Config) -> Iterator[Mistake]:
@@ -106,7 +106,7 @@ def _policy(config: Config) -> Iterator[Mistake]:
     if "{instruction}" not in policy.template:
         yield Mistake(
             "policy.template",
-            f"needs {{instruction}} where the task shall stand, got {shown(policy.template)}",
+            f"needs {{instruction}} where the task belongs, got {shown(policy.template)}",
         )
     if policy.codec == "compact" and policy.coordinates != "thousandths":
         yield Mistake(
@@ -117,13 +117,13 @@ def _policy(config: Config) -> Iterator[Mistake]:
     if config.model.path in BUILTIN and policy.codec != "compact" and _needs_model(config):
         yield Mistake(
             "policy.codec",
-            f'must be "compact", all that model.path = "{config.model.path}" speaks, '
+            f'must be "compact", the only action language of model.path = "{config.model.path}", '
             f"got {shown(policy.codec)}",
         )
 
 
 def _needs_model(config: Config) -> bool:
-    """Whether anything of the run loads the model; what is timed or scripted does not."""
+    """Whether any part of the run loads the model; timed and scripted parts do not."""
     return config.rollout.engine in MODEL_ENGINES or config.train.learner == "torch"
 
 
@@ -168,7 +168,7 @@ def _numbers(config: Config) -> Iterator[Mistake]:
 
 
 def _curation(data: DataConfig) -> Iterator[Mistake]:
-    """Settings of a part of the curation under which it can never do anything."""
+    """Settings under which a part of the curation can never act."""
     least = 1 / (data.group_size + 1)
     if 0 < data.pool_ratio < least:
         yield Mistake(
@@ -223,7 +223,7 @@ def _places(config: Config) -> Iterator[Mistake]:
     if Path.cwd().resolve().is_relative_to(config.run.dir.resolve()):
         yield Mistake(
             "run.dir",
-            f"holds the directory you stand in, got {shown(config.run.dir)}; "
+            f"contains the current directory, got {shown(config.run.dir)}; "
             "choose one for this run alone, e.g. runs/a",
         )
 
@@ -257,13 +257,13 @@ def _bus(config: Config) -> Iterator[Mistake]:
 
 
 def _weights(config: Config) -> Iterator[Mistake]:
-    """Channels that do not go together, or would open a socket to others."""
+    """Settings of the channel that exclude each other, or that would open a socket without keys."""
     if config.weights.channel != "collective":
         return
     if config.weights.delta:
         yield Mistake(
             "weights.delta",
-            'is of weights.channel = "file"; "collective" sends what a worker lacks anyway; '
+            'works with weights.channel = "file" alone; "collective" sends only what a worker lacks anyway; '
             "set it to false",
         )
     if config.bus.transport == "tcp" and not is_loopback(config.bus.host):
@@ -299,7 +299,7 @@ def _lists(config: Config) -> Iterator[Mistake]:
 def _tasks(config: Config, role: Role | None) -> Iterator[Mistake]:
     """Whether suite, options and every task id exist, and training keeps to its split.
 
-    Where environments are to be played, whether all is installed that they need.
+    Where environments are played, whether everything that they need is installed.
     """
     suite = config.env.suite
     try:
@@ -309,7 +309,7 @@ def _tasks(config: Config, role: Role | None) -> Iterator[Mistake]:
         return
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything
         yield Mistake(
-            "env.suite", f"cannot be used: importing {suite} failed, mend it: {_one_line(error)}"
+            "env.suite", f"cannot be used: importing {suite} failed, fix it: {_one_line(error)}"
         )
         return
     known = True
@@ -340,9 +340,9 @@ def _tasks(config: Config, role: Role | None) -> Iterator[Mistake]:
 
 
 def _options(config: Config) -> Iterator[Mistake]:
-    """Whether the suite takes its options' values: it makes an environment, and starts nothing yet.
+    """Whether the suite accepts the values of its options: an environment is made, but not started.
 
-    One of a user's own that is to live in a process is made nowhere else.
+    A user's own environment that belongs in a process is not made in this one.
     """
     suite, options = config.env.suite, config.env.options
     if not options or (config.env.isolation == "process" and suite not in SHIPPED):
@@ -353,10 +353,10 @@ def _options(config: Config) -> Iterator[Mistake]:
         yield Mistake("env.options", f"cannot be used: {error}")
     except (TypeError, ValueError) as error:
         yield Mistake("env.options", f"cannot be used: {_one_line(error)}")
-    except Exception as error:  # noqa: BLE001 - no mistake of the configuration: it may pass
+    except Exception as error:  # noqa: BLE001 - not a mistake of the configuration: it may pass
         logger.warning(
-            "suite %s makes no environment now (%s); until it does its episodes are invalid, and "
-            "`dart env check` tells more",
+            "suite %s cannot make an environment now (%s); until it can, its episodes are invalid; "
+            "`dart env check` shows more",
             *(suite, _one_line(error)),
         )
 
@@ -393,7 +393,7 @@ def _split(config: Config) -> Iterator[Mistake]:
 
 
 def _model(config: Config, role: Role | None) -> Iterator[Mistake]:
-    """Whether the model folder can be loaded, as far as its files tell without torch."""
+    """Whether the model folder can be loaded, as far as its files show without torch."""
     path = config.model.path
     if path in BUILTIN or (role == "rollout" and config.rollout.engine not in MODEL_ENGINES):
         return
@@ -438,7 +438,7 @@ def _vllm(config: Config) -> Iterator[Mistake]:
 
 
 def visible_gpus() -> int | None:
-    """How many NVIDIA GPUs this process can use; None where only torch could tell (WSL, ROCm)."""
+    """How many NVIDIA GPUs this process can use; None where only torch knows (WSL, ROCm)."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return len([each for each in chosen.split(",") if each.strip() not in ("", "-1")])

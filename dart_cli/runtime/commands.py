@@ -1,4 +1,7 @@
-"""The command lines of a run's processes, as a person would type them."""
+"""The command lines of a run's processes, as a person would type them.
+
+commands_of  the arguments of `dart` by worker name
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dart_cli.config.schema import Config
 
 
 def commands_of(config: Config, arguments: Sequence[str]) -> dict[str, list[str]]:
-    """The processes of the run by name; data last, for the others speak to it to the end."""
+    """The processes of the run by name; data last, as the others talk to it until they end."""
     commands = {}
     for role, count in (("env", config.up.envs), ("rollout", config.up.rollouts)):
         for index in range(count):

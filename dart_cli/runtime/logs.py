@@ -1,7 +1,7 @@
 """Logging of one process: short lines to the terminal, all of it to a file in the run directory.
 
     logging_to  the one block around all that a process does
-    log_dir     where the files of a run are
+    log_dir     the folder of a run's log files
 
 A process whose output `dart up` collects writes plain lines; on a terminal they are coloured.
 """
@@ -28,7 +28,7 @@ def log_dir(run_dir: Path) -> Path:
 def logging_to(run_dir: Path, worker: str, *, terminal: bool = True) -> Iterator[Path]:
     """Log to the terminal (stderr) and to `logs/WORKER.log`, which is appended to; gives its path.
 
-    Warnings of Python libraries go the same way. What was set up before stands again afterwards.
+    Warnings of Python libraries go the same way. The previous set-up is restored afterwards.
     """
     path = log_dir(run_dir) / f"{worker}.log"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,8 @@
-"""Where a process's time goes: one phase at a time, every second in exactly one of them."""
+"""Where a process's time goes: one phase at a time, every second in exactly one of them.
+
+TimeSplit  seconds by phase
+as_gauges  the same in a heartbeat
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 
 PREFIX = "seconds."
-"""Of the gauges that hold a TimeSplit; `dart data` keeps their newest values by process."""
+"""Prefix of the gauges that hold a TimeSplit; `dart data` keeps their newest values by process."""
 
 
 class TimeSplit:
@@ -15,7 +19,7 @@ class TimeSplit:
     def __init__(
         self, phases: Iterable[str], now: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`phases` are all that may be entered, `now` is the first of them to begin with."""
+        """`phases` are all that may be entered, `now` is the one to begin with."""
         self._seconds = dict.fromkeys(phases, 0.0)
         self._clock = clock
         self._phase = now
@@ -23,11 +27,11 @@ class TimeSplit:
 
     @property
     def phase(self) -> str:
-        """The present one."""
+        """The present phase."""
         return self._phase
 
     def enter(self, phase: str) -> None:
-        """From now on `phase`, one of those named at the start."""
+        """Enter `phase`, one of those named at the start."""
         now = self._clock()
         self._seconds[self._phase] += now - self._since
         self._phase, self._since = phase, now

@@ -1,4 +1,7 @@
-"""How far a long command is: a bar on a terminal, a line every few seconds elsewhere."""
+"""How far a long command is: a bar on a terminal, a line every few seconds elsewhere.
+
+progress  shows it while inside
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 EVERY_S = 5.0
-"""Between two lines where there is no terminal."""
+"""Seconds between two lines where there is no terminal."""
 
 
 @contextlib.contextmanager
 def progress(what: str, count: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """Tell on stderr how much of `count` is done; gives what to call with each part's number."""
+    """Show on stderr how much of `count` is done; gives a function to call with each part's number."""
     console = Console(stderr=True, markup=False, highlight=False)
     if console.is_terminal:
         with Progress(console=console, transient=True) as bar:
@@ -25,7 +28,7 @@ def progress(what: str, count: int, unit: str) -> Iterator[Callable[[int], None]
         return
     done, last = 0, time.monotonic()
 
-    def told(number: int) -> None:
+    def advance(number: int) -> None:
         nonlocal done, last
         done += number
         if number and (done == count or time.monotonic() - last > EVERY_S):
@@ -33,4 +36,4 @@ def progress(what: str, count: int, unit: str) -> Iterator[Callable[[int], None]
             sys.stderr.write(f"progress: {what} {done}/{count} {unit}\n")
             sys.stderr.flush()
 
-    yield told
+    yield advance

@@ -7,9 +7,8 @@
     say_error        one line on stderr
 
 The first SIGINT or SIGTERM sets the stop event and gives the role `GRACE_S` to end cleanly, more
-where it says that it is finishing something; the second, or the end of that time, ends the process at
-once. Nothing acknowledged is lost either way.
-SIGUSR1 dumps all stacks to the log (stack_dump.py).
+if it is finishing something (`finishing`); the second signal, or the end of that time, ends the process
+at once. Nothing acknowledged is lost either way. SIGUSR1 dumps all stacks to the log (stack_dump.py).
 """
 
 from __future__ import annotations
@@ -44,6 +43,7 @@ LAST_WORK_S = 900.0
 """Seconds by which `finishing` may put off the end: a checkpoint of some 100 GB."""
 
 PARENT_VARIABLE = "DART_PARENT_PID"
+"""Environment variable by which `dart up` passes its pid to its children."""
 
 _finishing: list[str] = []
 
@@ -57,7 +57,7 @@ def run_role(role: Role, config: Config, main: Main, *, worker: str = "", thread
     0 after a clean end, 2 for the user's mistake, 1 for a fault; the error is one line on stderr
     and whole in the log. `threads` bounds the CPU threads of torch and BLAS in this process.
     """
-    stack_dump.ignored()  # before others can know of us
+    stack_dump.ignored()  # before another process can know this one
     limit_threads(threads)
     end_with_parent()
     try:
@@ -82,7 +82,7 @@ def run_role(role: Role, config: Config, main: Main, *, worker: str = "", thread
 
 @contextlib.contextmanager
 def finishing(what: str) -> Iterator[None]:
-    """Inside, the first signal ends this process only when `what` is done, or after `LAST_WORK_S`."""
+    """While inside, the first signal ends this process only once `what` is done, or after `LAST_WORK_S`."""
     _finishing.append(what)
     try:
         yield
@@ -97,14 +97,14 @@ def say_error(text: str) -> None:
 
 
 def limit_threads(threads: int) -> None:
-    """Bound the CPU threads of libraries that are not loaded yet; what the user set stays."""
+    """Bound the CPU threads of libraries that are not loaded yet; the user's own settings stay."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, str(threads))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def end_with_parent() -> None:
-    """If a `dart up` started this process, end it (as SIGTERM does) when that one is gone."""
+    """If a `dart up` started this process, end it (as SIGTERM does) when that `dart up` is gone."""
     parent = os.environ.pop(PARENT_VARIABLE, "")
     if parent:
         when_orphaned(int(parent), lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -119,7 +119,7 @@ def _guarded(main: Main, name: str, log_file: Path) -> int:
         _record(name)
         say_error(str(error))
         return error.exit_code
-    except Exception as error:  # noqa: BLE001 - the end of the process: told, recorded, exit code 1
+    except Exception as error:  # noqa: BLE001 - the end of the process: printed, recorded, exit code 1
         _record(name)
         say_error(f"{name} broke: {type(error).__name__}: {error}; the traceback is in {log_file}")
         return 1
@@ -140,7 +140,7 @@ def _record(name: str) -> None:
 
 
 class _Stopping:
-    """Turns signals into the stop event, and keeps the promise that the process then ends."""
+    """Turns signals into the stop event, and ensures that the process then ends."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -154,7 +154,7 @@ class _Stopping:
         """Run `main` with a stop event that SIGINT and SIGTERM set."""
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
-        # Not loop.add_signal_handler: that one never runs while the loop is busy with a long call.
+        # Not loop.add_signal_handler: such a handler never runs while a long call blocks the loop.
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, self._on_signal)
         await main(self._name, self._event)
@@ -162,7 +162,7 @@ class _Stopping:
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self._deadline is not None:
             os._exit(128 + number)
-        # Before a word is said: whoever reads it may send the second signal at once.
+        # Before anything is printed: a reader may send the second signal at once.
         self._asked_at = time.monotonic()
         self._end_in(GRACE_S)
         _write(f"{self._name}: stopping; a second signal stops at once")
@@ -183,7 +183,7 @@ class _Stopping:
             )
             self._put_off = True
             self._end_in(GRACE_S / 2)
-        elif self._put_off:  # it is done, and the rest has its time
+        elif self._put_off:  # that work is done; the rest has its time now
             self._put_off = False
             self._end_in(GRACE_S)
         else:
@@ -198,5 +198,5 @@ class _Stopping:
 
 def _write(text: str) -> None:
     """Write a line to stderr from a signal handler, which may have interrupted another write."""
-    with contextlib.suppress(OSError):  # nobody reads it any more
+    with contextlib.suppress(OSError):  # the reader is gone
         os.write(2, f"{text}\n".encode())

@@ -92,9 +92,9 @@ def _locked(file: IO[str]) -> bool:
 
 
 def save_config(config: Config) -> None:
-    """Write `config.json` into the run directory; say what changed since the run's last start.
+    """Write `config.json` into the run directory; log what changed since the run's last start.
 
-    Raises ConfigError where the trainer would go on from the checkpoint of another model.
+    Raises ConfigError where the trainer would continue from the checkpoint of another model.
     """
     path = config.run.dir / "config.json"
     if path.exists():
@@ -134,7 +134,7 @@ def refuse_another_model(now: Config) -> None:
 def read_run(run_dir: Path) -> Config:
     """The configuration that the run in `run_dir` was last started with.
 
-    Raises RunDirectoryError if it is no run directory.
+    Raises RunDirectoryError if it is not a run directory.
     """
     path = run_dir / "config.json"
     try:

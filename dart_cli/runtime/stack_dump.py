@@ -1,12 +1,12 @@
 """What a process is doing, on request: SIGUSR1 dumps all stacks to its log.
 
-    ignored          from the first moment on: SIGUSR1 would otherwise end the process
-    dumped_to        while inside, a dump goes to the given file: threads first, then asyncio's tasks
-    END              marks the end of a dump
+    ignored    called first of all: SIGUSR1 would otherwise end the process
+    dumped_to  while inside, a dump goes to the given file: threads first, then asyncio's tasks
+    END        marks the end of a dump
 
-The threads' part is written by faulthandler, from C: it comes also while Python is stuck in a call
-that does not return, such as a GPU kernel. The tasks' part needs Python, and comes when that call
-has returned.
+faulthandler writes the threads' part from C, so it appears also while Python is stuck in a call that
+does not return, such as a GPU kernel. The tasks' part needs Python, and appears when that call has
+returned.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_FRAMES = 30
 
 
 def ignored() -> None:
-    """Let SIGUSR1 pass until `dumped_to` knows where to write."""
+    """Ignore SIGUSR1 until `dumped_to` knows where to write."""
     signal.signal(SIGNAL, signal.SIG_IGN)
 
 
@@ -63,7 +63,7 @@ def _write_tasks(file: TextIO) -> None:
 
 
 def _awaited(waiting: Any) -> Iterator[str]:
-    """Where a coroutine stands, and what it awaits, outermost first."""
+    """The line that a coroutine is at, and what it awaits, outermost first."""
     for _ in range(_MOST_FRAMES):
         kind = next((kind for kind in ("cr", "gi", "ag") if hasattr(waiting, f"{kind}_code")), "")
         if not kind:

@@ -1,10 +1,13 @@
 """Child processes that belong together: started, restarted when they die, ended as one.
 
-    Supervisor   runs named commands until its leaders have ended, one cannot be kept alive, or it is
-           told to stop; then ends all of them, process groups included
+    Supervisor  runs named commands until its leaders have ended, a command cannot be kept alive, or
+                `stop` is set; then ends all of them, process groups included
+    Child       one command and its present process
+    ChildError  a command that could not be kept alive
 
-Each child leads its own process group, so that Ctrl-C reaches only us and nothing it started stays
-behind. Its output goes line by line to one log file, with its name in front.
+Each child leads its own process group, so that Ctrl-C reaches only this process, and a signal to the
+group reaches all that the child started, re-parented processes too (psutil has no process groups).
+Output goes line by line to one log file, each line with the child's name in front.
 """
 
 from __future__ import annotations
@@ -32,12 +35,13 @@ USER_ERROR_CODE = UserError.exit_code
 _BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 10.0
 _CHUNK_BYTES = 65536
-_TOLD = re.compile(r"(WARNING|ERROR|progress:)")
+_NOTICED = re.compile(r"(WARNING|ERROR|progress:)")
+"""Lines of a child that a person should see."""
 
 
 @contextlib.contextmanager
 def _appended(path: Path) -> Iterator[TextIO]:
-    """The file, to write at its end; what is not written when it is closed may be lost."""
+    """The file, open for appending; lines that cannot be written by its end are lost."""
     file = path.open("a", encoding="utf-8")
     try:
         yield file
@@ -62,7 +66,7 @@ class Child:
     arguments: Sequence[str]
     process: asyncio.subprocess.Process | None = None
     restarts: int = 0
-    last_words: str = ""  # last line of output, to tell why it ended
+    last_line: str = ""  # of its output, to report why it ended
     heard_at: float = 0.0  # monotonic seconds of its last output
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # for good
 
@@ -93,7 +97,7 @@ class Supervisor:
         """`commands` is name -> arguments of `dart`, the last ones ended last.
 
         The supervisor is done when all `leaders` ended with 0. `restarts` bounds how often each child is
-        started again; `notice` is told what a person should know.
+        started again; `notice` is called with each line that a person should see.
         """
         self._children = {name: Child(name, arguments) for name, arguments in commands.items()}
         self._leaders = [self._children[name] for name in leaders]
@@ -131,7 +135,7 @@ class Supervisor:
         """End everything at once."""
         self._ending.set()
         for child in self._children.values():
-            if child.running:  # the number of one that ended may be another's by now
+            if child.running:  # the pid of a child that ended may be another process's by now
                 child.signal_group(signal.SIGKILL)
 
     async def _keep(self, child: Child, log: TextIO) -> None:
@@ -139,7 +143,7 @@ class Supervisor:
         try:
             while not self._ending.is_set():
                 code = await self._run_once(child, log)
-                child.signal_group(signal.SIGKILL)  # whatever it left behind
+                child.signal_group(signal.SIGKILL)  # what it left behind
                 if code == 0 or self._ending.is_set():
                     return
                 how = (
@@ -148,10 +152,10 @@ class Supervisor:
                     else f"ended with {code}"
                 )
                 what = f"{child.name} {how}"
-                why = f": {child.last_words}" if child.last_words else ""
+                why = f": {child.last_line}" if child.last_line else ""
                 if code == USER_ERROR_CODE or child.restarts >= self._restarts:
                     raise ChildError(
-                        f"{what}{why or ' without a word'}; restarted {child.restarts} times, "
+                        f"{what}{why or ' without output'}; restarted {child.restarts} times, "
                         f"its log is {self._log_file}",
                         USER_ERROR_CODE if code == USER_ERROR_CODE else DartError.exit_code,
                     )
@@ -174,7 +178,7 @@ class Supervisor:
             env=environment,
         )
         child.process = process
-        if self._ending.is_set():  # told to end while it started
+        if self._ending.is_set():  # `kill` or `_end` was called while it started
             child.signal_group(signal.SIGTERM)
         assert process.stdout is not None
         reading = asyncio.create_task(self._read(child, process.stdout, log))
@@ -188,8 +192,8 @@ class Supervisor:
     async def _read(self, child: Child, stream: asyncio.StreamReader, log: TextIO) -> None:
         """Copy output to the log by lines; a carriage return ends a line too, and so does the end.
 
-        Where the log cannot be written, its disk full, reading goes on: a child that nobody reads
-        from stands still.
+        Where the log cannot be written, e.g. as its disk is full, reading goes on: a child whose output
+        is not read blocks.
         """
         decoder = getincrementaldecoder("utf-8")("replace")
         rest, ended = "", False
@@ -201,9 +205,9 @@ class Supervisor:
             for line in filter(str.strip, [*lines, rest] if ended else lines):
                 with contextlib.suppress(OSError):
                     log.write(f"{child.name} | {line}\n")
-                child.last_words = line.strip().removeprefix("error: ")[:300]
-                if _TOLD.match(line):
-                    self._notice(f"{child.name}: {child.last_words}")
+                child.last_line = line.strip().removeprefix("error: ")[:300]
+                if _NOTICED.match(line):
+                    self._notice(f"{child.name}: {child.last_line}")
             with contextlib.suppress(OSError):
                 log.flush()
             rest = rest[-_CHUNK_BYTES:]
@@ -219,7 +223,7 @@ class Supervisor:
                 wait.cancel()
 
     async def _end(self) -> None:
-        """End everything: first all but the last command, which the others still speak to."""
+        """End everything: first all but the last command, which the others still talk to."""
         self._ending.set()
         *others, last = self._children.values()
         for part in (others, [last]):
@@ -229,7 +233,7 @@ class Supervisor:
             await asyncio.gather(*(self._see_end(child) for child in part))
 
     async def _see_end(self, child: Child) -> None:
-        """Kill a child that was told to end, and neither does nor says what it still has to do."""
+        """Kill a child that was asked to end, and neither ends nor prints what it still has to do."""
         asked = time.monotonic()
         while not child.ended.is_set():
             until = min(max(asked, child.heard_at), asked + LAST_WORK_S) + GRACE_S + 2

@@ -1,4 +1,7 @@
-"""How every table of the page looks."""
+"""How every table of a page looks.
+
+page_table  an empty table with its title and columns
+"""
 
 from __future__ import annotations
 

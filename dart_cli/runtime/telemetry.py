@@ -1,4 +1,7 @@
-"""What data publishes, and a word in the log where nothing comes."""
+"""The telemetry that the data process publishes, with a warning in the log when none arrives.
+
+receive_telemetry  the messages of a subscriber, without end
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ from dart_cli.config.schema import Config
 log = logging.getLogger(__name__)
 
 AGAIN_S = 600.0
-"""From one warning of a silence to the next."""
+"""Seconds from one warning of a silence to the next."""
 
 
 async def receive_telemetry(subscriber: Subscriber, config: Config) -> AsyncIterator[Message]:
-    """The messages of `subscriber`, without end; a warning where none came in `bus.deadline_s`."""
+    """The messages of `subscriber`, without end; a warning if none arrived within `bus.deadline_s`."""
     first_s = config.bus.deadline_s
     silent_s, pause_s = 0.0, first_s
     while True:
@@ -31,7 +34,7 @@ async def receive_telemetry(subscriber: Subscriber, config: Config) -> AsyncIter
             silent_s += pause_s
             pause_s = max(AGAIN_S, first_s)
             log.warning(
-                "has heard nothing of dart data at %s for %g s; start it: `dart data CONFIG`",
+                "has heard nothing from dart data at %s for %g s; start it: `dart data CONFIG`",
                 *(run_endpoints(config).address(DATA), silent_s),
             )
         else:

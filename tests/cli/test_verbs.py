@@ -65,7 +65,7 @@ def test_an_out_that_can_be_no_file_is_refused_before_anything_is_played(
         assert run(*arguments, "--out", str(out)) == 2
         told = capsys.readouterr().err
         assert f"--out {out}: {why}" in told.replace("\n", "")
-        assert "name a file in a folder that is there" in told
+        assert "name a file in a folder that exists" in told
 
 
 def loaded_by(*arguments: str) -> tuple[list[str], str]:

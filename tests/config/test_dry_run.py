@@ -53,7 +53,7 @@ def test_the_plan_tells_the_schedulers_limit(data: dict[str, Any], publish_every
         ({}, "tasks drawn by frontier"),
         (
             {"data": {"task_sampling": "uniform", "high_entropy": 0.8, "pool_ratio": 0.125}},
-            "tasks drawn alike, the 80% of steps of highest entropy, a success of the pool for",
+            "tasks drawn uniformly, the 80% of steps of highest entropy, a success of the pool for",
         ),
         (
             {"data": {"dynamic_number": True, "dynamic_length": True}},

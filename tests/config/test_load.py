@@ -16,7 +16,7 @@ from tests.config.mistakes import Case, assert_one_line, write
 
 CASES = [
     # no TOML at all
-    Case("unquoted text", "[env]\nsuite = mini\n", "line 2", "text stands in quotes"),
+    Case("unquoted text", "[env]\nsuite = mini\n", "line 2", "text is written in quotes"),
     Case("unclosed section", "[env\n", "line 1", "not TOML"),
     Case("key twice", "[run]\nseed = 1\nseed = 2\n", "line 3", "not TOML"),
     Case("colon for equals", "[run]\nseed: 1\n", "line 2", "not TOML"),

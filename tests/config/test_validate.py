@@ -106,7 +106,7 @@ CASES = [
     Case("unknown suite", '[env]\nsuite = "minni"\n', "env.suite", "did you mean 'mini'"),
     Case("suite of no module", '[env]\nsuite = "no_mod:S"\n', "env.suite", "install it or add"),
     Case("suite of no file", '[env]\nsuite = "no.py:S"\n', "env.suite", "no file no.py"),
-    Case("suite file that breaks", '[env]\nsuite = "{broken}:S"\n', "env.suite", "mend it"),
+    Case("suite file that breaks", '[env]\nsuite = "{broken}:S"\n', "env.suite", "fix it"),
     Case("suite file without it", '[env]\nsuite = "{file}:S"\n', "env.suite", "no 'S'"),
     Case("unknown task", '[env]\ntasks = ["mini/popp"]\n', "env.tasks", "did you mean 'mini/pop"),
     Case(
@@ -245,7 +245,7 @@ def test_a_path_that_the_system_will_not_look_at_is_a_mistake_of_its_key(key: st
     section, _, name = key.partition(".")
     value: object = 300 * "a"
     config = Config.model_validate({section: {name: [value] if name == "pool" else value}})
-    with pytest.raises(ConfigError, match=rf"^{key}.* cannot be looked at: File name too long; "):
+    with pytest.raises(ConfigError, match=rf"^{key}.* cannot be read: File name too long; "):
         check_config(config)
 
 

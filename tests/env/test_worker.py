@@ -219,7 +219,7 @@ async def test_a_missing_data_process_is_a_warning(
 ) -> None:
     monkeypatch.setattr(telemetry, "AGAIN_S", 0.0)
     async with env_process(config):
-        await until(lambda: caplog.text.count("has heard nothing of dart data at ipc://") >= 2)
+        await until(lambda: caplog.text.count("has heard nothing from dart data at ipc://") >= 2)
     assert "start it: `dart data CONFIG`" in caplog.text
 
 

@@ -274,7 +274,7 @@ async def test_a_missing_data_process_is_a_warning(
 ) -> None:
     impatient = config.model_copy(update={"bus": BusConfig(deadline_s=0.1)})
     async with worker(scripted(impatient)):
-        await until(lambda: "has heard nothing of dart data at ipc://" in caplog.text)
+        await until(lambda: "has heard nothing from dart data at ipc://" in caplog.text)
     assert "start it: `dart data CONFIG`" in caplog.text
 
 

@@ -73,7 +73,7 @@ async def test_every_character_of_a_child_is_kept_however_it_arrives(tmp_path: P
     stream.feed_eof()
     await reading
     assert log.getvalue().splitlines() == ["one | 50 %", "one | done ▇", "one | Killed ▂"]
-    assert child.last_words == "Killed ▂"
+    assert child.last_line == "Killed ▂"
 
 
 async def test_a_child_is_read_from_though_the_disk_of_the_log_is_full(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ async def test_a_child_is_read_from_though_the_disk_of_the_log_is_full(tmp_path:
     assert told == [
         f"one: {words}" for words in ("WARNING 0", "WARNING 1", "WARNING 2", "progress: all")
     ]
-    assert child.last_words == "progress: all"
+    assert child.last_line == "progress: all"
 
 
 async def test_a_full_disk_of_the_log_hides_no_childs_end() -> None:
