@@ -1,4 +1,4 @@
-"""What `--dry-run` says of scheduling is what the scheduler does."""
+"""What `--dry-run` shows of scheduling is what the scheduler does."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def told(config: Config) -> str:
 
 @pytest.mark.parametrize("data", ARMS)
 @pytest.mark.parametrize("publish_every", [1, 3])
-def test_the_plan_tells_the_schedulers_limit(data: dict[str, Any], publish_every: int) -> None:
+def test_the_dry_run_shows_the_schedulers_limit(data: dict[str, Any], publish_every: int) -> None:
     config = Config.model_validate({"data": data, "weights": {"publish_every": publish_every}})
     scheduler = make_scheduler(config, training_tasks(config))
     limit = scheduler.limit(Situation(GroupTable(), {}))
@@ -61,7 +61,7 @@ def test_the_plan_tells_the_schedulers_limit(data: dict[str, Any], publish_every
         ),
     ],
 )
-def test_the_plan_tells_scheduling_coupling_sync_and_curation(
+def test_the_dry_run_shows_scheduling_coupling_sync_and_curation(
     settings: dict[str, Any], words: str
 ) -> None:
     assert words in told(Config.model_validate(settings))
