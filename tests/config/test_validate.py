@@ -106,7 +106,9 @@ CASES = [
     Case("unknown suite", '[env]\nsuite = "minni"\n', "env.suite", "did you mean 'mini'"),
     Case("suite of no module", '[env]\nsuite = "no_mod:S"\n', "env.suite", "install it or add"),
     Case("suite of no file", '[env]\nsuite = "no.py:S"\n', "env.suite", "no file no.py"),
-    Case("suite file that breaks", '[env]\nsuite = "{broken}:S"\n', "env.suite", "cannot be loaded"),
+    Case(
+        "suite file that breaks", '[env]\nsuite = "{broken}:S"\n', "env.suite", "cannot be loaded"
+    ),
     Case("suite file without it", '[env]\nsuite = "{file}:S"\n', "env.suite", "no 'S'"),
     Case("unknown task", '[env]\ntasks = ["mini/popp"]\n', "env.tasks", "did you mean 'mini/pop"),
     Case(
