@@ -55,8 +55,8 @@ from bus.messages import (  # noqa: E402
     StopRequest,
     WeightsPublished,
 )
+from bus.requester import Requester  # noqa: E402
 from bus.snapshot import Snapshot  # noqa: E402
-from bus.sockets import Requester  # noqa: E402
 from dart_cli.config.endpoints import run_endpoints  # noqa: E402
 from dart_cli.config.load import load_config  # noqa: E402
 from dart_cli.config.schema import Config  # noqa: E402

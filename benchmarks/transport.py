@@ -194,7 +194,7 @@ async def measure(ask: Ask, in_flight: int, meter: Meter) -> Cell:
 async def serve_ours(endpoint: str, sizes: dict[str, dict[str, tuple[Fields, Fields]]]) -> None:
     """Answer every request with the reply of its exchange and size."""
     from bus.messages import Ack, ActRequest, Completion, Reply, Request
-    from bus.sockets import Replier
+    from bus.replier import Replier
 
     by_width = {
         request["width"]: reply
@@ -216,7 +216,7 @@ async def serve_ours(endpoint: str, sizes: dict[str, dict[str, tuple[Fields, Fie
 async def ask_ours(endpoint: str) -> AsyncIterator[Callable[[str, Fields], Ask]]:
     """A function from exchange and fields to what asks once."""
     from bus.messages import ActRequest, Request, StepRecord
-    from bus.sockets import Requester
+    from bus.requester import Requester
 
     types: dict[str, type[Request]] = {
         "StepRecord-Ack": StepRecord,
@@ -480,7 +480,7 @@ async def measure_heartbeats(folder: Path, workers: int = 20, each: int = 200) -
     """
     from bus.heartbeat import HeartbeatSender, Liveness, Load
     from bus.messages import Heartbeat
-    from bus.sockets import Forwarder, Publisher, Subscriber
+    from bus.pubsub import Forwarder, Publisher, Subscriber
 
     inlet, outlet = f"ipc://{folder}/in.ipc", f"ipc://{folder}/out.ipc"
     gauges = {f"gauge_{i}": 1.5 * i for i in range(12)}

@@ -45,7 +45,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bus.endpoints import TRAIN, Endpoints
 from bus.messages import ActRequest, Batch, Sample, SampledTokens, Sampling
-from bus.sockets import Replier, Requester
+from bus.replier import Replier
+from bus.requester import Requester
 from dart_cli.config.schema import Config, ModelConfig, TrainConfig
 from dart_cli.runtime.background import background
 from dart_cli.weights import delta

@@ -22,7 +22,7 @@ import psutil
 from bus.endpoints import TELEMETRY_OUT
 from bus.errors import DartError, DeadlineError
 from bus.messages import Heartbeat
-from bus.sockets import Subscriber
+from bus.pubsub import Subscriber
 from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.runtime.logs import log_dir

@@ -49,7 +49,8 @@ from bus.messages import (
     TrajectoryEnd,
     WeightsPublished,
 )
-from bus.sockets import Forwarder, Publisher, Replier, Subscriber
+from bus.pubsub import Forwarder, Publisher, Subscriber
+from bus.replier import Replier
 from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks

@@ -26,7 +26,7 @@ from bus.messages import (
     StepRecord,
     TrajectoryEnd,
 )
-from bus.sockets import Requester
+from bus.requester import Requester
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from bus.endpoints import CurveKeys
 from bus.errors import BusError, DartError, DeadlineError
 from bus.heartbeat import REROUTE_AFTER_S, Liveness
 from bus.messages import ActRequest, Completion, Heartbeat
-from bus.sockets import Requester
+from bus.requester import Requester
 from dart_cli.env.choice import Candidate, choose, fresh
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,8 @@ from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
 from bus.errors import DartError, UserError
 from bus.heartbeat import HeartbeatSender, Load
 from bus.messages import Heartbeat, Lease, LeaseRequest, Message, RunState
-from bus.sockets import Publisher, Requester, Subscriber
+from bus.pubsub import Publisher, Subscriber
+from bus.requester import Requester
 from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.env.episode import ActionSpec, Episode, conventions_of, slot_split

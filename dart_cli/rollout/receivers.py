@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from bus.endpoints import TRAIN, Endpoints
-from bus.sockets import Requester
+from bus.requester import Requester
 from dart_cli.config.schema import Config
 from dart_cli.weights.base import Received, Receiver
 from dart_cli.weights.manifest import check_announced

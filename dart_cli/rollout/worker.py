@@ -28,7 +28,9 @@ from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
 from bus.errors import ConfigError, EngineError, EngineGoneError, ProtocolError
 from bus.heartbeat import HeartbeatSender, Load
 from bus.messages import ActRequest, Completion, Message, Reply, Request, RunState, SampledTokens
-from bus.sockets import Publisher, Replier, Requester, Subscriber
+from bus.pubsub import Publisher, Subscriber
+from bus.replier import Replier
+from bus.requester import Requester
 from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.engines.base import Engine, PromptEncoder, Responder

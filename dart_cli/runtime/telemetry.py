@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 from bus.endpoints import DATA
 from bus.messages import Message
-from bus.sockets import Subscriber
+from bus.pubsub import Subscriber
 from dart_cli.config.endpoints import run_endpoints
 from dart_cli.config.schema import Config
 

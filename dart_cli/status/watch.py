@@ -18,8 +18,8 @@ from rich.text import Text
 from bus.endpoints import DATA
 from bus.errors import DeadlineError, RunDirectoryError
 from bus.messages import StatusReply, StatusRequest
+from bus.requester import Requester
 from bus.snapshot import Snapshot
-from bus.sockets import Requester
 from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.status.absent import ended_badly, ended_well, over, why_absent

@@ -48,8 +48,10 @@ from bus.messages import (
     TrainerHello,
     WeightsPublished,
 )
-from bus.sockets import RETRY_S as REPEAT_S
-from bus.sockets import Publisher, Replier, Requester, Subscriber
+from bus.pubsub import Publisher, Subscriber
+from bus.replier import Replier
+from bus.requester import RETRY_S as REPEAT_S
+from bus.requester import Requester
 from dart_cli.config.endpoints import run_curve, run_endpoints, weights_dir
 from dart_cli.config.schema import Config
 from dart_cli.runtime.background import background

@@ -21,7 +21,8 @@ from bus.endpoints import (
 )
 from bus.errors import ConfigError, RunDirectoryError
 from bus.messages import Ack, Reply, Request, StopRequest
-from bus.sockets import Replier, Requester
+from bus.replier import Replier
+from bus.requester import Requester
 
 
 def test_addresses_stand_in_private_directories_of_the_run(tmp_path: Path) -> None:

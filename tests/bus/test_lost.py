@@ -14,7 +14,8 @@ import pytest
 from bus.endpoints import Endpoints
 from bus.errors import DeadlineError
 from bus.messages import Ack, Reply, Request, StopRequest
-from bus.sockets import Replier, Requester
+from bus.replier import Replier
+from bus.requester import Requester
 from tests.waiting import until
 
 ASK = StopRequest(reason="enough")
@@ -23,7 +24,7 @@ WAIT_S = 20.0
 
 SILENT_SERVER = """
 import asyncio, sys
-from bus.sockets import Replier
+from bus.replier import Replier
 
 async def main():
     async def silent(client, request):

@@ -37,8 +37,9 @@ from bus.messages import (
     VersionSpan,
     WeightsPublished,
 )
+from bus.pubsub import Publisher, Subscriber
+from bus.requester import Requester
 from bus.snapshot import Snapshot
-from bus.sockets import Publisher, Requester, Subscriber
 from dart_cli.config.endpoints import run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks

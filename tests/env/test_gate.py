@@ -13,7 +13,7 @@ import pytest
 from bus.endpoints import Endpoints
 from bus.errors import EngineError
 from bus.messages import ActRequest, Completion, Reply, Request, RunState, Sampling, VersionSpan
-from bus.sockets import Replier
+from bus.replier import Replier
 from dart_cli.env import gate as gate_module
 from dart_cli.env.episode import play_episode, slot_split
 from dart_cli.env.gate import Resuming, SuspendGate

@@ -13,7 +13,7 @@ import pytest
 from bus.endpoints import Endpoints
 from bus.errors import DeadlineError, EngineError
 from bus.messages import ActRequest, Completion, Reply, Request, Sampling
-from bus.sockets import Replier
+from bus.replier import Replier
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, say
 from dart_cli.env.router import RolloutRouter
 from tests.env.parts import completion, heartbeat

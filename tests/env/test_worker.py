@@ -25,7 +25,8 @@ from bus.messages import (
     StepRecord,
     TrajectoryEnd,
 )
-from bus.sockets import Forwarder, Publisher, Replier, Subscriber
+from bus.pubsub import Forwarder, Publisher, Subscriber
+from bus.replier import Replier
 from dart_cli.config.endpoints import run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, random_clicks

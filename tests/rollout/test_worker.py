@@ -41,7 +41,9 @@ from bus.messages import (
     SyncReply,
     SyncRequest,
 )
-from bus.sockets import Forwarder, Publisher, Replier, Requester, Subscriber
+from bus.pubsub import Forwarder, Publisher, Subscriber
+from bus.replier import Replier
+from bus.requester import Requester
 from dart_cli.config.schema import (
     BusConfig,
     Config,

@@ -21,7 +21,7 @@ from bus.messages import (
     TrainerHello,
     WeightsPublished,
 )
-from bus.sockets import Replier
+from bus.replier import Replier
 from dart_cli.config.schema import Config
 from dart_cli.train.checkpoint import load_newest
 from dart_cli.train.loop import run

@@ -24,7 +24,7 @@ from bus.messages import (
     TrainerHello,
     WeightsPublished,
 )
-from bus.sockets import Forwarder, Publisher, Subscriber
+from bus.pubsub import Forwarder, Publisher, Subscriber
 from dart_cli.config.schema import Config, WeightsConfig
 from dart_cli.train.checkpoint import TrainerProgress, load_newest, save
 from dart_cli.train.learner import PolicyLearner

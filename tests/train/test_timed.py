@@ -26,7 +26,7 @@ from bus.messages import (
     VersionSpan,
     WeightsPublished,
 )
-from bus.sockets import Forwarder, Subscriber
+from bus.pubsub import Forwarder, Subscriber
 from dart_cli.config.schema import Config, TimingConfig
 from dart_cli.train import loop
 from dart_cli.train.base import describe

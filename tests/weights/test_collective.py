@@ -17,7 +17,8 @@ import torch
 from bus.endpoints import TRAIN, Endpoints
 from bus.errors import ProtocolError, WeightsError
 from bus.messages import TransferRequest
-from bus.sockets import Replier, Requester
+from bus.replier import Replier
+from bus.requester import Requester
 from dart_cli.runtime.background import background
 from dart_cli.weights import collective, transfer_group
 from dart_cli.weights.base import Published
@@ -210,7 +211,7 @@ _TRAINER = """
 import asyncio, sys, torch
 from pathlib import Path
 from bus.endpoints import TRAIN, Endpoints
-from bus.sockets import Replier
+from bus.replier import Replier
 from dart_cli.weights import collective
 from dart_cli.weights.collective import CollectiveChannel, meeting_place
 from dart_cli.weights.file import FileChannel
@@ -281,7 +282,7 @@ _WORKER = """
 import asyncio, sys
 from pathlib import Path
 from bus.endpoints import TRAIN, Endpoints
-from bus.sockets import Requester
+from bus.requester import Requester
 from dart_cli.weights import transfer_group
 from dart_cli.weights.collective import CollectiveReceiver, meeting_place
 
