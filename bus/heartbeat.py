@@ -31,7 +31,7 @@ MAX_WAITS = 8
 
 
 class Publishes(Protocol):
-    """What a HeartbeatSender speaks into: a bus.sockets.Publisher."""
+    """What a HeartbeatSender speaks into: a bus.pubsub.Publisher."""
 
     def publish(self, message: Message) -> None:
         """Send without waiting."""

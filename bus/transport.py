@@ -28,6 +28,7 @@ from bus.errors import BusError, ConfigError, DartError
 HIGH_WATER_MARK = 256
 """Messages that wait on one connection before the sender waits (request/reply) or drops (PUB)."""
 LINGER_S = 2.0
+REQUEST_ID_BYTES = 16
 _UNBIND_S = 1.0
 _TCP_CURES = {
     errno.EADDRINUSE: "end what listens there (ss -ltnp), or change bus.port: `dart data` needs that "

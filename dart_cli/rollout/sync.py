@@ -42,7 +42,7 @@ TELL_S = 5.0
 
 
 class Asks(Protocol):
-    """The part of bus.sockets.Requester that is needed here."""
+    """The part of bus.requester.Requester that is needed here."""
 
     async def request(self, message: Request, deadline_s: float) -> Reply:
         """Data's answer. Raises DeadlineError, and what data refuses with."""

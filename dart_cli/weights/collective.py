@@ -215,7 +215,7 @@ class CollectiveChannel:
 
 
 class RequestSender(Protocol):
-    """The part of bus.sockets.Requester that is needed here."""
+    """The part of bus.requester.Requester that is needed here."""
 
     async def request(self, message: Request, deadline_s: float) -> Reply:
         """The trainer's answer. Raises BusError for a passed deadline or a refusal."""
