@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
@@ -35,6 +35,21 @@ class Publishes(Protocol):
 
     def publish(self, message: Message) -> None:
         """Send without waiting."""
+        ...
+
+
+class WaitReporter(Protocol):
+    """What a waiting part of a process needs of its HeartbeatSender."""
+
+    def waiting(
+        self,
+        what: str,
+        deadline_s: float | None = None,
+        *,
+        since: float | None = None,
+        on: str = "",
+    ) -> AbstractContextManager[None]:
+        """While inside, heartbeats report the wait; see HeartbeatSender.waiting."""
         ...
 
 

@@ -1,6 +1,7 @@
 """Request/reply that loses nothing, the client's end.
 
-    Requester      asks one server; sends the same id again until the answer or the deadline
+    RequestClient    what callers need of a Requester, as a protocol
+    Requester        asks one server; sends the same id again until the answer or the deadline
 
 On the wire a request is `[request id, *codec frames]` (DEALER), for the server with the client's
 routing id in front (ROUTER); a reply goes back the same way.
@@ -16,7 +17,7 @@ import os
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 import zmq
 
@@ -41,6 +42,14 @@ class _Pending:
     retry_s: float
     timer: asyncio.TimerHandle | None = None
     sent: int = 0
+
+
+class RequestClient(Protocol):
+    """What callers need of a Requester."""
+
+    async def request(self, message: Request, deadline_s: float) -> Reply:
+        """The server's answer. Raises DeadlineError, and what the server refuses with."""
+        ...
 
 
 class Requester:

@@ -2,7 +2,7 @@
 
 reset, judge_start, step, evaluate, solve   raise EnvError for an answer that is none
 Deadlines how long each may take
-Waits     who is told of calls that are out; `telling` does
+telling   reports a call that is out to a WaitReporter
 Hosted    an environment that is called from an event loop, wherever it lives
 as_regular_exception  an error as one that ends no process
 """
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol, get_args
 
 from bus.errors import EnvError, NoOracleError
+from bus.heartbeat import WaitReporter
 from bus.messages import Outcome
 from envs.actions import Action, Answer, Done, Fail
 from envs.base import GuiEnv, Observation, Solvable, Task, Verdict
@@ -51,18 +52,8 @@ class Stepped:
     truncated: bool
 
 
-class Waits(Protocol):
-    """The part of bus.heartbeat.HeartbeatSender that tells what this process waits for."""
-
-    def waiting(
-        self, what: str, deadline_s: float | None = None, *, on: str = ""
-    ) -> contextlib.AbstractContextManager[None]:
-        """Tell the wait, and who could end it, in heartbeats while inside."""
-        ...
-
-
 def telling(
-    waits: Waits | None, what: str, deadline_s: float
+    waits: WaitReporter | None, what: str, deadline_s: float
 ) -> contextlib.AbstractContextManager[None]:
     """Tell `waits`, if there is one, of a call that is out."""
     if waits is None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext
 
+from bus.heartbeat import WaitReporter
 from bus.messages import ActRequest, Completion, RunState
 from dart_cli.env.episode import Policy
-from dart_cli.env.router import Waits
 from dart_cli.runtime.phase_timer import TimeSplit
 
 NOTICE_S = 0.05
@@ -59,7 +59,7 @@ class Resuming:
     """
 
     def __init__(
-        self, policy: Policy, gate: SuspendGate, split: TimeSplit, waits: Waits | None = None
+        self, policy: Policy, gate: SuspendGate, split: TimeSplit, waits: WaitReporter | None = None
     ) -> None:
         """`split` is told when a completion is `suspended` and when it is `waiting` again."""
         self.resumed = 0  # completions that went on after a suspension

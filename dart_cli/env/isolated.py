@@ -21,8 +21,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from bus.errors import EnvError, NoOracleError, TaskError
+from bus.heartbeat import WaitReporter
 from dart_cli.config.schema import EnvConfig
-from dart_cli.env.calls import Deadlines, Hosted, Stepped, Waits, telling
+from dart_cli.env.calls import Deadlines, Hosted, Stepped, telling
 from dart_cli.env.child import TOO_MANY
 from dart_cli.env.pipe import PipeMessage, pack, read
 from dart_cli.env.threaded import CLOSE_DEADLINE_S, ThreadedEnv
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 KILL_DEADLINE_S = 5.0
 
 
-def hosted(config: EnvConfig, name: str, waits: Waits | None = None) -> Hosted:
+def hosted(config: EnvConfig, name: str, waits: WaitReporter | None = None) -> Hosted:
     """An environment of the run's suite, where env.isolation says; `name` stands in errors.
 
     `waits` is told each call that is out, e.g. "env-0/2 to reset mini/popup".
@@ -78,7 +79,7 @@ class IsolatedEnv:
         deadlines: Deadlines,
         memory_mb: int = 0,
         max_processes: int = 0,
-        waits: Waits | None = None,
+        waits: WaitReporter | None = None,
     ) -> None:
         """`memory_mb` bounds the private memory of each process, `max_processes` their number; 0: no.
 

@@ -17,11 +17,10 @@ from collections import OrderedDict
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
 
 from bus.endpoints import CurveKeys
 from bus.errors import BusError, DartError, DeadlineError
-from bus.heartbeat import REROUTE_AFTER_S, Liveness
+from bus.heartbeat import REROUTE_AFTER_S, Liveness, WaitReporter
 from bus.messages import ActRequest, Completion, Heartbeat
 from bus.requester import Requester
 from dart_cli.env.choice import Candidate, choose, fresh
@@ -36,21 +35,6 @@ repeat of some megabytes of screenshots only costs, and a completion may take lo
 
 _MAX_TRAJECTORIES = 16_384
 _NOBODY = "no rollout worker is ready: start `dart rollout`"
-
-
-class Waits(Protocol):
-    """The part of HeartbeatSender that tells what this process waits for."""
-
-    def waiting(
-        self,
-        what: str,
-        deadline_s: float | None = None,
-        *,
-        on: str = "",
-        since: float | None = None,
-    ) -> AbstractContextManager[None]:
-        """Tell the wait, and who could end it, in heartbeats while inside."""
-        ...
 
 
 @dataclass
@@ -87,7 +71,7 @@ class RolloutRouter:
         curve: CurveKeys | None = None,
         max_staleness: int | None = None,
         dead_after_s: float = REROUTE_AFTER_S,
-        waits: Waits | None = None,
+        waits: WaitReporter | None = None,
     ) -> None:
         """`name` is the client's name at the workers; `deadline_s` bounds `act` over all workers.
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from bus.errors import DartError, EnvError
+from bus.heartbeat import WaitReporter
 from dart_cli.env import calls
-from dart_cli.env.calls import Deadlines, Stepped, Waits, telling
+from dart_cli.env.calls import Deadlines, Stepped, telling
 from envs.actions import Action
 from envs.base import GuiEnv, Observation, Task, Verdict
 
@@ -53,7 +54,7 @@ class ThreadedEnv:
         *,
         name: str,
         deadlines: Deadlines,
-        waits: Waits | None = None,
+        waits: WaitReporter | None = None,
     ) -> None:
         """`waits` is told each call that is out, e.g. "env-0/2 to reset mini/popup"."""
         self._make = make

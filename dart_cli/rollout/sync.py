@@ -20,13 +20,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from bus.errors import DeadlineError, EngineError, RefusedError, StoreError, WeightsError
-from bus.messages import Reply, Request, RunState, SyncDone, SyncReply, SyncRequest
+from bus.heartbeat import WaitReporter
+from bus.messages import RunState, SyncDone, SyncReply, SyncRequest
+from bus.requester import RequestClient
 from dart_cli.engines.base import Engine, UpdateTiming
 from dart_cli.weights.base import Received, Receiver
 
@@ -41,25 +43,11 @@ TELL_S = 5.0
 """How long SyncDone is tried; data frees a permit that never comes back after sync.deadline_s."""
 
 
-class Asks(Protocol):
-    """The part of bus.requester.Requester that is needed here."""
-
-    async def request(self, message: Request, deadline_s: float) -> Reply:
-        """Data's answer. Raises DeadlineError, and what data refuses with."""
-        ...
-
-
-class Tells(Protocol):
+class Beats(WaitReporter, Protocol):
     """The part of bus.heartbeat.HeartbeatSender that is needed here."""
 
-    def waiting(
-        self, what: str, *, since: float | None = None, on: str = ""
-    ) -> AbstractContextManager[None]:
-        """Say what is waited for while inside, since when (time.monotonic), and on whom."""
-        ...
-
     def beat(self) -> object:
-        """Say it now."""
+        """Publish a heartbeat now."""
         ...
 
 
@@ -82,8 +70,8 @@ class WeightSync:
         self,
         engine: Engine,
         worker: str,
-        data: Asks,
-        heartbeat: Tells,
+        data: RequestClient,
+        heartbeat: Beats,
         deadline_s: float,
         receiver: Receiver,
     ) -> None:

@@ -83,6 +83,8 @@ class Guard:
         return self._check_token(request) if self._token else None
 
     def _is_known(self, hosts: Collection[str]) -> bool:
+        # Ours, since Starlette's TrustedHostMiddleware has no pattern for "any address" (0.0.0.0),
+        # reads only the first of two Host headers, and takes no [::1] in the oldest release we allow.
         if len(hosts) != 1:
             return False
         [name] = hosts

@@ -32,13 +32,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 from bus.endpoints import make_private_dir
 from bus.errors import BusError, ProtocolError, RefusedError, WeightsError
 from bus.messages import Reply, Request, TransferReply, TransferRequest
+from bus.requester import RequestClient
 from dart_cli.weights.base import Published, Received
 from dart_cli.weights.delta_chain import HeldVersion, routes
 from dart_cli.weights.file import FileChannel, Version
@@ -214,19 +214,11 @@ class CollectiveChannel:
 # --- a worker's end ---------------------------------------------------------------------------
 
 
-class RequestSender(Protocol):
-    """The part of bus.requester.Requester that is needed here."""
-
-    async def request(self, message: Request, deadline_s: float) -> Reply:
-        """The trainer's answer. Raises BusError for a passed deadline or a refusal."""
-        ...
-
-
 class CollectiveReceiver:
     """See dart_cli.weights.base.Receiver."""
 
     def __init__(
-        self, worker: str, train: RequestSender, directory: Path, meeting: Path, deadline_s: float
+        self, worker: str, train: RequestClient, directory: Path, meeting: Path, deadline_s: float
     ) -> None:
         """Keeps its copy in `directory`; a transfer may take `deadline_s`."""
         self._worker = worker

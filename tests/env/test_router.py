@@ -55,7 +55,7 @@ class Rollout:
         await self.task
 
 
-class Waits:
+class RecordedWaits:
     """Notes which waits are reported, and since when."""
 
     def __init__(self) -> None:
@@ -264,7 +264,7 @@ async def test_a_worker_that_appears_late_answers_what_waited_for_it(tmp_path: P
 
 
 async def test_a_wait_for_the_first_worker_says_what_to_start_or_what_that_waits_for() -> None:
-    waits = Waits()
+    waits = RecordedWaits()
     router = RolloutRouter("env-0", 5.0, waits=waits)
     ready = asyncio.create_task(router.wait_ready())
     await until(lambda: waits.told == ["a rollout worker: start `dart rollout`"])
