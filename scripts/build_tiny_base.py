@@ -38,7 +38,8 @@ from dart_cli.policy import tiny
 from dart_cli.policy.forward import encoder_outputs, image_features, rope_positions
 from dart_cli.policy.images import ImagePreparer, PreparedImage
 from dart_cli.policy.model import LoadedPolicy, load_policy
-from envs.embedded.grounding import INSTRUCTIONS, grounding_screen
+from envs.embedded.grounding import grounding_screen
+from envs.embedded.phrases import INSTRUCTIONS
 from envs.embedded.theme import COLOURS
 
 HELDOUT = 5_000_000

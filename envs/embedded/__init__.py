@@ -9,6 +9,7 @@
     env.py        EmbeddedEnv, which keeps the GuiEnv contract
     suites.py     the suites and what is in them
     tasks/        the task templates
+    phrases.py    single-step instructions of suite mini, and what a click on a widget answers
     grounding.py  single-step screens and questions, for training a base model
 
 A screen is a function of state: after each event the layers are built anew from the scene's

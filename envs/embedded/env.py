@@ -10,6 +10,7 @@ from bus.errors import EnvError, TaskError
 from envs.actions import Action, Answer, Click, Done, Fail
 from envs.base import Observation, Task, Verdict
 from envs.embedded.app import App, WidgetInfo
+from envs.embedded.phrases import phrases
 from envs.embedded.png import MEDIA_TYPES, Encoding, encode
 from envs.embedded.scene import Scene, SceneFactory
 from envs.embedded.theme import THEMES, Theme
@@ -130,8 +131,6 @@ class EmbeddedEnv:
 
     def oracle_hint(self) -> str:
         """The next action as an instruction of one step; empty unless it clicks a named widget."""
-        from envs.embedded.grounding import phrases  # imports this module's suites
-
         action = self.oracle_action()
         if not isinstance(action, Click) or action.button != "left":
             return ""

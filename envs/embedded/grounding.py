@@ -15,49 +15,12 @@ from PIL import Image
 from envs.base import Observation
 from envs.embedded.app import App
 from envs.embedded.draw import Canvas, Rect
+from envs.embedded.phrases import INSTRUCTIONS, phrases
 from envs.embedded.png import MEDIA_TYPES, encode, to_image
 from envs.embedded.suites import MiniSuite
 from envs.embedded.tasks import mini, mini_forms, mini_navigation
 from envs.embedded.theme import COLOURS, THEMES
 from envs.embedded.widgets import Ui
-
-ICON_PHRASES = {
-    "ok": "click ok",
-    "close": "click close",
-    "next": "click next",
-    "back": "click back",
-    "menu": "click menu",
-    "submit": "click submit",
-    "trash": "click trash",
-    "up": "click up",
-    "down": "click down",
-    "folder": "click folder",
-    "list": "click list",
-}
-COLOUR_PHRASES = {
-    "button": ("click the {} button",),
-    "box": ("check the {} box",),
-    "swatch": ("pick {}",),
-    "file": ("click the {} file", "delete the {} file"),
-}
-TAB_PHRASE = "click the {} tab"
-
-INSTRUCTIONS: tuple[str, ...] = (
-    *(
-        p.format(colour)
-        for phrases in COLOUR_PHRASES.values()
-        for p in phrases
-        for colour in COLOURS
-    ),
-    *(TAB_PHRASE.format(shape) for shape in mini.SHAPES),
-    *ICON_PHRASES.values(),
-)
-"""Every instruction that suite mini and its grounding questions use."""
-
-VOCABULARY: tuple[str, ...] = tuple(
-    sorted({word for text in INSTRUCTIONS for word in text.split()})
-)
-"""Every word of them."""
 
 _SCENES: dict[str, Callable[..., mini.MiniScene]] = {
     "buttons": mini.ClickScene,
@@ -146,16 +109,6 @@ def grounding_screen(seed: int, size: tuple[int, int] = (168, 168)) -> Grounding
 
 KINDS: tuple[str, ...] = ("dialog", "menu", "list", *_SCENES)
 """Every value of `GroundingScreen.kind`."""
-
-
-def phrases(role: str, name: str, colour: str) -> tuple[str, ...]:
-    """The instructions that a click on such a widget answers."""
-    if role in COLOUR_PHRASES:
-        return tuple(phrase.format(colour) for phrase in COLOUR_PHRASES[role])
-    if role == "tab":
-        return (TAB_PHRASE.format(name.removesuffix(".tab")),)
-    short = name.rpartition(".")[2]
-    return (ICON_PHRASES[short],) if role and short in ICON_PHRASES else ()
 
 
 def _done(scene: mini.MiniScene) -> set[str]:

@@ -6,7 +6,8 @@ import pytest
 
 from envs.actions import Click, Scroll
 from envs.embedded.env import EmbeddedEnv
-from envs.embedded.grounding import INSTRUCTIONS, KINDS, VOCABULARY, grounding_screen, phrases
+from envs.embedded.grounding import KINDS, grounding_screen
+from envs.embedded.phrases import INSTRUCTIONS, VOCABULARY, phrases
 from envs.embedded.theme import COLOURS
 from envs.registry import load_suite, make_env
 
