@@ -1,5 +1,6 @@
 """Screenshots of real screens as observations.
 
+as_encoding  a suite's option `encoding`, checked
 observe   an encoded screenshot as an Observation, as JPEG where that is asked for
 pixels_of the whole image
 size_of   what its header says of its size
@@ -12,29 +13,38 @@ from typing import Literal
 
 from PIL import Image, UnidentifiedImageError
 
-from bus.errors import EnvError
+from bus.errors import EnvError, TaskError
 from envs.base import Observation
 
-Encoding = Literal["png", "jpeg"]
-
-JPEG_QUALITY = 85
+ImageEncoding = Literal["png", "jpeg"]
+MEDIA_TYPES: dict[ImageEncoding, str] = {"png": "image/png", "jpeg": "image/jpeg"}
+SCREEN_JPEG_QUALITY = 85
+"""Of photographed screens: desktops, browsers, phones."""
 
 _CURE = "the environment must send encoded images"
 BROKEN = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 """What Pillow raises for bytes that are no image, or only a part of one."""
 
 
-def observe(image: bytes, encoding: Encoding) -> Observation:
+def as_encoding(value: object) -> ImageEncoding:
+    """The option `encoding` of a suite. Raises TaskError for any other value."""
+    for encoding in MEDIA_TYPES:
+        if value == encoding:
+            return encoding
+    raise TaskError(f"encoding must be png or jpeg, got {value!r}")
+
+
+def observe(image: bytes, encoding: ImageEncoding) -> Observation:
     """An encoded screenshot as it came, or as JPEG where that is asked for. Raises EnvError."""
     try:
         screen = Image.open(io.BytesIO(image))
         if encoding == "jpeg":
             into = io.BytesIO()
-            screen.convert("RGB").save(into, "JPEG", quality=JPEG_QUALITY)
-            return Observation(into.getvalue(), "image/jpeg", screen.width, screen.height)
+            screen.convert("RGB").save(into, "JPEG", quality=SCREEN_JPEG_QUALITY)
+            return Observation(into.getvalue(), MEDIA_TYPES["jpeg"], screen.width, screen.height)
     except (UnidentifiedImageError, OSError, ValueError) as error:
         raise EnvError(f"the screenshot cannot be read: {error}") from error
-    media_type = Image.MIME.get(screen.format or "", "image/png")
+    media_type = Image.MIME.get(screen.format or "", MEDIA_TYPES["png"])
     return Observation(image, media_type, screen.width, screen.height)
 
 

@@ -19,7 +19,7 @@ from envs.android.adb import AdbTransport
 from envs.base import Observation, Task, Verdict
 from envs.metrics import METRICS, claimed, joined
 from envs.pool import ResourcePool
-from envs.screenshots import Encoding, observe
+from envs.screenshots import ImageEncoding, observe
 from envs.taskfile import Check, Evaluator, Getter, SetupStep, TaskFile
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class AndroidEnv:
         *,
         snapshot: str,
         pause_s: float,
-        encoding: Encoding,
+        encoding: ImageEncoding,
         deadline_s: float,
     ) -> None:
         self._suite = suite
@@ -55,7 +55,7 @@ class AndroidEnv:
         self._serial: str | None = None
         self._snapshot = snapshot
         self._pause_s = pause_s
-        self._encoding: Encoding = encoding
+        self._encoding: ImageEncoding = encoding
         self._deadline_s = deadline_s
         self._device: AdbTransport | None = None
         self._file: TaskFile | None = None

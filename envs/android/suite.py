@@ -15,7 +15,7 @@ from envs.android.adb import find_adb
 from envs.android.env import AndroidEnv, check_file
 from envs.base import Task
 from envs.pool import ResourcePool
-from envs.screenshots import Encoding
+from envs.screenshots import ImageEncoding, as_encoding
 from envs.taskfile import load_tasks
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class AndroidSuite:
         adb: str = "",
         snapshot: str = "",
         pause_s: float = 1.0,
-        encoding: Encoding = "png",
+        encoding: ImageEncoding = "png",
         deadline_s: float = 30.0,
     ) -> AndroidEnv:
         """An environment with a device of its own, which the first reset asks for.
@@ -71,8 +71,7 @@ class AndroidSuite:
         for name, value, least in (("pause_s", pause_s, 0), ("deadline_s", deadline_s, 1)):
             if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
                 raise TaskError(f"{name} must be a number of at least {least}, got {value!r}")
-        if encoding not in ("png", "jpeg"):
-            raise TaskError(f"encoding must be png or jpeg, got {encoding!r}")
+        encoding = as_encoding(encoding)
         return AndroidEnv(
             self.name,
             self._files,

@@ -21,9 +21,10 @@ from envs.desktop.draws import draw, fill
 from envs.desktop.judge import judge
 from envs.desktop.needs import needs_widgets
 from envs.desktop.place import DesktopNumber
-from envs.desktop.screen import Encoding, encode
+from envs.desktop.screen import encode
 from envs.desktop.session import DesktopSession, check_step
 from envs.metrics import claimed
+from envs.screenshots import ImageEncoding
 from envs.taskfile import Check, Evaluator, Getter, NearMiss, SetupStep, TaskFile
 
 logger = logging.getLogger(__name__)
@@ -42,12 +43,12 @@ class DesktopEnv:
         tasks: Mapping[str, TaskFile],
         settings: Settings,
         *,
-        encoding: Encoding,
+        encoding: ImageEncoding,
         settle_s: float,
     ) -> None:
         self._tasks = tasks  # by the id of envs.base.Task
         self._settings = settings
-        self._encoding: Encoding = encoding
+        self._encoding: ImageEncoding = encoding
         self._settle_s = settle_s
         self._desktop_number = DesktopNumber()
         self._session: DesktopSession | None = None

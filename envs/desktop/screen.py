@@ -16,15 +16,12 @@ import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 from PIL import Image
 
 from bus.errors import EnvError
+from envs.screenshots import SCREEN_JPEG_QUALITY, ImageEncoding
 
-Encoding = Literal["png", "jpeg"]
-
-JPEG_QUALITY = 85
 POLL_S = 0.015
 
 _HEADER = struct.Struct(">25I")  # X11/XWDFile.h
@@ -77,12 +74,12 @@ def settle(
             return seen
 
 
-def encode(pixels: bytes, width: int, height: int, encoding: Encoding) -> bytes:
+def encode(pixels: bytes, width: int, height: int, encoding: ImageEncoding) -> bytes:
     """The pixels as a picture file."""
     image = Image.frombuffer("RGB", (width, height), pixels, "raw", "BGRX", 0, 1)
     out = io.BytesIO()
     if encoding == "jpeg":
-        image.save(out, "JPEG", quality=JPEG_QUALITY)
+        image.save(out, "JPEG", quality=SCREEN_JPEG_QUALITY)
     else:
         image.save(out, "PNG", compress_level=1)
     return out.getvalue()

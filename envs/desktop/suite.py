@@ -15,6 +15,7 @@ from bus.errors import MissingPartError, TaskError
 from envs.base import Task
 from envs.desktop.needs import missing_packages
 from envs.embedded.suites import read_size
+from envs.screenshots import as_encoding
 from envs.taskfile import load_tasks
 
 if TYPE_CHECKING:
@@ -78,11 +79,10 @@ class DesktopSuite:
         `memory_mb` is for all programs of a desktop. Raises TaskError, and MissingPartError where
         a program or package is not installed.
         """
+        image_encoding = as_encoding(encoding)
         width, height = read_size(size)
         if not (800 <= width <= 3840 and 600 <= height <= 2160):
             raise TaskError(f"size must be 800x600 to 3840x2160, got {width}x{height}")
-        if encoding not in ("png", "jpeg"):
-            raise TaskError(f"encoding must be png or jpeg, got {encoding!r}")
         if not 0 <= settle_ms <= 2_000:
             raise TaskError(f"settle_ms must be 0 to 2000, got {settle_ms:g}")
         if not deadline_s > 0:
@@ -99,7 +99,7 @@ class DesktopSuite:
         return DesktopEnv(
             self.files,
             settings,
-            encoding="png" if encoding == "png" else "jpeg",
+            encoding=image_encoding,
             settle_s=settle_ms / 1000,
         )
 

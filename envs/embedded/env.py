@@ -11,10 +11,11 @@ from envs.actions import Action, Answer, Click, Done, Fail
 from envs.base import Observation, Task, Verdict
 from envs.embedded.app import App, WidgetInfo
 from envs.embedded.phrases import phrases
-from envs.embedded.png import MEDIA_TYPES, Encoding, encode
+from envs.embedded.png import encode
 from envs.embedded.scene import Scene, SceneFactory
 from envs.embedded.theme import THEMES, Theme
 from envs.embedded.widgets import Ui
+from envs.screenshots import MEDIA_TYPES, ImageEncoding, as_encoding
 
 MAX_SIDE = 4096  # pixels
 SOLVE_LIMIT = 100  # steps after which a solution is taken not to exist
@@ -36,7 +37,7 @@ class EmbeddedEnv:
         size: tuple[int, int],
         design: tuple[int, int],
         max_scale: float,
-        encoding: Encoding = "png",
+        encoding: ImageEncoding = "png",
         slack: int = 2,
         themes: tuple[Theme, ...] = THEMES,
     ) -> None:
@@ -48,8 +49,6 @@ class EmbeddedEnv:
         width, height = size
         if not (32 <= width <= MAX_SIDE and 32 <= height <= MAX_SIDE):
             raise TaskError(f"size must be 32 to {MAX_SIDE} pixels a side, got {width}x{height}")
-        if encoding not in MEDIA_TYPES:
-            raise TaskError(f"encoding must be one of {', '.join(MEDIA_TYPES)}, got {encoding!r}")
         if isinstance(slack, bool) or not isinstance(slack, int) or slack < 0:
             raise TaskError(f"slack must be a whole number of at least 0, got {slack!r}")
         self._suite = suite
@@ -57,7 +56,7 @@ class EmbeddedEnv:
         self._scenes = scenes
         self._size = size
         self._scale = min(width / design[0], height / design[1], max_scale)
-        self._encoding: Encoding = encoding
+        self._encoding = as_encoding(encoding)
         self._slack = slack
         self._themes = themes
         self._fresh_seeds = Random()  # noqa: S311 - a seed, not a secret

@@ -16,11 +16,12 @@ from envs.base import Observation
 from envs.embedded.app import App
 from envs.embedded.draw import Canvas, Rect
 from envs.embedded.phrases import INSTRUCTIONS, phrases
-from envs.embedded.png import MEDIA_TYPES, encode, to_image
+from envs.embedded.png import encode, to_image
 from envs.embedded.suites import MiniSuite
 from envs.embedded.tasks import mini, mini_forms, mini_navigation
 from envs.embedded.theme import COLOURS, THEMES
 from envs.embedded.widgets import Ui
+from envs.screenshots import MEDIA_TYPES
 
 _SCENES: dict[str, Callable[..., mini.MiniScene]] = {
     "buttons": mini.ClickScene,

@@ -9,25 +9,23 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from typing import Literal
 
 from PIL import Image
 
 from envs.embedded.draw import Canvas
+from envs.screenshots import ImageEncoding
 
-Encoding = Literal["png", "jpeg"]
-MEDIA_TYPES: dict[Encoding, str] = {"png": "image/png", "jpeg": "image/jpeg"}
-JPEG_QUALITY = 90
+DRAWN_JPEG_QUALITY = 90
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _NO_FILTER = 0
 
 
-def encode(canvas: Canvas, encoding: Encoding = "png") -> bytes:
+def encode(canvas: Canvas, encoding: ImageEncoding = "png") -> bytes:
     """The canvas as an image file."""
     if encoding == "png":
         return encode_png(canvas)
     out = io.BytesIO()
-    to_image(canvas).save(out, format="JPEG", quality=JPEG_QUALITY)
+    to_image(canvas).save(out, format="JPEG", quality=DRAWN_JPEG_QUALITY)
     return out.getvalue()
 
 

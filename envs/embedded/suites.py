@@ -13,7 +13,6 @@ from functools import partial
 from bus.errors import TaskError
 from envs.base import Split, Task
 from envs.embedded.env import EmbeddedEnv
-from envs.embedded.png import Encoding
 from envs.embedded.scene import SceneFactory
 from envs.embedded.tasks import (
     files,
@@ -26,6 +25,7 @@ from envs.embedded.tasks import (
     small,
 )
 from envs.embedded.theme import DESK_THEMES
+from envs.screenshots import ImageEncoding
 
 _MINI_KINDS: dict[str, tuple[type[mini.MiniScene], int]] = {
     "click": (mini.ClickScene, 1),
@@ -108,7 +108,7 @@ class MiniSuite:
         self,
         *,
         size: Sequence[int] | str = size,
-        encoding: Encoding = "png",
+        encoding: ImageEncoding = "png",
         slack: int = SLACK,
     ) -> EmbeddedEnv:
         """An environment of `size` pixels: (width, height) or "168x168", in PNG or JPEG."""
@@ -203,7 +203,7 @@ class DeskSuite:
         self,
         *,
         size: Sequence[int] | str = size,
-        encoding: Encoding = "png",
+        encoding: ImageEncoding = "png",
         slack: int = DESK_SLACK,
     ) -> EmbeddedEnv:
         """An environment of `size` pixels: (width, height) or "448x336", in PNG or JPEG."""

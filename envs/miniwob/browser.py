@@ -17,19 +17,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from bus.errors import EnvError
 from envs.miniwob.cdp import Call, Chromium, DocumentLeftError
 from envs.miniwob.inputs import rest
+from envs.screenshots import SCREEN_JPEG_QUALITY, ImageEncoding
 
 logger = logging.getLogger(__name__)
 
-Encoding = Literal["png", "jpeg"]
-
 WIDTH, HEIGHT = 160, 210  # CSS pixels of every task
 SETTLE_MS = 500  # of the page's time, at the beginning of an episode
-JPEG_QUALITY = 85
 POLL_S = 0.002
 
 BACK_OFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -53,13 +51,13 @@ class BrowserHost:
     """
 
     def __init__(
-        self, binary: Path, folder: Path, scale: float, encoding: Encoding, deadline_s: float
+        self, binary: Path, folder: Path, scale: float, encoding: ImageEncoding, deadline_s: float
     ) -> None:
         self.starts = 0
         self._binary = binary
         self._folder = folder
         self._scale = scale
-        self._encoding: Encoding = encoding
+        self._encoding: ImageEncoding = encoding
         self._deadline_s = deadline_s
         self._lock = threading.Lock()
         self._users = 0
@@ -136,7 +134,7 @@ class TaskPage:
     """A page that plays one task at a time. Raises EnvError wherever it is broken."""
 
     def __init__(
-        self, browser: Chromium, folder: Path, encoding: Encoding, deadline_s: float
+        self, browser: Chromium, folder: Path, encoding: ImageEncoding, deadline_s: float
     ) -> None:
         self.browser = browser
         self.loaded = ""  # the task whose page it is
@@ -145,7 +143,7 @@ class TaskPage:
         self._folder = folder
         self._shot: dict[str, Any] = {"format": encoding, "optimizeForSpeed": True}
         if encoding == "jpeg":
-            self._shot["quality"] = JPEG_QUALITY
+            self._shot["quality"] = SCREEN_JPEG_QUALITY
         self._deadline_s = deadline_s
         self._context = browser.call("Target.createBrowserContext")["browserContextId"]
         try:

@@ -17,11 +17,12 @@ from bus.errors import EnvError, MissingPartError, TaskError
 from bus.messages import Outcome
 from envs.actions import Action, Answer, Done, Fail, Wait
 from envs.base import Observation, Task, Verdict
-from envs.miniwob.browser import HEIGHT, WIDTH, BrowserHost, Encoding, TaskPage
+from envs.miniwob.browser import HEIGHT, WIDTH, BrowserHost, TaskPage
 from envs.miniwob.inputs import commands_of
 from envs.miniwob.oracle import Oracle, PageWidget
 from envs.miniwob.process import find_chromium
 from envs.miniwob.tasks import FIRST_TEST_SEED, TASKS
+from envs.screenshots import MEDIA_TYPES, ImageEncoding, as_encoding
 
 
 class MiniwobEnv:
@@ -32,12 +33,12 @@ class MiniwobEnv:
         host: BrowserHost,
         *,
         scale: float,
-        encoding: Encoding,
+        encoding: ImageEncoding,
         step_ms: float,
     ) -> None:
         self._host = host
         self._scale = scale
-        self._encoding: Encoding = encoding
+        self._encoding: ImageEncoding = encoding
         self._step_ms = step_ms
         self._page: TaskPage | None = None
         self._task: Task | None = None
@@ -158,7 +159,7 @@ class MiniwobEnv:
 
     def _observe(self, page: TaskPage) -> Observation:
         width, height = round(WIDTH * self._scale), round(HEIGHT * self._scale)
-        return Observation(page.look(), f"image/{self._encoding}", width, height)
+        return Observation(page.look(), MEDIA_TYPES[self._encoding], width, height)
 
 
 class MiniwobSuite:
@@ -175,7 +176,7 @@ class MiniwobSuite:
         self,
         *,
         scale: float = 1.0,
-        encoding: Encoding = "png",
+        encoding: ImageEncoding = "png",
         step_ms: float = 500.0,
         browsers: int = 2,
         chromium: str = "",
@@ -190,8 +191,7 @@ class MiniwobSuite:
         """
         if not 1 <= scale <= 8:
             raise TaskError(f"scale must be 1 to 8, got {scale:g}")
-        if encoding not in ("png", "jpeg"):
-            raise TaskError(f"encoding must be png or jpeg, got {encoding!r}")
+        encoding = as_encoding(encoding)
         if not 0 <= step_ms <= 60_000:
             raise TaskError(f"step_ms must be 0 to 60000, got {step_ms:g}")
         if not 1 <= browsers <= 64:

@@ -21,7 +21,7 @@ from envs.osworld.guest import Guest
 from envs.osworld.judge import Judge
 from envs.osworld.provider import Provider
 from envs.osworld.setup import STEPS, Workplace, prepare
-from envs.screenshots import Encoding, observe
+from envs.screenshots import ImageEncoding, observe
 from envs.taskfile import TaskFile
 
 ACTION_DEADLINE_S = 130.0
@@ -44,7 +44,7 @@ class OsworldEnv:
         judge: Judge,
         *,
         pause_s: float,
-        encoding: Encoding,
+        encoding: ImageEncoding,
         deadline_s: float,
         password: str,
         downloads: Path,
@@ -54,7 +54,7 @@ class OsworldEnv:
         self._provider = provider
         self._judge = judge
         self._pause_s = pause_s
-        self._encoding: Encoding = encoding
+        self._encoding: ImageEncoding = encoding
         self._deadline_s = deadline_s
         self._password = password
         self._downloads = downloads

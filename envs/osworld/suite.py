@@ -20,7 +20,7 @@ from envs.osworld.judge import CURE, Judge, find_python
 from envs.osworld.provider import Provider, UrlProvider
 from envs.osworld.setup import default_downloads
 from envs.pool import ResourcePool
-from envs.screenshots import Encoding
+from envs.screenshots import ImageEncoding, as_encoding
 from envs.taskfile import load_tasks
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class OsworldSuite:
         cpus: int = 4,
         boot_s: float = 300.0,
         pause_s: float = 2.0,
-        encoding: Encoding = "png",
+        encoding: ImageEncoding = "png",
         evaluator_python: str = "",
         evaluator_s: float = 180.0,
         password: str = "password",  # noqa: S107 - that of OSWorld's images
@@ -90,8 +90,7 @@ class OsworldSuite:
         ):
             if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
                 raise TaskError(f"{name} must be a number of at least {least}, got {value!r}")
-        if encoding not in ("png", "jpeg"):
-            raise TaskError(f"encoding must be png or jpeg, got {encoding!r}")
+        encoding = as_encoding(encoding)
         if url and vm:
             raise TaskError(
                 "url and vm exclude each other: a guest that runs, or a machine to boot"

@@ -17,6 +17,7 @@ from bus.errors import EnvError, TaskError
 from envs.actions import Action, Answer, Done, Fail
 from envs.base import Observation, Task, Verdict
 from envs.embedded.suites import read_size
+from envs.screenshots import MEDIA_TYPES
 from envs.timed.profiles import PROFILES, Profile, profile_named
 from envs.timed.screens import screenshot
 
@@ -127,7 +128,7 @@ class TimedEnv:
         width, height = self._size
         episode = self._playing()
         blob = screenshot(episode.scene, self._rng.getrandbits(64), width, height)
-        return Observation(blob, "image/png", width, height)
+        return Observation(blob, MEDIA_TYPES["png"], width, height)
 
     def _sleep(self, seconds: float) -> None:
         if seconds > 0:
