@@ -9,7 +9,7 @@ from envs.embedded.env import EmbeddedEnv
 from envs.embedded.gallery import SUITES, sheet, with_tables
 from envs.registry import load_suite, make_env
 
-PAGE = Path(__file__).parents[2] / "docs" / "environments" / "embedded.md"
+PAGE = Path(__file__).parents[3] / "docs" / "environments" / "embedded.md"
 
 
 def test_the_tables_are_those_of_the_suites() -> None:
