@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from bus.errors import EnvError
-from envs.desktop.keeper import DISPLAY_FD, SERVER
-from envs.desktop.place import (
+from envs.desktop.host_resources import (
     PATH,
     DesktopNumber,
     display_socket,
@@ -38,6 +37,7 @@ from envs.desktop.place import (
     remove_folder,
     remove_stale_folders,
 )
+from envs.desktop.keeper import DISPLAY_FD, SERVER
 from envs.desktop.screen import Framebuffer
 from envs.desktop.ticks import children, ticks
 from envs.desktop.x11 import Display, write_authority

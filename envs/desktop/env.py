@@ -18,9 +18,9 @@ from envs.actions import Action, Answer, Done, Fail, Type
 from envs.base import Observation, Task, Verdict
 from envs.desktop.desktop import Desktop, Settings
 from envs.desktop.draws import draw, fill
+from envs.desktop.host_resources import DesktopNumber
 from envs.desktop.judge import judge
 from envs.desktop.needs import needs_widgets
-from envs.desktop.place import DesktopNumber
 from envs.desktop.screen import encode
 from envs.desktop.session import DesktopSession, check_step
 from envs.metrics import claimed

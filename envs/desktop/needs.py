@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 
 from envs.desktop.accessibility import PACKAGES, has_accessibility
-from envs.desktop.place import PATH
+from envs.desktop.host_resources import PATH
 from envs.taskfile import TaskFile
 
 APPLICATIONS = ("gimp",)

@@ -17,8 +17,8 @@ from envs.desktop.desktop import Desktop, Settings
 from envs.desktop.files import MAKERS, date_all, inside
 from envs.desktop.getters import GetterContext
 from envs.desktop.home import furnish, office_folder
+from envs.desktop.host_resources import DesktopNumber
 from envs.desktop.inputs import X11InputController
-from envs.desktop.place import DesktopNumber
 from envs.desktop.screen import settle
 from envs.desktop.x11 import Display, X11Window
 from envs.taskfile import SetupStep

@@ -92,7 +92,7 @@ class DesktopSuite:
         self.check_parts()
         from envs.desktop.desktop import Settings
         from envs.desktop.env import DesktopEnv
-        from envs.desktop.place import find_user
+        from envs.desktop.host_resources import find_user
 
         find_user(user)
         settings = Settings(width, height, user, memory_mb, deadline_s=deadline_s)
@@ -109,7 +109,7 @@ class DesktopSuite:
             raise MissingPartError(
                 "packages of suite desktop are not installed: pip install 'dart-cli[desktop]'"
             )
-        from envs.desktop.place import find_programs
+        from envs.desktop.host_resources import find_programs
         from envs.desktop.session import PROGRAMS
 
         find_programs(PROGRAMS)

@@ -1,6 +1,6 @@
 """GUI actions as commands for a guest: pure.
 
-    gestures_of   an action -> gestures that hands.py performs
+    gestures_of   an action -> gestures that input_controller.py performs
     commands_of   an action -> argument lists for the guest's /execute
 
 What the model wrote travels as one JSON argument, never as code and never through a shell.
@@ -85,4 +85,4 @@ def _key(name: str) -> str:
 
 @cache
 def _source() -> str:
-    return files("envs.osworld").joinpath("hands.py").read_text(encoding="utf-8")
+    return files("envs.osworld").joinpath("input_controller.py").read_text(encoding="utf-8")

@@ -49,9 +49,9 @@ except MissingPartError as missing:
 from envs.desktop.draws import draw, fill
 from envs.desktop.env import DesktopEnv, filled
 from envs.desktop.getters import GETTERS
+from envs.desktop.host_resources import FOLDER_PREFIX, find_programs
 from envs.desktop.judge import METRICS
 from envs.desktop.keeper import descendants
-from envs.desktop.place import FOLDER_PREFIX, find_programs
 from envs.desktop.session import check_step
 
 SUITE = DesktopSuite()
