@@ -1,7 +1,7 @@
 """Where the processes of a run meet: addresses, private directories, CURVE keys.
 
     Endpoints        name -> address: ipc:// below the run directory, tcp:// where configured
-    make_private_dir a directory that nobody else can enter
+    make_private_dir a directory that no other user can enter
     CurveKeys            the keys of one process; read_curve and write_key_pair for its files
     check_secure     refuses a socket beyond loopback that has no keys
 
@@ -48,14 +48,16 @@ def make_private_dir(path: Path) -> Path:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.lstat()
     except OSError as error:
-        raise RunDirectoryError(f"{path}: cannot be made: {error.strerror}") from None
+        raise RunDirectoryError(f"{path}: cannot be created: {error.strerror}") from None
     if not stat.S_ISDIR(found.st_mode):
         raise RunDirectoryError(f"{path}: not a directory (links are refused): choose another")
     if found.st_uid != os.getuid():
         raise RunDirectoryError(f"{path}: belongs to another user: choose another run directory")
     if found.st_mode & 0o077:
         mode = stat.S_IMODE(found.st_mode)
-        raise RunDirectoryError(f"{path}: others can enter (mode {mode:04o}): chmod 700 {path}")
+        raise RunDirectoryError(
+            f"{path}: other users can enter (mode {mode:04o}): chmod 700 {path}"
+        )
     return path
 
 
@@ -67,7 +69,7 @@ class Endpoints:
     overrides: Mapping[str, str] = field(default_factory=dict)
 
     def address(self, name: str) -> str:
-        """Address of `name`; makes the private directories an ipc:// address stands in.
+        """Address of `name`; makes the private directories of an ipc:// address.
 
         Raises RunDirectoryError where the run directory is not private, ConfigError for a name
         that cannot be an address.
@@ -82,7 +84,7 @@ class Endpoints:
         return f"ipc://{path}"
 
     def _socket_dir(self, file_name: str) -> Path:
-        """RUN/sock; for a run directory of a long path, a short one in /tmp that stands for it.
+        """RUN/sock; for a run directory with a long path, a short one in /tmp in its place.
 
         The short one depends on nothing but the user and the run directory's real path, so all
         processes of the run agree on it, whatever their environment variables are.
@@ -106,7 +108,7 @@ class CurveKeys:
     """The CURVE keys of one process, Z85 text of 40 characters each.
 
     A process that serves needs `allowed`, the public keys it lets in; a process that connects
-    needs `server`, the public key of those it connects to.
+    needs `server`, the public key of the server.
     """
 
     public: str
@@ -143,7 +145,7 @@ def read_curve(path: Path, *, server: str = "", allowed: Path | None = None) -> 
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot read keys: {error}") from None
     if found.st_mode & 0o077:
-        raise ConfigError(f"{path}: others can read the secret key: chmod 600 {path}")
+        raise ConfigError(f"{path}: other users can read the secret key: chmod 600 {path}")
     if not isinstance(value, dict) or value.keys() != {"public", "secret"}:
         raise ConfigError(f"{path}: want a JSON object of public and secret")
     keys = {words[0] for words in map(str.split, lines) if words} - {"#"}
@@ -155,7 +157,7 @@ def read_curve(path: Path, *, server: str = "", allowed: Path | None = None) -> 
 
 
 def check_secure(endpoint: str, curve: CurveKeys | None) -> None:
-    """Refuse an address that others can reach unless keys guard it.
+    """Refuse an address that other hosts can reach unless keys protect it.
 
     ipc:// and inproc:// are private by their directory; tcp:// to loopback is left to the user.
     Raises ConfigError.

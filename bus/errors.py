@@ -1,6 +1,6 @@
 """Every error `dart` raises on purpose, in one tree.
 
-`UserError` and its children are the user's to mend (exit code 2); the others are faults of the
+`UserError` and its children are the user's to fix (exit code 2); the others are faults of the
 run (exit code 1). Each message names the place and the cure in one line.
 """
 
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 
 def first_line(error: BaseException) -> str:
-    """What another library's error says, in one line that fits into ours."""
+    """Another library's error text, shortened to one line that fits into ours."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 class DartError(Exception):
-    """Root of all errors raised on purpose; `exit_code` is what the command line ends with."""
+    """Root of all errors raised on purpose; `exit_code` is the command line's exit code."""
 
     exit_code = 1
 
@@ -37,7 +37,7 @@ class ModelError(UserError):
 
 
 class ParityError(UserError):
-    """Engine and trainer give the same tokens other log-probabilities; no restart mends it."""
+    """Engine and trainer give the same tokens other log-probabilities; no restart fixes it."""
 
 
 class ExchangeError(UserError):
@@ -57,7 +57,7 @@ class BusError(DartError):
 
 
 class DeadlineError(BusError):
-    """A wait ran past its deadline; the message names who waited for what and how long."""
+    """A wait ran past its deadline; the message names what waited for what and how long."""
 
 
 class ProtocolError(BusError):
@@ -77,7 +77,7 @@ class EnvError(DartError):
 
 
 class NoOracleError(EnvError):
-    """An environment knows no solution of the task it plays."""
+    """An environment has no known solution of the task it plays."""
 
 
 class ActionError(DartError):
@@ -89,7 +89,7 @@ class EngineError(DartError):
 
 
 class EngineGoneError(EngineError):
-    """An inference engine serves nothing any more; its worker ends."""
+    """An inference engine can serve no more requests; its worker ends."""
 
 
 class WeightsError(DartError):

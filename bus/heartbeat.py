@@ -1,7 +1,8 @@
-"""Who lives and what they wait for.
+"""Which processes live and what they wait for.
 
-HeartbeatSender   publishes one Heartbeat a second from a callable that tells the load
-Liveness          the newest heartbeat of each worker, and who has fallen silent
+HeartbeatSender   publishes one Heartbeat a second from a callable that returns the load
+WaitReporter      the part of it that waiting code needs, as a protocol
+Liveness          the newest heartbeat of each worker, and which workers have fallen silent
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ HEARTBEAT_S = 1.0
 DEAD_AFTER_S = 10.0
 """Ten heartbeats missed: long enough for a machine that is busy compiling or swapping."""
 REROUTE_AFTER_S = 5.0
-"""A rollout worker silent for this long is asked nothing more; its requests go to another one."""
+"""A rollout worker silent for this long gets no more requests; they go to another one."""
 FORGET_AFTER_S = 3600.0
 MAX_WAITS = 8
-"""Waits told in one heartbeat, the longest ones."""
+"""Waits in one heartbeat, the longest ones."""
 
 
 class Publishes(Protocol):
-    """What a HeartbeatSender speaks into: a bus.pubsub.Publisher."""
+    """Where a HeartbeatSender publishes: a bus.pubsub.Publisher."""
 
     def publish(self, message: Message) -> None:
         """Send without waiting."""
@@ -55,7 +56,7 @@ class WaitReporter(Protocol):
 
 @dataclass(frozen=True)
 class Load:
-    """The changing part of a Heartbeat, as the worker tells it each second."""
+    """The changing part of a Heartbeat, as the worker reports it each second."""
 
     state: str
     policy_version: int = -1
@@ -72,7 +73,7 @@ class _OpenWait:
 
 
 class HeartbeatSender:
-    """An async context manager: while inside, a Heartbeat goes out each second and on `beat`."""
+    """An async context manager: inside it a Heartbeat is sent each second and on `beat`."""
 
     def __init__(
         self,
@@ -114,10 +115,10 @@ class HeartbeatSender:
         since: float | None = None,
         on: str = "",
     ) -> Iterator[None]:
-        """Say in the heartbeats what this process waits for, e.g. "a batch from data".
+        """Report in the heartbeats what this process waits for, e.g. "a batch from data".
 
-        `deadline_s` is only shown; the wait itself keeps it. `since` is when it began
-        (time.monotonic) where this goes on with an earlier wait. `on` names who could end it, as
+        `deadline_s` is only shown; the caller enforces it. `since` is when the wait began
+        (time.monotonic) if this continues an earlier one. `on` names what could end it, as
         dart_cli.data.stall_rules reads it.
         """
         self._entered += 1
@@ -132,9 +133,9 @@ class HeartbeatSender:
             del self._waits[key]
 
     def beat(self) -> Heartbeat:
-        """Publish one heartbeat now, e.g. at a change of state; returns what was said."""
+        """Publish one heartbeat now, e.g. at a change of state; returns it."""
         load = self._load()
-        waits = self._told_waits()
+        waits = self._reported_waits()
         heartbeat = Heartbeat(
             role=self._role,
             worker=self._worker,
@@ -154,19 +155,19 @@ class HeartbeatSender:
         self._publisher.publish(heartbeat)
         return heartbeat
 
-    def _told_waits(self) -> list[Waiting]:
-        """The present waits, those for the same thing as one, the longest first."""
+    def _reported_waits(self) -> list[Waiting]:
+        """The present waits, longest first; waits for the same thing count as one."""
         now = time.monotonic()
         alike: dict[tuple[str, str, float], list[float]] = {}
         for wait in self._waits.values():
             alike.setdefault((wait.what, wait.on, wait.deadline_s), []).append(now - wait.since)
-        told = [
+        reported = [
             Waiting(
                 what=what, on=on, count=len(waited), longest_s=max(waited), deadline_s=deadline_s
             )
             for (what, on, deadline_s), waited in alike.items()
         ]
-        return sorted(told, key=lambda each: -each.longest_s)
+        return sorted(reported, key=lambda each: -each.longest_s)
 
     async def _run(self) -> None:
         while True:
@@ -179,7 +180,7 @@ class HeartbeatSender:
 
 
 def _sound(gauges: Mapping[str, float]) -> dict[str, float]:
-    """Those that a heartbeat may hold: without the others it still tells that we live."""
+    """Those that a heartbeat may hold; without the others it still shows that the process lives."""
     return {name: value for name, value in gauges.items() if abs(value) <= MAX_GAUGE}
 
 
@@ -190,7 +191,7 @@ class _Seen:
 
 
 class Liveness:
-    """The newest heartbeat of each worker; one not heard for `dead_after_s` is dead."""
+    """The newest heartbeat of each worker; one silent for `dead_after_s` is dead."""
 
     def __init__(
         self,
@@ -205,7 +206,7 @@ class Liveness:
         self._seen: dict[str, _Seen] = {}
 
     def observe(self, heartbeat: Heartbeat) -> bool:
-        """Note a heartbeat; True if the worker is new, back from the dead, or a new process."""
+        """Note a heartbeat; True if the worker is new, heard again after its silence, or a new process."""
         now = self._clock()
         before = self._seen.get(heartbeat.worker)
         self._seen[heartbeat.worker] = _Seen(heartbeat, now)
@@ -222,11 +223,11 @@ class Liveness:
         )
 
     def alive(self, role: Role | None = None) -> list[Heartbeat]:
-        """Heartbeats of the living, by worker name."""
+        """Newest heartbeats of the living workers, by worker name."""
         return [hb for hb in self._of(role) if self.silent_s(hb.worker) <= self.dead_after_s]
 
     def dead(self, role: Role | None = None) -> list[Heartbeat]:
-        """Last heartbeats of those that fell silent and have not been forgotten."""
+        """Last heartbeats of the workers that fell silent and are not forgotten yet."""
         return [hb for hb in self._of(role) if self.silent_s(hb.worker) > self.dead_after_s]
 
     def get(self, worker: str) -> Heartbeat | None:
@@ -235,17 +236,17 @@ class Liveness:
         return seen.heartbeat if seen else None
 
     def silent_s(self, worker: str) -> float:
-        """Seconds since the worker was heard; infinite if it never was."""
+        """Seconds since the worker's last heartbeat; infinite if there was none."""
         seen = self._seen.get(worker)
         return self._clock() - seen.at if seen else float("inf")
 
     def discount_pause(self, seconds: float) -> None:
-        """Nobody was listened to for so long: that silence is ours and counts against no one."""
+        """Ignore `seconds` in which this process did not listen: they count as no worker's silence."""
         for seen in self._seen.values():
             seen.at += seconds
 
     def forget(self, worker: str) -> None:
-        """Drop a worker that said goodbye."""
+        """Drop a worker that announced its end."""
         self._seen.pop(worker, None)
 
     def _of(self, role: Role | None) -> list[Heartbeat]:

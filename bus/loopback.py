@@ -1,4 +1,4 @@
-"""Who can reach a host's name or address."""
+"""Whether other machines can reach a host's name or address."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody beyond this machine can reach it."""
+    """Whether only this machine can reach it."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Sends messages to telemetry-in; drops them where nobody listens or the queue is full."""
+    """Sends messages to telemetry-in; drops them if no process listens or the queue is full."""
 
     def __init__(self, endpoint: str, *, curve: CurveKeys | None = None) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
@@ -46,7 +46,7 @@ class Publisher:
         self._socket.send_multipart(encode(message), copy=False)
 
     def close(self) -> None:
-        """Give what is queued a moment to go out, and close."""
+        """Give queued messages 0.2 s to go out, and close."""
         self._socket.close(linger=200)
 
     async def __aenter__(self) -> Self:
@@ -74,7 +74,7 @@ class Subscriber:
         self._channel = Channel(connect(socket, endpoint, curve), self._take)
 
     async def next(self) -> Message:
-        """Wait for the next message; malformed ones are counted and passed over."""
+        """Wait for the next message; malformed ones are counted and skipped."""
         while True:
             while not self._inbox:
                 self._arrived.clear()
@@ -102,7 +102,7 @@ class Subscriber:
         self._inbox.append(frames)
         self._arrived.set()
         if len(self._inbox) >= HIGH_WATER_MARK:
-            self._channel.pause()  # until somebody reads: what comes then is dropped by the sender
+            self._channel.pause()  # until the iterator reads: meanwhile the sender drops
 
     async def __aenter__(self) -> Self:
         return self
@@ -112,11 +112,11 @@ class Subscriber:
 
 
 class Forwarder:
-    """Passes everything published at one address on to the subscribers of the other.
+    """Forwards everything published at one address to the subscribers of the other.
 
-    Runs in a thread of its own inside ZeroMQ's proxy, so heartbeats flow while the process that
-    holds it is busy. One way only, SUB to PUB: an XSUB-XPUB proxy also hands on what subscribers send,
-    and one ill-made message of theirs ends it.
+    Runs in a thread of its own inside ZeroMQ's proxy, so heartbeats flow while its process is busy.
+    One way only, SUB to PUB: an XSUB-XPUB proxy also forwards what subscribers send, and one
+    malformed message of theirs ends it.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Forwarder:
         """Stop the thread and free both addresses; may be called twice."""
         if self._switch.closed:
             return
-        with contextlib.suppress(zmq.Again):  # the thread has ended already: nobody is there
+        with contextlib.suppress(zmq.Again):  # the thread has ended already
             self._switch.send(b"TERMINATE", zmq.NOBLOCK)
         self._thread.join(timeout=LINGER_S)
         self._switch.close(linger=0)

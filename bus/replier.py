@@ -31,8 +31,8 @@ from bus.transport import LINGER_S, REQUEST_ID_BYTES, bind, bound_address
 log = logging.getLogger(__name__)
 
 PARTING_S = 0.1
-"""From a server's last answer to its end: a client whose connection closes may lose what it has
-not read yet (libzmq drops the pipe of a socket with ZMQ_IMMEDIATE)."""
+"""Pause between a server's last answer and its end: a client whose connection closes may lose what
+it has not read yet (libzmq drops the pipe of a socket with ZMQ_IMMEDIATE)."""
 
 Handler = Callable[[str, Request], Awaitable[Reply]]
 """(client's name, request) -> reply; a DartError it raises becomes an ErrorReply."""
@@ -65,7 +65,7 @@ class Served:
     """What a Replier has done so far."""
 
     requests: int = 0  # handed to the handler
-    repeats: int = 0  # answered from the record, or joined to one in work
+    repeats: int = 0  # answered from the record, or joined to one being handled
     malformed: int = 0  # refused by the codec
     refused: int = 0  # the handler raised a DartError
     crashed: int = 0  # the handler raised anything else
@@ -80,8 +80,8 @@ class _Execution:
 class Replier:
     """Serves typed requests at one address; each id is executed once while its reply is kept.
 
-    After a restart of the server the record is empty: what a handler does must then be idempotent
-    by the message's own keys (trajectory and step, batch id), as it is throughout `dart`.
+    After a restart of the server the record is empty: handlers must then be idempotent by the
+    message's own keys (trajectory and step, batch id), as all handlers of `dart` are.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Replier:
         await self.close()
 
     async def serve(self, handler: Handler) -> None:
-        """Answer requests until `close` is called; nothing a client sends ends it."""
+        """Answer requests until `close` is called; no message of a client ends it."""
         self._handler = handler
         self._channel.resume()
         try:
@@ -126,7 +126,7 @@ class Replier:
             self._channel.pause()
 
     async def close(self, linger_s: float = LINGER_S) -> None:
-        """Take no more, give the handlers in work `linger_s` to answer, and free the address."""
+        """Take no more requests, give running handlers `linger_s` to answer, and free the address."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -142,7 +142,7 @@ class Replier:
         self._channel.close(linger_s)
 
     def _take(self, frames: list[bytes]) -> None:
-        """Answer from the record, join a request in work, or start a handler for a new one."""
+        """Answer from the record, join a request being handled, or start a handler for a new one."""
         if len(frames) < 2 or len(frames[1]) != REQUEST_ID_BYTES:
             self.served.malformed += 1
             return
@@ -194,14 +194,14 @@ class Replier:
             log.exception("%s: %s from %s failed", self.endpoint, _kind(message), client)
             return encode(
                 ErrorReply(
-                    error=f"{_kind(message)} failed at {self.endpoint}; its log tells why",
+                    error=f"{_kind(message)} failed at {self.endpoint}; see its log",
                     error_type=RefusedError.__name__,
                 )
             )
 
     def _answer(self, client: bytes, key: bytes, frames: list[bytes]) -> None:
-        # A ROUTER never waits: it drops what a client that is away cannot take, and that client asks
-        # again. One that is there has room for all it has in flight.
+        # A ROUTER never waits: it drops answers to an absent client, which asks again. A connected
+        # client has room for all it has in flight.
         self._answered_at = time.monotonic()
         self._channel.send([client, key, *frames])
 

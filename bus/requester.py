@@ -55,9 +55,9 @@ class RequestClient(Protocol):
 class Requester:
     """Asks one server. Any number of tasks may ask at once; `peer` names the server in errors.
 
-    `lost` is set while a connection that stood is gone, at once and without any timer: the server
-    ended, was killed, or its host vanished. Requests in flight go on asking until their deadline;
-    whoever can ask somebody else waits for `lost` too.
+    `lost` is set as soon as an established connection is lost, without any timer: the server ended,
+    was killed, or its host vanished. Requests in flight are still repeated until their deadline; a
+    caller that can ask another server waits for `lost` too.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class Requester:
         curve: CurveKeys | None = None,
         max_in_flight: int = HIGH_WATER_MARK,
     ) -> None:
-        if max_in_flight > HIGH_WATER_MARK:  # a ROUTER drops the answers its queue has no room for
+        if max_in_flight > HIGH_WATER_MARK:  # a ROUTER drops answers that its queue has no room for
             raise ValueError(f"max_in_flight of {max_in_flight}, at most {HIGH_WATER_MARK}")
         self.endpoint = endpoint
         self.connected = False
-        """Whether a connection stands, keys checked."""
+        """Whether a connection is established, keys checked."""
         self.lost = asyncio.Event()
         self._peer = peer
         self._max_in_flight = max_in_flight
@@ -81,16 +81,16 @@ class Requester:
         self._queued: dict[bytes, _Pending] = {}  # beyond max_in_flight, first come first served
         self._outbox: dict[
             bytes, _Pending
-        ] = {}  # refused by ZeroMQ: nobody there, or its queue full
+        ] = {}  # refused by ZeroMQ: no connection, or its queue is full
         self._closed = False
         self._loop = asyncio.get_running_loop()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         socket = context.socket(zmq.DEALER)
         socket.setsockopt(zmq.ROUTING_ID, f"{name[:200]}.{uuid.uuid4().hex[:12]}".encode())
-        # Send only into a live connection: nothing piles up for a server that is away, and the
-        # first thing a restarted one hears is what is still wanted.
+        # Send only into a live connection: nothing piles up for an absent server, and a restarted
+        # one first receives what is still wanted.
         socket.setsockopt(zmq.IMMEDIATE, 1)
-        self._watch = PeerWatch(socket, self._peer_is)  # before the connection can stand
+        self._watch = PeerWatch(socket, self._peer_is)  # before a connection can be established
         try:
             connect(socket, endpoint, curve)
         except DartError:
@@ -106,7 +106,7 @@ class Requester:
 
     @property
     def in_flight(self) -> int:
-        """Requests that wait for their answer."""
+        """Requests that wait for an answer."""
         return len(self._asking)
 
     async def request(
@@ -120,9 +120,9 @@ class Requester:
         """The server's answer, of the request's `reply_type`.
 
         The request is sent again with the same id every `retry_s` seconds, and when a lost server
-        is back, until `deadline_s`; `request_id` (16 bytes) may be given to ask another server the
-        same thing. Raises DeadlineError; ProtocolError for an answer that is none; where the
-        server refused, the error it names from bus.errors, or RefusedError.
+        is back, until `deadline_s`; pass `request_id` (16 bytes) to ask another server the same
+        thing. Raises DeadlineError; ProtocolError for an invalid answer; where the server refused,
+        the error it names from bus.errors, or RefusedError.
         """
         key = request_id or os.urandom(REQUEST_ID_BYTES)
         if len(key) != REQUEST_ID_BYTES:
@@ -158,7 +158,7 @@ class Requester:
         if self._closed:
             raise BusError(f"{self.endpoint}: requester closed")
         if pending.key in self._asking or pending.key in self._queued:
-            raise ValueError("this request_id is being asked already")
+            raise ValueError("a request with this request_id is in flight already")
         if len(self._asking) < self._max_in_flight:
             self._asking[pending.key] = pending
             self._send(pending)
@@ -209,14 +209,14 @@ class Requester:
         if pending is not None and not pending.answer.done():  # else: answered before
             pending.answer.set_result(frames[1:])
 
-    def _peer_is(self, there: bool) -> None:
-        back = there and self.lost.is_set()
-        if there:
+    def _peer_is(self, present: bool) -> None:
+        back = present and self.lost.is_set()
+        if present:
             self.lost.clear()
         elif self.connected:
             self.lost.set()
-        self.connected = there
-        if back:  # what the lost one took may have gone with it
+        self.connected = present
+        if back:  # what the lost server had taken may be lost too
             for pending in self._asking.values():
                 if not pending.answer.done():
                     self._send(pending)
@@ -238,9 +238,9 @@ class Requester:
         peer = self._peer or "the server"
         start = f"start `{self._peer}`" if self._peer else "start the server"
         if pending.sent:
-            cure = f"{peer} took it {pending.sent} times but did not answer; see its log"
+            cure = f"{peer} received it {pending.sent} times but did not answer; see its log"
         else:
-            cure = f"nobody took it there; {start}"
+            cure = f"no process serves there; {start}"
         return f"{_kind(message)} to {self.endpoint} had no answer in {deadline_s:g} s: {cure}"
 
 

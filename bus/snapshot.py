@@ -1,4 +1,4 @@
-"""The run at one moment: what `StatusReply.snapshot` holds, written by data, drawn by status.
+"""The run at one moment: what `StatusReply.snapshot` holds, written by data, shown by status.
 
 `Snapshot.model_dump(mode="json")` goes on the wire; a reader calls `Snapshot.model_validate`.
 Unknown fields are ignored, so that an older `dart status` can watch a newer run. Times are
@@ -17,7 +17,7 @@ class Part(BaseModel):
 
 
 class WaitView(Part):
-    """Waits of one process for the same thing, as bus.messages.Waiting tells them."""
+    """Waits of one process for the same thing, as in bus.messages.Waiting."""
 
     what: str
     on: str
@@ -27,22 +27,22 @@ class WaitView(Part):
 
 
 class StallView(Part):
-    """Something that has stood still for too long; dart_cli.data.stall_rules finds it."""
+    """Something that has made no progress for too long; dart_cli.data.stall_rules finds it."""
 
     kind: str  # one of dart_cli.data.stall_rules.KINDS
     who: str  # worker that has it
     since_s: float  # for how long
-    text: str  # one line: who waits for whom, since when, and the likely cure
+    text: str  # one line: what waits for what, since when, and the likely cure
 
 
 class ProcessView(Part):
-    """One process, as its last heartbeat told it."""
+    """One process, by its last heartbeat."""
 
     role: str
     worker: str
     host: str
     pid: int
-    alive: bool  # heard of within the liveness limit
+    alive: bool  # its last heartbeat is within the liveness limit
     heartbeat_age_s: float
     started_at: float  # unix seconds
     policy_version: int  # weights it holds; -1 if none
@@ -51,12 +51,12 @@ class ProcessView(Part):
     waiting_s: float
     gauges: dict[str, float] = {}
     waits: list[WaitView] = []  # the longest first, a few of them
-    still_s: float = 0.0  # rollout: how long the work it has in hand has brought no token
-    liveness: str = ""  # of a silent one, where data can look: gone, stopped, blocked or running
+    still_s: float = 0.0  # rollout: how long its requests in work have produced no token
+    liveness: str = ""  # of a silent process, if data can look: gone, stopped, blocked or running
 
 
 class TaskView(Part):
-    """How one training task fares."""
+    """Results of one training task."""
 
     suite: str
     task_id: str
@@ -99,7 +99,7 @@ class UsageView(Part):
 
 
 class SyncView(Part):
-    """How one rollout worker took new weights last; seconds as in bus.messages.SyncDone."""
+    """The last weight sync of one rollout worker; seconds as in bus.messages.SyncDone."""
 
     worker: str
     policy_version: int
@@ -127,7 +127,7 @@ class QueuesView(Part):
 class GroupsView(Part):
     """Where the groups stand."""
 
-    open: int  # some member is not over yet
+    open: int  # some member still plays
     ready: int  # informative and complete, waiting for a batch
     batched: int  # served to the trainer, not yet acknowledged
     trained: int
@@ -167,7 +167,7 @@ class Snapshot(Part):
     store_bytes: int = 0  # database on disk
     stall_s: float = 20.0  # config.bus.stall_s
     quiet_s: float = 0.0  # since a step, an end, an update or a weight set was last filed
-    next_batch: str = ""  # what the next batch still wants
+    next_batch: str = ""  # what the next batch still needs
     permits: dict[str, float] = {}  # rollout worker that may take weights -> seconds it may
-    stalls: list[StallView] = []  # who waits for whom, since when, and the likely cure
-    warnings: list[str] = []  # what else a person should know
+    stalls: list[StallView] = []  # what waits for what, since when, and the likely cure
+    warnings: list[str] = []  # other warnings for the user

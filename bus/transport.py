@@ -1,9 +1,10 @@
 """Opening ZeroMQ sockets: limits, time-outs, keys, and addresses that are free.
 
     connect, bind   give a fresh socket its options and its address; closed again on any error
-    bound_address   where it really serves, e.g. the port that a wildcard became
+    bound_address   where it really serves, e.g. the port chosen for a wildcard
 
-Only the bus's own modules use it; everybody else uses the typed sockets of sockets.py.
+Only the bus's own modules use it; all other code uses the typed sockets of requester.py, replier.py
+and pubsub.py.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ LINGER_S = 2.0
 REQUEST_ID_BYTES = 16
 _UNBIND_S = 1.0
 _TCP_CURES = {
-    errno.EADDRINUSE: "end what listens there (ss -ltnp), or change bus.port: `dart data` needs that "
+    errno.EADDRINUSE: "stop the process that listens there (ss -ltnp), or change bus.port: `dart data` needs that "
     "port and the two after it",
     errno.EADDRNOTAVAIL: "set bus.host to an address of the host of `dart data`",
     errno.ENODEV: "set bus.host to an address of the host of `dart data`",
@@ -47,7 +48,7 @@ def _prepare(socket: _Socket, endpoint: str) -> _Socket:
     socket.setsockopt(zmq.RECONNECT_IVL, 50)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
     if endpoint.startswith("tcp:"):
-        # A host that vanished without a word is noticed, and its connection made anew.
+        # A host that vanished is noticed, and its connection re-established.
         socket.setsockopt(zmq.IPV6, int("[" in endpoint))
         socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 20000)
@@ -67,7 +68,7 @@ def _closed_on_error(socket: zmq.Socket[Any], task: str) -> Iterator[None]:
 
 
 def connect(socket: _Socket, endpoint: str, curve: CurveKeys | None) -> _Socket:
-    """Connect, at once or whenever the other side appears. Raises ConfigError, BusError."""
+    """Connect, now or as soon as the other side appears. Raises ConfigError, BusError."""
     with _closed_on_error(socket, f"cannot connect to {endpoint}"):
         check_secure(endpoint, curve)
         _prepare(socket, endpoint)
@@ -82,16 +83,16 @@ def connect(socket: _Socket, endpoint: str, curve: CurveKeys | None) -> _Socket:
 
 
 def bind(socket: _Socket, endpoint: str, curve: CurveKeys | None) -> _Socket:
-    """Serve at the address, the allow-list in force.
+    """Serve at the address and let in only the allowed keys.
 
-    Raises ConfigError, for a tcp port that is taken too; BusError for an ipc address that is.
+    Raises ConfigError, also for a tcp port in use; BusError for an ipc address in use.
     """
     with _closed_on_error(socket, f"cannot serve at {endpoint}"):
         check_secure(endpoint, curve)
         _check_free(endpoint)
         _prepare(socket, endpoint)
         if curve is not None and endpoint.startswith("tcp:"):
-            socket.zap_domain = _GATES.admit(socket.context, curve.allowed).encode("ascii")
+            socket.zap_domain = _AUTHENTICATORS.admit(socket.context, curve.allowed).encode("ascii")
             socket.curve_secretkey = curve.secret.encode("ascii")
             socket.curve_publickey = curve.public.encode("ascii")
             socket.curve_server = True
@@ -114,10 +115,10 @@ def bound_address(socket: zmq.Socket[Any]) -> str:
 
 
 def _check_free(endpoint: str) -> None:
-    """Refuse an ipc:// address where somebody listens: ZeroMQ would take it over in silence.
+    """Refuse an ipc:// address where a process listens: ZeroMQ would take it over without an error.
 
-    A server that has just closed listens a moment longer, in ZeroMQ's own thread; that is waited
-    for. Raises BusError.
+    A server that has just closed listens a moment longer, in ZeroMQ's own thread; this waits up to
+    a second for that. Raises BusError.
     """
     path = endpoint.removeprefix("ipc://")
     deadline = time.monotonic() + _UNBIND_S
@@ -133,7 +134,7 @@ def _check_free(endpoint: str) -> None:
 
 
 class _AllowedKeys:
-    """The authenticator's question for one address: may this public key come in?"""
+    """What the authenticator asks for one address: is this public key let in?"""
 
     def __init__(self, allowed: Iterable[str]) -> None:
         self._allowed = frozenset(allowed)
@@ -143,22 +144,22 @@ class _AllowedKeys:
         return key.decode("ascii") in self._allowed
 
 
-class _Gates:
-    """One ZAP authenticator for each context; without one, ZeroMQ lets in any key."""
+class _Authenticators:
+    """One ZAP authenticator per context; without one, ZeroMQ lets in any key."""
 
     def __init__(self) -> None:
         self._by_context: dict[int, ThreadAuthenticator] = {}
 
     def admit(self, context: zmq.Context[Any], allowed: Iterable[str]) -> str:
-        """Let these keys into the socket that is given the returned ZAP domain."""
-        gate = self._by_context.get(context.underlying)
-        if gate is None:
-            gate = ThreadAuthenticator(zmq.Context.shadow(context.underlying))
-            gate.start()
-            self._by_context[context.underlying] = gate
+        """Let these keys into the socket that uses the returned ZAP domain."""
+        authenticator = self._by_context.get(context.underlying)
+        if authenticator is None:
+            authenticator = ThreadAuthenticator(zmq.Context.shadow(context.underlying))
+            authenticator.start()
+            self._by_context[context.underlying] = authenticator
         domain = uuid.uuid4().hex
-        gate.configure_curve_callback(domain, credentials_provider=_AllowedKeys(allowed))
+        authenticator.configure_curve_callback(domain, credentials_provider=_AllowedKeys(allowed))
         return domain
 
 
-_GATES = _Gates()
+_AUTHENTICATORS = _Authenticators()

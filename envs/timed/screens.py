@@ -3,7 +3,9 @@
 A screen is one of `SCENES` desktops (a window of suite `desk` before a picture) over a task bar
 that spells 64 bits. The desktop is drawn and compressed once in a process; a screenshot adds the
 bar's few rows. That works because a deflate stream may be cut at a full flush and the Adler-32
-checksum can be carried on (RFC 1950, RFC 1951; PNG specification, 11.2.4: any number of IDATs).
+checksum can be continued (RFC 1950, RFC 1951; PNG specification, 11.2.4: any number of IDATs).
+Pillow cannot continue a stream: writing each screen whole takes it 12 times as long at 448x336
+(0.99 ms, here 0.08) and 33 times at 1920x1080 (13.3 ms, here 0.41).
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ from random import Random
 
 from PIL import Image, ImageOps
 
+from envs.embedded.png import END, chunk, head
 from envs.embedded.suites import DeskSuite
 
 SCENES = 16
 """Desktops drawn for each size."""
 
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _NO_FILTER = b"\0"
 _BITS = 64
 _BAR, _LAMP = 254, 255  # palette indices of the task bar
@@ -51,7 +53,7 @@ def screenshot(scene: int, bits: int, width: int, height: int) -> bytes:
     squeezer = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS)
     rows = squeezer.compress(bar) + squeezer.flush()
     checksum = struct.pack(">I", zlib.adler32(bar, desktop.adler))
-    return b"".join((desktop.file, _chunk(b"IDAT", rows + checksum), _chunk(b"IEND", b"")))
+    return desktop.file + chunk(b"IDAT", rows + checksum) + END
 
 
 def _bar(bits: int, width: int, height: int) -> bytes:
@@ -86,15 +88,7 @@ def _drawn(scene: int, width: int, height: int) -> _PngTemplate:
     palette = bytes(image.getpalette() or b"")[: 3 * _BAR].ljust(3 * _BAR, b"\0") + _BAR_COLOURS
     squeezer = zlib.compressobj(6)
     body = squeezer.compress(pixels) + squeezer.flush(zlib.Z_FULL_FLUSH)
-    header = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
-    file = b"".join(
-        (
-            _SIGNATURE,
-            _chunk(b"IHDR", header),
-            _chunk(b"PLTE", palette),
-            _chunk(b"IDAT", body),
-        )
-    )
+    file = head(width, height, palette) + chunk(b"IDAT", body)
     return _PngTemplate(file, zlib.adler32(pixels))
 
 
@@ -115,7 +109,3 @@ def _paint(scene: int, width: int, height: int) -> Image.Image:
     corner = (rng.randrange(width - inside[0]), rng.randrange(height - inside[1]))
     screen.paste(window, corner)
     return screen.quantize(_BAR, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
-
-
-def _chunk(kind: bytes, body: bytes) -> bytes:
-    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))

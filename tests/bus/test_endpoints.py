@@ -37,7 +37,7 @@ def test_a_directory_others_can_enter_is_refused_with_the_cure(tmp_path: Path, p
     run = tmp_path / "run"
     Endpoints(run).address("data")
     (run / part).chmod(0o755)
-    with pytest.raises(RunDirectoryError, match=r"others can enter \(mode 0755\): chmod 700 "):
+    with pytest.raises(RunDirectoryError, match=r"other users can enter \(mode 0755\): chmod 700 "):
         Endpoints(run).address("data")
 
 
@@ -128,7 +128,7 @@ def test_keys_are_never_overwritten(tmp_path: Path) -> None:
         ('{"public": "a", "secret": "b"}', 0o600, "not a CURVE key"),
         ('{"public": "a"}', 0o600, "want a JSON object of public and secret"),
         ("nonsense", 0o600, "cannot read keys"),
-        ("{}", 0o644, "others can read the secret key: chmod 600"),
+        ("{}", 0o644, "other users can read the secret key: chmod 600"),
     ],
 )
 def test_a_bad_key_file_is_refused_by_name(

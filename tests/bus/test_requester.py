@@ -181,7 +181,7 @@ async def test_a_deadline_names_the_message_the_address_and_the_cure(address: st
         with pytest.raises(DeadlineError) as nobody:
             await requester.request(ASK, 0.2)
     assert str(nobody.value) == (
-        f"StopRequest to {address} had no answer in 0.2 s: nobody took it there; start `dart data`"
+        f"StopRequest to {address} had no answer in 0.2 s: no process serves there; start `dart data`"
     )
 
 
@@ -193,7 +193,7 @@ async def test_a_deadline_tells_a_silent_server_from_an_absent_one(address: str)
     replier = Replier(address)
     task = asyncio.create_task(replier.serve(silent))
     async with Requester(address, peer="dart data") as requester:
-        with pytest.raises(DeadlineError, match="dart data took it 1 times but did not answer"):
+        with pytest.raises(DeadlineError, match="dart data received it 1 times but did not answer"):
             await requester.request(ASK, 1.0)
     await replier.close(linger_s=0)
     await task
