@@ -17,8 +17,8 @@ from envs.actions import Action, Answer, Done, Fail, Wait
 from envs.base import Observation, Task, Verdict
 from envs.osworld.actions import commands_of
 from envs.osworld.evaluate import foreign, judge, refuse_solved
+from envs.osworld.evaluator_process import EvaluatorProcess
 from envs.osworld.guest import Guest
-from envs.osworld.judge import Judge
 from envs.osworld.provider import Provider
 from envs.osworld.setup import STEPS, Workplace, prepare
 from envs.screenshots import ImageEncoding, observe
@@ -41,7 +41,7 @@ class OsworldEnv:
         suite: str,
         files: Mapping[str, TaskFile],
         provider: Provider,
-        judge: Judge,
+        judge: EvaluatorProcess,
         *,
         pause_s: float,
         encoding: ImageEncoding,

@@ -4,7 +4,7 @@
     judge          the verdict; whatever breaks raises EnvError, and the episode is invalid
     refuse_solved  no episode begins with its task done
 
-Checks of plain commands are done here; all others by OSWorld's own evaluators (judge.py).
+Checks of plain commands are done here; all others by OSWorld's own evaluators (evaluator_process.py).
 """
 
 from __future__ import annotations

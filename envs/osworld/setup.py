@@ -5,7 +5,7 @@
     fetch       a file from the web, kept between episodes
 
 Steps that only need the guest's server are done here, all others (browser tabs, log-ins, ...) by
-OSWorld's own SetupController (judge.py).
+OSWorld's own SetupController (evaluator_process.py).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any
 
 from bus.errors import EnvError
 from envs.base import content_hash
+from envs.osworld.evaluator_process import EvaluatorProcess
 from envs.osworld.guest import Executed, Guest, RefusalError
-from envs.osworld.judge import Judge
 from envs.taskfile import SetupStep
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Workplace:
     downloads: Path  # kept between episodes
     screen: tuple[int, int]  # the guest's, pixels
     password: str  # of the guest's user
-    judge: Judge
+    judge: EvaluatorProcess
 
 
 def prepare(

@@ -15,8 +15,8 @@ from bus.errors import MissingPartError, TaskError
 from envs.base import Task
 from envs.osworld.container import IMAGE, ContainerProvider, Machine, check_machine, find_engine
 from envs.osworld.env import OsworldEnv, asks_judge
+from envs.osworld.evaluator_process import CURE, EvaluatorProcess, find_python
 from envs.osworld.guest import Address, import_urllib3, read_address
-from envs.osworld.judge import CURE, Judge, find_python
 from envs.osworld.provider import Provider, UrlProvider
 from envs.osworld.setup import default_downloads
 from envs.pool import ResourcePool
@@ -106,7 +106,7 @@ class OsworldSuite:
             self.name,
             self._files,
             provider,
-            Judge(find_python(evaluator_python), evaluator_s),
+            EvaluatorProcess(find_python(evaluator_python), evaluator_s),
             pause_s=pause_s,
             encoding=encoding,
             deadline_s=deadline_s,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bus.errors import EnvError
+from envs.osworld.evaluator_process import EvaluatorProcess
 from envs.osworld.guest import Guest, read_address
-from envs.osworld.judge import Judge
 from envs.osworld.setup import Workplace, fetch, prepare
 from envs.taskfile import SetupStep
 
@@ -81,7 +81,7 @@ def test_only_the_web_is_fetched_from(tmp_path: Path, url: str) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Workplace]:
-    judge = Judge("", 5.0)
+    judge = EvaluatorProcess("", 5.0)
     yield Workplace(tmp_path, tmp_path / "kept", (800, 600), "secret", judge)
     judge.close()
 

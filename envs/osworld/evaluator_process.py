@@ -1,7 +1,7 @@
 """OSWorld's evaluators in a process of their own, with a deadline.
 
     find_python   the interpreter that has the package desktop-env, or the install step
-    Judge         that process: started early, asked, killed where it hangs
+    EvaluatorProcess         that process: started early, asked, killed where it hangs
 
 desktop-env pins versions of torch and numpy that dart does not run with, hence another interpreter;
 that also keeps an evaluator that hangs or crashes from costing more than its episode.
@@ -51,7 +51,7 @@ def find_python(named: str) -> str:
     return found
 
 
-class Judge:
+class EvaluatorProcess:
     """One process that knows OSWorld's evaluators; one slot uses it. Raises EnvError."""
 
     def __init__(self, python: str, deadline_s: float) -> None:
@@ -67,7 +67,7 @@ class Judge:
         if self._process is not None and self._process.poll() is None:
             return
         self.end()
-        source = files("envs.osworld").joinpath("judging.py").read_text(encoding="utf-8")
+        source = files("envs.osworld").joinpath("evaluator_program.py").read_text(encoding="utf-8")
         try:
             self._process = subprocess.Popen(
                 [self._python, "-c", source],
