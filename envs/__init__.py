@@ -1,1 +1,18 @@
-"""Environments: real GUIs behind one contract."""
+"""Environments: real GUIs behind one contract.
+
+base          the contract: tasks, observations, verdicts, GuiEnv
+actions       typed GUI actions, in pixels of the screenshot
+registry      suites by name, and the environments that play them
+selection     tasks by pattern
+screenshots   image encodings, and screenshots as observations
+taskfile      task files in OSWorld's JSON schema
+metrics       judging of such files: pure functions
+pool          existing guests and devices, shared out to slots
+
+embedded      suites `mini` and `desk`: a widget toolkit drawn with Pillow
+desktop       suite `desktop`: real applications on a virtual display
+miniwob       suite `miniwob`: MiniWoB++ in headless Chromium
+osworld       suite `osworld`: OSWorld's guests, in containers or already running
+android       suite `android`: devices over adb (experimental)
+timed         suite `timed`: only takes time, to measure scheduling
+"""

@@ -1,6 +1,6 @@
 """Typed GUI actions, in pixels of the screenshot they answer.
 
-One canonical set; emitters and parsers per model family stand in dart_cli/policy.
+One canonical set; emitters and parsers per model family are in dart_cli/policy.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Scroll(_Action):
 
 
 class Type(_Action):
-    """Type text into whatever has the keyboard focus; a newline is Enter."""
+    """Type text into the widget that has the keyboard focus; a newline is Enter."""
 
     kind: Literal["type"] = "type"
     text: str

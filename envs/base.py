@@ -33,17 +33,17 @@ class Task:
 
     id: str  # unique in its suite, e.g. mini/popup
     suite: str
-    instruction: str  # what the policy is told; may hold {fields} that reset fills in
+    instruction: str  # the text given to the policy; may hold {fields} that reset fills in
     max_steps: int  # steps after which an episode is cut off
     tier: int = 1  # shortest solution in steps, roughly; 1 is easiest
     split: Split = "train"  # whether the template may be trained on
     params: Mapping[str, Any] = field(default_factory=dict)
-    feasible: bool = True  # False: there is no way, and saying so (`fail`) is what passes
+    feasible: bool = True  # False: it cannot be done, and only the action `fail` passes
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the evaluator says: pass, fail, or invalid (broken environment or evaluator)."""
+    """The evaluator's result: pass, fail, or invalid (broken environment or evaluator)."""
 
     outcome: Outcome
     reason: str
@@ -59,8 +59,8 @@ class GuiEnv(Protocol):
     """One GUI that plays one task at a time. Not thread-safe: one slot owns it.
 
     An environment whose evaluator changes the state (it saves a document, say) has an attribute
-    `evaluate_acts` that is true while it plays such a task: nobody evaluates it at reset then, to
-    find out whether the task is true already.
+    `evaluate_acts` that is true while it plays such a task. It is then not evaluated at reset, which
+    would find out whether the task is solved already.
     """
 
     def reset(
@@ -82,7 +82,7 @@ class GuiEnv(Protocol):
         ...
 
     def evaluate(self) -> Verdict:
-        """Judge the present state. Never raises for a wrong state; invalid says what broke."""
+        """Judge the present state. Never raises for a wrong state; an invalid verdict says what broke."""
         ...
 
     def close(self) -> None:
@@ -97,12 +97,12 @@ class Solvable(Protocol):
     def oracle_action(self) -> Action:
         """The next action of a shortest solution from the present state.
 
-        Raises NoOracleError for a task without a known solution, EnvError where it finds no way.
+        Raises NoOracleError for a task without a known solution, EnvError where it finds none.
         """
         ...
 
     def oracle_hint(self) -> str:
-        """The same as an instruction of one step, e.g. `click next`; empty where words fail."""
+        """The same as an instruction of one step, e.g. `click next`; empty if there is no such text."""
         ...
 
 

@@ -2,8 +2,8 @@
 
     METRICS   functions that need only the standard library, by the name that `func` gives; each
               takes a result and the task's rules and returns 1.0 where they hold, else 0.0
-    claimed   what the policy's last action decides by itself
-    joined    what several checks come to together
+    claimed   the verdict that the policy's last action decides by itself
+    joined    the score of several checks together
 
 All as in OSWorld's desktop_env (desktop_env.py, evaluators/metrics).
 """
@@ -55,7 +55,7 @@ def claimed(evaluator: Evaluator, last: Action | None) -> Verdict | None:
 
 
 def joined(scores: Iterable[float], conj: Conjunction) -> float:
-    """The score of checks [C] together, asked for one after the other only as far as need be.
+    """The score of checks [C] together, evaluated in turn only as far as needed.
 
     As OSWorld joins them: with `and` the mean, or 0 as soon as one is 0; with `or` the greatest.
     """

@@ -1,4 +1,4 @@
-"""Things that exist already and are dealt out to slots: guests that run, devices that are plugged in."""
+"""Existing resources shared out to slots: running guests, connected devices."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ T = TypeVar("T", bound=Hashable)
 
 
 class ResourcePool(Generic[T]):
-    """`items` of option `option`, each one slot's at a time. Raises TaskError where one is twice."""
+    """`items` of option `option`, each used by one slot at a time. Raises TaskError for a duplicate."""
 
     def __init__(self, items: Sequence[T], option: str) -> None:
         if len(set(items)) < len(items):
-            raise TaskError(f"{option} names one twice; each slot needs one of its own")
+            raise TaskError(f"{option} names one twice; each slot needs its own")
         self._count = len(items)
         self._free = list(items)
         self._option = option
         self._lock = threading.Lock()
 
     def take(self) -> T:
-        """One that is free. Raises EnvError."""
+        """Take a free one. Raises EnvError."""
         with self._lock:
             if not self._free:
                 raise EnvError(
@@ -33,6 +33,6 @@ class ResourcePool(Generic[T]):
             return self._free.pop(0)
 
     def give_back(self, item: T) -> None:
-        """It is free again."""
+        """Put it back."""
         with self._lock:
             self._free.insert(0, item)

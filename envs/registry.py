@@ -8,10 +8,10 @@
     find_task, tasks_of  one task by its id, all of a split
     did_you_mean         the closest known name, for errors
 
-A suite of one's own needs no entry here: `my_package.my_module:MySuite` and
+Your own suite needs no entry here: `my_package.my_module:MySuite` and
 `path/to/file.py:MySuite` are names too, on every command line and in every configuration.
 Each suite's module is imported when it is first asked for, so a missing optional part (a browser,
-a container engine) concerns only those who use it.
+a container engine) matters only to its users.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Suite(Protocol):
     def make_env(self) -> GuiEnv:
         """A fresh environment, which starts nothing before its first reset.
 
-        May take keyword options, each with a default; raises TaskError for a value that is none.
+        May take keyword options, each with a default; raises TaskError for an invalid value.
         """
         ...
 
@@ -100,7 +100,7 @@ def make_env(suite: str, **options: object) -> GuiEnv:
 def check_options(suite: str, options: Iterable[str]) -> None:
     """Raise TaskError for an option that the suite's environments do not take; starts none.
 
-    A suite whose `make_env` has a `**parameter` judges its options by itself.
+    A suite whose `make_env` has a `**parameter` checks its options itself.
     """
     parameters = inspect.signature(load_suite(suite).make_env).parameters.values()
     if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
@@ -159,7 +159,7 @@ def _as_suite(name: str, path: str) -> Suite:
     try:
         suite = value() if isinstance(value, type) else value
     except Exception as error:
-        raise TaskError(f"suite {name}: {attribute}() broke: {_told(error)}") from error
+        raise TaskError(f"suite {name}: {attribute}() failed: {_one_line(error)}") from error
     if not isinstance(suite, Suite):
         raise TaskError(
             f"suite {name}: {attribute} is no Suite; it needs name, tasks and make_env(), "
@@ -182,14 +182,14 @@ def _import(name: str, module_name: str) -> ModuleType:
                 f"suite {name}: cannot import {module_name}: no module {error.name!r}; "
                 "install it or add its folder to PYTHONPATH"
             ) from error
-        except Exception as error:  # the module is the user's: whatever it raises is theirs to mend
+        except Exception as error:  # the module is the user's: they fix whatever it raises
             raise TaskError(
-                f"suite {name}: {module_name} cannot be loaded, mend it: {_told(error)}"
+                f"suite {name}: {module_name} cannot be loaded, fix it: {_one_line(error)}"
             ) from error
     file = Path(module_name)
     if not file.is_file():
         raise TaskError(f"suite {name}: no file {file}; the path is relative to {Path.cwd()}")
-    # A name of its own, so that two files called my_env.py do not meet in sys.modules.
+    # A name of its own, so that two files called my_env.py do not clash in sys.modules.
     digest = hashlib.blake2b(str(file.resolve()).encode(), digest_size=4).hexdigest()
     spec = importlib.util.spec_from_file_location(f"{file.stem}_{digest}", file)
     if spec is None or spec.loader is None:
@@ -201,13 +201,13 @@ def _import(name: str, module_name: str) -> ModuleType:
     except Exception as error:
         del sys.modules[spec.name]
         raise TaskError(
-            f"suite {name}: {file} cannot be loaded, mend it: {_told(error)}"
+            f"suite {name}: {file} cannot be loaded, fix it: {_one_line(error)}"
         ) from error
     return module
 
 
-def _told(error: Exception) -> str:
-    """The user's own error in one line, with the line of their code where it rose."""
+def _one_line(error: Exception) -> str:
+    """The user's own error in one line, with the line of their code that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     line = getattr(error, "lineno", None) or (frames[-1].lineno if frames else None)
     where = f" (line {line})" if line else ""

@@ -1,9 +1,9 @@
 """Screenshots of real screens as observations.
 
-as_encoding  a suite's option `encoding`, checked
-observe   an encoded screenshot as an Observation, as JPEG where that is asked for
-pixels_of the whole image
-size_of   what its header says of its size
+as_encoding   a suite's option `encoding`, checked
+observe       an encoded screenshot as an Observation, as JPEG if requested
+pixels_of     the whole image
+size_of       the size in its header
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SCREEN_JPEG_QUALITY = 85
 
 _CURE = "the environment must send encoded images"
 BROKEN = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
-"""What Pillow raises for bytes that are no image, or only a part of one."""
+"""What Pillow raises for bytes that are not a whole image."""
 
 
 def as_encoding(value: object) -> ImageEncoding:
@@ -35,7 +35,7 @@ def as_encoding(value: object) -> ImageEncoding:
 
 
 def observe(image: bytes, encoding: ImageEncoding) -> Observation:
-    """An encoded screenshot as it came, or as JPEG where that is asked for. Raises EnvError."""
+    """An encoded screenshot unchanged, or as JPEG if requested. Raises EnvError."""
     try:
         screen = Image.open(io.BytesIO(image))
         if encoding == "jpeg":

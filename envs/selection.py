@@ -4,7 +4,7 @@
     is_pattern     whether a text names more than one id
 
 A pattern is a task's id, a glob such as `miniwob/click-*`, or either behind a `!`, which leaves
-what it names out. With exclusions alone everything else is meant. Order is that of the patterns,
+what it names out. A list of exclusions alone selects everything else. Order is that of the patterns,
 within a glob that of the suite.
 """
 
@@ -30,9 +30,9 @@ def select_tasks(
 ) -> list[Task]:
     """The tasks of `suite` that `patterns` name; no pattern names all of `among`.
 
-    Globs choose from `among` (default all of the suite); an id that is written out is taken from
-    the whole suite, so that whoever asks can say why it may not be used. Raises TaskError for a
-    pattern that names nothing, with the closest id, and where the exclusions leave nothing.
+    Globs choose from `among` (default all of the suite); a full id is taken from the whole
+    suite, so that the caller can report why it may not be used. Raises TaskError for a
+    pattern that names nothing, with the closest id, and if the exclusions leave nothing.
     """
     everyone = list(load_suite(suite).tasks.values())
     known = everyone if among is None else list(among)

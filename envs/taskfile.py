@@ -1,4 +1,4 @@
-"""Task files in OSWorld's JSON schema: read, checked, and their mistakes collected.
+"""Task files in OSWorld's JSON schema: read, checked, and all their errors collected.
 
     TaskFile       one file: goal, set-up, evaluator, and what we add (split, solution, near misses)
     Evaluator      checks joined by `and` or `or`, with what to do before them
@@ -8,8 +8,8 @@
 
 The schema is OSWorld's (desktop_env/desktop_env.py, evaluation_examples/examples). Its `func`,
 `result`, `expected` and `options` are each one value or lists in step; here they are one `Check` for
-each function. What the types of set-up steps, getters and functions mean is the environment's
-affair: nothing is run here. Fields that we do not know are kept in `extra`.
+each function. The environment defines the types of set-up steps, getters and functions; nothing is
+run here. Unknown fields are kept in `extra`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from envs.base import Split
 Conjunction = Literal["and", "or"]
 
 INFEASIBLE = "infeasible"
-"""The function of tasks that cannot be done: they pass by the action `fail` alone."""
+"""The function of tasks that cannot be done: only the action `fail` passes them."""
 
 DEFAULT_MAX_STEPS = 15  # OSWorld's
 
@@ -77,7 +77,7 @@ class Evaluator:
 class NearMiss:
     """Actions that nearly solve the task and must fail."""
 
-    why: str  # what is wrong about them
+    why: str  # why they are wrong
     actions: tuple[Action, ...]
 
 
@@ -94,7 +94,7 @@ class TaskFile:
     max_steps: int = DEFAULT_MAX_STEPS
     solution: tuple[Action, ...] = ()
     near_misses: tuple[NearMiss, ...] = ()
-    draw: Mapping[str, Any] = field(default_factory=dict)  # what the seed draws, by name
+    draw: Mapping[str, Any] = field(default_factory=dict)  # values drawn from the seed, by name
     extra: Mapping[str, Any] = field(default_factory=dict)  # e.g. related_apps, proxy
     path: Path | None = None
 
@@ -113,7 +113,7 @@ _EVALUATOR_FIELDS = ("func", "result", "expected", "options", "conj", "postconfi
 
 
 def load_tasks(folder: Path, *, heldout: Collection[str] = ()) -> LoadedTasks:
-    """All `*.json` below `folder`; the ids in `heldout` are never trained on, whatever they say.
+    """All `*.json` below `folder`; the ids in `heldout` are never trained on, whatever their files say.
 
     Raises TaskError where the folder does not exist or holds no such file, or where an id of
     `heldout` names no task of it.
@@ -158,7 +158,7 @@ def read_task(value: object, path: Path, *, heldout: Collection[str] = ()) -> Ta
     for key in value:
         near = difflib.get_close_matches(key, _FIELDS, 1, 0.85)
         if near and key != near[0]:
-            _refuse(path, key, f"is no field of a task; did you mean {near[0]!r}?")
+            _refuse(path, key, f"is not a field of a task; did you mean {near[0]!r}?")
     task_id = _text(path, value, "id")
     return TaskFile(
         id=task_id,
@@ -185,7 +185,7 @@ def _decode(path: Path) -> Any:
         raise TaskError(f"{path}: is not UTF-8 at byte {error.start}") from error
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        raise TaskError(f"{path}: is no JSON: {error.msg} at {where}") from error
+        raise TaskError(f"{path}: is not JSON: {error.msg} at {where}") from error
 
 
 def _evaluator(path: Path, value: object) -> Evaluator:
@@ -194,7 +194,7 @@ def _evaluator(path: Path, value: object) -> Evaluator:
     for key in value:
         near = difflib.get_close_matches(key, _EVALUATOR_FIELDS, 1, 0.85)
         if near and key != near[0]:
-            _refuse(path, f"evaluator.{key}", f"is no field; did you mean {near[0]!r}?")
+            _refuse(path, f"evaluator.{key}", f"is not a field; did you mean {near[0]!r}?")
     conj = value.get("conj", "and")
     if conj not in ("and", "or"):
         _refuse(path, "evaluator.conj", f'must be "and" or "or", got {conj!r}')
@@ -226,7 +226,7 @@ def _checks(path: Path, value: Mapping[str, Any]) -> tuple[Check, ...]:
 
 
 def _in_step(path: Path, key: str, value: object, func: object) -> list[object]:
-    """`value` as a list with one entry for each function; nothing stands for all of them."""
+    """`value` as a list with one entry for each function; an empty value gives Nones."""
     count = len(func) if isinstance(func, list) else 1
     if value is None or value in ([], {}):
         return [None] * count
@@ -285,7 +285,7 @@ def _actions(path: Path, where: str, value: object) -> tuple[Action, ...]:
         try:
             found.append(action_from_dict(entry))
         except ActionError as error:
-            _refuse(path, f"{where}[{number}]", f"is no action of envs/actions.py: {error}")
+            _refuse(path, f"{where}[{number}]", f"is not an action of envs/actions.py: {error}")
     return tuple(found)
 
 

@@ -3,8 +3,8 @@
     scripts_of   an action -> scripts, each run to its end before the next
     unwritten    characters of a text that `input text` cannot write
 
-Text is quoted for the device's shell. `input text` itself reads `%s` as a blank, and knows no escape
-for it: a text that holds `%s` is written in two pieces. It dies of characters that the virtual
+Text is quoted for the device's shell. `input text` itself reads `%s` as a blank, and has no escape
+for it: a text that holds `%s` is written in two pieces. It fails on characters that the virtual
 keyboard lacks; those are left out, unless the ADB Keyboard input method takes all text.
 """
 
@@ -45,7 +45,7 @@ _PIECES = re.compile(r"\n|\t|[^\n\t]+")
 
 
 def scripts_of(action: Action, size: tuple[int, int], *, adb_keyboard: bool) -> list[str]:
-    """What performs `action` on a screen of `size`; nothing where it has no meaning on a device."""
+    """What performs `action` on a screen of `size`; nothing for an action without meaning on a device."""
     match action:
         case Click(x=x, y=y, button="right"):
             at = _within(x, y, size)
@@ -54,7 +54,7 @@ def scripts_of(action: Action, size: tuple[int, int], *, adb_keyboard: bool) -> 
             return [_tap(_within(x, y, size))]
         case DoubleClick(x=x, y=y):
             tap = _tap(_within(x, y, size))
-            # Side by side: the program takes longer to start than a double tap may last.
+            # In parallel: the program takes longer to start than a double tap may last.
             return [f"{tap} & sleep 0.1; {tap}; wait"]
         case Drag(path=path):
             return [_drag([_within(x, y, size) for x, y in path])]
@@ -96,7 +96,7 @@ def _write(text: str, adb_keyboard: bool) -> Iterator[str]:
 
 
 def _press(keys: Sequence[str]) -> list[str]:
-    """One key, or several together; none where one of them is unknown."""
+    """One key, or several together; none if one of them is unknown."""
     names = [key.lower() for key in keys]
     codes = [KEYCODES.get(_SAME_KEY.get(name, name)) for name in names]
     if None in codes:
@@ -115,7 +115,7 @@ def _drag(path: Sequence[tuple[int, int]]) -> str:
 
 
 def _scroll(at: tuple[int, int], dx: int, dy: int, size: tuple[int, int]) -> str:
-    """The finger goes the other way; it stays off the edges, where gestures of the system begin."""
+    """The finger moves the other way; it keeps off the edges, where system gestures begin."""
     ends = []
     for place, notches, side in zip(at, (dx, dy), size, strict=True):
         way = round(min(max(notches, -10), 10) * NOTCH * side)

@@ -1,7 +1,7 @@
 """adb as a program: one device, commands with a deadline, screenshots.
 
 find_adb       the program, or the install step
-AdbTransport   run(args, deadline_s) -> bytes, and what is built on it
+AdbTransport   run(args, deadline_s) -> bytes, and methods built on it
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def find_adb(named: str = "") -> str:
 class AdbTransport:
     """One device, named by its `serial`; without one adb takes the only one there is.
 
-    Raises EnvError where adb or the device does not do what it is told.
+    Raises EnvError if adb or the device fails.
     """
 
     def __init__(self, adb: str, serial: str = "", *, deadline_s: float = 30.0) -> None:
@@ -44,7 +44,7 @@ class AdbTransport:
         self._deadline_s = deadline_s
 
     def run(self, args: Sequence[str], deadline_s: float | None = None) -> bytes:
-        """What `adb ARGS...` writes. Raises EnvError if it fails or takes longer than its deadline."""
+        """Output of `adb ARGS...`. Raises EnvError if it fails or exceeds its deadline."""
         seconds = self._deadline_s if deadline_s is None else deadline_s
         what = " ".join(args)[:80]
         try:
@@ -72,7 +72,7 @@ class AdbTransport:
         return output
 
     def shell(self, command: str | Sequence[str], deadline_s: float | None = None) -> str:
-        """What a command on the device writes. A list reaches its program word by word.
+        """Output of a command on the device. A list reaches its program word by word.
 
         adb joins its arguments with blanks, and the device's shell reads the whole: here the words
         of a list are quoted for that shell. A text is a script for it.
@@ -104,7 +104,7 @@ class AdbTransport:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of it, and let go of its pipes."""
+    """Kill the rest of its processes, and close its pipes."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,8 +1,8 @@
 """AndroidEnv: plays task files on a device over adb. Experimental.
 
 Set-up steps and evaluators are commands of the device's shell (`settings`, `dumpsys`, `am`). A
-device is no virtual machine: unless `snapshot` names an emulator's, what an episode changed stays,
-but for what the next task's set-up puts right.
+device is not a virtual machine: unless `snapshot` names an emulator's, the changes of an episode
+stay, except those that the next task's set-up undoes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ADB_KEYBOARD = "com.android.adbkeyboard"
 class AndroidEnv:
     """Plays task files on one device. See envs.base.GuiEnv for the contract."""
 
-    evaluate_acts = True  # by `postconfig`; whether a task is true already, reset has looked itself
+    evaluate_acts = True  # by `postconfig`; reset itself checks whether a task is solved already
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class AndroidEnv:
         self._size = (0, 0)  # of the last screenshot
         self._adb_keyboard = False
         self._last: Action | None = None
-        self._verdict: Verdict | None = None  # on the present state, once it was asked for
+        self._verdict: Verdict | None = None  # on the present state, once evaluated
         self._over = True
 
     def reset(
@@ -96,7 +96,7 @@ class AndroidEnv:
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Perform the action and give the device `pause_s` to react. Raises EnvError.
 
-        `info["unwritten"]` holds the characters of a text that no key of the device writes.
+        `info["unwritten"]` holds the characters of a text that the device has no key for.
         """
         device, _ = self._playing()
         if self._over:
@@ -124,7 +124,7 @@ class AndroidEnv:
         return observation, reward, self._over, False, {"unwritten": lacking}
 
     def evaluate(self) -> Verdict:
-        """Ask the task file's evaluator, once for each state: it may change what it looks at."""
+        """Run the task file's evaluator, once for each state: it may change the state."""
         if self._device is None or self._file is None:
             return Verdict("invalid", "no episode is being played, or its device broke")
         if self._verdict is None:
@@ -132,7 +132,7 @@ class AndroidEnv:
         return self._verdict
 
     def close(self) -> None:
-        """Leave the device to others; may be called twice."""
+        """Release the device; may be called twice."""
         self._device, self._file = None, None
         serial, self._serial = self._serial, None
         if serial is not None:
@@ -163,7 +163,10 @@ class AndroidEnv:
 
     def _observe(self, device: AdbTransport) -> Observation:
         observation = observe(device.screenshot(), self._encoding)
-        self._size = (observation.width, observation.height)  # it changes when the device is turned
+        self._size = (
+            observation.width,
+            observation.height,
+        )  # it changes when the device is rotated
         return observation
 
 
@@ -171,7 +174,7 @@ class AndroidEnv:
 
 
 def check_file(file: TaskFile) -> None:
-    """Raise TaskError where a task file asks for what is not done on a device."""
+    """Raise TaskError for steps and functions that are not supported on a device."""
     evaluator = file.evaluator
     for step in (*file.config, *evaluator.postconfig):
         wants = {"adb_shell": "command", "sleep": "seconds", "launch_app": "package"}
@@ -223,5 +226,5 @@ def _score(check: Check, device: AdbTransport) -> float:
 
 
 def _seen(getter: Getter, device: AdbTransport) -> str:
-    """What the command writes, without blanks and line ends around it."""
+    """The command's output, without surrounding white space."""
     return device.shell(getter.parameters["command"]).strip()

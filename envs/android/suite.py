@@ -64,9 +64,9 @@ class AndroidSuite:
         """An environment with a device of its own, which the first reset asks for.
 
         `serial` names the device as `adb devices` does (a list: one for each slot; empty: the only
-        one there is), `adb` the program, `snapshot` what an emulator goes back to at each reset.
-        `pause_s` is what a device has to react to an action, `deadline_s` what one command may
-        take. Raises TaskError, and MissingPartError where adb is not installed.
+        one there is), `adb` the program, `snapshot` the emulator's snapshot that each reset restores.
+        `pause_s` is the time a device gets to react to an action, `deadline_s` the longest time of
+        one command. Raises TaskError, and MissingPartError if adb is not installed.
         """
         for name, value, least in (("pause_s", pause_s, 0), ("deadline_s", deadline_s, 1)):
             if isinstance(value, bool) or not isinstance(value, int | float) or value < least:

@@ -1,9 +1,9 @@
-"""The accessibility tree of a desktop: what applications tell a screen reader of their widgets.
+"""The accessibility tree of a desktop: what applications report to a screen reader about their widgets.
 
 has_accessibility   whether it can be read on this host
 read_widgets        the widgets of one desktop
 
-Applications tell it through AT-SPI on the desktop's own message bus, and only where the desktop was
+Applications report it through AT-SPI on the desktop's own message bus, and only if the desktop was
 started with `accessible`: it costs them time.
 """
 
@@ -39,7 +39,7 @@ def read_widgets(desktop: Desktop) -> list[dict[str, Any]]:
         widgets: list[dict[str, Any]] = json.loads(said.splitlines()[-1])
     except (ValueError, IndexError) as error:
         raise EnvError(
-            f"the accessibility tree cannot be read ({error}); its reader said {said[-200:]!r}, "
+            f"the accessibility tree cannot be read ({error}); its reader wrote {said[-200:]!r}; "
             f"is {', '.join(PACKAGES)} installed as Debian has it?"
         ) from error
     return widgets

@@ -1,7 +1,7 @@
-"""Writes what AT-SPI tells of all windows of a desktop, as JSON: a list of widgets.
+"""Writes the widgets of all windows of a desktop, as AT-SPI reports them, as a JSON list.
 
-Run in a desktop by Debian's own python3 (packages python3-gi, gir1.2-atspi-2.0), as its text: the user
-of the desktop need not be able to read this file. See envs/desktop/accessibility.py.
+Passed as source text to Debian's own python3 in a desktop (packages python3-gi, gir1.2-atspi-2.0):
+the user of the desktop need not be able to read this file. See envs/desktop/accessibility.py.
 """
 
 import json
@@ -14,7 +14,7 @@ gi.require_version("Atspi", "2.0")
 from gi.repository import Atspi, GLib  # type: ignore[import-not-found]  # noqa: E402
 
 MOST_WIDGETS = 5_000
-MOST_CHILDREN = 200  # of one: a sheet has a billion cells
+MOST_CHILDREN = 200  # of one widget: a sheet has a billion cells
 STATES = (
     "ACTIVE",
     "CHECKED",
@@ -39,7 +39,7 @@ def describe(widget: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Depth first; one that closes meanwhile is left out."""
+    """Depth first; a widget that closes meanwhile is left out."""
     found: list[dict[str, Any]] = []
     waiting = [Atspi.get_desktop(0)]
     while waiting and len(found) < MOST_WIDGETS:

@@ -1,10 +1,10 @@
 """One desktop: a virtual display with a window manager, a message bus and a HOME of its own.
 
-    Desktop    started whole, used by one thread, ended without a trace
+    Desktop    started completely, used by one thread, removed completely
     Settings   its size, limits, user and deadlines
 
-Nothing outlives an episode: each has a desktop of its own, which takes a third of a second beside
-the applications' own start. Its processes belong to a keeper (envs/desktop/keeper.py).
+Nothing outlives an episode: each has its own desktop, which takes a third of a second to start,
+besides the applications. Its processes belong to a keeper (envs/desktop/keeper.py).
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ logger = logging.getLogger(__name__)
 
 BACKGROUND = 0x3B5268
 POLL_S = 0.005
-SAY_S = 0.5  # that the keeper may take to say what ended
-KEEPER_S = 30.0  # that the keeper may take to end everything, on a host with much to do
-DYING_S = 2.0  # that its children may take to die where the keeper was killed
-SLACK_S = 1.0  # what a wait with a deadline of its own, and a better message, is given beyond it
+SAY_S = 0.5  # that the keeper may take to report what ended
+KEEPER_S = 30.0  # that the keeper may take to end everything, on a busy host
+DYING_S = 2.0  # that its children may take to die if the keeper was killed
+SLACK_S = 1.0  # added to the deadline around a wait that has its own deadline and a better message
 
 _KEEPER = Path(__file__).with_name("keeper.py")
 _VITAL = (SERVER, "openbox", "dbus-daemon")
@@ -57,21 +57,21 @@ _VITAL = (SERVER, "openbox", "dbus-daemon")
 
 @dataclass(frozen=True)
 class Settings:
-    """How a desktop is."""
+    """Settings of a desktop."""
 
     width: int = 1280  # pixels
     height: int = 720
-    user: str = "nobody"  # who its programs run as where we are root
+    user: str = "nobody"  # user that its programs run as if we are root
     memory_mb: int = 2048  # that all its programs may use, without files they map
     processes: int = 64
-    deadline_s: float = 20.0  # for anything that is waited for
+    deadline_s: float = 20.0  # of each wait
 
 
 class Desktop:
-    """A running desktop. Raises EnvError where it cannot be started, and wherever it broke.
+    """A running desktop. Raises EnvError if it cannot be started, and from any method once it broke.
 
     `fill` puts the episode's files into HOME before anything starts. `accessible`: applications
-    tell of their widgets (envs/desktop/accessibility.py).
+    report their widgets (envs/desktop/accessibility.py).
     """
 
     def __init__(
@@ -135,17 +135,17 @@ class Desktop:
         return self._start(name, command)
 
     def run(self, name: str, command: Sequence[str]) -> str:
-        """Run a program to its end; what it wrote. Raises EnvError, also where it fails."""
+        """Run a program to its end and return its output. Raises EnvError, also if it fails."""
         log = self.folder / f"{name}.log"
         before = log.stat().st_size if log.exists() else 0
         with self.bounded(f"running {name}"):
             pid = self.launch(name, command)
             self.wait_for(lambda: pid not in self._running, f"{name} did not end")
-            self.check()  # it may have ended, and badly, before the first look
+            self.check()  # it may have failed before the first check
         return log.read_bytes()[before:].decode(errors="replace")
 
     def busy(self) -> int:
-        """A number that stands still while no application computes; it says nothing else."""
+        """A number that changes only while an application computes; its value means nothing else."""
         started = (child for pid in self._running for child in children(pid))
         return sum(map(ticks, (*self._running, *self._serving, *started)))
 
@@ -158,9 +158,9 @@ class Desktop:
 
     @contextmanager
     def bounded(self, what: str, times: float = 1.0) -> Iterator[None]:
-        """End the desktop if the body takes longer than the deadline: what hangs then returns.
+        """End the desktop if the body takes longer than the deadline, so that a hanging call returns.
 
-        `times` the deadline, where more than one thing is waited for.
+        `times` multiplies the deadline, if the body waits for more than one thing.
         """
         deadline_s = times * self.settings.deadline_s + SLACK_S
         timer = threading.Timer(deadline_s, self._give_up, (f"{what} took {deadline_s:g} s",))
@@ -169,7 +169,7 @@ class Desktop:
         try:
             yield
         except EnvError as error:
-            self._listen(SAY_S)  # the keeper says more than that a connection is gone
+            self._listen(SAY_S)  # the keeper's report is better than a lost connection
             self.check()
             raise EnvError(f"{what}: {error}") from error
         finally:
@@ -178,7 +178,7 @@ class Desktop:
             raise EnvError(self._over)
 
     def wait_for(self, done: Callable[[], bool], otherwise: str, times: float = 1.0) -> None:
-        """Wait until `done()`. Raises EnvError after the deadline, and where the desktop broke."""
+        """Wait until `done()`. Raises EnvError after the deadline, and if the desktop broke."""
         deadline_s = times * self.settings.deadline_s
         until = time.monotonic() + deadline_s
         while not done():
@@ -202,7 +202,7 @@ class Desktop:
             try:
                 keeper.wait(KEEPER_S)
             except subprocess.TimeoutExpired:
-                logger.warning("the keeper %d of a desktop did not end; killed", keeper.pid)
+                logger.warning("keeper %d of a desktop did not exit; killed", keeper.pid)
                 keeper.kill()
                 keeper.wait()
             for pipe in pipes:
@@ -211,7 +211,7 @@ class Desktop:
             killed = keeper.returncode != 0
             if self._number is not None:
                 remove_display(self._number, DYING_S if killed else 0.0)
-            if killed:  # it left what it would have removed
+            if killed:  # it could not clean up
                 remove_folder(self.folder)
             os.close(self._lock)
 
@@ -259,7 +259,7 @@ class Desktop:
         with self.bounded("connecting to the X server"):
             self.display = Display(number, authority)
             self.display.paint_root(BACKGROUND)
-            self.display.move(width - 1, height - 1)  # over nothing
+            self.display.move(width - 1, height - 1)  # away from any widget
             self.wait_for(self.display.managed, "openbox did not start")
             self.wait_for(bus.exists, "dbus-daemon did not start")
 
@@ -268,7 +268,7 @@ class Desktop:
         try:
             _pipe(self._keeper.stdin).write(json.dumps(line).encode() + b"\n")
         except (OSError, ValueError) as error:
-            raise EnvError(self._over or f"the keeper of the desktop is gone: {error}") from error
+            raise EnvError(self._over or f"the keeper of the desktop exited: {error}") from error
         pid = int(self._await("started")["pid"])
         if name in _VITAL:
             self._serving.append(pid)
@@ -290,7 +290,7 @@ class Desktop:
             self._listen(left_s)
 
     def _listen(self, seconds: float) -> None:
-        """Take in what the keeper says, waiting that long for something."""
+        """Process the keeper's messages, waiting up to that long for the first."""
         pipe = _pipe(self._keeper.stdout)
         if pipe.closed:
             self._over = self._over or "the desktop is closed"
@@ -323,7 +323,7 @@ class Desktop:
         self._hang_up()
 
     def _hang_up(self) -> None:
-        """Close the keeper's ear: it ends everything."""
+        """Close the keeper's input: it then ends everything."""
         with suppress(OSError):
             _pipe(self._keeper.stdin).close()
 

@@ -1,10 +1,10 @@
-"""What differs from seed to seed: values that a task draws, and texts that name them.
+"""Values that a task draws from its seed, and texts that refer to them.
 
     draw     the values of a task's `draw` for one seed
     fill     put them into any JSON value
 
 A placeholder is `{name}`, or `{name[0]}` for an item of a list. A text that is one placeholder
-becomes the value itself, a number for instance. Later entries may name earlier ones:
+becomes the value itself, e.g. a number. Later entries may name earlier ones:
 
     {"choice": ["Ann", "Bo"]}              one of them
     {"sample": [["a", "b", "c"], 2]}       two of them, in random order
@@ -46,7 +46,7 @@ def draw(spec: Mapping[str, Any], task_id: str, seed: int) -> dict[str, Any]:
         ((kind, told),) = entry.items()
         later = [each for each in _named(told) if each in spec and each not in values]
         if later:
-            raise TaskError(f"{task_id}: draw.{name} names {later[0]}, which must stand before it")
+            raise TaskError(f"{task_id}: draw.{name} names {later[0]}, which must come before it")
         try:
             values[name] = _value(kind, fill(told, values), rng)
         except (TypeError, ValueError, IndexError) as error:
@@ -55,7 +55,7 @@ def draw(spec: Mapping[str, Any], task_id: str, seed: int) -> dict[str, Any]:
 
 
 def fill(value: Any, values: Mapping[str, Any]) -> Any:
-    """`value` with its placeholders filled in; a name that was not drawn stays as it is."""
+    """`value` with its placeholders filled in; an unknown name stays as it is."""
     if isinstance(value, str):
         whole = _PLACEHOLDER.fullmatch(value)
         if whole:

@@ -1,8 +1,8 @@
 """DesktopEnv: plays task files on real applications, each episode on a fresh desktop.
 
-The evaluator looks at files, settings and the clipboard, never at the screen. Where something broke,
-an application crashed or a deadline passed, EnvError says so and the episode is invalid; the next
-reset begins anew, after a pause that grows while desktops do not come up.
+The evaluator looks at files, settings and the clipboard, never at the screen. If something broke,
+an application crashed or a deadline passed, EnvError is raised and the episode is invalid; the next
+reset starts a new desktop, after a pause that grows while desktops fail to start.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from envs.taskfile import Check, Evaluator, Getter, NearMiss, SetupStep, TaskFil
 logger = logging.getLogger(__name__)
 
 BACK_OFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Pauses before a desktop, by how many in a row before it did not come up or broke."""
+"""Seconds before the start of a desktop, by how many in a row before it broke."""
 
 
 class DesktopEnv:
     """Plays the tasks of one suite. See envs.base.GuiEnv for the contract."""
 
-    evaluate_acts = True  # by `postconfig`; whether a task is true already, reset has looked itself
+    evaluate_acts = True  # by `postconfig`; reset itself checks whether a task is solved already
 
     def __init__(
         self,
@@ -54,7 +54,9 @@ class DesktopEnv:
         self._session: DesktopSession | None = None
         self._task: TaskFile | None = None
         self._steps = 0
-        self._script: int | None = 0  # how far the solution has been followed, None: left
+        self._script: int | None = (
+            0  # actions of the solution followed so far; None: departed from it
+        )
         self._last: Action | None = None
         self._over = False
         self._verdict: Verdict | None = None
@@ -70,7 +72,7 @@ class DesktopEnv:
         self._drop()
         task = self._find((options or {}).get("task"))
         time.sleep(BACK_OFF_S[min(self._breaks, len(BACK_OFF_S) - 1)])
-        self._breaks += 1  # until it is up
+        self._breaks += 1  # until it has started
         try:
             observation, instruction = self._begin(task, 0 if seed is None else seed)
         except TaskError as error:
@@ -84,7 +86,7 @@ class DesktopEnv:
         return observation, {"instruction": instruction}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Perform the action and wait until the screen stands still. Raises EnvError."""
+        """Perform the action and wait until the screen has settled. Raises EnvError."""
         session, task = self._playing()
         if self._over:
             raise EnvError("the episode is over; call reset before the next step")
@@ -105,8 +107,8 @@ class DesktopEnv:
     def evaluate(self) -> Verdict:
         """Judge files and settings as they are.
 
-        A task that cannot be done passes by the action `fail`, and by nothing else. Where a task
-        says what to do before it is judged (`postconfig`), the episode is over then.
+        A task that cannot be done passes by the action `fail` alone. If a task has steps to perform
+        before it is judged (`postconfig`), the episode is over afterwards.
         """
         if self._session is None or self._task is None:
             return Verdict("invalid", "no episode is being played, or its desktop broke")
@@ -127,32 +129,32 @@ class DesktopEnv:
     def oracle_action(self) -> Action:
         """The next action of the task's scripted solution.
 
-        Raises NoOracleError where it has none, EnvError where other actions have been played.
+        Raises NoOracleError if it has none, EnvError if other actions have been played.
         """
         _, task = self._playing()
         if not task.solution:
             raise NoOracleError(f"{task.id} has no scripted solution")
         if self._script is None or self._script >= len(task.solution):
-            raise EnvError(f"{task.id}: the script of its solution does not lead on from here")
+            raise EnvError(f"{task.id}: its scripted solution does not apply after other actions")
         return task.solution[self._script]
 
     def oracle_hint(self) -> str:
-        """Empty: a script says what to do, not why."""
+        """Empty: a script has actions, no descriptions."""
         return ""
 
     @property
     def task(self) -> TaskFile:
-        """The instance that is being played. Raises EnvError."""
+        """The instance in play. Raises EnvError."""
         return self._playing()[1]
 
     @property
     def desktop(self) -> Desktop:
-        """Where it is being played. Raises EnvError."""
+        """The desktop it is played on. Raises EnvError."""
         return self._playing()[0].desktop
 
     @property
     def keeper(self) -> int:
-        """Process id below which all the desktop's processes are. Raises EnvError."""
+        """Process id of the ancestor of all the desktop's processes. Raises EnvError."""
         return self.desktop.pid
 
     def close(self) -> None:
@@ -189,7 +191,7 @@ class DesktopEnv:
         return judge(task.evaluator, session.scene(said))
 
     def _refuse_solved(self, session: DesktopSession, task: TaskFile) -> None:
-        """A task that is true before anything was done would reward doing nothing."""
+        """Refuse a task that is solved at reset: it would reward doing nothing."""
         if not task.evaluator.infeasible:
             verdict = judge(task.evaluator, session.scene(None))
             if verdict.outcome == "pass":

@@ -1,7 +1,7 @@
 """Files of a task: made before the desktop starts, read when it is judged.
 
-    MAKERS     set-up step type -> what makes such a file in HOME
-    inside     a path in HOME; nothing outside it can be named
+    MAKERS     set-up step type -> function that makes such a file in HOME
+    inside     a path in HOME; paths outside it are refused
 
 Dates inside are fixed: the same task and seed make the same files.
 """

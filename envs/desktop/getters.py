@@ -1,10 +1,10 @@
 """Where an evaluator's values come from: files, settings, the clipboard, widgets, an answer.
 
-    GETTERS    type of `result` or `expected` -> what gets the value
+    GETTERS    type of `result` or `expected` -> function that gets the value
     GetterContext      what getters may look at
 
-A file that does not exist, or that its library cannot read, is None: the policy's doing, and a fail.
-Whatever else goes wrong rises, and makes the episode invalid.
+A file that does not exist, or that its library cannot read, is None: the policy caused it, and it
+fails. Any other error is raised, and makes the episode invalid.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from envs.desktop.odf import read_cells, read_paragraphs
 
 MOST_BYTES = 32 << 20  # of a file that is judged
 
-_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF")  # Pillow knows many more, hardly ever used
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF")  # Pillow reads many more, hardly ever used
 _UNREADABLE = (
     *(OSError, zipfile.BadZipFile, KeyError, ValueError, SyntaxError),
     *(EOFError, zlib.error, NotImplementedError),  # packed, but damaged
@@ -47,8 +47,8 @@ class GetterContext:
 
     home: Path
     clipboard: Callable[[], str | None]
-    answer: str | None  # what the policy said with `answer`
-    widgets: Callable[[], list[dict[str, Any]]]  # of all windows, where the desktop is accessible
+    answer: str | None  # the policy's text in its action `answer`
+    widgets: Callable[[], list[dict[str, Any]]]  # of all windows, if the desktop is accessible
 
 
 def get(scene: GetterContext, kind: str, parameters: Mapping[str, Any]) -> Any:
@@ -62,7 +62,7 @@ def get(scene: GetterContext, kind: str, parameters: Mapping[str, Any]) -> Any:
 
 
 def rule(_: GetterContext, rules: Mapping[str, Any]) -> Any:
-    """What the task file says, as OSWorld writes it: {"rules": {"expected": ...}}."""
+    """The task file's own value, as OSWorld writes it: {"rules": {"expected": ...}}."""
     return rules["expected"]
 
 
@@ -238,7 +238,7 @@ def _pixel(x: float, y: float) -> tuple[int, int, int, int]:
 
 
 def _within(scene: GetterContext, path: str) -> Path:
-    """A place in HOME; what a link of the policy's leads out of it cannot be read."""
+    """A place in HOME; a link of the policy's that leads out of it cannot be read."""
     try:
         return inside(scene.home, path)
     except TaskError as error:

@@ -1,11 +1,12 @@
 """HOME of a fresh desktop: settings of the applications, so that every episode begins alike.
 
-    furnish        write them
-    ROOMS          folders that stand there
+    write_home     write them
+    USER_FOLDERS   folders in HOME
     office_folder  where LibreOffice's programs are
 
-No first-start dialogs, no tips, no blinking, no animation: what moves by itself would only keep a
-screen from settling, and the free space of the disk would differ. Application windows fill the screen, dialogs do not.
+No first-start dialogs, no tips, no blinking, no animation: anything that moves by itself would keep a
+screen from settling, and the free space of the disk would differ. Application windows fill the
+screen, dialogs do not.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-ROOMS = ("Documents", "Downloads", "Music", "Pictures")
+USER_FOLDERS = ("Documents", "Downloads", "Music", "Pictures")
 
 _GTK3 = """[Settings]
 gtk-theme-name=Adwaita
@@ -30,7 +31,7 @@ _GTK2 = """gtk-font-name="DejaVu Sans 10"
 gtk-cursor-blink=0
 """
 
-_USER_DIRS = "".join(f'XDG_{name.upper()}_DIR="$HOME/{name}"\n' for name in ROOMS)
+_USER_DIRS = "".join(f'XDG_{name.upper()}_DIR="$HOME/{name}"\n' for name in USER_FOLDERS)
 
 _OPENBOX = """<?xml version="1.0" encoding="UTF-8"?>
 <openbox_config xmlns="http://openbox.org/3.4/rc">
@@ -155,10 +156,10 @@ def office_folder() -> Path:
     return Path(found).resolve().parent if found else Path("/usr/lib/libreoffice/program")
 
 
-def furnish(home: Path) -> None:
+def write_home(home: Path) -> None:
     """Folders and settings of a fresh account."""
-    for room in ROOMS:
-        (home / room).mkdir()
+    for name in USER_FOLDERS:
+        (home / name).mkdir()
     config = home / ".config"
     office = config / "libreoffice" / "4" / "user"
     for path, text in (
@@ -171,7 +172,7 @@ def furnish(home: Path) -> None:
         (config / "GIMP" / "2.10" / "gimprc", _GIMP),
         (config / "GIMP" / "2.10" / "sessionrc", _GIMP_SESSION),
         (office / "registrymodifications.xcu", _office()),
-        # Without these it looks for extensions and starts anew.
+        # Without these it searches for extensions and restarts.
         (office / "extensions" / "buildid", _office_build()),
         (office / "extensions" / "bundled" / "lastsynchronized", "1"),
         (office / "extensions" / "shared" / "lastsynchronized", "1"),
@@ -190,7 +191,7 @@ def _office_build() -> str:
 
 
 def _office() -> str:
-    """LibreOffice's settings that differ from its own."""
+    """LibreOffice's settings that differ from its defaults."""
     items = "".join(
         f'<item oor:path="/org.openoffice.{group}"><prop oor:name="{name}" oor:op="fuse">'
         f"<value>{value}</value></prop></item>\n"

@@ -1,14 +1,14 @@
-"""Where a desktop lives: its folder with a lock, its owner, and what a killed one leaves behind.
+"""What a desktop uses of its host: a locked folder, a display's socket, a user, installed programs.
 
-DesktopNumber                   where an environment's desktops live, one after the other: a fresh folder each
-                       time, locked for as long as somebody has it open
-remove_stale_folders   those whose owner and keeper were both killed
+DesktopNumber          the number of an environment's desktops; makes a fresh folder for each, locked
+                       for as long as a process has it open
+remove_stale_folders   folders whose owner and keeper were both killed
 remove_folder          one folder, whose processes are dying
 display_socket         where an X server listens
 remove_display         the socket of an X server that was killed
-environment            what its programs find in their environment
-find_programs          what must be installed, or the install step
-find_user              who programs run as where we are root
+environment            environment variables of its programs
+find_programs          checks that programs are installed
+find_user              the user that programs run as if we are root
 give                   files -> that user
 """
 
@@ -33,12 +33,12 @@ from bus.errors import MissingPartError, TaskError
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/games"
 logger = logging.getLogger(__name__)
 
-HALF_DONE_S = 60.0  # after which a folder without a lock is nobody's
+HALF_DONE_S = 60.0  # after which a folder without a lock is removed
 FOLDER_PREFIX = "dart-desktop-"
 _LOCK = "dart.lock"
 
-_taken: set[int] = set()  # by the seats of this process
-_seating = threading.Lock()
+_taken: set[int] = set()  # by the environments of this process
+_numbering = threading.Lock()
 
 
 def find_user(name: str) -> tuple[int, int]:
@@ -55,7 +55,7 @@ def find_user(name: str) -> tuple[int, int]:
 
 
 def environment(folder: Path, number: int, bus: Path, accessible: bool) -> dict[str, str]:
-    """What the desktop's programs find in their environment; nothing of ours."""
+    """Environment variables of the desktop's programs; none of ours."""
     return {
         "HOME": str(folder / "home"),
         "PATH": PATH,
@@ -91,7 +91,7 @@ def remove_stale_folders() -> None:
         try:
             lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
-            with suppress(OSError):  # being made or being removed, or somebody died at that
+            with suppress(OSError):  # being made or removed, or its maker died meanwhile
                 if time.time() - folder.stat().st_mtime > HALF_DONE_S:
                     shutil.rmtree(folder, ignore_errors=True)
             continue
@@ -102,7 +102,7 @@ def remove_stale_folders() -> None:
             if os.path.samestat(os.fstat(lock), (folder / _LOCK).stat()):
                 shutil.rmtree(folder, ignore_errors=True)
         except (BlockingIOError, FileNotFoundError):
-            pass  # it lives, or was removed meanwhile, and may be made again
+            pass  # in use, or removed meanwhile and perhaps made again
         finally:
             os.close(lock)
 
@@ -110,16 +110,16 @@ def remove_stale_folders() -> None:
 class DesktopNumber:
     """The number of one environment's desktops: the lowest that is free, and the same at each reset.
 
-    It names their folders: applications show their files' paths, and a screen shall repeat. No other
-    environment of this process takes it between two desktops; one of another process may.
+    It names their folders: applications show the paths of their files, and screens must be repeatable.
+    No other environment of this process takes it between two desktops; one of another process may.
     """
 
     def __init__(self) -> None:
         self._number: int | None = None
 
     def make_folder(self) -> tuple[Path, int]:
-        """A fresh folder and its lock, which is free once nobody has it open any more."""
-        with _seating:
+        """A fresh folder and its lock, which is released when no process has it open."""
+        with _numbering:
             mine = self._number
             self._leave()
             for number in itertools.chain(() if mine is None else (mine,), itertools.count()):
@@ -130,8 +130,8 @@ class DesktopNumber:
         raise AssertionError("numbers do not end")
 
     def leave(self) -> None:
-        """Let others have the number; may be called twice."""
-        with _seating:
+        """Release the number; may be called twice."""
+        with _numbering:
             self._leave()
 
     def _leave(self) -> None:
@@ -141,7 +141,7 @@ class DesktopNumber:
 
 
 def _make_folder(number: int) -> tuple[Path, int] | None:
-    """A folder and its lock; None where it is somebody's."""
+    """A folder and its lock; None if the folder is in use."""
     folder = Path(tempfile.gettempdir()) / f"{FOLDER_PREFIX}{number}"
     try:
         folder.mkdir(mode=0o700)
@@ -151,7 +151,7 @@ def _make_folder(number: int) -> tuple[Path, int] | None:
     fcntl.flock(lock, fcntl.LOCK_EX)
     if (folder / _LOCK).exists():
         return folder, lock
-    os.close(lock)  # somebody took it for a stale one before it was locked
+    os.close(lock)  # another process removed it as stale before it was locked
     return None
 
 
@@ -173,7 +173,7 @@ def display_socket(number: int) -> Path:
 def remove_display(number: int, dying_s: float) -> None:
     """Remove the socket of an X server that was killed, unless another one listens there now.
 
-    Ours may need `dying_s` to let go of it.
+    A killed server may keep it for up to `dying_s`.
     """
     place = display_socket(number)
     until = time.monotonic() + dying_s

@@ -1,7 +1,7 @@
 """GUI actions as input events of the X server (XTEST): the mouse and a US keyboard.
 
     X11InputController       performs actions on one display
-    Keyboard    which keys write a character, or bear a name; binds spare keys to other characters
+    Keyboard    which key writes a character or has a name; binds spare keys to other characters
 
 An action that has no meaning here (an unknown key, a point off the screen) does nothing.
 """
@@ -41,13 +41,13 @@ _NAMES = {
 
 
 class Keyboard:
-    """The keys of a display. Keys that write nothing are lent to characters that have none."""
+    """The keys of a display. Keys that write nothing are bound to characters that have no key."""
 
     def __init__(self, display: Display) -> None:
         self._display = display
         self._keys: dict[int, tuple[int, bool]] = {}  # keysym -> keycode, shifted
         self._spare: list[int] = []
-        self._lent: list[tuple[int, int]] = []  # keycode, keysym; the oldest first
+        self._bound: list[tuple[int, int]] = []  # keycode, keysym; the oldest first
         for keycode, keysyms in sorted(display.keyboard().items()):
             for shifted, keysym in enumerate(keysyms[:2]):
                 if keysym:
@@ -79,18 +79,18 @@ class Keyboard:
     def _lend(self, keysym: int) -> None:
         if self._spare:
             keycode = self._spare.pop()
-        elif self._lent:
-            keycode, before = self._lent.pop(0)
+        elif self._bound:
+            keycode, before = self._bound.pop(0)
             del self._keys[before]
         else:
             return
         self._display.bind_key(keycode, keysym)
-        self._lent.append((keycode, keysym))
+        self._bound.append((keycode, keysym))
         self._keys[keysym] = (keycode, False)
 
 
 class X11InputController:
-    """Mouse and keyboard of one display. `handled` waits until applications have caught up."""
+    """Mouse and keyboard of one display. `handled` waits until applications have handled their events."""
 
     def __init__(
         self, display: Display, width: int, height: int, handled: Callable[[], None]
@@ -102,7 +102,7 @@ class X11InputController:
         self._pressed = (-math.inf, 0, 0)  # the last press of the left button: when, where
 
     def perform(self, action: Action) -> None:
-        """Do `action`, until the server has done it. Raises EnvError."""
+        """Perform `action` and wait for the server. Raises EnvError."""
         match action:
             case Click(x=x, y=y, button=button) if self._on_screen(x, y):
                 self._press(x, y, _BUTTONS[button], 1)
@@ -136,8 +136,8 @@ class X11InputController:
         self._pressed = (time.monotonic(), x, y)
 
     def _drag(self, path: Sequence[tuple[int, int]]) -> None:
-        # Applications decide at the first moves whether this is a drag, and ask each place that it
-        # passes whether it takes a drop; both while events wait.
+        # Applications decide at the first moves whether this is a drag, and ask each widget that it
+        # passes whether it accepts a drop; both while events wait.
         self._display.move(*path[0])
         self._display.button(1, down=True)
         self._handled()
@@ -162,7 +162,7 @@ class X11InputController:
     def _type(self, text: str) -> None:
         for character in text:
             if self._keyboard.takes_back(character):
-                self._handled()  # what was struck is read by the keys of then
+                self._handled()  # earlier keystrokes are read with the earlier keyboard map
             key = self._keyboard.write(character)
             if key is not None:
                 self._strike(*key)

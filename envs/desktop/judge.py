@@ -1,4 +1,4 @@
-"""What an evaluator's functions say of a value, and what its checks say together.
+"""An evaluator's functions, and the verdict of its checks together.
 
     METRICS    name -> function(result, expected, **options) -> bool
     judge      all checks of a task -> a verdict
@@ -24,7 +24,7 @@ def exact_match(result: Any, expected: Any) -> bool:
 
 
 def same_text(result: Any, expected: Any) -> bool:
-    """Equal texts but for space at the ends of lines and of the whole."""
+    """Equal texts, ignoring space at line ends and around the whole."""
     return result is not None and _lines(result) == _lines(expected)
 
 
@@ -76,7 +76,7 @@ METRICS: Mapping[str, Callable[..., bool]] = {
 
 
 def judge(evaluator: Evaluator, scene: GetterContext) -> Verdict:
-    """Pass or fail by the checks. Raises TaskError where a check cannot be made."""
+    """Pass or fail by the checks. Raises TaskError for a check that cannot be made."""
     failed = []
     for number, check in enumerate(evaluator.checks):
         holds, seen = _holds(check, scene)

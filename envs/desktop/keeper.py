@@ -1,8 +1,8 @@
 """The keeper of one desktop: starts its processes, watches them, and ends every one of them.
 
 A process of its own, run by path with the standard library alone. It drops root, sets limits, adopts
-whatever its children leave behind (PR_SET_CHILD_SUBREAPER), and, when told or when its owner is gone,
-however that ended, kills all of them and removes the desktop's folder.
+the orphans of its children (PR_SET_CHILD_SUBREAPER) and, on command or when its owner has ended in
+any way, kills all of them and removes the desktop's folder.
 
     Keeper         one desktop: commands in, events out, the end
     descendants    process ids of all it started, adopted ones included
@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import Any
 
 SERVER = "Xvfb"
-GUARD_S = 1.0  # between two looks at memory and number of processes
-END_S = 5.0  # that killing may take
-POLITE_S = 0.5  # that the X server gets to remove its lock and socket
+GUARD_S = 1.0  # between checks of memory and number of processes
+END_S = 5.0  # that killing all processes may take
+POLITE_S = 0.5  # that the X server has to remove its lock and socket
 OPEN_FILES = 1024
 FILE_BYTES = 256 << 20  # largest file that a program may write
 ADDRESS_BYTES = 8 << 30  # address space of one process
@@ -59,7 +59,7 @@ class Keeper:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the owner decides
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal: the owner decides
 
     def run(self) -> None:
         """Keep the desktop until its owner or one of its vital programs ends."""
@@ -113,12 +113,12 @@ class Keeper:
             return
         if name == SERVER:
             self._server = program.pid
-        program.returncode = 0  # _reap waits for it, Popen shall not
+        program.returncode = 0  # _reap waits for it, Popen must not
         self._programs[program.pid] = name
         tell(started=name, pid=program.pid)
 
     def _reap(self) -> str:
-        """Wait for those that ended, and tell; why the desktop is over, if it is."""
+        """Reap and report ended processes; returns why the desktop is over, if it is."""
         over = ""
         with suppress(ChildProcessError):
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
@@ -128,12 +128,12 @@ class Keeper:
                     continue
                 code = os.waitstatus_to_exitcode(status)
                 if name in self._plan["vital"]:
-                    over = over or f"{name} ended with status {code}{self._last_words(name)}"
+                    over = over or f"{name} ended with status {code}{self._last_line(name)}"
                 else:
                     tell(exited=name, pid=pid, status=code)
         return over
 
-    def _last_words(self, name: str) -> str:
+    def _last_line(self, name: str) -> str:
         """The last line that a program wrote, if any."""
         with suppress(OSError):
             log = Path(self._plan["folder"]) / f"{name}.log"
@@ -203,7 +203,7 @@ def anonymous_mb(pid: int) -> float:
 
 
 def tell(**event: Any) -> None:
-    """One event to the owner, who may be gone."""
+    """Send one event to the owner, which may have ended."""
     with suppress(OSError):
         os.write(1, json.dumps(event).encode() + b"\n")
 

@@ -1,6 +1,6 @@
-"""What a task needs that a host may do without: GIMP, or the accessibility tree.
+"""Optional requirements of a task: GIMP, or the accessibility tree.
 
-needs_widgets      whether its evaluator looks at widgets
+needs_widgets      whether its evaluator reads widgets
 missing_packages   apt packages that it needs and this host does not have
 """
 
@@ -25,7 +25,7 @@ def needs_widgets(task: TaskFile) -> bool:
 
 
 def missing_packages(task: TaskFile) -> list[str]:
-    """What would have to be installed, [] if nothing."""
+    """The packages to install, [] if none."""
     missing = [
         name
         for name in APPLICATIONS

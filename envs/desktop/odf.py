@@ -3,8 +3,8 @@
     read_paragraphs   .odt -> texts
     read_cells        .ods -> values, or formulas, of named cells
 
-Written from the standard (OpenDocument 1.3, part 3); zip and XML of the standard library do. Raises
-ValueError, KeyError, OSError or zipfile.BadZipFile where the file is none of that.
+Written from the standard (OpenDocument 1.3, part 3) with the zip and XML of the standard library.
+Raises ValueError, KeyError, OSError or zipfile.BadZipFile for any other file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAME = re.compile(r"([A-Z]{1,3})([1-9]\d{0,6})")
 
 
 def _tag(space: str, name: str) -> str:
-    """A tag or attribute as ElementTree has it."""
+    """A tag or attribute as ElementTree names it."""
     return f"{{{_SPACE}:{space}:1.0}}{name}"
 
 
@@ -64,7 +64,7 @@ def _body(path: Path, kind: str) -> ET.Element:
         raise ValueError(f"{path}: {error}") from error
     body = root.find(f"{_tag('office', 'body')}/{_tag('office', kind)}")
     if body is None:
-        raise ValueError(f"{path} is no OpenDocument {kind}")
+        raise ValueError(f"{path} is not an OpenDocument {kind}")
     return body
 
 
@@ -88,7 +88,7 @@ def _text(block: ET.Element) -> str:
 
 
 def _find(table: ET.Element, rows: set[int]) -> dict[tuple[int, int], ET.Element]:
-    """The cells of some rows by row and column, from 0; equal neighbours stand there once."""
+    """The cells of some rows by row and column, from 0; equal neighbours are given once."""
     found = {}
     top = 0
     for row in table.iter(_tag("table", "table-row")):
@@ -125,7 +125,7 @@ def _place(name: str) -> tuple[int, int]:
     """Row and column of B6, from 0."""
     found = _NAME.fullmatch(name)
     if found is None:
-        raise ValueError(f"{name!r} is no cell; one is called B6")
+        raise ValueError(f"{name!r} is not a cell; write it like B6")
     column = 0
     for letter in found[1]:
         column = 26 * column + ord(letter) - ord("A") + 1

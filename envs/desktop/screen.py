@@ -1,11 +1,11 @@
-"""What is on the screen: Xvfb's framebuffer, read from the file that it maps.
+"""The screen: Xvfb's framebuffer, read from the file that it maps.
 
     Framebuffer   the pixels as they are now
-    settle        wait until the screen stands still
+    settle        wait until the screen has settled
     encode        pixels -> PNG or JPEG
 
 Xvfb keeps its pixels in a file (-fbdir, in xwd's format). Reading them is a copy of memory: no round
-trip, no X library, no waiting for a server that hangs. The pointer is in the picture.
+trip, no X library, no waiting for a hanging server. The pointer is in the picture.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BITS = 32
 
 
 class Framebuffer:
-    """The pixels of one Xvfb, BGRX rows. Raises EnvError where its file is not as expected."""
+    """The pixels of one Xvfb, BGRX rows. Raises EnvError if its file is not as expected."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / "Xvfb_screen0"
@@ -51,7 +51,7 @@ class Framebuffer:
         return self._map[self._start : self._end]
 
     def close(self) -> None:
-        """Let go of the file; may be called twice."""
+        """Close the file; may be called twice."""
         self._map.close()
 
 
@@ -60,8 +60,8 @@ def settle(
 ) -> bytes:
     """The pixels once nothing has changed for `quiet_s`, or as they are after `deadline_s`.
 
-    Neither the pixels nor `busy`, which changes while somebody computes what they will be: on a
-    host with much to do an application may need longer for its next pixel than `quiet_s`.
+    Neither the pixels nor `busy` may change; `busy` changes while an application computes: on a busy
+    host it may need longer than `quiet_s` for its next pixel.
     """
     began = since = time.monotonic()
     seen, work = screen.read(), busy()
@@ -75,7 +75,7 @@ def settle(
 
 
 def encode(pixels: bytes, width: int, height: int, encoding: ImageEncoding) -> bytes:
-    """The pixels as a picture file."""
+    """The pixels as an image file."""
     image = Image.frombuffer("RGB", (width, height), pixels, "raw", "BGRX", 0, 1)
     out = io.BytesIO()
     if encoding == "jpeg":

@@ -1,7 +1,7 @@
-"""One task on one desktop: its files, its applications, its actions, and what is on the screen.
+"""One task on one desktop: its files, its applications, its actions and its screen.
 
 DesktopSession   a desktop with a task's files and applications on it
-STEPS     what `config` and `postconfig` may hold beside the files of envs/desktop/files.py
+STEPS     steps of `config` and `postconfig` besides the files of envs/desktop/files.py
 PROGRAMS  programs of this suite by their apt packages
 """
 
@@ -16,7 +16,7 @@ from envs.desktop.accessibility import read_widgets
 from envs.desktop.desktop import Desktop, Settings
 from envs.desktop.files import MAKERS, date_all, inside
 from envs.desktop.getters import GetterContext
-from envs.desktop.home import furnish, office_folder
+from envs.desktop.home import office_folder, write_home
 from envs.desktop.host_resources import DesktopNumber
 from envs.desktop.inputs import X11InputController
 from envs.desktop.screen import settle
@@ -36,8 +36,8 @@ PROGRAMS: Mapping[str, str] = {
 }
 
 SETTLE_AT_MOST_S = 3.0  # after an action; something that moves by itself never settles
-KEY_SETTLE_S = 0.28  # after keys that press buttons: GTK holds these down for 250 ms, and waits
-START_TIMES = 3.0  # the deadline, for an application on a host with much to do: GIMP took 40 s
+KEY_SETTLE_S = 0.28  # after keys that press buttons: GTK shows them pressed for 250 ms
+START_TIMES = 3.0  # times the deadline, for an application on a busy host: GIMP took 40 s
 OPEN_SETTLE_S = 0.4  # an application that has just opened draws in bursts
 OPEN_AT_MOST_S = 10.0
 MOST_WINDOWS = 5  # that one action may open or close in a row
@@ -61,7 +61,7 @@ class DesktopSession:
         accessible: bool = False,
     ) -> None:
         def fill(home: Path) -> None:
-            furnish(home)
+            write_home(home)
             for step in config:
                 if step.type in MAKERS:
                     _do(step, MAKERS[step.type], home)
@@ -72,7 +72,7 @@ class DesktopSession:
         self.desktop = Desktop(settings, fill, desktop_number, accessible=accessible)
         try:
             with self.desktop.bounded("reading the keyboard"):
-                self._hands = X11InputController(
+                self._input = X11InputController(
                     self._display, settings.width, settings.height, self._wait_handled
                 )
             self.arrange(step for step in config if step.type not in MAKERS)
@@ -89,7 +89,7 @@ class DesktopSession:
         """Perform an action; the pixels once the screen has settled."""
         self.desktop.check()
         with self.desktop.bounded(f"action {action.kind}"):
-            self._hands.perform(action)
+            self._input.perform(action)
             self._wait_handled()
         if isinstance(action, Wait):
             self._pass(action.seconds)
@@ -105,7 +105,7 @@ class DesktopSession:
         return pixels
 
     def scene(self, answer: str | None) -> GetterContext:
-        """What an evaluator may look at."""
+        """What an evaluator may read."""
 
         def clipboard() -> str | None:
             with self.desktop.bounded("reading the clipboard"):
@@ -130,7 +130,7 @@ class DesktopSession:
         self.look(OPEN_SETTLE_S, OPEN_AT_MOST_S)
 
     def open(self, path: str) -> None:
-        """Open a file or folder in HOME with the application that it is for."""
+        """Open a file or folder in HOME with its application."""
         place = inside(self.desktop.home, path)
         if place.is_dir():
             self.launch(["pcmanfm", str(place)], place.name)
@@ -149,7 +149,7 @@ class DesktopSession:
         self.look()
 
     def close_window(self, window_name: str) -> None:
-        """Close the window whose title holds a text, as its button does."""
+        """Close the window whose title holds a text, as its close button does."""
         with self.desktop.bounded(f"closing {window_name}"):
             self._display.close_window(self._find(window_name).id)
         self.look()

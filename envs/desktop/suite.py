@@ -28,7 +28,7 @@ PACKAGES = ("Xlib", "docx", "openpyxl", "pptx")
 
 
 class DesktopSuite:
-    """Tasks of a folder of task files; a malformed one is told of, and the others go on.
+    """Tasks of a folder of task files; a malformed one is logged and left out.
 
     Tasks that need an optional part that is not installed are left out (envs/desktop/needs.py).
     """
@@ -74,9 +74,9 @@ class DesktopSuite:
     ) -> DesktopEnv:
         """An environment with a display of its own.
 
-        After an action it waits until the screen has stood still for `settle_ms`; whatever hangs
-        for `deadline_s` breaks the episode. Where we are root, applications run as `user`.
-        `memory_mb` is for all programs of a desktop. Raises TaskError, and MissingPartError where
+        After an action it waits until the screen has not changed for `settle_ms`; a call that hangs
+        for `deadline_s` breaks the episode. If we are root, applications run as `user`.
+        `memory_mb` is for all programs of a desktop. Raises TaskError, and MissingPartError if
         a program or package is not installed.
         """
         image_encoding = as_encoding(encoding)

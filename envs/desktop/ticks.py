@@ -1,10 +1,10 @@
-"""Whether processes compute, as Linux counts it.
+"""CPU time of processes, as Linux counts it.
 
-    ticks      how much one has
-    children   those that one started
+    ticks      CPU time of a process
+    children   the processes that a process started
 
-Read from /proc, not by psutil: its children() reads every process of the host, and these are asked
-again and again while a screen settles.
+Read from /proc, not by psutil: its children() reads every process of the host, and these are
+read again and again while a screen settles.
 """
 
 from __future__ import annotations

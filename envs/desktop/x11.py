@@ -1,11 +1,11 @@
-"""The X display of a desktop, as far as we speak to it: windows, answers, selection, input events.
+"""The X display of a desktop, as far as we use it: windows, pings, clipboard, input events.
 
     Display          a connection
-    X11Window           what a window manager's list says of a window
+    X11Window           one window in the window manager's list
     write_authority  the cookie that lets only us in
 
-One thread at a time. Calls of python-xlib have no deadline of their own: whoever calls has to end
-the server when one hangs (Desktop.bounded), upon which they raise EnvError.
+One thread at a time. Calls of python-xlib have no deadline of their own: the caller has to
+end the server when one hangs (Desktop.bounded); they then raise EnvError.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from Xlib.protocol import event as xevent
 
 from bus.errors import EnvError
 
-LOOK_AGAIN_S = 0.1  # while an answer is awaited: is its window still open?
+LOOK_AGAIN_S = 0.1  # while waiting for an answer: is its window still open?
 
 _COOKIE = b"MIT-MAGIC-COOKIE-1"
 _FAMILY_LOCAL, _FAMILY_WILD = 256, 65535  # X11/Xauth.h
@@ -45,7 +45,7 @@ class X11Window(NamedTuple):
 
 
 class Display:
-    """A connection to display `number`. Raises EnvError where the server is gone."""
+    """A connection to display `number`. Raises EnvError if the server is gone."""
 
     def __init__(self, number: int, authority: Path) -> None:
         with _connecting, _environment("XAUTHORITY", str(authority)), _told():
@@ -89,14 +89,14 @@ class Display:
         self._ask_manager(window, "_NET_ACTIVE_WINDOW", [2, X.CurrentTime, 0, 0, 0])
 
     def close_window(self, window: int) -> None:
-        """Ask a window to close, as its button does."""
+        """Ask a window to close, as its close button does."""
         self._ask_manager(window, "_NET_CLOSE_WINDOW", [X.CurrentTime, 2, 0, 0, 0])
 
     def answers(self, window: int, deadline_s: float) -> bool:
         """Whether the application has handled all its events so far, waiting until it has.
 
         By _NET_WM_PING of the window manager's specification: an application answers in its turn.
-        Windows that do not know it, or are closed, count as answering.
+        Windows that do not support it, or are closed, count as answering.
         """
         with _told():
             try:
@@ -118,7 +118,7 @@ class Display:
             return True
 
     def clipboard(self, deadline_s: float) -> str | None:
-        """The text of the clipboard, None if nobody owns it."""
+        """The text of the clipboard, None if no window owns it."""
         with _told():
             selection = self._atoms["CLIPBOARD"]
             if self._display.get_selection_owner(selection) in (X.NONE, None):
@@ -133,7 +133,7 @@ class Display:
                         return None
                     found = self._owner.get_full_property(target, X.AnyPropertyType)
                     value = found.value if found else b""
-                    # Numbers instead of bytes begin a transfer in pieces, of a text that long.
+                    # Numbers instead of bytes begin a transfer of a long text in pieces.
                     return value.decode(errors="replace") if isinstance(value, bytes) else ""
         raise EnvError(f"the owner of the clipboard gave nothing in {deadline_s:g} s")
 
@@ -206,7 +206,7 @@ class Display:
                     self._atoms["_NET_WM_NAME"], self._atoms["UTF8_STRING"]
                 )
                 classes = resource.get_wm_class()
-            except XError:  # it closed meanwhile
+            except XError:  # the window closed meanwhile
                 return X11Window(window, "", ())
         text = title.value.decode(errors="replace") if title else ""
         return X11Window(window, text, tuple(classes or ()))
@@ -242,7 +242,7 @@ def write_authority(path: Path, cookie: bytes, number: int | None) -> None:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """What a lost connection raises becomes EnvError."""
+    """Turn errors of a lost connection into EnvError."""
     try:
         yield
     except (ConnectionClosedError, DisplayConnectionError, OSError, ValueError) as error:
@@ -251,7 +251,7 @@ def _told() -> Iterator[None]:
 
 @contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
-    """Set a variable for a while: python-xlib takes its cookie from there and nowhere else."""
+    """Set an environment variable for a while: python-xlib takes its cookie only from there."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -264,5 +264,5 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 
 def _ignore(*_: object) -> bool:
-    """A window that closed needs no message; the error has been handled."""
+    """Errors of closed windows are expected and handled elsewhere."""
     return True

@@ -1,8 +1,8 @@
-"""Layers of widgets and the way of an event through them.
+"""Layers of widgets, and how events are dispatched to them.
 
-A scene gives its layers, bottom to top; a pop-up that a widget has open is one more. The topmost
-layer under the pointer gets the event. A modal layer lets nothing through to those beneath it; a
-pop-up closes when something else is pressed. After each event the layers are built anew.
+A scene gives its layers, bottom to top; an open pop-up of a widget is one more. The topmost
+layer under the pointer gets the event. A modal layer blocks the layers beneath it; a
+pop-up closes when something else is pressed. After each event the layers are rebuilt.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from envs.actions import Action, Click, DoubleClick, Drag, KeyPress, Move, Scrol
 from envs.embedded.draw import Canvas, Rect
 from envs.embedded.widgets import EventHandler, Pointer, Ui, Widget
 
-MAX_TYPED = 1000  # characters of one Type action that are looked at
+MAX_TYPED = 1000  # characters of one Type action that are used
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class Layer:
     root: Widget
     box: Rect
     modal: bool = False  # nothing beneath it can be reached
-    dims: bool = False  # what lies beneath is darkened
+    dims: bool = False  # the layers beneath are darkened
     on_outside: EventHandler | None = None  # a press outside of it
     on_escape: EventHandler | None = None
-    on_enter: EventHandler | None = None  # Enter where nothing else answers to it
+    on_enter: EventHandler | None = None  # Enter that nothing else handles
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class WidgetInfo:
 
     role: str  # button, icon, box, file, ...
     name: str  # unique on the screen
-    colour: str  # of theme.COLOURS; empty where it has none
-    label: str  # the text on it; empty where it has none
+    colour: str  # of theme.COLOURS; empty if it has none
+    label: str  # the text on it; empty if it has none
     bbox: Rect  # its visible part, pixels
 
     @property
@@ -57,7 +57,7 @@ class App:
         self.refresh()
 
     def refresh(self) -> None:
-        """Build and place the layers that the state now calls for."""
+        """Build and place the layers of the present state."""
         screen = Rect(0, 0, self.ui.width, self.ui.height)
         self.layers = self._build()
         for layer in self.layers:
@@ -121,7 +121,7 @@ class App:
         return widget in self.path(*widget.visible.centre)
 
     def path(self, x: int, y: int) -> list[Widget]:
-        """The widgets at (x, y) from a layer's root inwards; empty where nothing can be reached."""
+        """The widgets at (x, y) from a layer's root inwards; empty if none can be reached."""
         layer = self._layer_at(x, y)
         return layer.root.path_to(x, y) if layer is not None else []
 
@@ -134,7 +134,7 @@ class App:
     # --- events -----------------------------------------------------------------------------
 
     def dispatch(self, action: Action) -> None:
-        """Perform one action; what hits nothing changes nothing."""
+        """Perform one action; one that hits nothing changes nothing."""
         match action:
             case Click():
                 self._press(Pointer(action.x, action.y, action.button))
@@ -198,7 +198,7 @@ class App:
                 return
 
     def _type(self, text: str) -> None:
-        """Line ends and tabs are keys, what is between them goes to the focused widget as text."""
+        """Line ends and tabs are keys, the text between them goes to the focused widget."""
         for piece in re.split(r"([\n\t])", text):
             if piece in ("\n", "\t"):
                 self._key(["enter" if piece == "\n" else "tab"])
@@ -225,7 +225,7 @@ class App:
             self._move_focus(top, -1 if len(keys) == 2 else 1)
 
     def _focused(self) -> Widget | None:
-        """Who gets the keys: the owner of the open pop-up, else the focused widget on top."""
+        """The widget that gets the keys: the owner of the open pop-up, else the focused widget on top."""
         if self.ui.opened:
             return self.find(self.ui.opened)
         top = self.layers[-1].root

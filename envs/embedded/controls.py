@@ -1,6 +1,6 @@
-"""The lettered controls that are pressed: buttons, check boxes, radios, toggles, tabs, sliders.
+"""Labelled controls that are pressed: buttons, check boxes, radios, toggles, tabs, sliders.
 
-Text entry is in textfield.py, drop-downs and menus in menus.py, what scrolls in scrolling.py.
+Text entry is in textfield.py, drop-downs and menus in menus.py, scrolling views in scrolling.py.
 """
 
 # ruff: noqa: ARG002, D102 - overrides keep the contract that the base class documents
@@ -206,7 +206,7 @@ class NavItem(Clickable):
 
 
 class Slider(Clickable):
-    """A knob on a track; a press moves it there, a drag takes it along."""
+    """A knob on a track; a press moves it there, a drag moves it along."""
 
     role = "slider"
 

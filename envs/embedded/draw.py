@@ -1,9 +1,9 @@
 """The canvas: flat fills, and anti-aliased shapes and text pasted from cached tiles.
 
 A shape or text is rendered once as a coverage mask, mapped through the palette's ramp from its
-background to its colour, and from then on copied. The background must therefore be known, which in
-a flat look it always is: `Canvas.ground`, set by whoever fills an area, or `on` where a shape
-stands on another. Sizes are pixels.
+background to its colour, and copied from then on. The background must therefore be known, as it
+always is in a flat look: `Canvas.ground`, set by the code that fills an area, or `on` for a shape
+drawn on another. Sizes are pixels.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Rect(NamedTuple):
         return Rect(self.x0 + dx, self.y0 + dy, self.x1 - dx, self.y1 - dy)
 
     def cut(self, other: Rect) -> Rect:
-        """The intersection; empty (x1 <= x0) where they do not meet."""
+        """The intersection; empty (x1 <= x0) if they do not overlap."""
         x0, y0, x1, y1 = other
         if x0 <= self.x0 and y0 <= self.y0 and x1 >= self.x1 and y1 >= self.y1:
             return self
@@ -90,7 +90,7 @@ class Canvas:
     ) -> None:
         self.image = image
         self.palette = palette
-        self.ground = ground  # what is drawn on now
+        self.ground = ground  # the present background
         self.origin = origin
 
     @classmethod
@@ -116,7 +116,7 @@ class Canvas:
     def rounded(
         self, box: Rect, radius: int, colour: Colour, *, edge: Colour | None = None
     ) -> None:
-        """Paint a rectangle with round corners, with an outline of one pixel where `edge` is."""
+        """Paint a rectangle with round corners, with an outline of one pixel if `edge` is given."""
         if box.width <= 0 or box.height <= 0:
             return
         radius = min(radius, box.width // 2, box.height // 2)
@@ -192,7 +192,7 @@ def text_width(text: str, size: int) -> int:
 
 @lru_cache(maxsize=16384)
 def fit_text(text: str, size: int, width: int) -> str:
-    """The text, or as much of its beginning as fits into `width` with dots behind it."""
+    """The text, or as much of its beginning as fits into `width`, followed by dots."""
     if text_width(text, size) <= width:
         return text
     keep = len(text)

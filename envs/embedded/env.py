@@ -18,7 +18,7 @@ from envs.embedded.widgets import Ui
 from envs.screenshots import MEDIA_TYPES, ImageEncoding, as_encoding
 
 MAX_SIDE = 4096  # pixels
-SOLVE_LIMIT = 100  # steps after which a solution is taken not to exist
+SOLVE_LIMIT = 100  # steps after which a task counts as unsolvable
 
 
 class EmbeddedEnv:
@@ -43,8 +43,8 @@ class EmbeddedEnv:
     ) -> None:
         """`design` is the smallest size that the scenes are laid out for, at scale 1.
 
-        `slack` is how many steps beyond `need` an instance allows. Raises TaskError for what
-        cannot be drawn or counted.
+        `slack` is how many steps beyond `need` an instance allows. Raises TaskError for an
+        invalid size, encoding or slack.
         """
         width, height = size
         if not (32 <= width <= MAX_SIDE and 32 <= height <= MAX_SIDE):
@@ -120,7 +120,7 @@ class EmbeddedEnv:
         self._ended = True
 
     def widgets(self) -> list[WidgetInfo]:
-        """What can be seen and reached on the present screen."""
+        """Widgets that can be seen and reached on the present screen."""
         return self._playing()[1].widgets()
 
     def oracle_action(self) -> Action:
@@ -157,7 +157,7 @@ class EmbeddedEnv:
         return scene, App(ui, scene.layers)
 
     def _need(self, task: Task, seed: int) -> int:
-        """Steps that the oracle takes, found by playing it on a scene that nobody sees."""
+        """Steps that the oracle takes, found by playing it on a separate scene."""
         scene, app = self._start(task, seed)
         for steps in range(1, SOLVE_LIMIT):
             action = scene.solve(app)
@@ -172,7 +172,7 @@ class EmbeddedEnv:
         raise EnvError(f"{task.id} seed {seed}: no solution within {SOLVE_LIMIT} steps")
 
     def _observe(self) -> Observation:
-        """The present screen; one that looks like the last is not encoded again."""
+        """The present screen; one equal to the last is not encoded again."""
         canvas = self._playing()[1].paint()
         pixels = canvas.image.tobytes()
         if self._last is None or self._last[0] != pixels:

@@ -1,4 +1,4 @@
-"""What the documentation shows of the embedded suites: a table of their templates, and pictures.
+"""Tables of templates and pictures of the embedded suites, for the documentation.
 
 `python -m envs.embedded.gallery docs` writes both anew: the tables into docs/environments/embedded.md, between
 its markers, and one contact sheet per suite into docs/images.

@@ -1,7 +1,7 @@
 """Screens of suite `mini` with single-step questions, to train a base model that only grounds.
 
-Scenes are put into random states and asked about as they are: "click the red button", "click next".
-Nothing says which order of clicks reaches a goal; that is left for reinforcement learning to find.
+Questions are about scenes in random states: "click the red button", "click next".
+Nothing shows which order of clicks reaches a goal; reinforcement learning has to find that.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class GroundingScreen:
     idle: list[str]  # instructions of this scene that no click answers: absent or covered
     done: list[
         tuple[str, Rect]
-    ]  # instructions whose widget is already as they want it; where it is
+    ]  # instructions whose widget is already in the wanted state, and where it is
     sights: list[Rect]  # every widget whose middle can be seen, reachable or dimmed by a dialog
 
     @property
@@ -61,7 +61,7 @@ class GroundingScreen:
 
     @property
     def observation(self) -> Observation:
-        """The screen as an environment would show it."""
+        """The screen as an environment observes it."""
         width, height = self.canvas.image.size
         return Observation(encode(self.canvas), MEDIA_TYPES["png"], width, height)
 
@@ -113,7 +113,7 @@ KINDS: tuple[str, ...] = ("dialog", "menu", "list", *_SCENES)
 
 
 def _done(scene: mini.MiniScene) -> set[str]:
-    """Instructions whose widget is already as they want it."""
+    """Instructions whose widget is already in the wanted state."""
     if isinstance(scene, mini_forms.FormScene):
         return {scene.phrase.format(colour=colour) for colour in scene.ticked}
     if isinstance(scene, mini_forms.DeleteScene) and scene.selected is not None:

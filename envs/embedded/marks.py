@@ -1,4 +1,4 @@
-"""Widgets without letters, for screens whose reader cannot spell: colours, icons and shapes."""
+"""Widgets without letters, for policies that cannot read: colours, icons and shapes."""
 
 # ruff: noqa: D102 - overrides keep the contract that the base class documents
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What opens above the rest: drop-downs, menus, and modal dialogs."""
+"""Widgets that open above the rest: drop-downs, menus, and modal dialogs."""
 
 # ruff: noqa: ARG002, D102 - overrides keep the contract that the base class documents
 from __future__ import annotations
@@ -190,7 +190,7 @@ class MenuTitle(Clickable):
 def menu_panel(
     ui: Ui, entries: Sequence[Entry], choose: Callable[[Entry], None], x: int, y: int
 ) -> tuple[Widget, Rect]:
-    """The open menu whose corner is at (x, y), moved where it would leave the screen."""
+    """The open menu whose corner is at (x, y), moved if it would leave the screen."""
     options = [
         Option(entry.name, entry.label, partial(choose, entry), enabled=entry.enabled)
         for entry in entries

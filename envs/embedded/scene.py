@@ -18,13 +18,13 @@ REACHED = Verdict("pass", "the goal is reached")
 
 
 class Scene(ABC):
-    """What one episode is about. Made from a seeded generator, so the same seed is the same scene.
+    """The task instance of one episode. Made from a seeded generator, so the same seed is the same scene.
 
-    `over` ends the episode at once: something was done that cannot be taken back.
+    `over` ends the episode at once, after an action that cannot be undone.
     """
 
     ends_at_goal: ClassVar[bool] = False
-    """Whether reaching the goal ends the episode; otherwise the policy has to say it is done."""
+    """Whether reaching the goal ends the episode; otherwise the policy has to perform `done`."""
 
     def __init__(self, rng: Random, ui: Ui) -> None:
         self.rng = rng
@@ -34,15 +34,15 @@ class Scene(ABC):
 
     @abstractmethod
     def layers(self) -> list[Layer]:
-        """What the state looks like, bottom to top."""
+        """The layers that show the state, bottom to top."""
 
     @abstractmethod
     def judge(self) -> Verdict:
-        """Whether the state is what was asked for."""
+        """The verdict on the present state."""
 
     @abstractmethod
     def solve(self, app: App) -> Action:
-        """The next action of a shortest solution, from whatever state it is in."""
+        """The next action of a shortest solution from the present state."""
 
 
 SceneFactory = Callable[[Random, Ui], Scene]

@@ -1,4 +1,4 @@
-"""What is longer than its window: a scrolling view with its bar, and the rows of a list."""
+"""A scrolling view with its bar, and the rows of a list."""
 
 # ruff: noqa: ARG002, D102 - overrides keep the contract that the base class documents
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ScrollView(Widget):
         self.bar = ScrollBar(f"{name}.bar", self)
         self.height = height  # design units that it wants
         self.width = width
-        self.content = 0  # pixels that the child is high
+        self.content = 0  # height of the child, pixels
 
     def measure(self, ui: Ui) -> tuple[int, int]:
         width = ui.px(self.width) if self.width else self.child.size(ui)[0] + ui.px(BAR)
@@ -80,7 +80,7 @@ class ScrollView(Widget):
 
 
 class ScrollBar(Widget):
-    """The bar of a view: a press beside the thumb turns a page, a drag takes it along."""
+    """The bar of a view: a press beside the thumb scrolls a page, a drag moves it along."""
 
     role = "scrollbar"
     clickable = True

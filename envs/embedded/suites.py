@@ -1,4 +1,4 @@
-"""The embedded suites: which templates they hold, and at which size they are drawn.
+"""The embedded suites: their templates and sizes.
 
 Instances differ by seed: layout, theme, colours and distractors. By convention seeds below
 1,000,000 are for training and those from there on for evaluation; templates whose split is
@@ -64,7 +64,7 @@ MINI_HELDOUT = (
     "popup+scroll",
     "popup+page+confirm",
 )
-"""Compositions of what is trained on apart, never trained on themselves."""
+"""Combinations of templates that are trained on separately; never trained on themselves."""
 
 SLACK = 2  # steps beyond the shortest solution that suite mini allows
 DESK_SLACK = 5
@@ -127,7 +127,7 @@ class MiniSuite:
 class ComposedSuite(MiniSuite):
     """Every kind of `mini` behind no, one or two pop-ups, without and with a confirmation.
 
-    All may be trained on: for measuring what is worth training on. With `slack` of up to ten a failure
+    All may be trained on: for measuring which tasks are worth training on. With `slack` of up to ten a failure
     takes long, as elsewhere.
     """
 

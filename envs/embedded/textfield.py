@@ -38,7 +38,7 @@ class TextField(Clickable):
     # --- editing ----------------------------------------------------------------------------
 
     def selection(self, ui: Ui) -> tuple[int, int]:
-        """First selected character, and one past the last; equal where nothing is selected."""
+        """First selected character, and one past the last; equal if nothing is selected."""
         length = len(self.value)
         caret, anchor = min(ui.caret, length), min(ui.anchor, length)
         return min(caret, anchor), max(caret, anchor)

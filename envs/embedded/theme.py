@@ -1,8 +1,8 @@
-"""Colours: eight that tasks speak of, the themes, and the palette a screen is drawn in.
+"""Colours: eight that tasks name, the themes, and the palette a screen is drawn in.
 
 Screens are drawn as palette indices, one byte a pixel: this makes lossless PNG encoding faster
 than JPEG. Entries 0-127 are the theme's colours and the blends that anti-aliasing needs; entry
-128 + i is entry i dimmed, for what lies behind a modal dialog.
+128 + i is entry i dimmed, for the layers behind a modal dialog.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COLOURS: dict[str, Colour] = {
     "purple": (136, 38, 196),
     "pink": (255, 118, 188),
 }
-"""The colours that instructions name, far enough apart to be told at a glance."""
+"""The colours that instructions name, easy to tell apart."""
 
 WHITE: Colour = (255, 255, 255)
 BLACK: Colour = (0, 0, 0)
@@ -125,7 +125,7 @@ def blend(over: Colour, under: Colour, alpha: float) -> Colour:
 class Palette:
     """The 256 colours of one theme's screens, the same in every process.
 
-    A colour that is not among them is drawn as the nearest that is.
+    Any other colour is drawn as the nearest of them.
     """
 
     LEVELS = 4  # steps of anti-aliasing between background and foreground

@@ -1,8 +1,8 @@
-"""What every screen is made of: the widget protocol, containers, and the simple widgets.
+"""Parts of every screen: the widget protocol, containers, and the simple widgets.
 
-A widget measures itself, is given a rectangle, paints, and answers to events. It holds no state of
-its own: values come in when it is built and changes go out through callbacks, and what must outlive
-one event stands in `Ui`. The controls of a lettered desktop are in controls.py and its neighbours,
+A widget measures itself, is given a rectangle, paints, and handles events. It holds no state of
+its own: values come in when it is built, changes go out through callbacks, and what must persist
+beyond one event is in `Ui`. The controls of suite desk are in controls.py and its neighbours,
 those of suite mini in marks.py.
 """
 # ruff: noqa: ARG002, D102 - overrides keep the contract that the base class documents
@@ -23,7 +23,7 @@ NOWHERE = Rect(0, 0, 0, 0)
 
 @dataclass
 class Ui:
-    """What outlives one event and what every widget may ask: theme, scale, focus, offsets."""
+    """State that persists between events, and what every widget reads: theme, scale, focus, offsets."""
 
     width: int  # pixels of the screen
     height: int  # pixels
@@ -31,7 +31,7 @@ class Ui:
     scale: float = 1.0  # pixels per design unit
     text_units: float = 12.0  # design units of a line of text's nominal size
     focus: str = ""  # name of the widget that has the keyboard
-    by_keyboard: bool = False  # whether the focus came there by Tab, and so is marked
+    by_keyboard: bool = False  # whether the focus came there by Tab, and is marked
     opened: str = ""  # name of the widget whose pop-up is open
     caret: int = 0  # in the focused text field: position, and the other end of the selection
     anchor: int = 0
@@ -66,7 +66,7 @@ class Pointer:
 
 
 class Widget:
-    """A rectangle that may answer to the mouse and the keyboard."""
+    """A rectangle that may handle mouse and keyboard."""
 
     role: str = ""  # what it is in grounding data; empty: decoration
     clickable: ClassVar[bool] = False
@@ -77,7 +77,7 @@ class Widget:
         self, name: str = "", *, colour: str = "", children: Iterable[Widget] = ()
     ) -> None:
         self.name = name
-        self.colour = colour  # of COLOURS, where it has one
+        self.colour = colour  # of COLOURS, if it has one
         self.label = ""  # the text on it
         self.children = list(children)
         self.bbox = NOWHERE
@@ -89,7 +89,7 @@ class Widget:
         return 0, 0
 
     def size(self, ui: Ui) -> tuple[int, int]:
-        """What `measure` says; asked for at every level of nesting, worked out once."""
+        """Result of `measure`, computed once: every level of nesting needs it."""
         if self._size is None:
             self._size = self.measure(ui)
         return self._size
@@ -109,32 +109,32 @@ class Widget:
             child.paint(ui, canvas)
 
     def press(self, ui: Ui, pointer: Pointer) -> None:
-        """Answer a mouse press on a point that no child took."""
+        """Handle a mouse press on a point that no child handles."""
 
     def drag(self, ui: Ui, path: Sequence[tuple[int, int]]) -> None:
-        """Answer a drag that began here."""
+        """Handle a drag that began here."""
 
     def drop(self, ui: Ui, dragged: str) -> bool:
-        """Answer the end of a drag of the widget named `dragged`; False where it means nothing."""
+        """Handle the end of a drag of the widget named `dragged`; False if it means nothing."""
         return False
 
     def scroll(self, ui: Ui, notches: int) -> bool:
-        """Turn the wheel; False where there is nothing to scroll, so that a parent may."""
+        """Turn the wheel; False if there is nothing to scroll, so that a parent may."""
         return False
 
     def key(self, ui: Ui, keys: Sequence[str]) -> bool:
-        """Answer a key; False where it means nothing here."""
+        """Handle a key; False if it means nothing here."""
         return False
 
     def write(self, ui: Ui, text: str) -> bool:
-        """Answer typed text without line ends; False where it means nothing here."""
+        """Handle typed text without line ends; False if it means nothing here."""
         return text == " " and self.key(ui, ["space"])
 
     def focused(self, ui: Ui) -> None:
         """The keyboard focus came here by Tab."""
 
     def popup(self, ui: Ui) -> tuple[Widget, Rect] | None:
-        """What it shows above everything else while it is `ui.opened`."""
+        """Its pop-up above everything else, while it is `ui.opened`."""
         return None
 
     def walk(self) -> Iterator[Widget]:
@@ -452,7 +452,7 @@ class Gap(Widget):
 
 
 class Label(Widget):
-    """One line of text, cut short with dots where there is no room for it."""
+    """One line of text, cut short with dots if it does not fit."""
 
     def __init__(self, text: str, *, muted: bool = False, size: float = 1.0) -> None:
         super().__init__()

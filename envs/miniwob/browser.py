@@ -1,8 +1,8 @@
 """The one browser of a process, and the pages in it.
 
-BrowserHost   starts the browser for the first who needs it, replaces it when it died, ends it
-              with the last; keeps pages loaded for tasks that will be played again
-TaskPage      a page in a context of its own: load a task, start an episode, act, look
+BrowserHost   starts the browser for its first user, replaces it when it died, ends it with the
+              last; keeps pages loaded for tasks that will be played again
+TaskPage      a page in a context of its own: load a task, start an episode, act, take a screenshot
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ SETTLE_MS = 500  # of the page's time, at the beginning of an episode
 POLL_S = 0.002
 
 BACK_OFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Pauses before a first, second, ... start of a browser in a row that did not live for long."""
+"""Pauses before a first, second, ... start of a browser in a row that died early."""
 
 SHORT_LIFE_S = 30.0
 
 SPARE_PAGES = 2
-"""Pages kept loaded for each environment, beside the one it plays in."""
+"""Pages kept loaded for each environment, besides the one it plays in."""
 
 PAGE_EPISODES = 500
-"""Episodes after which a page is replaced, whatever it has gathered by then."""
+"""Episodes after which a page is replaced, so that nothing accumulates in it."""
 
 
 class BrowserHost:
     """One browser for all environments of a process that have the same options.
 
-    Pages that nobody plays are kept with their tasks loaded, at most `SPARE_PAGES` for each
-    environment: loading one costs as much as some twenty steps. Past that the page that has waited
-    for longest is taken for another task. `starts` counts how many browsers it took so far.
+    Unused pages are kept with their tasks loaded, at most `SPARE_PAGES` for each environment:
+    loading one costs as much as some twenty steps. Beyond that the page unused for longest is
+    taken for another task. `starts` counts the browsers started so far.
     """
 
     def __init__(
@@ -62,19 +62,19 @@ class BrowserHost:
         self._lock = threading.Lock()
         self._users = 0
         self._browser: Chromium | None = None
-        self._spare: list[TaskPage] = []  # the one that has waited for longest comes first
+        self._spare: list[TaskPage] = []  # unused for longest comes first
         self._started = 0.0
         self._short_lives = 0
 
     def join(self) -> None:
-        """One environment more."""
+        """Count one more environment."""
         with self._lock:
             self._users += 1
             if self._users == 1:
                 atexit.register(self._end)
 
     def leave(self) -> None:
-        """One environment less; the last one closes the browser."""
+        """Count one environment less; the last one closes the browser."""
         with self._lock:
             self._users -= 1
             if self._users == 0:
@@ -82,7 +82,7 @@ class BrowserHost:
                 self._end()
 
     def take(self, name: str) -> TaskPage:
-        """A page in the living browser, with task `name` loaded if one waits. Raises EnvError."""
+        """A page in the live browser, with task `name` loaded if a spare one is. Raises EnvError."""
         browser = self.browser()
         with self._lock:
             broken = [page for page in self._spare if page.worn]
@@ -97,13 +97,13 @@ class BrowserHost:
         return page or TaskPage(browser, self._folder, self._encoding, self._deadline_s)
 
     def give_back(self, page: TaskPage) -> None:
-        """Keep a page that is whole for whoever plays its task next."""
+        """Keep an intact page for the next episode of its task."""
         with self._lock:
             if page.browser is self._browser:
                 self._spare.append(page)
 
     def browser(self) -> Chromium:
-        """The browser that lives, started if there is none. Raises EnvError."""
+        """The live browser, started if there is none. Raises EnvError."""
         with self._lock:
             if self._browser is not None and not self._browser.ended:
                 return self._browser
@@ -131,14 +131,14 @@ class BrowserHost:
 
 
 class TaskPage:
-    """A page that plays one task at a time. Raises EnvError wherever it is broken."""
+    """A page that plays one task at a time. Raises EnvError if it is broken."""
 
     def __init__(
         self, browser: Chromium, folder: Path, encoding: ImageEncoding, deadline_s: float
     ) -> None:
         self.browser = browser
         self.loaded = ""  # the task whose page it is
-        self._rests = True  # whether the pointer has not been used in this episode
+        self._rests = True  # whether the pointer is still unused in this episode
         self._episodes = 0
         self._folder = folder
         self._shot: dict[str, Any] = {"format": encoding, "optimizeForSpeed": True}
@@ -155,11 +155,11 @@ class TaskPage:
 
     @property
     def worn(self) -> bool:
-        """Whether it is to be replaced: it ended, or it has played for long."""
+        """Whether it must be replaced: it ended, or played many episodes."""
         return not self._session.lives or self._episodes >= PAGE_EPISODES
 
     def load(self, name: str) -> None:
-        """Load the page of task `name`, afresh where it is loaded already."""
+        """Load the page of task `name`, again if it is loaded already."""
         self.loaded = ""
         address = (self._folder / f"{name}.html").as_uri()
         told = self._session.call("Page.navigate", url=address)
@@ -182,22 +182,22 @@ class TaskPage:
         return self._told(self._session.evaluate(expression))
 
     def act(self, batches: Sequence[Sequence[Call]]) -> None:
-        """Perform each batch of input to its end before the next."""
+        """Perform each batch of input completely before the next."""
         self._rests = self._rests and not batches
         for batch in batches:
             self._session.send(batch)
 
     def rest(self) -> None:
-        """Take the pointer to where it is when an episode begins, if it is not there."""
+        """Move the pointer to its place at the beginning of an episode, if it is elsewhere."""
         if not self._rests:
             self.act([rest()])
             self._rests = True
 
     def pass_time(self, ms: float) -> dict[str, Any]:
-        """Let the page's time go on by `ms`; whether it is `playing`, `done`, its `reward`.
+        """Advance the page's time by `ms`; returns whether it is `playing`, `done`, its `reward`.
 
-        Where a link or a form takes the page elsewhere meanwhile, the new document answers: it is
-        not playing.
+        If a link or a form takes the page elsewhere meanwhile, the new document answers: it is not
+        playing.
         """
         until = time.monotonic() + self._deadline_s
         while True:
@@ -208,14 +208,14 @@ class TaskPage:
                     raise
 
     def evaluate(self, expression: str) -> Any:
-        """A value from the page. Raises EnvError where the expression throws."""
+        """A value from the page. Raises EnvError if the expression throws."""
         return self._session.evaluate(expression)
 
     def look(self) -> bytes:
         """A screenshot of the present state.
 
-        It draws one frame. A browser that draws by its own clock makes Page.captureScreenshot wait
-        for that, or, without a limit to its rate, begins some two hundred frames for each.
+        It draws one frame. In a browser that draws by its own clock Page.captureScreenshot waits for
+        that clock or, with an unlimited rate, some two hundred frames are begun for each shot.
         """
         until = time.monotonic() + self._deadline_s
         while time.monotonic() < until:
@@ -223,12 +223,12 @@ class TaskPage:
                 drawn = self._session.call("HeadlessExperimental.beginFrame", screenshot=self._shot)
             if "screenshotData" in drawn:
                 return base64.b64decode(drawn["screenshotData"])
-            time.sleep(POLL_S)  # another page is being loaded, and has nothing to show yet
+            time.sleep(POLL_S)  # another page is loading and has nothing to draw yet
         raise EnvError(f"the browser drew no frame in {self._deadline_s:g} s")
 
     def close(self) -> None:
-        """Close the page with all it holds."""
-        with suppress(EnvError):  # a browser that is gone has closed it
+        """Close the page and its browser context."""
+        with suppress(EnvError):  # closed already, with its browser
             self.browser.call("Target.disposeBrowserContext", browserContextId=self._context)
 
     def _set_up(self) -> None:

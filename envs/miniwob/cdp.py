@@ -1,11 +1,11 @@
-"""The Chrome DevTools Protocol over a pipe: as little of it as an environment needs.
+"""The Chrome DevTools Protocol over a pipe: the part that an environment needs.
 
     Chromium   one browser process: calls to it and its pages, and its end
     PageSession    calls to one page
     Call       one command, which may be sent together with others
 
-A pipe and not a WebSocket: no port that others on the host could reach, nothing to poll for at the
-start, no package, and a browser whose pipe is cut ends itself, so that none outlives us, not even
+A pipe and not a WebSocket: no port that other users of the host could reach, no polling at the
+start, no package, and a browser whose pipe is closed exits, so that none outlives us, not even
 after `kill -9`. Messages are JSON, each ended by a zero byte (Chromium,
 content/browser/devtools/devtools_pipe_handler.cc). Any thread may call; one thread reads.
 """
@@ -38,7 +38,7 @@ LEFT = (
     "Cannot find context with specified id",
     "Promise was collected",
 )
-"""How Chromium refuses a command whose document made way for another one."""
+"""Chromium's errors for a command whose document was replaced by another one."""
 
 
 class DocumentLeftError(EnvError):
@@ -64,9 +64,9 @@ class _Awaited(NamedTuple):
 
 
 class Chromium:
-    """One browser, spoken to from any number of threads; `flags` join those of its command line.
+    """One browser, usable from any number of threads; `flags` are added to its command line.
 
-    Raises EnvError where it cannot be started.
+    Raises EnvError if it cannot be started.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Chromium:
         self._deadline_s = deadline_s
         self._ids = itertools.count(1)
         self._drawing = threading.Lock()
-        self._lock = threading.Lock()  # of our end of the pipe, and of what is awaited
+        self._lock = threading.Lock()  # of our end of the pipe, and of the awaited replies
         self._awaited: dict[int, _Awaited] = {}
         self._sessions: dict[str, str] = {}  # by target
         self._process = BrowserProcess(binary, scale, flags)
@@ -85,8 +85,8 @@ class Chromium:
         try:
             self.version: str = self.call("Browser.getVersion")["product"]
             if not self.version.startswith("HeadlessChrome/"):
-                raise EnvError(f"{self.version} cannot be told when to draw; a headless shell can")
-            self.call("Target.setDiscoverTargets", discover=True)  # tells of crashed pages
+                raise EnvError(f"{self.version} cannot draw on command; a headless shell can")
+            self.call("Target.setDiscoverTargets", discover=True)  # reports crashed pages
         except EnvError as error:
             said = self._process.last_words()
             self.close()
@@ -99,7 +99,7 @@ class Chromium:
 
     @property
     def ended(self) -> str:
-        """Empty while it lives; how it ended, when it has."""
+        """Empty while it lives, else how it ended."""
         if not self._ended and not self._process.running:
             self._end(self._process.end())
         return self._ended
@@ -109,7 +109,7 @@ class Chromium:
         return self.exchange("", [Call(method, params)], self._deadline_s)[0]
 
     def open(self, context: str, width: int, height: int) -> PageSession:
-        """A new page in browser context `context`, CSS pixels, that draws only when it is told to.
+        """A new page in browser context `context`, CSS pixels, that draws only on command.
 
         Raises EnvError.
         """
@@ -134,9 +134,9 @@ class Chromium:
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """Whoever is inside may have a frame drawn: the browser ends if two are begun at once.
+        """Lock for drawing a frame: the browser ends if two are begun at once.
 
-        Raises EnvError where the one before is not over in time.
+        Raises EnvError if the frame before is not finished in time.
         """
         if not self._drawing.acquire(timeout=2 * self._deadline_s):
             raise EnvError(f"Chromium has drawn one frame for {2 * self._deadline_s:g} s")
@@ -148,8 +148,8 @@ class Chromium:
     def exchange(self, session: str, calls: Sequence[Call], deadline_s: float) -> list[CdpResult]:
         """Send all `calls` at once and wait for all replies, in their order.
 
-        `session` is a page's, or empty for the browser. Raises EnvError where a call is refused,
-        where there is no reply in `deadline_s`, and where the page or the browser ends.
+        `session` is a page's, or empty for the browser. Raises EnvError if a call is refused, if
+        there is no reply in `deadline_s`, and if the page or the browser ends.
         """
         answers: queue.SimpleQueue[_CdpAnswer] = queue.SimpleQueue()
         numbered = {next(self._ids): call for call in calls}
@@ -173,7 +173,7 @@ class Chromium:
         self._reader.join(self._deadline_s)
 
     def _read(self) -> None:
-        """Hand every message to whoever waits for it, until the browser cuts the pipe."""
+        """Deliver every message to its waiting caller, until the browser closes the pipe."""
         rest = b""
         while block := self._process.read(READ_BYTES):
             *messages, rest = (rest + block).split(b"\0")
@@ -205,7 +205,7 @@ class Chromium:
             self._fail(f"Chromium ended: {why}")
 
     def _fail(self, why: str, session: str | None = None) -> None:
-        """Answer whatever is awaited (of one session) with an error. Holds the lock."""
+        """Answer all awaited calls (of one session) with an error. The caller holds the lock."""
         for number, awaited in self._awaited.items():
             if session in (None, awaited.session):
                 awaited.answers.put(_CdpAnswer(number, {}, why))
@@ -221,7 +221,7 @@ class PageSession:
 
     @property
     def lives(self) -> bool:
-        """Whether neither the page nor the browser has ended, as far as is known."""
+        """Whether page and browser live, as far as is known."""
         return not self.browser.ended and self.browser.has(self._id)
 
     def call(self, method: str, **params: Any) -> CdpResult:
@@ -235,7 +235,7 @@ class PageSession:
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression, awaited if it is a promise.
 
-        Raises EnvError where it throws, DocumentLeftError where the page goes elsewhere meanwhile.
+        Raises EnvError if it throws, DocumentLeftError if the page goes elsewhere meanwhile.
         """
         reply = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True

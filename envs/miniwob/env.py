@@ -1,8 +1,8 @@
 """MiniwobEnv: plays MiniWoB++ tasks (PyPI `miniwob`) in headless Chromium.
 
 A task judges itself: it ends the episode with a raw reward of -1 to 1, and a pass is a reward that
-reaches the task's threshold. Where page or browser broke, EnvError says so, the episode is invalid,
-and the next reset begins with a new page, in a new browser if need be.
+reaches the task's threshold. If page or browser broke, EnvError is raised, the episode is invalid,
+and the next reset begins with a new page, in a new browser if needed.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class MiniwobEnv:
         return observation, {"instruction": self._state["instruction"]}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Perform the action and let the page's time go on by `step_ms`. Raises EnvError."""
+        """Perform the action and advance the page's time by `step_ms`. Raises EnvError."""
         page = self._playing()
         if self._over:
             raise EnvError("the episode is over; call reset before the next step")
@@ -81,12 +81,12 @@ class MiniwobEnv:
             ms = action.seconds * 1000 if isinstance(action, Wait) else self._step_ms
             self._state = page.pass_time(ms)
             if not self._state["playing"]:
-                page.loaded = ""  # it holds another document, which no episode can begin in
+                page.loaded = ""  # it holds another document, in which no episode can begin
             observation = self._observe(page)
             ended = self._state["done"] or not self._state["playing"]
             self._over = ended or isinstance(action, Done | Fail | Answer)
             if self._over:
-                page.rest()  # now, and not when the next episode is waited for
+                page.rest()  # now, not at the start of the next episode
         except EnvError:
             self._drop_page()
             raise
@@ -94,7 +94,7 @@ class MiniwobEnv:
         return observation, reward, self._over, False, {"raw_reward": self._state["reward"]}
 
     def evaluate(self) -> Verdict:
-        """Pass where the task has ended with a raw reward that reaches its threshold."""
+        """Pass if the task has ended with a raw reward that reaches its threshold."""
         if self._task is None:
             return Verdict("invalid", "no episode is being played, or its page broke")
         reward, threshold = self._state["reward"], self._task.params["threshold"]
@@ -107,7 +107,7 @@ class MiniwobEnv:
         return Verdict(outcome, f"raw reward {reward:g}, needs {threshold:g}{why}")
 
     def widgets(self) -> list[PageWidget]:
-        """What can be pressed and is not covered, for grounding data. Raises EnvError."""
+        """Widgets that can be pressed and are not covered, for grounding data. Raises EnvError."""
         self._playing()
         if self._oracle is None:
             raise EnvError("no episode is being played; call reset first")
@@ -121,7 +121,7 @@ class MiniwobEnv:
         return self._oracle.action()
 
     def oracle_hint(self) -> str:
-        """Empty: the tasks' instructions are all the words there are."""
+        """Empty: tasks describe no single steps."""
         return ""
 
     def close(self) -> None:
@@ -184,10 +184,10 @@ class MiniwobSuite:
     ) -> MiniwobEnv:
         """An environment whose screenshots are 160x210 pixels times `scale`.
 
-        `step_ms` is how far a page's clock goes on at each step, `browsers` among how many browsers
-        the environments of a process are shared out (each draws one frame at a time), `deadline_s`
-        how long a browser may take for one command, `chromium` its binary where it is not Debian's.
-        Raises TaskError, and MissingPartError where Chromium or the package is not installed.
+        `step_ms` is how far a page's clock advances at each step, `browsers` the number of browsers
+        that share the environments of a process (each draws one frame at a time), `deadline_s` the
+        longest time of one browser command, `chromium` its binary if it is not Debian's. Raises
+        TaskError, and MissingPartError if Chromium or the package is not installed.
         """
         if not 1 <= scale <= 8:
             raise TaskError(f"scale must be 1 to 8, got {scale:g}")
@@ -207,7 +207,7 @@ class MiniwobSuite:
         return MiniwobEnv(host, scale=scale, encoding=encoding, step_ms=step_ms)
 
     def check_parts(self, *, chromium: str = "", **_: object) -> None:
-        """Raise MissingPartError where Chromium or the package is not installed."""
+        """Raise MissingPartError if Chromium or the package is not installed."""
         find_pages()
         find_chromium(chromium)
 

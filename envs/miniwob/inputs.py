@@ -1,7 +1,7 @@
 """GUI actions as commands of the DevTools protocol: pure.
 
-    commands_of   an action -> batches of commands; a batch is over before the next begins
-    rest          what brings mouse and keyboard back to where an episode begins
+    commands_of   an action -> batches of commands; a batch ends before the next begins
+    rest          commands that bring mouse and keyboard to their state at the start of an episode
 
 Points are divided by `scale`, pixels of the screenshot per CSS pixel.
 """
@@ -17,7 +17,7 @@ from envs.actions import Action, Click, DoubleClick, Drag, KeyPress, Move, Scrol
 from envs.miniwob.cdp import Call
 
 NOTCH = 50  # CSS pixels that a notch of the wheel scrolls
-STRIDE = 8  # CSS pixels between the moves of a drag; pages watch the way, not only its ends
+STRIDE = 8  # CSS pixels between the moves of a drag; pages track the path, not only its ends
 
 _BUTTONS = {"left": 1, "right": 2, "middle": 4}
 _MODIFIERS = {"alt": 1, "ctrl": 2, "meta": 4, "shift": 8}
@@ -70,7 +70,7 @@ _PUNCTUATION = {
 
 
 def commands_of(action: Action, scale: float) -> list[list[Call]]:
-    """What performs `action`; nothing for actions that touch neither mouse nor keyboard."""
+    """Commands that perform `action`; none for actions that use neither mouse nor keyboard."""
     match action:
         case Click(x=x, y=y, button=button):
             at = (x / scale, y / scale)
@@ -116,11 +116,11 @@ def _way(path: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float]]:
 
 
 def _move(at: tuple[float, float], held: int = 0) -> list[Call]:
-    """A move that pages hear of at once.
+    """A move that pages receive at once.
 
-    Chromium keeps moves until a frame begins, merged into one, or until an event of another kind
-    comes: here the release of no button, of which pages hear nothing. Presses go without: they tell
-    the page where the pointer is, too.
+    Chromium holds moves back, merged into one, until a frame begins or an event of another kind
+    comes: here the release of no button, which pages do not receive. Presses need no move: they
+    carry the position of the pointer, too.
     """
     moved = _mouse("mouseMoved", at, buttons=held, button="left" if held else "none")
     return [moved, _mouse("mouseReleased", at, buttons=held, button="none")]
@@ -139,7 +139,7 @@ def _mouse(kind: str, at: tuple[float, float], **more: Any) -> Call:
 
 
 def _write(character: str) -> list[Call]:
-    """One character of a text. What no key of a US keyboard writes is inserted as it is."""
+    """One character of a text. A character without a key on a US keyboard is inserted as it is."""
     if character == "\n":
         key = _NAMED["enter"]
     elif character == "\t":

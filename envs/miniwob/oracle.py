@@ -1,8 +1,8 @@
-"""The scripted oracle: what to do next in a task, found in the page's DOM.
+"""The scripted oracle: the next action of a task, found in the page's DOM.
 
-oracle.js holds one solver for each task that has one. A solver looks at the present state of the
-page and says the next action of a solution, in CSS pixels; it keeps no state of its own, so that it
-goes on from wherever a policy has left off.
+oracle.js holds one solver for each task that has one. A solver reads the present state of the
+page and returns the next action of a solution, in CSS pixels; it keeps no state of its own, so that
+it continues from any state a policy has left.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PageWidget:
     """One thing on the page that can be pressed and is not covered."""
 
     role: str  # its HTML element: button, input, a, circle, ...
-    label: str  # its text or colour; empty where it has none
+    label: str  # its text or colour; empty if it has none
     box: tuple[float, float, float, float]  # left, top, right, bottom; pixels of the screenshot
 
 
@@ -35,10 +35,10 @@ class Oracle:
         self._page = page
         self._task = task
         self._scale = scale
-        self._told = False  # whether the page knows oracle.js
+        self._loaded = False  # whether oracle.js is loaded in the page
 
     def action(self) -> Action:
-        """The next action. Raises EnvError where the task has no solver, or it finds no way."""
+        """The next action. Raises EnvError if the task has no solver, or it finds no way."""
         name = json.dumps(self._task.params["page"])
         found = self._ask(f"dartOracle({name})")
         if not isinstance(found, dict):
@@ -46,19 +46,19 @@ class Oracle:
         try:
             return action_from_dict(_scaled(found, self._scale))
         except ActionError as error:
-            raise EnvError(f"{self._task.id}: its oracle says {found}: {error}") from error
+            raise EnvError(f"{self._task.id}: its oracle returned {found}: {error}") from error
 
     def widgets(self) -> list[PageWidget]:
-        """What can be pressed, of pages that are made of buttons, links, fields and boxes."""
+        """Widgets that can be pressed, on pages made of buttons, links, fields and boxes."""
         return [
             PageWidget(each["role"], each["label"], tuple(self._scale * at for at in each["box"]))
             for each in self._ask("dartWidgets()")
         ]
 
     def _ask(self, expression: str) -> Any:
-        if not self._told:
+        if not self._loaded:
             self._page.evaluate(_script())
-            self._told = True
+            self._loaded = True
         return self._page.evaluate(expression)
 
 

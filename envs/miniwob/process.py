@@ -1,8 +1,8 @@
-"""A headless Chromium as a process: found, started, spoken to through a pipe, ended without a trace.
+"""A headless Chromium process: find, start, talk to through a pipe, end and clean up.
 
 find_chromium           the binary, or the install step
 BrowserProcess          one process group with a fresh profile folder
-remove_stale_profiles   folders that owners left behind that were killed
+remove_stale_profiles   folders left behind by killed owners
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from bus.errors import EnvError, MissingPartError
 logger = logging.getLogger(__name__)
 
 BINARY = "/usr/lib/chromium/chromium-headless-shell"
-"""Debian's. What /usr/bin holds is a script, which would stand between us and the browser; the full
-browser cannot be told when to draw."""
+"""Debian's. /usr/bin holds a script, a process between us and the browser; the full browser cannot
+draw on command."""
 
 FLAGS = (
     "--headless",
@@ -46,11 +46,11 @@ FLAGS = (
     "--force-color-profile=srgb",
     "--lang=en-US",
     "--allow-file-access-from-files",  # page.js reads which images the style sheets name
-    # No task needs the network: no name resolves, so that none comes to depend on it.
+    # No task needs the network: no name resolves, so that none can depend on it.
     "--host-resolver-rules=MAP * ~NOTFOUND",
-    # A frame is drawn when a screenshot is asked for, and then whole: see TaskPage.look.
+    # A frame is drawn only for a screenshot, and then whole: see TaskPage.look.
     "--run-all-compositor-stages-before-draw",
-    "--disable-partial-raster",  # what is left of the frame before shows at rounded edges
+    "--disable-partial-raster",  # else remains of the frame before show at rounded edges
     "--disable-threaded-animation",
     "--disable-threaded-scrolling",
     "--disable-checker-imaging",
@@ -73,9 +73,9 @@ def find_chromium(named: str = "") -> Path:
 
 
 class BrowserProcess:
-    """A browser in a session of its own; `flags` stand behind ours, so that the last word is theirs.
+    """A browser in a session of its own; `flags` come after ours and override them.
 
-    Raises EnvError where it cannot be started.
+    Raises EnvError if it cannot be started.
     """
 
     def __init__(self, binary: Path, scale: float, flags: Sequence[str] = ()) -> None:
@@ -111,22 +111,22 @@ class BrowserProcess:
             os.close(their_out)
 
     def read(self, size: int) -> bytes:
-        """The next bytes that the browser says; none, and that once, when it has ended."""
+        """The next bytes from the browser; b"" once, when it has ended."""
         block = os.read(self._from, size)
         if not block:
             os.close(self._from)
         return block
 
     def write(self, message: bytes, deadline_s: float) -> None:
-        """Tell it something. Raises EnvError if it ended, or does not listen for `deadline_s`."""
+        """Send it bytes. Raises EnvError if it ended, or does not read for `deadline_s`."""
         until, rest = time.monotonic() + deadline_s, memoryview(message)
         if not self._writing.acquire(timeout=deadline_s):
-            raise EnvError(f"Chromium did not listen for {deadline_s:g} s")
+            raise EnvError(f"Chromium did not read for {deadline_s:g} s")
         try:
             while rest:
                 left_s = max(0.0, until - time.monotonic())
                 if self._closed or not select.select([], [self._to], [], left_s)[1]:
-                    raise EnvError(f"Chromium did not listen for {deadline_s:g} s")
+                    raise EnvError(f"Chromium did not read for {deadline_s:g} s")
                 rest = rest[os.write(self._to, rest) :]
         except OSError as error:
             raise EnvError(f"Chromium is gone: {error.strerror}") from error
@@ -149,11 +149,11 @@ class BrowserProcess:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
     def end(self) -> str:
-        """Kill what is left of its processes; how the browser ended."""
+        """Kill its remaining processes; returns how the browser ended."""
         with self._ending:
             if self._how:
                 return self._how
-            # Before it is reaped: until then its id, also that of the group, is nobody else's.
+            # Before it is reaped: until then no other process can get its id or that of the group.
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
             self._how = _reap(self.pid)
@@ -175,12 +175,12 @@ class BrowserProcess:
 
 
 def remove_stale_profiles() -> None:
-    """Remove the profiles whose owners do not live any more: their locks are free."""
+    """Remove the profiles of dead owners: their locks are free."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PROFILE_PREFIX}*"):
         try:
             lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
-            continue  # being made or being removed by its owner, or another user's
+            continue  # being made or removed by its owner, or another user's
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove(folder)
@@ -198,11 +198,11 @@ def _make_profile() -> tuple[Path, int]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (folder / _LOCK).exists():
             return folder, lock
-        os.close(lock)  # somebody took it for a stale one before it was locked
+        os.close(lock)  # another process removed it as stale before it was locked
 
 
 def _command(binary: Path, profile: Path, scale: float) -> list[str]:
-    # Its sandbox refuses to work for root; whoever is not root keeps it.
+    # Its sandbox does not work for root; for other users it stays on.
     sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
     own = [f"--force-device-scale-factor={scale:g}", f"--user-data-dir={profile}"]
     return [str(binary), *FLAGS, *sandbox, *own]

@@ -1,7 +1,7 @@
 """The tasks of suite `miniwob`: ids, limits and thresholds. The instruction is the page's own.
 
-Seeds from FIRST_TEST_SEED on are for evaluation; pages that draw other instances for tests (the
-`-transfer` tasks and some more) are told so.
+Seeds from FIRST_TEST_SEED on are for evaluation; pages with separate test instances (the
+`-transfer` tasks and some more) then draw those.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PAGES: Mapping[int, str] = {
         guess-number number-checkboxes social-media-all use-spinner
     """,
 }
-"""Pages by how many steps they take, about."""
+"""Pages by their approximate number of steps."""
 
 THRESHOLDS: Mapping[str, float] = {
     "bisect-angle": 0.9,
@@ -58,7 +58,7 @@ THRESHOLDS: Mapping[str, float] = {
     "use-colorwheel": 0.9,
     "use-colorwheel-2": 0.9,
 }
-"""Raw rewards that pass where a reward says how close an answer came; all others need 1.0."""
+"""Raw rewards that pass for tasks with partial rewards; all others need 1.0."""
 
 RELOADED = frozenset(
     """
@@ -69,7 +69,7 @@ RELOADED = frozenset(
     moving-items scroll-text-2 sign-agreement simon-says social-media-all use-slider-2
     """.split()
 )
-"""Pages that remember something of the episode before: each episode loads them afresh."""
+"""Pages that keep state of the episode before: they are loaded again for each episode."""
 
 
 def _tasks() -> Iterator[Task]:

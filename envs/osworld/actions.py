@@ -3,7 +3,7 @@
     gestures_of   an action -> gestures that input_controller.py performs
     commands_of   an action -> argument lists for the guest's /execute
 
-What the model wrote travels as one JSON argument, never as code and never through a shell.
+The model's text travels as one JSON argument, never as code and never through a shell.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Gesture = list[Any]
 
 
 def commands_of(action: Action, size: tuple[int, int]) -> list[list[str]]:
-    """What performs `action` on a screen of `size`; nothing for what touches neither mouse nor keys."""
+    """Commands that perform `action` on a screen of `size`; none if it uses neither mouse nor keys."""
     return [
         [PYTHON, "-c", _source(), json.dumps([gesture], ensure_ascii=True)]
         for gesture in gestures_of(action, size)
@@ -42,7 +42,7 @@ def commands_of(action: Action, size: tuple[int, int]) -> list[list[str]]:
 
 
 def gestures_of(action: Action, size: tuple[int, int]) -> list[Gesture]:
-    """The gestures, each a command of its own; points are brought onto the screen."""
+    """The gestures, each a command of its own; points are clamped to the screen."""
     match action:
         case Click(x=x, y=y, button=button):
             return [["click", *_within(x, y, size), button, 1]]

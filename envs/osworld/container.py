@@ -2,11 +2,11 @@
 
     Machine             what kind of container to make
     find_engine         the engine's client, or the install step
-    ContainerProvider   one container at a time, made anew for each guest
-    remove_stale        containers that nobody uses any more
+    ContainerProvider   one container at a time, a new one for each guest
+    remove_stale        containers that no process uses any more
 
-Every container carries LABEL, which says who made it. Only such containers are ever removed, and
-only those of our own process, or of one that died on this host since it booted.
+Every container carries LABEL, which names the process that made it. Only such containers are ever
+removed, and only those of this process, or of one that died on this host since it booted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LABEL = "dart.osworld"
 """On all containers of ours; its value is the maker, see `_maker`."""
 
 LOCAL_ENGINE = "unix:///var/run/docker.sock"
-OVERHEAD_GB = 2  # of memory, for the emulator itself beside its machine
+OVERHEAD_GB = 2  # of memory, for the emulator itself besides its machine
 MOST_PROCESSES = 2048
 ENGINE_DEADLINE_S = 60.0
 POLL_S = 1.0
@@ -73,7 +73,7 @@ def find_engine() -> Any:
     host = os.environ.get("DOCKER_HOST") or LOCAL_ENGINE
     try:
         if host.startswith("unix://") and not Path(host.removeprefix("unix://")).exists():
-            raise OSError(f"no socket at {host}")  # the client would leave one of its own open
+            raise OSError(f"no socket at {host}")  # the client would leave its own socket open
         # Asks the engine for its version.
         return docker.from_env(timeout=ENGINE_DEADLINE_S)
     except (docker.errors.DockerException, OSError) as error:
@@ -98,7 +98,7 @@ def check_machine(client: Any, machine: Machine) -> None:
             f"the engine has no image {machine.image}: docker pull {machine.image}"
         ) from None
     except (docker.errors.DockerException, OSError) as error:
-        raise MissingPartError(f"the container engine broke: {_line(error)}") from error
+        raise MissingPartError(f"the container engine failed: {_line(error)}") from error
 
 
 class ContainerProvider:
@@ -119,7 +119,7 @@ class ContainerProvider:
         recipe = _recipe(self._machine)
         self._name = recipe["name"]
         _in_use.add(self._name)
-        atexit.register(self._remove)  # also where the process ends while it boots
+        atexit.register(self._remove)  # also if the process ends while it boots
         try:
             with _engine_errors("start a container"):
                 # Created and known before it is started: whatever happens next, it is removed.
@@ -138,14 +138,14 @@ class ContainerProvider:
             client.close()
 
     def _ready(self) -> Address:
-        """Where the guest is, once it shows its screen; a container that ended is not waited for."""
+        """Where the guest is, once it shows its screen; raises at once if the container has exited."""
         until, guest = time.monotonic() + self._machine.boot_s, None
         try:
             while (left_s := until - time.monotonic()) > 0:
-                with _engine_errors(f"look after container {self._name}"):
+                with _engine_errors(f"inspect container {self._name}"):
                     self._container.reload()
                     if self._container.status not in ("created", "running"):
-                        raise EnvError(self._last_words())
+                        raise EnvError(self._exit_report())
                     if guest is None:
                         guest = Guest(_address(self._container), deadline_s=PROBE_DEADLINE_S)
                 with suppress(EnvError):
@@ -157,21 +157,21 @@ class ContainerProvider:
                 guest.close()
         raise EnvError(f"container {self._name} gave no screenshot in {self._machine.boot_s:g} s")
 
-    def _last_words(self) -> str:
+    def _exit_report(self) -> str:
         last = self._container.logs(tail=1).decode("utf-8", "replace").strip() or "none"
         status = self._container.status
-        return f"container {self._name} is {status} before its guest was ready; last words: {last}"
+        return f"container {self._name} is {status} before its guest was ready; its last output: {last}"
 
     def _remove(self) -> None:
         container, self._container = self._container, None
         if container is not None:
             _remove(container)
         atexit.unregister(self._remove)
-        _in_use.discard(self._name)  # where the removal failed, the next `remove_stale` tries again
+        _in_use.discard(self._name)  # if the removal failed, the next `remove_stale` tries again
 
 
 def remove_stale(client: Any) -> int:
-    """Remove containers of ours that nobody uses any more; how many there were.
+    """Remove our containers that no process uses any more; returns how many there were.
 
     Those whose makers died on this host, and those of this process that could not be removed.
     """
@@ -182,7 +182,7 @@ def remove_stale(client: Any) -> int:
             maker = container.labels.get(LABEL, "")
             mine = maker == _maker()
             if container.name not in _in_use if mine else not _may_live(maker):
-                logger.warning("removing container %s, which nobody uses", container.name)
+                logger.warning("removing container %s, which no process uses", container.name)
                 _remove(container)
                 count += 1
     return count
@@ -200,7 +200,7 @@ def _address(container: Any) -> Address:
 def _recipe(machine: Machine) -> dict[str, Any]:
     kvm = Path("/dev/kvm").exists()
     if not kvm:
-        logger.warning("no /dev/kvm: the guest is emulated, and many times slower")
+        logger.warning("no /dev/kvm: the guest is emulated, which is many times slower")
     return {
         "image": machine.image,
         "name": f"dart-osworld-{uuid.uuid4().hex[:12]}",
@@ -215,8 +215,8 @@ def _recipe(machine: Machine) -> dict[str, Any]:
         "devices": ["/dev/kvm"] if kvm else [],
         "cap_add": ["NET_ADMIN"],
         "volumes": {str(machine.disk.resolve()): {"bind": "/System.qcow2", "mode": "ro"}},
-        # The engine chooses free ports, so that nobody can take one between choice and use; and
-        # whoever is not on this host cannot command the guest.
+        # The engine chooses free ports, so that no process can take one between choice and use.
+        # Bound to loopback: other hosts cannot control the guest.
         "ports": {f"{port}/tcp": ("127.0.0.1", None) for port in _PORTS},
         "mem_limit": f"{machine.ram_gb + OVERHEAD_GB}g",
         "nano_cpus": machine.cpus * 1_000_000_000,
@@ -225,7 +225,7 @@ def _recipe(machine: Machine) -> dict[str, Any]:
 
 
 def _remove(container: Any) -> None:
-    """Kill and remove it with its volumes; one that is gone, or going, is fine."""
+    """Kill and remove it with its volumes; not an error if it is gone or being removed."""
     docker = _import_docker()
     try:
         container.remove(force=True, v=True)
@@ -237,12 +237,12 @@ def _remove(container: Any) -> None:
 
 
 def _maker() -> str:
-    """This process, so that another can tell whether it lives: host since boot, id, start."""
+    """This process, so that another can check whether it lives: host since boot, id, start."""
     return f"{_here()}/{os.getpid()}/{_started(os.getpid())}"
 
 
 def _may_live(maker: str) -> bool:
-    """Whether the maker named by a label lives, or cannot be judged from here."""
+    """Whether the maker named by a label lives, or cannot be checked from here."""
     here, _, process = maker.partition("/")
     pid, _, started = process.partition("/")
     if here != _here() or not pid.isdigit():
@@ -251,12 +251,12 @@ def _may_live(maker: str) -> bool:
 
 
 def _here() -> str:
-    """This host since it booted, and the name space in which process ids mean something."""
+    """This host since it booted, and its name space of process ids."""
     return f"{_BOOT.read_text().strip()}-{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
 def _started(pid: int) -> str:
-    """When a process started, in clock ticks since boot; empty where there is none."""
+    """When a process started, in clock ticks since boot; empty if there is no such process."""
     # psutil's create_time() moves when the host's clock is set, and a label outlives that.
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
@@ -276,7 +276,7 @@ def _import_docker() -> ModuleType:
 
 @contextmanager
 def _engine_errors(what: str) -> Iterator[None]:
-    """Turn whatever the engine's client raises into an EnvError that names what was tried."""
+    """Turn any error of the engine's client into an EnvError that names the attempt."""
     docker = _import_docker()
     try:
         yield

@@ -1,7 +1,7 @@
 """OsworldEnv: plays OSWorld's task files in a guest behind OSWorld's server.
 
-A guest comes from a container that is made anew for each episode, or runs already. Where guest or
-evaluator broke the episode is invalid; a container is then replaced by the next reset.
+A guest runs in a container that is made anew for each episode, or runs already. If guest or
+evaluator broke, the episode is invalid; the next reset then replaces the container.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from envs.osworld.evaluate import foreign, judge, refuse_solved
 from envs.osworld.evaluator_process import EvaluatorProcess
 from envs.osworld.guest import Guest
 from envs.osworld.provider import Provider
-from envs.osworld.setup import STEPS, Workplace, prepare
+from envs.osworld.setup import STEPS, EpisodeContext, prepare
 from envs.screenshots import ImageEncoding, observe
 from envs.taskfile import TaskFile
 
@@ -28,20 +28,20 @@ ACTION_DEADLINE_S = 130.0
 """Of one command that performs an action; the server itself gives up after 120 s."""
 
 READY_S = 30.0
-"""How long a guest that runs already may take for its first screenshot."""
+"""Time limit for the first screenshot of a guest that runs already."""
 
 
 class OsworldEnv:
     """Plays one folder of task files. See envs.base.GuiEnv for the contract."""
 
-    evaluate_acts = True  # by `postconfig`; whether a task is true already, reset has looked itself
+    evaluate_acts = True  # by `postconfig`; reset itself checks whether a task is solved already
 
     def __init__(
         self,
         suite: str,
         files: Mapping[str, TaskFile],
         provider: Provider,
-        judge: EvaluatorProcess,
+        evaluator: EvaluatorProcess,
         *,
         pause_s: float,
         encoding: ImageEncoding,
@@ -52,7 +52,7 @@ class OsworldEnv:
         self._suite = suite
         self._files = files
         self._provider = provider
-        self._judge = judge
+        self._evaluator = evaluator
         self._pause_s = pause_s
         self._encoding: ImageEncoding = encoding
         self._deadline_s = deadline_s
@@ -60,11 +60,11 @@ class OsworldEnv:
         self._downloads = downloads
         self._guest: Guest | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._place: Workplace | None = None
+        self._context: EpisodeContext | None = None
         self._file: TaskFile | None = None
         self._last: Action | None = None
         self._steps = 0
-        self._verdict: Verdict | None = None  # on the present state, once it was asked for
+        self._verdict: Verdict | None = None  # on the present state, once evaluated
         self._over = True
 
     def reset(
@@ -74,25 +74,25 @@ class OsworldEnv:
         del seed
         file = self._wanted((options or {}).get("task"))
         self._drop()
-        if asks_judge(file):
-            self._judge.start()  # it imports while the guest boots
+        if needs_osworld_package(file):
+            self._evaluator.start()  # it imports while the guest boots
         try:
             guest = self._guest = Guest(self._provider.fresh(), deadline_s=self._deadline_s)
             guest.wait_ready(READY_S)
-            # Of its own: what evaluators keep there must not reach the next episode.
+            # One per episode: files of evaluators must not reach the next episode.
             self._folder = tempfile.TemporaryDirectory(
                 prefix="dart-osworld-", ignore_cleanup_errors=True
             )
-            self._place = Workplace(
+            self._context = EpisodeContext(
                 Path(self._folder.name),
                 self._downloads,
                 guest.screen_size(),
                 self._password,
-                self._judge,
+                self._evaluator,
             )
-            prepare(file.config, guest, self._place)
+            prepare(file.config, guest, self._context)
             time.sleep(self._pause_s)
-            refuse_solved(file, guest, self._place)
+            refuse_solved(file, guest, self._context)
             observation = observe(guest.screenshot(), self._encoding)
         except BaseException:
             self._drop()
@@ -102,13 +102,13 @@ class OsworldEnv:
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Perform the action and give the guest `pause_s` to react. Raises EnvError."""
-        guest, place = self._playing()
+        guest, context = self._playing()
         if self._over:
             raise EnvError("the episode is over; call reset before the next step")
         self._last, self._verdict = action, None
         self._steps += 1
         try:
-            for command in commands_of(action, place.screen):
+            for command in commands_of(action, context.screen):
                 done = guest.execute(command, deadline_s=ACTION_DEADLINE_S)
                 if done.returncode != 0:
                     told = done.error.strip().rpartition("\n")[2]
@@ -124,18 +124,18 @@ class OsworldEnv:
         return observation, reward, self._over, False, {}
 
     def evaluate(self) -> Verdict:
-        """Ask the task file's evaluator, once for each state: it may change what it looks at."""
-        if self._guest is None or self._place is None or self._file is None:
+        """Run the task file's evaluator, once for each state: it may change the state."""
+        if self._guest is None or self._context is None or self._file is None:
             return Verdict("invalid", "no episode is being played, or its guest broke")
         if self._verdict is None:
             try:
-                self._verdict = judge(self._file, self._last, self._guest, self._place)
+                self._verdict = judge(self._file, self._last, self._guest, self._context)
             except EnvError as error:
                 self._verdict = Verdict("invalid", str(error))
         return self._verdict
 
     def oracle_action(self) -> Action:
-        """The next action of the task file's own solution. Raises NoOracleError where it has none."""
+        """The next action of the task file's own solution. Raises NoOracleError if it has none."""
         self._playing()
         solution = self._file.solution if self._file is not None else ()
         if not solution:
@@ -143,14 +143,14 @@ class OsworldEnv:
         return solution[min(self._steps, len(solution) - 1)]
 
     def oracle_hint(self) -> str:
-        """Empty: task files hold no words for single steps."""
+        """Empty: task files describe no single steps."""
         return ""
 
     def close(self) -> None:
-        """Leave the guest, remove its container, end the judge; may be called twice."""
+        """Leave the guest, remove its container, end the evaluator process; may be called twice."""
         self._drop()
         self._provider.close()
-        self._judge.close()
+        self._evaluator.close()
 
     def _wanted(self, wanted: object) -> TaskFile:
         task_id = wanted.id if isinstance(wanted, Task) else wanted
@@ -158,16 +158,16 @@ class OsworldEnv:
             raise TaskError(f"suite {self._suite} has no task {wanted!r}")
         return self._files[task_id]
 
-    def _playing(self) -> tuple[Guest, Workplace]:
-        if self._guest is None or self._place is None or self._file is None:
+    def _playing(self) -> tuple[Guest, EpisodeContext]:
+        if self._guest is None or self._context is None or self._file is None:
             raise EnvError("no episode is being played; call reset first")
-        return self._guest, self._place
+        return self._guest, self._context
 
     def _drop(self) -> None:
-        """Forget the episode; its guest is not touched any more."""
+        """Drop the episode and the connection to its guest."""
         guest, self._guest = self._guest, None
         folder, self._folder = self._folder, None
-        self._place = self._file = self._last = self._verdict = None
+        self._context = self._file = self._last = self._verdict = None
         self._steps, self._over = 0, True
         if guest is not None:
             guest.close()
@@ -175,7 +175,7 @@ class OsworldEnv:
             folder.cleanup()
 
 
-def asks_judge(file: TaskFile) -> bool:
-    """Whether evaluator or set-up of a task need OSWorld's package."""
+def needs_osworld_package(file: TaskFile) -> bool:
+    """Whether a task's evaluator or set-up needs OSWorld's package."""
     steps = (*file.config, *file.evaluator.postconfig)
     return foreign(file.evaluator) or any(step.type not in STEPS for step in steps)

@@ -1,10 +1,11 @@
 """The verdict on a guest's state, by the evaluator of its task file.
 
     foreign        whether a check needs OSWorld's package
-    judge          the verdict; whatever breaks raises EnvError, and the episode is invalid
-    refuse_solved  no episode begins with its task done
+    judge          the verdict; any failure raises EnvError, and the episode is invalid
+    refuse_solved  refuses an episode whose task is done at reset
 
-Checks of plain commands are done here; all others by OSWorld's own evaluators (evaluator_process.py).
+Checks of plain commands are done here, all others by OSWorld's own evaluators
+(evaluator_process.py).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from envs.actions import Action
 from envs.base import Verdict
 from envs.metrics import METRICS, claimed, joined
 from envs.osworld.guest import Guest
-from envs.osworld.setup import Workplace, prepare
+from envs.osworld.setup import EpisodeContext, prepare
 from envs.taskfile import Check, Evaluator, Getter, TaskFile
 
 
@@ -51,32 +52,32 @@ def foreign(evaluator: Evaluator) -> bool:
     return not evaluator.infeasible and not all(_native(check) for check in evaluator.checks)
 
 
-def judge(task: TaskFile, last: Action | None, guest: Guest, place: Workplace) -> Verdict:
-    """What the state says, given the episode's `last` action. Raises EnvError where it broke.
+def judge(task: TaskFile, last: Action | None, guest: Guest, context: EpisodeContext) -> Verdict:
+    """The verdict on the state after the episode's `last` action. Raises EnvError on failure.
 
-    As in OSWorld `postconfig` comes first, and is not asked for where the last action decides.
+    As in OSWorld `postconfig` comes first, and is skipped if the last action decides.
     """
     evaluator = task.evaluator
     verdict = claimed(evaluator, last)
     if verdict is not None:
         return verdict
-    prepare(evaluator.postconfig, guest, place, lenient=True)
-    score = joined((_score(check, guest, place) for check in evaluator.checks), evaluator.conj)
-    # OSWorld's getters take a guest that does not answer for an empty result: ask it once more.
+    prepare(evaluator.postconfig, guest, context, lenient=True)
+    score = joined((_score(check, guest, context) for check in evaluator.checks), evaluator.conj)
+    # For OSWorld's getters a guest that does not answer gives an empty result: check that it does.
     guest.screenshot()
     names = ", ".join(check.func for check in evaluator.checks)
     return Verdict("pass" if score >= 1.0 else "fail", f"{names}: {score:g}, needs 1")
 
 
-def refuse_solved(task: TaskFile, guest: Guest, place: Workplace) -> None:
-    """Raise EnvError where the task is done before anything was.
+def refuse_solved(task: TaskFile, guest: Guest, context: EpisodeContext) -> None:
+    """Raise EnvError if the task is done at reset.
 
-    Asked only where asking changes nothing and costs little: no `postconfig`, no foreign evaluator.
+    Checked only if that changes nothing and costs little: no `postconfig`, no foreign evaluator.
     """
     evaluator = task.evaluator
     if evaluator.infeasible or evaluator.postconfig or foreign(evaluator):
         return
-    if judge(task, None, guest, place).outcome == "pass":
+    if judge(task, None, guest, context).outcome == "pass":
         raise EnvError("the task is already done at reset; its set-up must undo it")
 
 
@@ -86,9 +87,9 @@ def _native(check: Check) -> bool:
     return check.func in METRICS and len(getters) == 2 and known and not check.options
 
 
-def _score(check: Check, guest: Guest, place: Workplace) -> float:
+def _score(check: Check, guest: Guest, context: EpisodeContext) -> float:
     if not _native(check):
-        return place.judge.score(check, guest.address, place.folder)
+        return context.evaluator.score(check, guest.address, context.folder)
     try:
         return METRICS[check.func](_value(check.result, guest), _value(check.expected, guest))
     except (AttributeError, KeyError, TypeError) as error:

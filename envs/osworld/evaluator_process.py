@@ -1,10 +1,10 @@
 """OSWorld's evaluators in a process of their own, with a deadline.
 
-    find_python   the interpreter that has the package desktop-env, or the install step
-    EvaluatorProcess         that process: started early, asked, killed where it hangs
+    find_python        the interpreter that has the package desktop-env, or the install step
+    EvaluatorProcess   that process: started early, killed if it hangs
 
 desktop-env pins versions of torch and numpy that dart does not run with, hence another interpreter;
-that also keeps an evaluator that hangs or crashes from costing more than its episode.
+an evaluator that hangs or crashes then also costs no more than its episode.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _MOST_ANSWER = 1 << 20  # bytes of an answer
 
 
 def find_python(named: str) -> str:
-    """The interpreter for evaluators, or an empty text where none is known.
+    """The interpreter for evaluators, or an empty text if there is none.
 
-    `named` is what the options say; without it this one, if it has desktop-env. Raises
-    MissingPartError where there is no interpreter of that name.
+    `named` is the option; without it this interpreter is taken if it has desktop-env. Raises
+    MissingPartError if there is no interpreter of that name.
     """
     if not named:
         return sys.executable if importlib.util.find_spec("desktop_env") else ""
@@ -52,7 +52,7 @@ def find_python(named: str) -> str:
 
 
 class EvaluatorProcess:
-    """One process that knows OSWorld's evaluators; one slot uses it. Raises EnvError."""
+    """One process that runs OSWorld's evaluators; one slot uses it. Raises EnvError."""
 
     def __init__(self, python: str, deadline_s: float) -> None:
         self._python = python
@@ -81,7 +81,7 @@ class EvaluatorProcess:
             raise EnvError(f"cannot start {self._python}: {error.strerror}") from error
 
     def score(self, check: Check, address: Address, folder: Path) -> float:
-        """What OSWorld's metric says, 0.0 to 1.0; `folder` holds the episode's files."""
+        """The score of OSWorld's metric, 0.0 to 1.0; `folder` holds the episode's files."""
         told = {
             "func": check.func,
             "result": _told(check.result),
@@ -105,11 +105,11 @@ class EvaluatorProcess:
         process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
-                with suppress(OSError):  # what it did not read
+                with suppress(OSError):  # unread requests
                     pipe.close()
 
     def close(self) -> None:
-        """End for good; may be called twice."""
+        """Kill the process; may be called twice."""
         self.end()
         self._log.close()
 
@@ -127,12 +127,12 @@ class EvaluatorProcess:
             raise EnvError(f"{what}: no verdict in {self._deadline_s:g} s") from None
         except (OSError, ValueError) as error:
             self.end()
-            raise EnvError(f"{what}: its process ended: {self._last_words() or error}") from error
+            raise EnvError(f"{what}: its process ended: {self._last_line() or error}") from error
         if "error" in answer:
             raise EnvError(f"{what}: {answer['error']}")
         return float(answer["score"])
 
-    def _last_words(self) -> str:
+    def _last_line(self) -> str:
         """The last line that the process wrote to stderr."""
         size = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, size - 4096))
@@ -145,7 +145,7 @@ def _told(getter: Getter | None) -> dict[str, Any] | None:
 
 
 def _write(process: subprocess.Popen[bytes], line: bytes, until: float) -> None:
-    """Tell it a line. Raises TimeoutError where it does not listen, OSError where it is gone."""
+    """Send it a line. Raises TimeoutError if it does not read, OSError if it is gone."""
     assert process.stdin is not None
     pipe, rest = process.stdin.fileno(), memoryview(line)
     os.set_blocking(pipe, False)
@@ -156,7 +156,7 @@ def _write(process: subprocess.Popen[bytes], line: bytes, until: float) -> None:
 
 
 def _read_line(process: subprocess.Popen[bytes], until: float) -> bytes:
-    """Its next line, or what it said before it ended. Raises TimeoutError."""
+    """Its next line, or its output before it ended. Raises TimeoutError."""
     assert process.stdout is not None
     pipe, said = process.stdout.fileno(), b""
     while not said.endswith(b"\n") and len(said) < _MOST_ANSWER:

@@ -1,11 +1,11 @@
-"""The program that asks OSWorld's own package, `desktop_env`, for scores and set-up steps.
+"""The program that runs scores and set-up steps of OSWorld's own package, `desktop_env`.
 
 Runs as `python -c SOURCE` in an interpreter that has that package (it pins versions that dart cannot
-live with) and speaks JSON lines: a request on stdin, an answer on what was stdout. Imported by none.
+run with) and speaks JSON lines: a request on stdin, an answer on the original stdout. Never imported.
 
     {"do": "score", "guest": {...}, "folder": ..., "check": {...}}  ->  {"score": 0.0 to 1.0}
     {"do": "setup", "guest": {...}, "folder": ..., "step": {...}}   ->  {"score": 1.0}
-    whatever went wrong                                             ->  {"error": "one line"}
+    any error                                                       ->  {"error": "one line"}
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Do what is asked; an exception is an answer, too."""
+    """Perform the request; an exception becomes an answer, too."""
     try:
         guest = Guest(request["guest"], request["folder"])
         if request["do"] == "setup":
@@ -33,7 +33,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 class Guest:
-    """What getters know of OSWorld's DesktopEnv: the guest's address, its controllers, a folder."""
+    """What getters use of OSWorld's DesktopEnv: the guest's address, its controllers, a folder."""
 
     current_use_proxy = False
 
@@ -48,7 +48,7 @@ class Guest:
 
     @cached_property
     def setup_controller(self) -> Any:
-        """OSWorld's own; its import is slow, and may lack a package that no evaluator needs."""
+        """OSWorld's own; its import is slow, and may miss a package that no evaluator needs."""
         module = importlib.import_module("desktop_env.controllers.setup")
         return module.SetupController(
             self.vm_ip,
@@ -71,7 +71,7 @@ class Guest:
 
 
 def score(guest: Guest, check: dict[str, Any]) -> Any:
-    """One metric of one result; a file that is not there is a result that is wrong."""
+    """One metric of one result; a missing file is a wrong result."""
     getters = importlib.import_module("desktop_env.evaluators.getters")
     metrics = importlib.import_module("desktop_env.evaluators.metrics")
 
@@ -91,7 +91,7 @@ def score(guest: Guest, check: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    # Getters and metrics print: what was stdout is kept for answers, and stdout becomes stderr.
+    # Getters and metrics print: the original stdout is kept for answers, and stdout becomes stderr.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for line in sys.stdin:

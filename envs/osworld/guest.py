@@ -1,12 +1,12 @@
 """The HTTP interface of OSWorld's guest server, with a deadline on every call.
 
     Address        where a guest's server and its applications' ports are
-    Executed       what a command in the guest said
+    Executed       output of a command in the guest
     Guest          one guest: look, execute, read and write files, prepare
-    RefusalError   the server answers, and will not do it
+    RefusalError   the server answered with an error
 
 The routes are those of desktop_env/server/main.py of OSWorld. A guest is not trusted: redirects are
-not followed, answers are bounded, and what is none of the server's raises EnvError.
+not followed, answers are bounded, and any other answer raises EnvError.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BLOCK = 1 << 16
 
 @dataclass(frozen=True)
 class Address:
-    """Where a guest is reached; the last two ports are for evaluators that ask applications."""
+    """Where a guest is reached; the last two ports are for evaluators that query applications."""
 
     host: str
     server_port: int = SERVER_PORT
@@ -60,7 +60,7 @@ class Executed:
 
 
 class RefusalError(EnvError):
-    """The guest's server answered, with an error: it is there, and this it could not do."""
+    """The guest's server answered with an error: it is reachable, but this request failed."""
 
 
 def read_address(url: str) -> Address:
@@ -77,9 +77,9 @@ def read_address(url: str) -> Address:
 
 
 class Guest:
-    """One guest. Not thread-safe. Every method raises EnvError where the guest does not serve it.
+    """One guest. Not thread-safe. Every method raises EnvError on failure.
 
-    `deadline_s` bounds each call; a call that takes its time by nature has its own.
+    `deadline_s` bounds each call; calls that take long by nature have their own.
     """
 
     def __init__(self, address: Address, *, deadline_s: float = 30.0) -> None:
@@ -93,7 +93,7 @@ class Guest:
         """The screen as PNG, with the pointer."""
         image = self._ask("GET", "/screenshot", deadline_s=deadline_s)
         if not image.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")):
-            raise EnvError(f"{self._where('/screenshot')} is no image: {_shown(image)}")
+            raise EnvError(f"{self._where('/screenshot')} is not an image: {_shown(image)}")
         return image
 
     def screen_size(self) -> tuple[int, int]:
@@ -118,7 +118,7 @@ class Guest:
         return _text_of(answer, "AT", self._where("/accessibility"))
 
     def terminal(self) -> str:
-        """What the terminal window shows; empty where there is none."""
+        """The terminal window's text; empty if there is none."""
         answer = self._json("GET", "/terminal")
         return str(answer.get("output") or "") if isinstance(answer, dict) else ""
 
@@ -132,7 +132,7 @@ class Guest:
         deadline_s: float | None = None,
         route: str = "/execute",
     ) -> Executed:
-        """Run a command in the guest to its end. A list is never seen by a shell unless asked for.
+        """Run a command in the guest to its end. A list never passes through a shell unless requested.
 
         The server expands a leading `~/` of each argument, and gives up after 120 s.
         """
@@ -178,11 +178,11 @@ class Guest:
         """One of the server's own set-up steps: `launch`, `open_file`, `activate_window`, ..."""
         self._ask("POST", f"/setup/{step}", body=dict(parameters), deadline_s=deadline_s)
 
-    # --- life ---
+    # --- start and end ---
 
     def wait_ready(self, deadline_s: float) -> None:
         """Return when the guest shows its screen. Raises EnvError after `deadline_s`."""
-        until, last = time.monotonic() + deadline_s, "nothing was tried"
+        until, last = time.monotonic() + deadline_s, "not tried"
         while (left_s := until - time.monotonic()) > 0:
             try:
                 self.screenshot(deadline_s=min(PROBE_DEADLINE_S, left_s))
@@ -204,7 +204,7 @@ class Guest:
         try:
             return json.loads(body)
         except ValueError:
-            raise EnvError(f"{self._where(route)} is no JSON: {_shown(body)}") from None
+            raise EnvError(f"{self._where(route)} is not JSON: {_shown(body)}") from None
 
     def _ask(self, method: str, route: str, **more: Any) -> bytes:
         return self._checked(route, *self._send(method, route, **more))
@@ -255,7 +255,7 @@ class Guest:
     def _read(
         self, response: urllib3.BaseHTTPResponse, route: str, until: float, seconds: float
     ) -> bytes:
-        """The answer as it comes, so that one that trickles cannot outlast the deadline."""
+        """The answer in pieces, so that a slow one cannot exceed the deadline."""
         blocks, size = [], 0
         while block := response.read1(_BLOCK):
             blocks.append(block)
@@ -274,7 +274,7 @@ def import_urllib3() -> ModuleType:
     try:
         import urllib3
     except ImportError:
-        raise MissingPartError(f"guests are spoken to with urllib3: {INSTALL}") from None
+        raise MissingPartError(f"guests need the package urllib3: {INSTALL}") from None
     return urllib3
 
 

@@ -1,11 +1,11 @@
-"""The hands inside a guest: performs gestures. Sent whole, as `python -c SOURCE GESTURES`.
+"""Mouse and keyboard inside a guest: performs gestures. Sent as `python -c SOURCE GESTURES`.
 
 Gestures are JSON, `[["click", x, y, "left", 1], ["type", "text"], ...]`: data, which no shell and no
-interpreter reads as anything else. Runs in the guest's Python (3.10 or later) on its X display, with
-the Xlib that pyautogui brings; imported nowhere else.
+interpreter executes. Runs in the guest's Python (3.10 or later) on its X display, with
+the Xlib that pyautogui brings; never imported.
 
 pyautogui itself takes 0.3 s to import, types `>` for `<` (its issue 198), and leaves out characters
-without a key. Here these get one of the keyboard map's spare keys, for good.
+without a key. Here these get one of the keyboard map's spare keys, permanently.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 from Xlib import X, display
 from Xlib.ext import xtest
 
-STRIDE_S = 0.02  # a drag's time from point to point; applications watch the way
+STRIDE_S = 0.02  # a drag's time from point to point; applications track the path
 STRIDES = 12  # from one point of a drag's path to the next
 DRAG_S = 5.0  # in all, at most
 CLICK_S = 0.05  # between the clicks of a double click; also from move to press
 KEY_S = 0.005  # between characters
-REMAPPED_S = 0.15  # for applications to hear of a changed keyboard map
+REMAPPED_S = 0.15  # for applications to apply a changed keyboard map
 
 BUTTONS = {"left": 1, "middle": 2, "right": 3}
 UP, DOWN, LEFT, RIGHT = 4, 5, 6, 7  # the wheel's
@@ -116,7 +116,7 @@ class GuestInputController:
             self.send(X.KeyRelease, code)
 
     def write(self, text: str) -> None:
-        """Type, whatever characters they are; what cannot be printed is left out."""
+        """Type any characters; unprintable ones are left out."""
         symbols = [keysym(each) for each in text if each in WRITTEN or each.isprintable()]
         known = self.known_keys()
         shift = self.first + known[NAMED["shift"]][0]
@@ -136,16 +136,16 @@ class GuestInputController:
         """Keysym -> (row of the keyboard map, whether with shift), for its first two levels."""
         found: dict[int, tuple[int, bool]] = {}
         rows = self.screen.get_keyboard_mapping(self.first, self.count)
-        for level in (1, 0):  # the plain one wins
+        for level in (1, 0):  # the unshifted level wins
             for row, symbols in enumerate(rows):
                 if symbols[level]:
                     found[symbols[level]] = (row, level == 1 and symbols[0] != symbols[1])
         return found
 
     def give_keys(self, symbols: list[int]) -> dict[int, tuple[int, bool]]:
-        """Give spare keys to as many of the first `symbols` as there are; then what keys are known.
+        """Bind the first of `symbols` to the spare keys; returns the keys known afterwards.
 
-        Spare is a row that holds nothing, and one that an earlier text was given.
+        Spare are empty rows and rows bound for an earlier text.
         """
         rows = self.screen.get_keyboard_mapping(self.first, self.count)
         known = self.known_keys()
@@ -156,7 +156,7 @@ class GuestInputController:
         ]
         if not spare:
             raise SystemExit("the keyboard map has no spare key")
-        time.sleep(REMAPPED_S)  # until what was typed with the old map has been understood
+        time.sleep(REMAPPED_S)  # until earlier keystrokes have been handled with the old map
         for row, symbol in zip(spare, wanted, strict=False):
             self.screen.change_keyboard_mapping(self.first + row, [[symbol] * len(rows[row])])
         self.screen.sync()
@@ -170,7 +170,7 @@ class GuestInputController:
 
 
 def keysym(character: str) -> int:
-    """The X keysym that stands for a character."""
+    """The X keysym of a character."""
     number = ord(character)
     return WRITTEN.get(character) or (number if number < 0x100 else UNICODE | number)
 

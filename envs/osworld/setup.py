@@ -1,10 +1,10 @@
-"""What brings a guest into the state a task starts from: the steps of `config` and `postconfig`.
+"""Set-up steps of a task, `config` and `postconfig`, which bring a guest into its initial state.
 
-    Workplace   where an episode's files are kept, and who performs what is not done here
-    prepare     perform steps in turn; one that fails raises EnvError and names itself
-    fetch       a file from the web, kept between episodes
+    EpisodeContext   folders, screen and evaluator process of an episode
+    prepare          perform steps in turn; a failing one raises EnvError that names it
+    fetch            a file from the web, kept between episodes
 
-Steps that only need the guest's server are done here, all others (browser tabs, log-ins, ...) by
+Steps that need only the guest's server are done here, all others (browser tabs, log-ins, ...) by
 OSWorld's own SetupController (evaluator_process.py).
 """
 
@@ -36,31 +36,31 @@ _BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
-class Workplace:
-    """What set-up and evaluation of one episode use on this side."""
+class EpisodeContext:
+    """What set-up and evaluation of one episode use on this host."""
 
     folder: Path  # the episode's own
     downloads: Path  # kept between episodes
     screen: tuple[int, int]  # the guest's, pixels
     password: str  # of the guest's user
-    judge: EvaluatorProcess
+    evaluator: EvaluatorProcess
 
 
 def prepare(
-    steps: Iterable[SetupStep], guest: Guest, place: Workplace, *, lenient: bool = False
+    steps: Iterable[SetupStep], guest: Guest, context: EpisodeContext, *, lenient: bool = False
 ) -> None:
     """Perform the steps. Raises EnvError naming the one that failed.
 
-    `lenient` goes on where the guest refuses one, as OSWorld does: before an evaluation that is the
-    policy's doing, who may have closed the window that is to be activated.
+    `lenient` continues after a step that the guest refuses, as OSWorld does before an evaluation: the
+    policy may have closed the window that is to be activated.
     """
     for number, step in enumerate(steps):
         perform = STEPS.get(step.type)
         try:
             if perform is None:
-                place.judge.prepare(step, guest.address, place.folder)
+                context.evaluator.prepare(step, guest.address, context.folder)
             else:
-                perform(guest, place, **step.parameters)
+                perform(guest, context, **step.parameters)
         except RefusalError as error:
             if not lenient:
                 raise EnvError(f"set-up step {number} ({step.type}): {error}") from error
@@ -71,12 +71,12 @@ def prepare(
 
 
 def fetch(url: str, downloads: Path) -> bytes:
-    """A file from the web, from `downloads` where it was fetched before. Raises EnvError."""
+    """A file from the web, from `downloads` if it was fetched before. Raises EnvError."""
     kept = downloads / content_hash(url.encode())
     if kept.is_file():
         return kept.read_bytes()
     if not url.startswith(("https://", "http://")):
-        raise EnvError(f"{url} is no address of the web")
+        raise EnvError(f"{url} is not a web address")
     until, blocks = time.monotonic() + STEP_DEADLINE_S, []
     try:
         with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - checked above
@@ -84,7 +84,7 @@ def fetch(url: str, downloads: Path) -> bytes:
                 blocks.append(block)
                 if time.monotonic() > until:
                     raise EnvError(f"{url} was not fetched in {STEP_DEADLINE_S:g} s")
-            if answer.length:  # what is missing; reading says nothing of it
+            if answer.length:  # bytes missing; reading does not report them
                 raise EnvError(f"{url} broke off {answer.length} bytes before its end")
     except (OSError, HTTPException, ValueError) as error:
         raise EnvError(f"cannot fetch {url}: {error}") from error
@@ -99,31 +99,31 @@ def fetch(url: str, downloads: Path) -> bytes:
 # --- the steps, by OSWorld's names and parameters --------------------------------------------
 
 
-def _download(guest: Guest, place: Workplace, *, files: Sequence[Mapping[str, str]]) -> None:
+def _download(guest: Guest, context: EpisodeContext, *, files: Sequence[Mapping[str, str]]) -> None:
     for each in files:
-        guest.upload(each["path"], fetch(each["url"], place.downloads))
+        guest.upload(each["path"], fetch(each["url"], context.downloads))
 
 
-def _upload_file(guest: Guest, _: Workplace, *, files: Sequence[Mapping[str, str]]) -> None:
+def _upload_file(guest: Guest, _: EpisodeContext, *, files: Sequence[Mapping[str, str]]) -> None:
     for each in files:
         guest.upload(each["path"], Path(each["local_path"]).read_bytes())
 
 
 def _launch(
-    guest: Guest, _: Workplace, *, command: str | Sequence[str], shell: bool = False
+    guest: Guest, _: EpisodeContext, *, command: str | Sequence[str], shell: bool = False
 ) -> None:
     if isinstance(command, str) and not shell:
         command = command.split()
     guest.prepare("launch", {"command": command, "shell": shell})
 
 
-def _open(guest: Guest, _: Workplace, *, path: str) -> None:
+def _open(guest: Guest, _: EpisodeContext, *, path: str) -> None:
     guest.prepare("open_file", {"path": path}, deadline_s=STEP_DEADLINE_S)
 
 
 def _execute(
     guest: Guest,
-    place: Workplace,
+    context: EpisodeContext,
     *,
     command: str | Sequence[str],
     stdout: str = "",
@@ -131,22 +131,22 @@ def _execute(
     shell: bool = False,
     until: Mapping[str, Any] | None = None,
 ) -> None:
-    filled = _filled(command, place)
+    filled = _filled(command, context)
     ends = time.monotonic() + STEP_DEADLINE_S
     while time.monotonic() < ends:
         done = guest.execute(filled, shell=shell, deadline_s=150, route="/setup/execute")
         for name, text in ((stdout, done.output), (stderr, done.error)):
             if name:
-                (place.folder / Path(name).name).write_text(text, encoding="utf-8")
+                (context.folder / Path(name).name).write_text(text, encoding="utf-8")
         if _holds(until or {}, done):
             return
         time.sleep(AGAIN_S)
-    raise EnvError(f"{command} did not come to {until} in {STEP_DEADLINE_S:g} s")
+    raise EnvError(f"{command} did not reach {until} in {STEP_DEADLINE_S:g} s")
 
 
 def _execute_with_verification(
     guest: Guest,
-    _: Workplace,
+    _: EpisodeContext,
     *,
     command: str | Sequence[str],
     verification: Mapping[str, Any] | None = None,
@@ -164,14 +164,14 @@ def _execute_with_verification(
     guest.prepare("execute_with_verification", told, deadline_s=max_wait_time + 30)
 
 
-def _sleep(_: Guest, __: Workplace, *, seconds: float) -> None:
+def _sleep(_: Guest, __: EpisodeContext, *, seconds: float) -> None:
     time.sleep(min(max(float(seconds), 0.0), LONGEST_SLEEP_S))
 
 
 def _window(step: str) -> Callable[..., None]:
     def perform(
         guest: Guest,
-        _: Workplace,
+        _: EpisodeContext,
         *,
         window_name: str,
         strict: bool = False,
@@ -183,7 +183,7 @@ def _window(step: str) -> Callable[..., None]:
     return perform
 
 
-def _change_wallpaper(guest: Guest, _: Workplace, *, path: str) -> None:
+def _change_wallpaper(guest: Guest, _: EpisodeContext, *, path: str) -> None:
     guest.prepare("change_wallpaper", {"path": path})
 
 
@@ -202,13 +202,13 @@ STEPS: Mapping[str, Callable[..., None]] = {
 }
 
 
-def _filled(command: str | Sequence[str], place: Workplace) -> str | list[str]:
-    """The command with what OSWorld's task files leave open: password and screen size."""
+def _filled(command: str | Sequence[str], context: EpisodeContext) -> str | list[str]:
+    """The command with the placeholders of OSWorld's task files filled in: password, screen size."""
     if not isinstance(command, str):
-        return [str(_filled(str(part), place)) for part in command]
-    width, height = place.screen
+        return [str(_filled(str(part), context)) for part in command]
+    width, height = context.screen
     values = {
-        "CLIENT_PASSWORD": place.password,
+        "CLIENT_PASSWORD": context.password,
         "SCREEN_WIDTH_HALF": str(width // 2),
         "SCREEN_HEIGHT_HALF": str(height // 2),
         "SCREEN_WIDTH": str(width),

@@ -1,7 +1,7 @@
 """OsworldSuite: a folder of task files, and the environments that play them.
 
 The folder that ships, tasks/, holds a few files that any Linux guest can play; OSWorld's own are
-theirs to give.
+not shipped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from bus.errors import MissingPartError, TaskError
 from envs.base import Task
 from envs.osworld.container import IMAGE, ContainerProvider, Machine, check_machine, find_engine
-from envs.osworld.env import OsworldEnv, asks_judge
+from envs.osworld.env import OsworldEnv, needs_osworld_package
 from envs.osworld.evaluator_process import CURE, EvaluatorProcess, find_python
 from envs.osworld.guest import Address, import_urllib3, read_address
 from envs.osworld.provider import Provider, UrlProvider
@@ -71,13 +71,13 @@ class OsworldSuite:
         downloads: str = "",
         deadline_s: float = 30.0,
     ) -> OsworldEnv:
-        """An environment with a guest of its own, which the first reset brings up.
+        """An environment with a guest of its own, which the first reset starts.
 
         Either `url` names a guest server that runs already (a list: one for each slot), or `vm` is
         the qcow2 image that containers of `image` boot with `ram_gb` and `cpus`, in `boot_s` at
-        most. `pause_s` is what a guest has to react to an action, `deadline_s` what it may take to
-        answer a call. `evaluator_python` is an interpreter that has desktop-env, `evaluator_s` how
-        long one of its evaluators may take. `password` is the guest user's, `downloads` where
+        most. `pause_s` is the time a guest gets to react to an action, `deadline_s` the longest time of
+        a call. `evaluator_python` is an interpreter that has desktop-env, `evaluator_s` the
+        longest time of one of its evaluators. `password` is the guest user's, `downloads` where
         fetched files are kept. Raises TaskError.
         """
         for name, value, least in (
@@ -123,7 +123,7 @@ class OsworldSuite:
         evaluator_python: str = "",
         **_: object,
     ) -> None:
-        """Raise MissingPartError where a package, engine, image or interpreter is missing."""
+        """Raise MissingPartError if a package, engine, image or interpreter is missing."""
         import_urllib3()
         if not url:
             client = find_engine()
@@ -132,7 +132,9 @@ class OsworldSuite:
             finally:
                 client.close()
         if not find_python(evaluator_python):
-            asking = [task_id for task_id, file in self._files.items() if asks_judge(file)]
+            asking = [
+                task_id for task_id, file in self._files.items() if needs_osworld_package(file)
+            ]
             if asking:
                 raise MissingPartError(
                     f"{len(asking)} tasks, {asking[0]} among them, need OSWorld's evaluators "

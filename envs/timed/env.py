@@ -1,7 +1,7 @@
 """TimedEnv: takes a GUI's time, shows something new at every step, and draws its verdict.
 
-What the policy does changes nothing. An episode ends by itself at a length drawn at its reset; each
-task passes with a probability of its own, so that groups are nearly always mixed.
+Actions change nothing. An episode ends by itself at a length drawn at its reset; each task has its
+own pass probability, so that groups are nearly always mixed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEAST_PASS, MOST_PASS = 0.2, 0.8
 """Success probability of the hardest and of the easiest task."""
 
 SLOW_RESET = 10.0
-"""A reset that suffers a fault takes so many times as long."""
+"""A reset with an injected fault takes this many times as long."""
 
 MIN_SIDE, MAX_SIDE = 128, 4096  # pixels
 
@@ -46,8 +46,8 @@ class _EpisodePlan:
 class TimedEnv:
     """Plays suite `timed`. See envs.base.GuiEnv for the contract.
 
-    Sleeps in the calling thread. What takes how long follows from `stream` and the number of the
-    episode, not from the task's seed alone: the members of a group differ.
+    Sleeps in the calling thread. Durations follow from `stream` and the number of the episode, not
+    from the task's seed alone: the members of a group differ.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class TimedEnv:
         return self._observe(), info
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Take a step's time. Raises EnvError where this episode crashes, or is over."""
+        """Take a step's time. Raises EnvError if this episode crashes, or is over."""
         episode = self._playing()
         if self._ended:
             raise EnvError("the episode is over; call reset before the next step")
@@ -101,7 +101,7 @@ class TimedEnv:
         return self._observe(), reward, self._ended, False, {"steps": self._steps}
 
     def evaluate(self) -> Verdict:
-        """Pass where the episode was drawn to pass and has come to its end."""
+        """Pass if the episode was drawn to pass and has reached its end."""
         episode = self._playing()
         if self._steps < episode.steps:
             return Verdict("fail", f"ended after {self._steps} of {episode.steps} steps")
@@ -147,7 +147,7 @@ class TimedEnv:
 
 
 class TimedSuite:
-    """Tasks `timed/000` to `timed/031`, from the hardest to the easiest; `params["pass"]` says."""
+    """Tasks `timed/000` to `timed/031`, from the hardest to the easiest by `params["pass"]`."""
 
     name = "timed"
 
@@ -164,12 +164,12 @@ class TimedSuite:
         size: Sequence[int] | str = (448, 336),
         seed: int | None = None,
     ) -> TimedEnv:
-        """An environment that takes as long as `profile` says, divided by `speedup`.
+        """An environment with the durations of `profile`, divided by `speedup`.
 
         `fault_rate` is the share of episodes that suffer a fault: half crash at some step, half
         have a reset that is `SLOW_RESET` times as long. With a `seed` all draws repeat in every
-        process, in the order in which it makes its environments; without one they never do, which
-        two processes of one run need in order to differ. Raises TaskError.
+        process, in the order in which it makes its environments; without one they never do, so that
+        two processes of one run differ. Raises TaskError.
         """
         width, height = read_size(size)
         if not (MIN_SIDE <= width <= MAX_SIDE and MIN_SIDE <= height <= MAX_SIDE):

@@ -1,10 +1,10 @@
-"""Distributions of what a GUI takes: named profiles, their draws, and their exact means.
+"""Distributions of a GUI's durations: named profiles, their draws, and their exact means.
 
     PROFILES     name -> Profile: `osworld`, `browser`, `instant`
     Profile      draws of one reset, one step, one episode's length
     expected     the means of a profile, in closed form, for a benchmark's physical bound
 
-All times are seconds before any speedup; what a share of faults adds is not in the means.
+All times are seconds before any speedup; the means leave injected faults out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LogNormal:
         return self.median * math.exp(self.sigma**2 / 2)
 
     def draw(self, rng: Random) -> float:
-        """One number; 0 where the median is."""
+        """One number; 0 if the median is 0."""
         return self.median * math.exp(rng.gauss(0.0, self.sigma))
 
     def above(self, bound: float) -> float:
@@ -51,7 +51,7 @@ class Expected:
 
     @property
     def episode_s(self) -> float:
-        """Seconds of an episode whose policy answers at once."""
+        """Seconds of an episode with a policy that answers at once."""
         return self.reset_s + self.steps * self.step_s
 
 
@@ -111,7 +111,7 @@ PROFILES: dict[str, Profile] = {
         length=LogNormal(6.0, 0.5),
         cap=15,
     ),
-    # Nothing takes any time: what is measured is everything around the environment.
+    # Nothing takes time: a benchmark then measures everything around the environment.
     "instant": Profile(
         reset=LogNormal(0.0, 0.0),
         step=LogNormal(0.0, 0.0),

@@ -1,4 +1,4 @@
-"""Screenshots for environments that show nothing: real PNGs, different at every step, nearly free.
+"""Screenshots for environments without a GUI: real PNGs, different at every step, nearly free.
 
 A screen is one of `SCENES` desktops (a window of suite `desk` before a picture) over a task bar
 that spells 64 bits. The desktop is drawn and compressed once in a process; a screenshot adds the
@@ -32,7 +32,7 @@ _BAR, _LAMP = 254, 255  # palette indices of the task bar
 _BAR_COLOURS = bytes((40, 44, 52, 230, 190, 80))
 _WINDOW = 0.8  # of the screen's sides
 _GRAIN = 14  # pixels of a grain of the picture behind the window
-_drawing = threading.Lock()  # of 64 threads that ask for a desktop, one draws it
+_drawing = threading.Lock()  # one of many threads that need a desktop draws it
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def screenshot(scene: int, bits: int, width: int, height: int) -> bytes:
 
 
 def _bar(bits: int, width: int, height: int) -> bytes:
-    """The task bar's rows as a PNG has them: one lamp for each bit, a margin above and below."""
+    """The task bar's rows in a PNG's layout: one lamp for each bit, a margin above and below."""
     cell = width // _BITS
     lamps = b"".join(
         bytes((_BAR,)) + bytes((_LAMP if bits >> i & 1 else _BAR,)) * (cell - 1)

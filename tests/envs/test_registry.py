@@ -159,9 +159,9 @@ def test_a_split_holds_its_own_tasks_only() -> None:
     [
         (
             "x = 1\ny = z\n",
-            r"cannot be loaded, mend it: NameError: name 'z' is not defined \(line 2\)",
+            r"cannot be loaded, fix it: NameError: name 'z' is not defined \(line 2\)",
         ),
-        ("class A:\n  def f(:\n", r"cannot be loaded, mend it: SyntaxError: .*\(line 2\)"),
+        ("class A:\n  def f(:\n", r"cannot be loaded, fix it: SyntaxError: .*\(line 2\)"),
         (
             "class A:\n  def __init__(self):\n    1 / 0\n",
             r"A\(\) broke: ZeroDivisionError.*\(line 3\)",

@@ -114,8 +114,8 @@ def test_our_additions_are_read() -> None:
         ("max_steps", True, "max_steps must be a whole number"),
         ("solution", [{"kind": "clik"}], r"solution\[0\] is no action"),
         ("near_misses", [{"actions": []}], r"near_misses\[0\] must say what is wrong"),
-        ("solutoin", [], "solutoin is no field of a task; did you mean 'solution'"),
-        ("evaluator.postconfi", [], r"evaluator\.postconfi is no field"),
+        ("solutoin", [], "solutoin is not a field of a task; did you mean 'solution'"),
+        ("evaluator.postconfi", [], r"evaluator\.postconfi is not a field"),
     ],
 )
 def test_a_mistake_names_file_field_and_cure(where: str, value: Any, told: str) -> None:
@@ -133,7 +133,7 @@ def test_a_malformed_file_costs_only_its_own_task(tmp_path: Path) -> None:
     loaded = load_tasks(tmp_path)
     assert list(loaded.tasks) == ["0bf05a7d"]
     broken, twin, latin, no_object = map(str, loaded.errors)
-    assert broken.startswith(f"{tmp_path / 'broken.json'}: is no JSON:")
+    assert broken.startswith(f"{tmp_path / 'broken.json'}: is not JSON:")
     assert "line 2" in broken
     assert f"id is '0bf05a7d' in {tmp_path / 'calc' / 'good.json'} too" in twin
     assert "is not UTF-8" in latin

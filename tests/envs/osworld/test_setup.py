@@ -13,7 +13,7 @@ import pytest
 from bus.errors import EnvError
 from envs.osworld.evaluator_process import EvaluatorProcess
 from envs.osworld.guest import Guest, read_address
-from envs.osworld.setup import Workplace, fetch, prepare
+from envs.osworld.setup import EpisodeContext, fetch, prepare
 from envs.taskfile import SetupStep
 
 
@@ -80,13 +80,13 @@ def test_only_the_web_is_fetched_from(tmp_path: Path, url: str) -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Workplace]:
-    judge = EvaluatorProcess("", 5.0)
-    yield Workplace(tmp_path, tmp_path / "kept", (800, 600), "secret", judge)
-    judge.close()
+def context(tmp_path: Path) -> Iterator[EpisodeContext]:
+    evaluator = EvaluatorProcess("", 5.0)
+    yield EpisodeContext(tmp_path, tmp_path / "kept", (800, 600), "secret", evaluator)
+    evaluator.close()
 
 
-def test_steps_leave_what_they_say(xguest: Any, web: Web, place: Workplace) -> None:
+def test_steps_leave_what_they_say(xguest: Any, web: Web, context: EpisodeContext) -> None:
     guest = Guest(read_address(xguest.url))
     path = str(xguest.home / "fruit.txt")
     filled = ["echo", "{SCREEN_WIDTH}x{SCREEN_HEIGHT_HALF} {CLIENT_PASSWORD}"]
@@ -95,17 +95,19 @@ def test_steps_leave_what_they_say(xguest: Any, web: Web, place: Workplace) -> N
         SetupStep("execute", {"command": filled, "stdout": "../../said.txt"}),
         SetupStep("sleep", {"seconds": 0}),
     ]
-    prepare(steps, guest, place)
+    prepare(steps, guest, context)
     assert guest.read_file(path) == b"pears"
     # Its name alone counts: a task file writes nowhere but into the episode's folder.
-    assert (place.folder / "said.txt").read_text() == "800x300 secret\n"
+    assert (context.folder / "said.txt").read_text() == "800x300 secret\n"
     guest.close()
 
 
-def test_a_refusal_is_passed_over_only_before_an_evaluation(xguest: Any, place: Workplace) -> None:
+def test_a_refusal_is_passed_over_only_before_an_evaluation(
+    xguest: Any, context: EpisodeContext
+) -> None:
     guest = Guest(read_address(xguest.url))
     steps = [SetupStep("activate_window", {"window_name": "none"})]
-    prepare(steps, guest, place, lenient=True)
+    prepare(steps, guest, context, lenient=True)
     with pytest.raises(EnvError, match=r"set-up step 0 \(activate_window\): .*none not found"):
-        prepare(steps, guest, place)
+        prepare(steps, guest, context)
     guest.close()
