@@ -36,7 +36,7 @@ async def ack(client: str, request: Request) -> Reply:
 
 
 class RawDealer:
-    """A client that sends whatever it likes."""
+    """A client that sends any frames."""
 
     def __init__(self, endpoint: str) -> None:
         self.socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)

@@ -153,7 +153,7 @@ def test_decoding_gives_back_the_message(message: Message) -> None:
 def test_a_screenshot_is_a_raw_frame_and_never_in_the_header() -> None:
     frames = encode(ACT)
     assert frames[2:] == [b"first", b"", SHOT]
-    assert frames[-1] is SHOT, "the very same object: nothing was copied"
+    assert frames[-1] is SHOT, "the same object: not copied"
     assert len(frames[1]) < 400
 
 
@@ -195,7 +195,7 @@ def test_a_screenshot_is_a_raw_frame_and_never_in_the_header() -> None:
         (with_body(step_record(), text=b"inline"), "StepRecord: bad header"),
     ],
 )
-def test_what_is_not_the_protocol_is_refused_by_kind_and_field(
+def test_frames_outside_the_protocol_are_refused_by_kind_and_field(
     frames: list[bytes], words: str
 ) -> None:
     with pytest.raises(ProtocolError) as refused:
@@ -205,14 +205,14 @@ def test_what_is_not_the_protocol_is_refused_by_kind_and_field(
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 1e308, -1e308])
-def test_a_gauge_is_a_number_that_can_be_reckoned_with(value: float) -> None:
+def test_a_gauge_is_a_finite_number_within_bounds(value: float) -> None:
     assert decode(encode(HEARTBEAT)) == HEARTBEAT
     with pytest.raises(ProtocolError, match=r"^Heartbeat\.gauges\.slots: "):
         decode(with_body(HEARTBEAT, gauges={"slots": value}))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e308, 11.0, -1.0, 1e-40])
-def test_a_temperature_is_one_that_logits_can_be_divided_by(value: float) -> None:
+def test_a_temperature_is_zero_or_large_enough_to_divide_logits(value: float) -> None:
     for good in (0.0, 1e-3, 10.0):
         assert Sampling(temperature=good, max_tokens=1, seed=0).temperature == good
     header = header_of(ACT)
@@ -301,9 +301,7 @@ def test_a_batch_of_full_size_fits_several_times() -> None:
     assert 8 * len(frames) < BATCH_LIMITS.blobs
 
 
-def test_a_batch_of_more_than_any_other_message_may_hold_comes_only_where_one_is_asked_for() -> (
-    None
-):
+def test_a_batch_beyond_the_common_limits_is_accepted_only_as_a_batch_reply() -> None:
     frames = encode(large_batch(prompt=1, images=20_000))
     assert isinstance(decode(frames, limits_of(BatchReply)), BatchReply)
     with pytest.raises(OversizeError, match="blobs, limit 16384"):
@@ -377,7 +375,7 @@ def damaged_frames(draw: st.DrawFn) -> list[bytes]:
 
 @settings(deadline=None)
 @given(damaged_frames())
-def test_hostile_bytes_give_a_message_or_a_protocol_error_and_nothing_else(
+def test_hostile_bytes_give_only_a_message_or_a_protocol_error(
     frames: list[bytes],
 ) -> None:
     with contextlib.suppress(ProtocolError):
@@ -397,7 +395,7 @@ def test_hostile_bytes_give_a_message_or_a_protocol_error_and_nothing_else(
         max_leaves=20,
     )
 )
-def test_any_nested_value_comes_back_as_it_was(value: Any) -> None:
+def test_any_nested_value_comes_back_unchanged(value: Any) -> None:
     assert decode(encode(StatusReply(snapshot={"x": value}))) == StatusReply(snapshot={"x": value})
 
 

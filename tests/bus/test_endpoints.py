@@ -25,7 +25,7 @@ from bus.replier import Replier
 from bus.requester import Requester
 
 
-def test_addresses_stand_in_private_directories_of_the_run(tmp_path: Path) -> None:
+def test_addresses_are_in_private_directories_of_the_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert Endpoints(run).address("rollout-0") == f"ipc://{run}/sock/rollout-0.ipc"
     for path in (run, run / "sock"):
@@ -33,7 +33,9 @@ def test_addresses_stand_in_private_directories_of_the_run(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("part", [".", "sock"])
-def test_a_directory_others_can_enter_is_refused_with_the_cure(tmp_path: Path, part: str) -> None:
+def test_a_directory_open_to_other_users_is_refused_with_the_cure(
+    tmp_path: Path, part: str
+) -> None:
     run = tmp_path / "run"
     Endpoints(run).address("data")
     (run / part).chmod(0o755)
@@ -41,7 +43,7 @@ def test_a_directory_others_can_enter_is_refused_with_the_cure(tmp_path: Path, p
         Endpoints(run).address("data")
 
 
-def test_a_file_or_a_link_is_no_private_directory(tmp_path: Path) -> None:
+def test_a_file_or_a_link_is_refused_as_a_private_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path)
     for name in ("file", "link"):
@@ -57,7 +59,7 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
         Endpoints(tmp_path / "run").address("data")
 
 
-async def test_a_run_directory_with_a_long_path_just_works(
+async def test_a_run_directory_with_a_long_path_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def ack(client: str, request: Request) -> Reply:
@@ -88,7 +90,7 @@ def test_tcp_addresses_come_from_the_config(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "../data", "a/b", "Data", "x" * 64])
-def test_a_name_that_is_no_file_name_is_refused(tmp_path: Path, name: str) -> None:
+def test_an_invalid_file_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="endpoint name"):
         Endpoints(tmp_path / "run").address(name)
 
@@ -99,7 +101,7 @@ def test_loopback_and_ipc_need_no_keys() -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://", "udp://127.0.0.1:1", "127.0.0.1:1", "tcp://[::1"])
-def test_an_address_that_is_none_is_refused(endpoint: str) -> None:
+def test_an_invalid_address_is_refused(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="endpoint "):
         check_secure(endpoint, None)
 

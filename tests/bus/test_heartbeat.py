@@ -1,4 +1,4 @@
-"""Promises of heartbeats: they go out whatever happens, and death is judged by our own clock."""
+"""Promises of heartbeats: they are always sent, and death is decided by our own clock."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def heartbeat(worker: str, *, role: Role = "env", pid: int = 1, sent_at: float =
     )
 
 
-async def test_heartbeats_go_out_by_themselves_with_the_load_of_the_moment() -> None:
+async def test_heartbeats_are_sent_by_themselves_with_the_present_load() -> None:
     listener = Listener()
     versions = iter(range(1000))
     async with HeartbeatSender(
@@ -63,7 +63,7 @@ async def test_heartbeats_go_out_by_themselves_with_the_load_of_the_moment() -> 
     assert listener.heard[0].gauges == {"in_flight": 2.0}
 
 
-async def test_the_longest_wait_is_told_with_its_deadline() -> None:
+async def test_the_longest_wait_is_reported_with_its_deadline() -> None:
     sender = HeartbeatSender(Listener(), "train", "train", lambda: Load("waiting"))
     with sender.waiting("a batch from data", 30):
         with sender.waiting("a disk"):
@@ -74,7 +74,7 @@ async def test_the_longest_wait_is_told_with_its_deadline() -> None:
     assert sender.beat().waiting_for == ""
 
 
-async def test_a_broken_gauge_does_not_stop_the_heart(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_broken_gauge_does_not_stop_heartbeats(caplog: pytest.LogCaptureFixture) -> None:
     listener = Listener()
     calls = iter(range(1000))
 
@@ -90,13 +90,13 @@ async def test_a_broken_gauge_does_not_stop_the_heart(caplog: pytest.LogCaptureF
     assert "heartbeat not sent" in caplog.text
 
 
-async def test_a_gauge_that_no_heartbeat_may_hold_is_left_out_of_it() -> None:
+async def test_a_gauge_out_of_bounds_is_left_out() -> None:
     gauges = {"slots": 2.0, "tokens": float("nan"), "load_s": float("inf"), "waiting": -1e16}
     sender = HeartbeatSender(Listener(), "env", "env-0", lambda: Load("ready", gauges=gauges))
     assert sender.beat().gauges == {"slots": 2.0}
 
 
-def test_a_worker_is_dead_when_silent_by_our_clock_whatever_its_own_says() -> None:
+def test_a_worker_is_dead_when_silent_by_our_clock_not_by_its_own() -> None:
     now = 0.0
     liveness = Liveness(dead_after_s=5, clock=lambda: now)
     liveness.observe(heartbeat("env-0", sent_at=1e12))
@@ -110,7 +110,7 @@ def test_a_worker_is_dead_when_silent_by_our_clock_whatever_its_own_says() -> No
     assert liveness.silent_s("nobody") == float("inf")
 
 
-def test_silence_while_nobody_listened_counts_against_no_one() -> None:
+def test_silence_while_this_process_did_not_listen_is_not_counted() -> None:
     now = [100.0]
     liveness = Liveness(10.0, clock=lambda: now[0])
     liveness.observe(heartbeat("env-0"))
@@ -121,7 +121,7 @@ def test_silence_while_nobody_listened_counts_against_no_one() -> None:
     assert [each.worker for each in liveness.dead()] == ["env-0"]
 
 
-def test_new_returned_and_restarted_workers_are_news() -> None:
+def test_new_returned_and_restarted_workers_are_reported() -> None:
     now = 0.0
     liveness = Liveness(dead_after_s=5, clock=lambda: now)
     assert liveness.observe(heartbeat("env-0"))
@@ -131,7 +131,7 @@ def test_new_returned_and_restarted_workers_are_news() -> None:
     assert liveness.observe(heartbeat("env-0", pid=2))
 
 
-def test_workers_are_found_by_role_and_forgotten_in_the_end() -> None:
+def test_workers_are_found_by_role_and_forgotten_after_an_hour() -> None:
     now = 0.0
     liveness = Liveness(dead_after_s=5, forget_after_s=100, clock=lambda: now)
     liveness.observe(heartbeat("b", role="rollout"))

@@ -1,4 +1,4 @@
-"""Promises about a lost peer: whoever asks hears of it from the connection, not from a clock."""
+"""Promises about a lost peer: the requester learns of it from the connection, not from a timer."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def given_up(task: asyncio.Task[Reply]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_pending_request_hears_at_once_that_its_server_was_killed(address: str) -> None:
+async def test_a_pending_request_learns_at_once_that_its_server_was_killed(address: str) -> None:
     async with silent_server(address) as (server, endpoint), Requester(endpoint) as requester:
         asking = asyncio.create_task(requester.request(ASK, DEADLINE_S))
         assert await server.line() == "asked"
@@ -88,11 +88,11 @@ async def test_a_pending_request_hears_at_once_that_its_server_was_killed(addres
         await server.signal(signal.SIGKILL)
         await asyncio.wait_for(requester.lost.wait(), WAIT_S)
         assert not requester.connected
-        assert not asking.done()  # it still asks whoever comes, until its deadline
+        assert not asking.done()  # it still asks any later server, until its deadline
         await given_up(asking)
 
 
-async def test_a_lost_server_that_is_back_is_asked_again_whatever_the_retry_time(
+async def test_a_lost_server_that_is_back_is_asked_again_before_the_retry_time(
     tmp_path: Path,
 ) -> None:
     endpoint = Endpoints(tmp_path / "run").address("rollout-0")
@@ -132,7 +132,7 @@ async def test_closing_watched_connections_never_holds_up_the_others(tmp_path: P
     async with serving(endpoints.address("data"), ack):
         for _ in range(30):
             async with (
-                Requester(endpoints.address("rollout-0")),  # nobody is there
+                Requester(endpoints.address("rollout-0")),  # no server
                 Requester(endpoints.address("data")) as requester,
             ):
                 assert await requester.request(ASK, WAIT_S) == Ack()

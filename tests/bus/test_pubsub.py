@@ -42,7 +42,7 @@ def forwarder(tmp_path: Path) -> Iterator[Forwarder]:
 
 
 async def published(publisher: Publisher, message: Message, subscriber: Subscriber) -> Message:
-    """Publish until the subscriber gets something: connections take a moment to stand."""
+    """Publish until the subscriber gets something: connections take a moment to be established."""
     waiting = asyncio.ensure_future(subscriber.next())
     async with asyncio.timeout(DEADLINE_S):
         while not waiting.done():
@@ -74,7 +74,7 @@ async def _until(subscriber: Subscriber, last: RunState) -> AsyncIterator[RunSta
                 return
 
 
-async def test_a_malformed_publication_is_counted_and_passed_over(forwarder: Forwarder) -> None:
+async def test_a_malformed_publication_is_counted_and_skipped(forwarder: Forwarder) -> None:
     async with (
         Publisher(forwarder.publish_at) as publisher,
         Subscriber(forwarder.subscribe_at, [RunState]) as subscriber,
@@ -90,7 +90,9 @@ async def test_a_malformed_publication_is_counted_and_passed_over(forwarder: For
         raw.close(linger=0)
 
 
-async def test_what_a_subscriber_sends_upstream_ends_nothing(forwarder: Forwarder) -> None:
+async def test_messages_that_a_subscriber_sends_upstream_do_not_end_the_forwarder(
+    forwarder: Forwarder,
+) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     strangers = [context.socket(zmq.XSUB) for _ in range(2)]
     for each in strangers:
@@ -101,7 +103,7 @@ async def test_what_a_subscriber_sends_upstream_ends_nothing(forwarder: Forwarde
     ):
         strangers[0].send(b"\x01abc")
         await published(publisher, run_state(0), subscriber)
-        # XPUB hands both parts on; XSUB keeps the second for itself, a subscription that it has
+        # XPUB forwards both parts; XSUB keeps the second for itself, a subscription that it has
         # already, and its message never ends (libzmq 4.3.5): that killed an XSUB-XPUB forwarder.
         strangers[1].send_multipart([b"x", b"\x01abc"])
         for each in strangers:
@@ -114,7 +116,7 @@ async def test_what_a_subscriber_sends_upstream_ends_nothing(forwarder: Forwarde
 def test_a_forwarder_whose_thread_has_ended_still_closes(forwarder: Forwarder) -> None:
     forwarder._switch.send(b"TERMINATE")
     deadline = time.monotonic() + DEADLINE_S
-    while forwarder._switch.poll(0, zmq.POLLOUT):  # ZeroMQ's own thread is still at it
+    while forwarder._switch.poll(0, zmq.POLLOUT):  # ZeroMQ's own thread still sends
         assert time.monotonic() < deadline
         time.sleep(0.01)
     forwarder.close()
@@ -136,7 +138,7 @@ async def test_subscribers_and_publishers_find_a_forwarder_that_starts_late_and_
                         pass
 
 
-async def test_curve_guards_telemetry_too() -> None:
+async def test_curve_protects_telemetry_too() -> None:
     server, known, stranger = key_pair(), key_pair(), key_pair()
     with Forwarder(
         "tcp://127.0.0.1:*",

@@ -53,7 +53,7 @@ async def test_a_repeated_request_is_executed_once(address: str) -> None:
         assert answers == [[b"i" * 16, *encode(Ack(note="1"))]] * 3
 
 
-async def test_a_repeat_joins_the_request_still_in_work(address: str) -> None:
+async def test_a_repeat_joins_the_request_being_handled(address: str) -> None:
     executed = 0
     release = asyncio.Event()
 
@@ -71,7 +71,7 @@ async def test_a_repeat_joins_the_request_still_in_work(address: str) -> None:
         assert executed == 1
 
 
-async def test_a_lost_reply_is_given_again_to_whoever_asks_with_the_id(address: str) -> None:
+async def test_a_lost_reply_is_given_again_to_any_client_with_the_id(address: str) -> None:
     done = asyncio.Event()
 
     async def handler(client: str, request: Request) -> Reply:
@@ -82,7 +82,7 @@ async def test_a_lost_reply_is_given_again_to_whoever_asks_with_the_id(address: 
         first = RawDealer(address)
         await first.send(b"i" * 16, *encode(ASK))
         await done.wait()
-        first.close()  # the reply has nowhere to go
+        first.close()  # the reply cannot be delivered
         async with Requester(address) as second:
             reply = await second.request(ASK, DEADLINE_S, request_id=b"i" * 16)
         assert isinstance(reply, Ack)
@@ -100,7 +100,7 @@ async def test_the_record_of_replies_is_bounded_and_keeps_the_newest(address: st
         assert (replier.served.requests, replier.served.repeats) == (3, 1)
 
 
-async def test_a_crash_of_the_handler_is_logged_and_refused_and_serving_goes_on(
+async def test_a_crash_of_the_handler_is_logged_and_refused_and_serving_continues(
     address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def moody(client: str, request: Request) -> Reply:
@@ -116,7 +116,7 @@ async def test_a_crash_of_the_handler_is_logged_and_refused_and_serving_goes_on(
         assert isinstance(await requester.request(StatusRequest(), DEADLINE_S), StatusReply)
 
 
-async def test_garbage_never_stops_a_server(address: str) -> None:
+async def test_malformed_messages_never_stop_a_server(address: str) -> None:
     async with serving(address, ack) as replier:
         raw = RawDealer(address)
         kind, header = encode(ASK)
@@ -127,7 +127,7 @@ async def test_garbage_never_stops_a_server(address: str) -> None:
             [b"i" * 16, b"NoSuchKind", header],
             [b"i" * 16, kind, b"\xc1garbage"],
             [b"i" * 16, kind, header, b"stray blob"],
-            [b"i" * 16, *encode(Ack())],  # a reply is no request
+            [b"i" * 16, *encode(Ack())],  # a reply, not a request
         ):
             await raw.send(*frames)
         refusals = [await raw.receive() for _ in range(5)]
@@ -138,7 +138,7 @@ async def test_garbage_never_stops_a_server(address: str) -> None:
         raw.close()
 
 
-async def test_what_only_a_batch_may_hold_reaches_who_asks_for_one_and_no_server(
+async def test_a_message_of_batch_size_is_accepted_by_a_client_that_wants_a_batch_and_by_no_server(
     address: str,
 ) -> None:
     images = {f"{index:032d}": b"x" for index in range(20_000)}  # any other message: 16,384
@@ -157,7 +157,7 @@ async def test_what_only_a_batch_may_hold_reaches_who_asks_for_one_and_no_server
         raw.close()
 
 
-async def test_handlers_never_run_beyond_their_bound(address: str) -> None:
+async def test_handlers_never_exceed_their_bound(address: str) -> None:
     running, most = 0, 0
 
     async def handler(client: str, request: Request) -> Reply:
@@ -173,7 +173,7 @@ async def test_handlers_never_run_beyond_their_bound(address: str) -> None:
     assert most == 3
 
 
-async def test_closing_a_server_lets_the_handlers_in_work_answer(address: str) -> None:
+async def test_closing_a_server_lets_running_handlers_answer(address: str) -> None:
     started = asyncio.Event()
 
     async def handler(client: str, request: Request) -> Reply:
@@ -188,7 +188,7 @@ async def test_closing_a_server_lets_the_handlers_in_work_answer(address: str) -
         assert await waiting == Ack(note="late but there")
 
 
-async def test_an_address_in_use_is_refused_and_its_server_goes_on(address: str) -> None:
+async def test_an_address_in_use_is_refused_and_its_server_continues(address: str) -> None:
     async with serving(address, ack), Requester(address) as requester:
         with pytest.raises(BusError, match="another process does; stop it first"):
             Replier(address)
@@ -204,7 +204,7 @@ def test_an_address_of_another_host_is_refused_with_the_key_to_change() -> None:
         Replier("tcp://192.0.2.1:7800", curve=CurveKeys(*key_pair()))
 
 
-async def test_curve_lets_in_known_keys_and_nobody_else() -> None:
+async def test_curve_lets_in_known_keys_only() -> None:
     server, known, stranger = key_pair(), key_pair(), key_pair()
     curve = CurveKeys(*server, allowed=frozenset([known[0]]))
     async with Replier("tcp://127.0.0.1:*", curve=curve) as replier:

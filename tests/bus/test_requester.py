@@ -62,7 +62,7 @@ async def test_a_screenshot_of_megabytes_crosses_unchanged(address: str) -> None
     assert seen == [shot]
 
 
-async def test_many_requests_are_in_flight_at_once_and_answers_find_their_askers(
+async def test_many_requests_are_in_flight_at_once_and_each_gets_its_own_answer(
     address: str,
 ) -> None:
     everyone_is_here = asyncio.Barrier(20)
@@ -89,7 +89,7 @@ async def test_requests_beyond_max_in_flight_wait_within_their_deadline(address:
 
     async with serving(address, handler) as replier, Requester(address, max_in_flight=1) as one:
         first = asyncio.create_task(one.request(ASK, DEADLINE_S))
-        await asyncio.sleep(0)  # first takes the only place
+        await asyncio.sleep(0)  # the first takes the only place
         with pytest.raises(DeadlineError):
             await one.request(StatusRequest(), 0.3)
         release.set()
@@ -97,7 +97,9 @@ async def test_requests_beyond_max_in_flight_wait_within_their_deadline(address:
         assert replier.served.requests == 1
 
 
-async def test_requests_made_before_a_server_come_in_order_once_it_is_there(address: str) -> None:
+async def test_requests_made_before_a_server_starts_are_sent_in_order_once_it_does(
+    address: str,
+) -> None:
     asked = [str(i) for i in range(HIGH_WATER_MARK)]
     executed: list[str] = []
 
@@ -115,7 +117,7 @@ async def test_requests_made_before_a_server_come_in_order_once_it_is_there(addr
             )
             for reason in asked
         ]
-        await asyncio.sleep(0.05)  # all of them are refused at first: nobody serves
+        await asyncio.sleep(0.05)  # all of them are refused at first: no server
         async with serving(address, handler, max_handlers=1):
             assert await asyncio.gather(*asks) == [Ack(note=reason) for reason in asked]
     assert executed == asked
@@ -185,7 +187,7 @@ async def test_a_deadline_names_the_message_the_address_and_the_cure(address: st
     )
 
 
-async def test_a_deadline_tells_a_silent_server_from_an_absent_one(address: str) -> None:
+async def test_a_deadline_distinguishes_a_silent_server_from_an_absent_one(address: str) -> None:
     async def silent(client: str, request: Request) -> Reply:
         await asyncio.Event().wait()
         raise AssertionError
@@ -199,7 +201,7 @@ async def test_a_deadline_tells_a_silent_server_from_an_absent_one(address: str)
     await task
 
 
-async def test_an_error_of_the_handler_rises_at_the_asker_by_its_class(address: str) -> None:
+async def test_an_error_of_the_handler_is_raised_at_the_client_by_its_class(address: str) -> None:
     async def broken(client: str, request: Request) -> Reply:
         raise StoreError("disk full: free some space")
 
@@ -209,7 +211,7 @@ async def test_an_error_of_the_handler_rises_at_the_asker_by_its_class(address: 
         assert replier.served.refused == 1
 
 
-async def test_a_malformed_request_is_refused_by_field_at_the_asker(address: str) -> None:
+async def test_a_malformed_request_is_refused_by_field_at_the_client(address: str) -> None:
     async with serving(address, ack), Requester(address) as requester:
         wrong = LeaseRequest.model_construct(worker="env-0", slot="one", suites=[])
         with pytest.raises(ProtocolError, match=r"LeaseRequest\.slot: "):
@@ -225,7 +227,7 @@ async def test_a_reply_of_the_wrong_kind_is_refused_by_name(address: str) -> Non
             await requester.request(ASK, DEADLINE_S)
 
 
-async def test_closing_a_requester_tells_those_who_wait(address: str) -> None:
+async def test_closing_a_requester_raises_in_waiting_callers(address: str) -> None:
     requester = Requester(address)
     waiting = asyncio.create_task(requester.request(ASK, DEADLINE_S))
     await asyncio.sleep(0.01)
