@@ -131,7 +131,7 @@ def test_new_returned_and_restarted_workers_are_reported() -> None:
     assert liveness.observe(heartbeat("env-0", pid=2))
 
 
-def test_workers_are_found_by_role_and_forgotten_after_an_hour() -> None:
+def test_workers_are_found_by_role_and_forgotten_after_a_time() -> None:
     now = 0.0
     liveness = Liveness(dead_after_s=5, forget_after_s=100, clock=lambda: now)
     liveness.observe(heartbeat("b", role="rollout"))

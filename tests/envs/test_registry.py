@@ -1,4 +1,4 @@
-"""The registry finds suites by name, by import path and by file, and says what is wrong in a line."""
+"""The registry finds suites by name, by import path and by file, and reports errors in one line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def own_file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", suite_names())
-def test_every_shipped_suite_is_a_suite_whose_tasks_know_their_names(name: str) -> None:
+def test_every_shipped_suite_is_a_suite_whose_tasks_have_its_name(name: str) -> None:
     suite = load_suite(name)
     assert isinstance(suite, Suite)
     assert suite.name == name
@@ -110,7 +110,7 @@ def test_a_suite_in_a_package_is_named_by_its_import_path(
         ("import no_such_package\n", "no module 'no_such_package'; install it"),
     ],
 )
-def test_a_module_that_does_not_load_is_told_in_one_line(
+def test_a_module_that_does_not_load_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, told: str
 ) -> None:
     (tmp_path / "does_not_load.py").write_text(text)
@@ -119,7 +119,7 @@ def test_a_module_that_does_not_load_is_told_in_one_line(
         load_suite("does_not_load:MySuite")
 
 
-def test_two_files_of_the_same_name_do_not_meet(tmp_path: Path) -> None:
+def test_two_files_of_the_same_name_do_not_clash(tmp_path: Path) -> None:
     suites = []
     for folder in ("a", "b"):
         path = tmp_path / folder / "own.py"
@@ -164,11 +164,11 @@ def test_a_split_holds_its_own_tasks_only() -> None:
         ("class A:\n  def f(:\n", r"cannot be loaded, fix it: SyntaxError: .*\(line 2\)"),
         (
             "class A:\n  def __init__(self):\n    1 / 0\n",
-            r"A\(\) broke: ZeroDivisionError.*\(line 3\)",
+            r"A\(\) failed: ZeroDivisionError.*\(line 3\)",
         ),
     ],
 )
-def test_a_suite_file_that_breaks_is_told_with_its_line(
+def test_a_suite_file_that_fails_is_reported_with_its_line(
     tmp_path: Path, text: str, told: str
 ) -> None:
     (tmp_path / "a.py").write_text(text)

@@ -1,4 +1,4 @@
-"""Patterns name tasks: ids, globs, exclusions; what names nothing is an error with the right name."""
+"""Patterns name tasks: ids, globs, exclusions; a pattern without a match is an error with the closest name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_glob_names_each_task_once_in_the_order_of_the_suite() -> None:
     assert len(names(["mini/popup", "mini/popup*"])) == len(names(["mini/popup*"]))
 
 
-def test_exclusions_count_wherever_they_stand_and_alone_leave_all_others() -> None:
+def test_exclusions_count_in_any_position_and_alone_leave_all_others() -> None:
     assert names(["!mini/*+*", "mini/popup*"]) == ["popup"]
     assert names(["!mini/click"]) == [name for name in names([]) if name != "click"]
 
@@ -50,9 +50,7 @@ def test_globs_choose_from_one_split_and_ids_from_the_whole_suite() -> None:
         ("mini/clic?s", "no task like 'mini/clic\\?s'; did you mean 'mini/click'"),
     ],
 )
-def test_a_pattern_that_names_nothing_is_answered_with_the_right_one(
-    pattern: str, said: str
-) -> None:
+def test_a_pattern_without_a_match_is_answered_with_the_closest_id(pattern: str, said: str) -> None:
     with pytest.raises(TaskError, match=said):
         names([pattern])
 

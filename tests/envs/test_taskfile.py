@@ -1,4 +1,4 @@
-"""Promises of task files: OSWorld's schema is read whole, and a mistake names file, field and cure."""
+"""Promises of task files: OSWorld's schema is read whole, and an error names file, field and cure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def changed(where: str, value: Any) -> dict[str, Any]:
     return task
 
 
-def test_a_task_of_osworld_is_read_whole() -> None:
+def test_a_task_of_osworld_is_read_completely() -> None:
     task = read_task(WHOLE, Path("a.json"))
     assert (task.id, task.snapshot, task.instruction) == (
         "0bf05a7d",
@@ -74,7 +74,7 @@ def test_one_function_needs_no_lists() -> None:
     assert (check.func, check.result) == ("exact_match", Getter("x", {}))
 
 
-def test_an_infeasible_task_says_so() -> None:
+def test_an_infeasible_task_is_recognised() -> None:
     task = read_task(changed("evaluator", {"func": "infeasible"}), Path("a.json"))
     assert task.evaluator.infeasible
     assert not read_task(WHOLE, Path("a.json")).evaluator.infeasible
@@ -112,7 +112,7 @@ def test_our_additions_are_read() -> None:
         ("evaluator.func", ["a", "infeasible"], "'infeasible' must stand alone"),
         ("split", "test", "split must be"),
         ("max_steps", True, "max_steps must be a whole number"),
-        ("solution", [{"kind": "clik"}], r"solution\[0\] is no action"),
+        ("solution", [{"kind": "clik"}], r"solution\[0\] is not an action"),
         ("near_misses", [{"actions": []}], r"near_misses\[0\] must say what is wrong"),
         ("solutoin", [], "solutoin is not a field of a task; did you mean 'solution'"),
         ("evaluator.postconfi", [], r"evaluator\.postconfi is not a field"),

@@ -2,7 +2,7 @@
 
 `adb shell SCRIPT` is run by a real shell, as on a device, whose PATH holds `input`, `settings` and
 the like: small programs that keep their state in the folder. `input text` reads %s as a blank and
-dies of what is not ASCII, as Android's does (frameworks/base, InputShellCommand.sendText).
+fails on text that is not ASCII, as Android's does (frameworks/base, InputShellCommand.sendText).
 """
 
 from __future__ import annotations

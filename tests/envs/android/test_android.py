@@ -1,4 +1,4 @@
-"""Promises of suite `android`: what a device is told, by a real program and a real shell.
+"""Promises of suite `android`: the commands that reach a device, by a real program and a real shell.
 
 The device is a folder (fake_adb.py): its shell, quoting and the rules of `input text` are real.
 """
@@ -76,7 +76,7 @@ def env(device: Device) -> Iterator[AndroidEnv]:
     assert isinstance(made, AndroidEnv)
     yield made
     made.close()
-    made.close()  # twice is harmless
+    made.close()  # a second close is harmless
 
 
 def begin(env: AndroidEnv, name: str) -> Any:
@@ -100,7 +100,7 @@ def test_an_episode_is_judged_by_the_devices_settings(env: AndroidEnv, device: D
         env.step(Done())
 
 
-def test_no_episode_begins_with_its_task_done(env: AndroidEnv, device: Device) -> None:
+def test_an_episode_whose_task_is_done_at_reset_is_refused(env: AndroidEnv, device: Device) -> None:
     (device.folder / "setting-global-airplane_mode_on").write_text("1")
     with pytest.raises(EnvError, match="already done at reset"):
         begin(env, "airplane")
@@ -187,7 +187,7 @@ def _running(word: str) -> list[str]:
     return found
 
 
-def test_a_device_that_boots_for_ever_costs_its_deadline(device: Device) -> None:
+def test_a_device_that_never_boots_costs_its_deadline(device: Device) -> None:
     (device.folder / "booting").touch()
     with pytest.raises(EnvError, match=r"was not ready in 0\.3 s: it is booting"):
         AdbTransport(device.adb).wait_ready(0.3)
@@ -225,14 +225,14 @@ def test_warnings_before_a_screenshot_are_left_out(device: Device) -> None:
         "x" * (TEXT_CHUNK - 1) + "%s" + "y" * TEXT_CHUNK,
     ],
 )
-def test_text_arrives_as_it_is(env: AndroidEnv, device: Device, text: str) -> None:
+def test_text_arrives_unchanged(env: AndroidEnv, device: Device, text: str) -> None:
     begin(env, "airplane")
     assert env.step(Type(text=text))[4]["unwritten"] == ""
     assert device.read("typed") == text
     assert not list(device.folder.rglob("owned"))
 
 
-def test_what_no_key_writes_is_left_out_and_named(env: AndroidEnv, device: Device) -> None:
+def test_characters_without_a_key_are_left_out_and_named(env: AndroidEnv, device: Device) -> None:
     begin(env, "airplane")
     assert env.step(Type(text="naïve 北京 ok"))[4]["unwritten"] == "ï北京"
     assert device.read("typed") == "nave  ok"
@@ -280,7 +280,7 @@ def test_the_adb_keyboard_writes_everything(env: AndroidEnv, device: Device) -> 
         (Done(), []),
     ],
 )  # fmt: skip
-def test_an_action_is_these_commands(action: Action, scripts: list[str]) -> None:
+def test_an_action_gives_these_commands(action: Action, scripts: list[str]) -> None:
     assert scripts_of(action, SIZE, adb_keyboard=False) == scripts
 
 
@@ -306,7 +306,7 @@ def test_a_missing_adb_names_the_install_step(monkeypatch: pytest.MonkeyPatch) -
         make_env("android", adb="/no/adb")
 
 
-def test_no_more_slots_than_devices(device: Device) -> None:
+def test_more_slots_than_devices_are_refused(device: Device) -> None:
     suite = AndroidSuite()
     slots = [suite.make_env(adb=device.adb, serial=["R58M"], pause_s=0) for _ in range(2)]
     begin(slots[0], "airplane")
@@ -334,7 +334,7 @@ def test_a_wrong_option_is_named(device: Device, options: dict[str, Any]) -> Non
         ({"evaluator": {"func": "exact_match", "result": {"type": "adb_shell"}}}, "'command'"),
     ],
 )
-def test_a_file_that_no_device_can_play_costs_only_itself(
+def test_a_file_that_no_device_can_play_is_left_out_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, change: dict[str, Any], told: str
 ) -> None:
     good = {"id": "good", "instruction": "Do.", "evaluator": {"func": "infeasible"}}

@@ -1,4 +1,4 @@
-"""Promises of suite `desktop`: real applications, honest verdicts, and nothing that stays behind.
+"""Promises of suite `desktop`: real applications, correct verdicts, and nothing left behind.
 
 Real X servers and applications play; where one is not installed, these tests are skipped.
 """
@@ -109,7 +109,7 @@ def perform(env: DesktopEnv, *actions: Action) -> None:
 
 
 def step_until_it_breaks(env: DesktopEnv) -> None:
-    """What was killed is noticed at the next step, or at one of those that follow."""
+    """A kill is noticed at the next step or one of those after it."""
     for _ in range(8):
         env.step(Wait(seconds=0.1))
 
@@ -124,7 +124,7 @@ def pid_of(keeper: int, name: str) -> int:
 
 
 def shorten_deadlines(env: DesktopEnv, seconds: float) -> None:
-    """For what hangs from here on; what starts a desktop takes the time it needs."""
+    """A short deadline from here on; the start of a desktop takes the time it needs."""
     assert env._session is not None
     shorter = replace(env.desktop.settings, deadline_s=seconds)
     env._session.settings = env.desktop.settings = shorter
@@ -139,7 +139,7 @@ def await_gone(*paths: Path) -> None:
 
 
 def traces(env: DesktopEnv, keeper: int) -> list[Path]:
-    """What must be gone after the episode: processes, the folder, the display's socket."""
+    """Everything that must be gone after the episode: processes, folder, the display's socket."""
     assert env._session is not None
     processes = [Path(f"/proc/{pid}") for pid in (keeper, *descendants(keeper))]
     found = [*processes, home(env).parent, env.desktop.socket]
@@ -152,7 +152,7 @@ def traces(env: DesktopEnv, keeper: int) -> list[Path]:
 # --- the contract -----------------------------------------------------------------------------
 
 
-def test_it_keeps_the_contract(env: DesktopEnv) -> None:
+def test_the_environment_keeps_the_contract(env: DesktopEnv) -> None:
     assert isinstance(env, GuiEnv)
     assert isinstance(env, Solvable)
     screen, info = env.reset(seed=1, options={"task": "desktop/mousepad-append-line"})
@@ -162,7 +162,7 @@ def test_it_keeps_the_contract(env: DesktopEnv) -> None:
     assert "{" not in info["instruction"]
 
 
-def test_the_same_seed_is_the_same_episode_pixel_by_pixel(env: DesktopEnv) -> None:
+def test_the_same_seed_gives_the_same_episode_pixel_by_pixel(env: DesktopEnv) -> None:
     def first(seed: int) -> tuple[bytes, str]:
         screen, info = env.reset(seed=seed, options={"task": "desktop/mousepad-append-line"})
         return screen.screenshot, info["instruction"]
@@ -208,7 +208,7 @@ def test_more_strange_characters_than_spare_keys_all_arrive(tmp_path: Path) -> N
         env.close()
 
 
-def test_what_hits_nothing_is_harmless(env: DesktopEnv) -> None:
+def test_an_action_that_hits_nothing_is_harmless(env: DesktopEnv) -> None:
     begin(env)
     before = env.step(Move(x=1270, y=700))[0].screenshot
     for action in (
@@ -229,7 +229,7 @@ def test_the_suite_holds_thirty_tasks_over_six_applications() -> None:
 
 
 @pytest.mark.parametrize("task_id", SUITE.files)
-def test_a_task_file_is_whole(task_id: str) -> None:
+def test_a_task_file_is_complete(task_id: str) -> None:
     task = SUITE.files[task_id]
     assert task.solution
     assert len(task.near_misses) >= 3
@@ -279,7 +279,7 @@ def test_near_misses_fail(env: DesktopEnv) -> None:
         assert (env.evaluate().outcome, reward) == ("fail", 0.0), near.why
 
 
-def test_a_task_that_cannot_be_done_passes_by_giving_up_alone(tmp_path: Path) -> None:
+def test_a_task_that_cannot_be_done_passes_only_by_giving_up(tmp_path: Path) -> None:
     env = suite_of(tmp_path, evaluator={"func": "infeasible"}, max_steps=2).make_env()
     try:
         outcomes = {}
@@ -342,7 +342,7 @@ def test_a_malformed_task_costs_only_itself(tmp_path: Path) -> None:
     ]
 
 
-def test_a_task_that_names_what_does_not_exist_is_refused_by_file(tmp_path: Path) -> None:
+def test_a_task_with_an_unknown_step_parameter_or_draw_is_refused_by_file(tmp_path: Path) -> None:
     task_file(tmp_path, "step", config=[{"type": "opne", "parameters": {}}])
     task_file(tmp_path, "parameter", config=[{"type": "text", "parameters": {"file": "x"}}])
     task_file(tmp_path, "draw", draw={"n": {"pick": [1]}})
@@ -359,7 +359,7 @@ def test_a_task_that_names_what_does_not_exist_is_refused_by_file(tmp_path: Path
         env.close()
 
 
-def test_draws_repeat_and_refuse_what_they_cannot_draw() -> None:
+def test_draws_repeat_and_malformed_ones_are_refused() -> None:
     spec = {"n": {"integers": [1, 9, 3]}, "s": {"sum": "{n}"}, "text": {"value": "{n[0]}-{s}"}}
     values = draw(spec, "t", 1)
     assert values == draw(spec, "t", 1)
@@ -372,7 +372,7 @@ def test_draws_repeat_and_refuse_what_they_cannot_draw() -> None:
     for wrong, told in (
         ({"a": {"pick": [1]}}, "draw.a must be one of"),
         ({"a": {"choice": []}}, "draw.a: choice"),
-        ({"a": {"value": "{b}"}, "b": {"value": 1}}, "draw.a names b, which must stand before"),
+        ({"a": {"value": "{b}"}, "b": {"value": 1}}, "draw.a names b, which must come before"),
     ):
         with pytest.raises(TaskError, match=told):
             draw(wrong, "t", 1)
@@ -424,10 +424,10 @@ def test_a_server_that_hangs_breaks_its_episode(tmp_path: Path) -> None:
         env.close()
 
 
-def test_an_application_that_eats_memory_is_ended(tmp_path: Path) -> None:
+def test_an_application_over_the_memory_limit_is_ended(tmp_path: Path) -> None:
     eater = ["/usr/bin/python3", "-c", "x = b'x' * (900 << 20)\nwhile True: pass"]
     if not Path(eater[0]).exists():
-        pytest.skip("no /usr/bin/python3 to eat memory with")
+        pytest.skip("no /usr/bin/python3 to allocate memory with")
     config = [{"type": "launch", "parameters": {"command": eater}}]
     env = suite_of(tmp_path, config=config).make_env(memory_mb=512)
     try:
@@ -437,7 +437,7 @@ def test_an_application_that_eats_memory_is_ended(tmp_path: Path) -> None:
         env.close()
 
 
-def test_a_program_that_does_not_exist_says_so(tmp_path: Path) -> None:
+def test_a_missing_program_is_named(tmp_path: Path) -> None:
     config = [{"type": "launch", "parameters": {"command": ["no-such-program"]}}]
     env = suite_of(tmp_path, config=config).make_env()
     try:
@@ -447,7 +447,7 @@ def test_a_program_that_does_not_exist_says_so(tmp_path: Path) -> None:
         env.close()
 
 
-def test_a_program_that_is_run_says_what_it_wrote_or_that_it_failed(env: DesktopEnv) -> None:
+def test_a_program_that_is_run_gives_its_output_or_its_failure(env: DesktopEnv) -> None:
     begin(env)
     for word in ("one", "two"):
         assert env.desktop.run("echo", ["echo", word]) == f"{word}\n"
@@ -491,7 +491,7 @@ def test_a_killed_keeper_leaves_nothing(env: DesktopEnv) -> None:
     await_gone(*left)
 
 
-def test_desktops_stand_side_by_side(env: DesktopEnv) -> None:
+def test_desktops_run_side_by_side(env: DesktopEnv) -> None:
     other = SUITE.make_env()
     try:
         begin(env, seed=1)
@@ -546,7 +546,7 @@ def test_a_closed_environment_leaves_no_open_files() -> None:
         ({"settle": 3}, "no option 'settle'; did you mean 'settle_ms'"),
     ],
 )
-def test_a_wrong_option_says_what_is_right(options: dict[str, Any], told: str) -> None:
+def test_a_wrong_option_is_refused_with_the_valid_range(options: dict[str, Any], told: str) -> None:
     with pytest.raises(TaskError, match=told):
         make_env("desktop", **options)
 
@@ -563,7 +563,7 @@ def test_a_missing_program_names_the_install_step() -> None:
         find_programs({"no-such-a": "xvfb", "no-such-b": "nothing-such", "sh": "dash"})
 
 
-def test_folders_of_killed_desktops_go_with_the_next_start(env: DesktopEnv) -> None:
+def test_folders_of_killed_desktops_are_removed_at_the_next_start(env: DesktopEnv) -> None:
     stale = Path(tempfile.gettempdir()) / f"{FOLDER_PREFIX}stale"
     stale.mkdir()
     (stale / "dart.lock").touch()

@@ -1,4 +1,4 @@
-"""Promises of what suite `desktop` reads when it judges: OpenDocument files, pictures, widgets.
+"""Promises of what suite `desktop` reads to judge: OpenDocument files, pictures, widgets.
 
 No desktop is started here; where the packages of the suite are missing, these tests are skipped.
 """
@@ -23,7 +23,7 @@ from envs.desktop.suite import PACKAGES, DesktopSuite
 if any(importlib.util.find_spec(package) is None for package in PACKAGES):
     pytest.skip("needs pip install 'dart-cli[desktop]'", allow_module_level=True)
 
-from envs.desktop import needs, place
+from envs.desktop import host_resources, needs
 from envs.desktop.files import make_document, make_picture, make_slides, make_spreadsheet
 from envs.desktop.getters import GetterContext, get
 from envs.desktop.judge import METRICS
@@ -53,7 +53,7 @@ def scene(home: Path, widgets: list[dict[str, Any]] | None = None) -> GetterCont
 # --- OpenDocument -----------------------------------------------------------------------------
 
 
-def test_paragraphs_of_a_document_read_as_they_are_seen(tmp_path: Path) -> None:
+def test_paragraphs_of_a_document_read_as_displayed(tmp_path: Path) -> None:
     path = odf(
         tmp_path / "a.odt",
         "text",
@@ -65,7 +65,7 @@ def test_paragraphs_of_a_document_read_as_they_are_seen(tmp_path: Path) -> None:
     assert read_paragraphs(path) == ["Title", "a   b\tc\nd.", "aside", "one", ""]
 
 
-def test_cells_of_a_sheet_are_found_behind_those_that_repeat(tmp_path: Path) -> None:
+def test_cells_of_a_sheet_are_found_after_repeated_ones(tmp_path: Path) -> None:
     blank = '<table:table-cell table:number-columns-repeated="2"/>'
     number = '<table:table-cell office:value-type="float" office:value="5"/>'
     formula = (
@@ -88,7 +88,7 @@ def test_cells_of_a_sheet_are_found_behind_those_that_repeat(tmp_path: Path) -> 
     assert read_cells(path, ["A3"], "Two", formulas=False) == [None]
 
 
-def test_a_file_that_is_no_opendocument_is_the_policys_doing(tmp_path: Path) -> None:
+def test_a_file_that_is_not_opendocument_is_a_fail_of_the_policy(tmp_path: Path) -> None:
     (tmp_path / "text.odt").write_text("plain")
     odf(tmp_path / "sheet.odt", "spreadsheet", "")
     odf(tmp_path / "broken.odt", "text", "<text:p>")
@@ -149,26 +149,26 @@ def test_a_picture_is_read_by_shares_of_its_size(tmp_path: Path) -> None:
         assert get(scene(tmp_path), "pixels", {"path": name, "at": corners}) is None
 
 
-# --- places ---------------------------------------------------------------------------------
+# --- folders ---------------------------------------------------------------------------------
 
 
-def test_an_environment_keeps_its_place_while_others_come_and_go(
+def test_an_environment_keeps_its_number_while_others_start_and_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(place, "_taken", set())
-    seats = [place.DesktopNumber() for _ in range(4)]
+    monkeypatch.setattr(host_resources, "_taken", set())
+    numbers = [host_resources.DesktopNumber() for _ in range(4)]
 
-    def sit(desktop_number: place.DesktopNumber) -> str:
-        """The name of a desktop's folder, once the desktop has come and gone."""
+    def sit(desktop_number: host_resources.DesktopNumber) -> str:
+        """The name of a desktop's folder, once the desktop was made and removed."""
         folder, lock = desktop_number.make_folder()
         os.close(lock)
         shutil.rmtree(folder)
-        return folder.name.removeprefix(place.FOLDER_PREFIX)
+        return folder.name.removeprefix(host_resources.FOLDER_PREFIX)
 
-    first, second, third, fourth = seats
+    first, second, third, fourth = numbers
     assert [sit(first), sit(second), sit(first), sit(third), sit(second)] == list("01021")
-    (tmp_path / f"{place.FOLDER_PREFIX}1").mkdir()  # another process was faster
+    (tmp_path / f"{host_resources.FOLDER_PREFIX}1").mkdir()  # another process was faster
     assert [sit(second), sit(second), sit(first)] == list("330")
     first.leave()
     first.leave()
@@ -178,7 +178,7 @@ def test_an_environment_keeps_its_place_while_others_come_and_go(
 # --- widgets and parts ------------------------------------------------------------------------
 
 
-def test_widgets_are_matched_by_the_fields_that_are_named(tmp_path: Path) -> None:
+def test_widgets_are_matched_by_the_given_fields(tmp_path: Path) -> None:
     widgets = [
         {"role": "text", "name": "", "text": "105", "checked": False},
         {"role": "radio menu item", "name": "Octal", "text": "", "checked": True},
@@ -206,15 +206,15 @@ def test_tasks_whose_optional_parts_are_missing_are_left_out(
     assert "apt install at-spi2-core python3-gi gir1.2-atspi-2.0 gimp" in caplog.text
 
 
-def test_a_folder_that_was_made_again_while_it_was_looked_at_is_kept(
+def test_a_folder_made_again_during_the_check_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    folder = tmp_path / f"{place.FOLDER_PREFIX}1"
+    folder = tmp_path / f"{host_resources.FOLDER_PREFIX}1"
 
     def make() -> None:
         folder.mkdir()
-        (folder / place._LOCK).touch()
+        (folder / host_resources._LOCK).touch()
 
     def made_again(lock: int, operation: int) -> None:
         shutil.rmtree(folder)
@@ -225,7 +225,7 @@ def test_a_folder_that_was_made_again_while_it_was_looked_at_is_kept(
     flock = fcntl.flock
     with monkeypatch.context() as patched:
         patched.setattr(fcntl, "flock", made_again)
-        place.remove_stale_folders()
+        host_resources.remove_stale_folders()
     assert folder.exists()
-    place.remove_stale_folders()
+    host_resources.remove_stale_folders()
     assert not folder.exists()

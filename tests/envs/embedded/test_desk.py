@@ -1,4 +1,4 @@
-"""Suite desk: the applications behave like applications, also off the straight way."""
+"""Suite desk: the applications behave like applications, also away from the solution."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def names(env: EmbeddedEnv) -> set[str]:
 
 
 def finish(env: EmbeddedEnv, action: Action | None = None) -> str:
-    """The outcome once the policy says it is done."""
+    """The outcome after the action `done`."""
     _, _, _, _, info = env.step(action or Done())
     return str(info["verdict"].outcome)
 
@@ -91,7 +91,7 @@ def test_a_wrong_password_is_refused_and_can_be_corrected() -> None:
     assert reward == 1.0
 
 
-def test_a_form_sent_too_early_fails_for_good() -> None:
+def test_a_form_sent_too_early_fails_finally() -> None:
     env = start("desk/sign-up")
     x, y = at(env, "submit")
     _, reward, terminated, _, info = env.step(Click(x=x, y=y))
@@ -168,7 +168,7 @@ def test_deleting_the_wrong_file_fails() -> None:
     assert finish(env) == "fail"
 
 
-def test_a_delete_can_be_called_off() -> None:
+def test_a_delete_can_be_cancelled() -> None:
     env, scene = files("desk/files-delete")
     before = dict(scene.tree)
     press(env, f"entry.{a_file(scene)}")
@@ -199,7 +199,7 @@ def test_a_folder_is_entered_by_a_double_click_and_left_by_up() -> None:
     assert scene.path == ()
 
 
-def test_the_context_menu_does_what_the_tool_bar_does() -> None:
+def test_the_context_menu_does_the_same_as_the_tool_bar() -> None:
     env, scene = files("desk/files-rename")
     name = a_file(scene)
     x, y = at(env, f"entry.{name}")
@@ -240,6 +240,6 @@ def test_differences_name_the_path() -> None:
     assert differences({"a": None}, {"a": {}}) == ["/a is of the wrong kind"]
 
 
-def test_no_template_of_the_desk_is_named_twice() -> None:
+def test_template_names_of_the_desk_are_unique() -> None:
     tasks = load_suite("desk").tasks
     assert len(tasks) == len(set(tasks)) >= 20

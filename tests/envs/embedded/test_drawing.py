@@ -56,7 +56,7 @@ def test_png_holds_every_pixel_exactly() -> None:
     assert decoded.tobytes() == to_image(canvas).tobytes()
 
 
-def test_jpeg_is_near_and_says_so_in_its_first_bytes() -> None:
+def test_jpeg_is_close_and_has_its_signature() -> None:
     canvas = blank()
     canvas.fill(Rect(0, 0, 20, 30), COLOURS["red"])
     blob = encode(canvas, "jpeg")

@@ -71,9 +71,9 @@ def test_every_template_can_be_played_at_every_size(suite: str, size: str) -> No
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.id)
-def test_the_same_seed_is_the_same_episode_byte_for_byte(task: Task) -> None:
+def test_the_same_seed_gives_the_same_episode_byte_for_byte(task: Task) -> None:
     one, other = embedded(task.suite), embedded(task.suite)
-    other.reset(seed=99, options={"task": task})  # what was played before does not matter
+    other.reset(seed=99, options={"task": task})  # earlier episodes do not matter
     first, info = one.reset(seed=4, options={"task": task})
     again, info_again = other.reset(seed=4, options={"task": task.id})
     assert (first, info) == (again, info_again)
@@ -84,7 +84,7 @@ def test_the_same_seed_is_the_same_episode_byte_for_byte(task: Task) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.id)
-def test_seeds_differ_in_what_they_show(task: Task) -> None:
+def test_seeds_differ_in_their_screens(task: Task) -> None:
     env = embedded(task.suite, size="168x168")
     screens = {env.reset(seed=s, options={"task": task})[0].screenshot for s in range(20)}
     assert len(screens) >= 18
@@ -118,7 +118,7 @@ def test_doing_nothing_ends_at_the_limit_and_fails(task: Task) -> None:
 
 @pytest.mark.parametrize("action", [Done(), Fail(), Answer(text="red")], ids=lambda a: a.kind)
 @pytest.mark.parametrize("suite", SUITES)
-def test_a_claim_without_the_deed_fails(suite: str, action: Action) -> None:
+def test_done_without_reaching_the_goal_fails(suite: str, action: Action) -> None:
     env = embedded(suite, size="168x168")
     for task in load_suite(suite).tasks.values():
         for seed in range(5):
@@ -164,7 +164,7 @@ def random_action(rng: Random, width: int, height: int) -> Action:
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.id)
-def test_no_action_breaks_the_screen_and_the_oracle_finds_back(task: Task) -> None:
+def test_no_action_breaks_the_screen_and_the_oracle_still_solves_it(task: Task) -> None:
     """After any detour that ended nothing, the oracle still reaches the goal, if it can be reached."""
     env, rng = embedded(task.suite, slack=200), Random(task.id)
     wide = Task(**{**vars(task), "max_steps": 400})
@@ -190,7 +190,7 @@ def test_no_action_breaks_the_screen_and_the_oracle_finds_back(task: Task) -> No
 
 
 NOT_UNDONE = {task.id for task in TASKS if task.id.startswith("desk/files")} | {"desk/chores"}
-"""Where a wrong action may have done what the oracle cannot undo: a file deleted, a line added."""
+"""Tasks in which a wrong action may do what the oracle cannot undo: delete a file, add a line."""
 
 
 @pytest.mark.parametrize("suite", SUITES)
@@ -222,7 +222,7 @@ def test_a_judge_that_breaks_makes_the_episode_invalid_and_never_a_reward() -> N
     assert (reward, terminated, info["verdict"].outcome) == (0.0, True, "invalid")
 
 
-def test_misuse_is_named() -> None:
+def test_misuse_raises_a_named_error() -> None:
     env = embedded("mini")
     with pytest.raises(EnvError, match="call reset first"):
         env.step(Wait())
@@ -247,7 +247,7 @@ def test_without_a_seed_episodes_differ() -> None:
 
 
 @pytest.mark.parametrize("suite", SUITES)
-def test_jpeg_is_selectable_and_says_so(suite: str) -> None:
+def test_jpeg_is_selectable_and_its_media_type_is_set(suite: str) -> None:
     env = embedded(suite, encoding="jpeg")
     task = next(iter(load_suite(suite).tasks))
     observation, _ = env.reset(seed=0, options={"task": task})
@@ -264,7 +264,7 @@ def test_there_are_enough_templates_of_every_tier_and_both_splits() -> None:
         assert {task.split for task in TASKS if task.suite == suite} == {"train", "heldout"}
 
 
-def test_widgets_tell_what_can_be_reached_and_a_click_on_one_reaches_it() -> None:
+def test_widgets_are_those_in_reach_and_a_click_on_one_reaches_it() -> None:
     env = embedded("mini")
     for task in load_suite("mini").tasks:
         for seed in range(10):

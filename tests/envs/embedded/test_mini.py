@@ -54,7 +54,7 @@ def test_a_popup_hides_what_is_behind_until_it_is_closed() -> None:
         assert press(env, f"{colour}.button") == (1.0, True)
 
 
-def test_a_confirmation_can_be_taken_back_and_only_ok_commits() -> None:
+def test_a_confirmation_can_be_cancelled_and_only_ok_commits() -> None:
     env, colour = start("mini/confirm")
     wrong = other(env, "button", colour)
     assert press(env, wrong) == (0.0, False)
@@ -132,7 +132,7 @@ def test_another_choice_of_a_list_can_be_made() -> None:
     assert press(env, f"{colour}.swatch") == (1.0, True)
 
 
-def test_the_trash_takes_what_is_selected_and_nothing_else() -> None:
+def test_the_trash_takes_only_the_selected_file() -> None:
     env, colour = start("mini/delete")
     assert press(env, "trash") == (0.0, False)
     press(env, other(env, "file", colour))
@@ -153,7 +153,7 @@ def test_a_list_scrolls_by_arrows_and_by_the_wheel_alike() -> None:
     assert names(env) == by_arrow
 
 
-def test_a_folder_opens_and_lets_one_back() -> None:
+def test_a_folder_opens_and_can_be_left() -> None:
     env, colour = start("mini/folder")
     press(env, "folder")
     assert f"{colour}.button" in names(env)
@@ -183,7 +183,7 @@ def test_instructions_are_of_the_closed_vocabulary(task: str) -> None:
         assert set(info["instruction"].split()) <= set(VOCABULARY)
 
 
-def test_kinds_that_hide_a_button_all_speak_alike() -> None:
+def test_kinds_that_hide_a_button_share_one_instruction() -> None:
     asked = ("click", "popup", "menu", "page", "confirm", "tabs", "scroll", "folder")
     assert {TASKS[f"mini/{kind}"].instruction for kind in asked} == {"click the {colour} button"}
 

@@ -1,4 +1,4 @@
-"""Each widget: where it is hit, what it answers to the mouse and to the keyboard."""
+"""Each widget: where it is hit, and how it handles mouse and keyboard."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SCREEN = Rect(0, 0, 320, 240)
 
 
 class Bench:
-    """A screen of layers made by a function, and a notebook for what the widgets report."""
+    """A screen of layers made by a function, and a record of what the widgets report."""
 
     def __init__(self, build: Callable[[Bench], list[Layer]]) -> None:
         self.notes: list[Any] = []
@@ -118,7 +118,7 @@ def test_a_press_on_any_pixel_inside_reaches_it_and_none_outside_does(kind: str)
 
 
 @pytest.mark.parametrize("kind", PRESSABLE)
-def test_enter_and_space_press_what_has_the_focus_and_it_can_be_seen(kind: str) -> None:
+def test_enter_and_space_press_the_focused_widget_and_the_focus_is_visible(kind: str) -> None:
     b = bench(PRESSABLE[kind])
     bare = to_image(b.app.paint()).tobytes()
     b.press("tab")
@@ -184,7 +184,7 @@ def test_tab_goes_round_in_tree_order_and_shift_tab_back() -> None:
     assert b.app.ui.focus == "three"
 
 
-def test_a_click_takes_the_focus_and_a_click_beside_gives_it_up() -> None:
+def test_a_click_takes_the_focus_and_a_click_beside_drops_it() -> None:
     b = bench(lambda b: TextField("t", b.values.get("t", ""), b.put("t")))
     b.click("t")
     b.type("a")
@@ -355,7 +355,7 @@ def test_a_drop_down_opens_chooses_and_closes() -> None:
     assert b.app.see("c.option 2") is None
 
 
-def test_what_an_open_drop_down_covers_cannot_be_pressed_and_a_press_outside_only_closes_it() -> (
+def test_widgets_under_an_open_drop_down_cannot_be_pressed_and_a_press_outside_only_closes_it() -> (
     None
 ):
     b = combo_bench()
@@ -421,7 +421,7 @@ def test_a_disabled_entry_does_nothing_and_escape_closes() -> None:
     assert b.app.see("Edit.c") is None
 
 
-def test_a_context_menu_stays_on_the_screen_wherever_it_is_asked_for() -> None:
+def test_a_context_menu_stays_on_the_screen_wherever_it_opens() -> None:
     for at in ((0, 0), (319, 239), (160, 239)):
         b = Bench(lambda b, at=at: [  # type: ignore[misc]
             Layer(Gap(), SCREEN),
@@ -589,7 +589,7 @@ def test_a_row_dragged_onto_another_is_dropped_there() -> None:
 # --- layout -----------------------------------------------------------------------------------
 
 
-def test_children_that_grow_share_what_is_left() -> None:
+def test_growing_children_share_the_remaining_room() -> None:
     left, right = Gap(10, 10), Gap(10, 10)
     b = Bench(
         lambda _: [

@@ -1,4 +1,4 @@
-"""Promises of suite `miniwob`: exact repeats, honest verdicts, and a browser that may die at any time.
+"""Promises of suite `miniwob`: exact repeats, correct verdicts, and a browser that may die at any time.
 
 The real browser plays; where it or the package is not installed, these tests are skipped.
 """
@@ -101,7 +101,7 @@ def browser_of(env: MiniwobEnv) -> int:
 
 
 def command_of(pid: int) -> list[str]:
-    """Empty for a moment after the process was started: the kernel writes it down late."""
+    """Empty for a moment after the process was started: the kernel sets it late."""
     return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
 
@@ -116,7 +116,7 @@ def gone(what: str, seconds: float = 20.0) -> None:
 # --- the contract -----------------------------------------------------------------------------
 
 
-def test_it_keeps_the_contract(env: MiniwobEnv) -> None:
+def test_the_environment_keeps_the_contract(env: MiniwobEnv) -> None:
     assert isinstance(env, GuiEnv)
     assert isinstance(env, Solvable)
     screen = begin(env, "click-test")
@@ -173,9 +173,7 @@ def random_action(rng: Random) -> Action:
 
 
 @pytest.mark.parametrize("page", STEADY)
-def test_a_seed_repeats_pixel_by_pixel_whatever_was_played_before(
-    env: MiniwobEnv, page: str
-) -> None:
+def test_a_seed_repeats_pixel_by_pixel_after_any_other_episodes(env: MiniwobEnv, page: str) -> None:
     def play(seed: int, stream: str) -> list[bytes]:
         rng = Random(stream)
         screens = [begin(env, page, seed).screenshot]
@@ -209,7 +207,7 @@ def test_a_task_that_comes_back_finds_its_page_loaded_and_few_pages_are_kept() -
         env.close()
 
 
-def test_a_page_that_crashed_while_nobody_played_it_costs_no_episode() -> None:
+def test_a_page_that_crashed_while_unused_costs_no_episode() -> None:
     env = MiniwobSuite().make_env()
     try:
         begin(env, "click-test")
@@ -225,8 +223,8 @@ def test_a_page_that_crashed_while_nobody_played_it_costs_no_episode() -> None:
         env.close()
 
 
-def test_how_long_a_policy_thinks_changes_nothing(env: MiniwobEnv) -> None:
-    """A page's clock goes on by steps only: nothing moves meanwhile."""
+def test_the_time_a_policy_takes_changes_nothing(env: MiniwobEnv) -> None:
+    """A page's clock advances by steps only: nothing moves in between."""
     screen = begin(env, "moving-items")
     assert env._page is not None
     time.sleep(0.3)
@@ -283,7 +281,7 @@ def test_a_time_is_typed_as_people_write_it(env: MiniwobEnv) -> None:
 
 
 @pytest.mark.parametrize("kind", ["color", "date", "datetime-local", "month", "time", "week"])
-def test_no_field_opens_a_window_of_its_own(env: MiniwobEnv, kind: str) -> None:
+def test_no_field_opens_a_separate_window(env: MiniwobEnv, kind: str) -> None:
     begin(env, "enter-time")
     left, top, right, bottom = value(
         env,
@@ -343,7 +341,7 @@ def test_the_oracle_passes(env: MiniwobEnv, page: str) -> None:
     assert [solve(env, page, seed) for seed in (1, 2)] == ["pass", "pass"]
 
 
-def test_a_wrong_click_fails_and_says_the_raw_reward(env: MiniwobEnv) -> None:
+def test_a_wrong_click_fails_and_reports_the_raw_reward(env: MiniwobEnv) -> None:
     begin(env, "click-test-2")
     x, y = value(
         env,
@@ -358,13 +356,13 @@ def test_a_wrong_click_fails_and_says_the_raw_reward(env: MiniwobEnv) -> None:
         env.step(Click(x=x, y=y))
 
 
-def test_saying_done_passes_nothing(env: MiniwobEnv) -> None:
+def test_done_alone_passes_no_task(env: MiniwobEnv) -> None:
     begin(env, "click-test")
     assert env.step(Done())[1:3] == (0.0, True)
     assert env.evaluate().outcome == "fail"
 
 
-def test_a_partial_reward_is_no_pass(env: MiniwobEnv) -> None:
+def test_a_partial_reward_does_not_pass(env: MiniwobEnv) -> None:
     begin(env, "click-checkboxes")
     value(env, "core.endEpisode(0.5, true), 0")
     assert env.step(Wait(seconds=0))[2]
@@ -384,7 +382,7 @@ def test_leaving_the_page_fails(env: MiniwobEnv) -> None:
 
 
 @pytest.mark.parametrize("elsewhere", ["about:blank", "enter-text.html"])
-def test_the_episode_after_a_page_was_left_is_played_on_its_own(
+def test_the_episode_after_a_page_was_left_starts_on_the_tasks_page(
     env: MiniwobEnv, elsewhere: str
 ) -> None:
     begin(env, "click-test")
@@ -421,7 +419,7 @@ def test_a_crashed_page_is_invalid_and_replaced() -> None:
             env.step(Click(x=1, y=1))
         assert env.evaluate().outcome == "invalid"
         assert solve(env, "click-test", 1) == "pass"
-        assert browser_of(env) == browser  # the others' pages were not harmed
+        assert browser_of(env) == browser  # the pages of other slots are unharmed
     finally:
         env.close()
 
@@ -463,7 +461,7 @@ def test_a_killed_browser_is_replaced_for_all_slots() -> None:
             env.close()
 
 
-def test_the_last_slot_takes_the_browser_and_its_profile_along() -> None:
+def test_the_last_slot_ends_the_browser_and_removes_its_profile() -> None:
     before = profiles()
     suite = MiniwobSuite()
     slots = [suite.make_env(browsers=1), suite.make_env(browsers=1)]
@@ -473,7 +471,7 @@ def test_the_last_slot_takes_the_browser_and_its_profile_along() -> None:
     slots[0].close()
     assert processes_of(browser)
     slots[1].close()
-    slots[1].close()  # twice is harmless
+    slots[1].close()  # a second close is harmless
     assert processes_of(browser) == []
     assert profiles() <= before
 
@@ -502,19 +500,19 @@ def test_no_browser_outlives_a_killed_process() -> None:
         if time.monotonic() > until:
             gone("the browser")
         time.sleep(0.05)
-    assert profiles() - before  # what nobody could remove
+    assert profiles() - before  # no process could remove them
     remove_stale_profiles()
     assert profiles() <= before
 
 
-def test_a_profile_that_is_taken_for_a_stale_one_while_it_is_made_is_made_again(
+def test_a_profile_removed_as_stale_while_it_is_made_is_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     locks, lock = iter([remove_stale_profiles]), fcntl.flock
 
     def late(descriptor: int, how: int) -> None:
         if how == fcntl.LOCK_EX:
-            next(locks, lambda: None)()  # what another process does meanwhile
+            next(locks, lambda: None)()  # as another process does meanwhile
         lock(descriptor, how)
 
     monkeypatch.setattr("envs.miniwob.process.fcntl.flock", late)
@@ -565,7 +563,7 @@ def test_a_wrong_option_is_named(options: dict[str, object]) -> None:
         make_env("miniwob", **options)
 
 
-def test_a_browser_that_is_none_says_so(tmp_path: Path) -> None:
+def test_a_program_that_is_not_a_browser_is_reported(tmp_path: Path) -> None:
     script = tmp_path / "chromium"
     script.write_text("#!/bin/sh\necho no display here >&2\nexit 3\n")
     script.chmod(0o755)

@@ -1,4 +1,4 @@
-"""A guest for tests: OSWorld's routes (guest_server.py) on an Xvfb, and a window that is watched."""
+"""A guest for tests: OSWorld's routes (guest_server.py) on an Xvfb, and a window that logs its events."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class XGuest:
         self.processes: list[subprocess.Popen[bytes]] = []
         display = self.start(
             *("Xvfb", "-displayfd", "1", "-screen", "0", "800x600x24", "-nolisten", "tcp"),
-            "-noreset",  # or it begins anew, and refuses, whenever its last client leaves
+            "-noreset",  # else it restarts, and refuses connections, whenever its last client leaves
             says=True,
         )
         self.display = f":{display}"
@@ -39,7 +39,7 @@ class XGuest:
         self.url = f"http://127.0.0.1:{port}"
 
     def start(self, *command: str, says: bool = False) -> str:
-        """Start a program on this display; its first line where it says one."""
+        """Start a program on this display; its first line, if it prints one."""
         process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE if says else subprocess.DEVNULL,
@@ -52,7 +52,7 @@ class XGuest:
             return ""
         assert process.stdout is not None
         if not select.select([process.stdout], [], [], DEADLINE_S)[0]:
-            pytest.fail(f"{command[0]} said nothing in {DEADLINE_S:g} s")
+            pytest.fail(f"{command[0]} printed nothing in {DEADLINE_S:g} s")
         return process.stdout.readline().decode().strip()
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""A container engine for tests: Docker's HTTP interface, as far as envs/osworld/container.py uses it.
+"""A container engine for tests: Docker's HTTP interface, the part that envs/osworld/container.py uses.
 
 It runs nothing: a started container's port 5000 is that of `guest_port`, a server of the test's. The
 answers have the shapes of Docker Engine API 1.43.
@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 
 class Engine:
-    """One engine. `containers` are those that exist; `log` is what was asked of it, in order."""
+    """One engine. `containers` are those that exist; `log` holds its requests in order."""
 
     def __init__(self) -> None:
         self.containers: dict[str, dict[str, Any]] = {}
@@ -23,7 +23,7 @@ class Engine:
         self.log: list[str] = []
         self.made = 0
         self.guest_port = 0
-        self.dies = ""  # a container's last words, where it ends at once
+        self.dies = ""  # a container's last output, if it exits at once
         self.fails_to_start = False
         self.fails_to_remove = False
         engine = self

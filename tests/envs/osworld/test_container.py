@@ -1,6 +1,6 @@
 """Promises of containers: made as OSWorld needs them, anew for each episode, and never left behind.
 
-The engine is a stand-in that speaks Docker's HTTP interface (engine.py); the package `docker`, the
+The engine is a fake that speaks Docker's HTTP interface (engine.py); the package `docker`, the
 guest server behind the published port and the processes are real.
 """
 
@@ -108,9 +108,11 @@ def test_each_episode_has_a_new_container_and_the_last_is_removed(guests: Any, d
     assert [each.split()[0] for each in made] == ["POST", "DELETE"] * 2
 
 
-def test_a_container_that_ends_is_removed_and_its_last_words_told(engine: Any, disk: Path) -> None:
+def test_a_container_that_exits_is_removed_and_its_last_output_reported(
+    engine: Any, disk: Path
+) -> None:
     engine.dies = "KVM: permission denied"
-    engine.guest_port = 9  # nobody listens
+    engine.guest_port = 9  # no process listens
     provider = ContainerProvider(Machine(disk))
     with pytest.raises(EnvError, match=r"dart-osworld-\w+ is exited .*KVM: permission denied"):
         provider.fresh()
@@ -160,7 +162,7 @@ def test_a_container_that_vanished_is_replaced(guests: Any, disk: Path) -> None:
     provider.close()
 
 
-def test_what_a_killed_process_left_is_removed_and_nothing_else(guests: Any, disk: Path) -> None:
+def test_only_containers_of_killed_processes_are_removed(guests: Any, disk: Path) -> None:
     script = (
         "import sys, time\n"
         "from pathlib import Path\n"
@@ -199,7 +201,7 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(guests: Any, dis
 
 
 @pytest.mark.parametrize("host", ["tcp://127.0.0.1:9", "unix:///no/such/engine.sock"])
-def test_no_engine_is_one_clear_line(
+def test_a_missing_engine_is_reported_in_one_line(
     disk: Path, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", host)
@@ -215,7 +217,7 @@ def test_a_missing_package_names_the_install_step(monkeypatch: pytest.MonkeyPatc
         check_parts("osworld", {})
 
 
-def test_a_missing_image_or_disk_says_where_it_comes_from(engine: Any, disk: Path) -> None:
+def test_a_missing_image_or_disk_is_reported_with_its_source(engine: Any, disk: Path) -> None:
     client = find_engine()
     with pytest.raises(MissingPartError, match="huggingface"):
         check_machine(client, Machine(disk.with_name("none")))

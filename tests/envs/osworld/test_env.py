@@ -1,4 +1,4 @@
-"""Promises of suite `osworld`: an episode on a real guest server, and honest verdicts."""
+"""Promises of suite `osworld`: an episode on a real guest server, and correct verdicts."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def play(folder: Path, xguest: Any) -> Iterator[Callable[..., OsworldEnv]]:
     yield make
     for env in made:
         env.close()
-        env.close()  # twice is harmless
+        env.close()  # a second close is harmless
 
 
 def begin(env: OsworldEnv, name: str) -> Any:
@@ -159,7 +159,7 @@ def test_a_click_in_the_guest_passes_the_task_that_asks_for_it(
         env.step(Done())
 
 
-def test_saying_done_passes_nothing(play: Callable[..., OsworldEnv]) -> None:
+def test_done_alone_passes_no_task(play: Callable[..., OsworldEnv]) -> None:
     env = play(encoding="jpeg")
     screen, _ = begin(env, "square")
     assert Image.open(io.BytesIO(screen.screenshot)).format == "JPEG"
@@ -167,7 +167,7 @@ def test_saying_done_passes_nothing(play: Callable[..., OsworldEnv]) -> None:
     assert env.step(Done())[1:3] == (0.0, True)
 
 
-def test_fail_is_the_only_answer_to_what_cannot_be_done(play: Callable[..., OsworldEnv]) -> None:
+def test_only_fail_passes_a_task_that_cannot_be_done(play: Callable[..., OsworldEnv]) -> None:
     env = play()
     for action, outcome in ((None, "fail"), (Wait(seconds=0), "fail"), (Done(), "fail")):
         begin(env, "impossible")
@@ -181,7 +181,7 @@ def test_fail_is_the_only_answer_to_what_cannot_be_done(play: Callable[..., Oswo
     assert "cannot be done" in env.evaluate().reason
 
 
-def test_checks_are_joined_as_the_file_says(
+def test_checks_are_joined_by_the_files_conj(
     play: Callable[..., OsworldEnv], xguest: Any, tmp_path: Path
 ) -> None:
     env = play()
@@ -203,7 +203,7 @@ def test_a_set_up_that_fails_names_its_step(play: Callable[..., OsworldEnv], nam
     assert env.evaluate().outcome == "invalid"
 
 
-def test_no_episode_begins_with_its_task_done(play: Callable[..., OsworldEnv]) -> None:
+def test_an_episode_whose_task_is_done_at_reset_is_refused(play: Callable[..., OsworldEnv]) -> None:
     env = play()
     with pytest.raises(EnvError, match="already done at reset"):
         begin(env, "solved")
@@ -233,13 +233,13 @@ def test_a_guest_that_went_away_is_invalid(folder: Path, xguest: Any) -> None:
         server.end()
 
 
-def test_a_malformed_file_costs_only_itself(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_malformed_file_is_left_out_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     suite = OsworldSuite(folder, name="own")
     assert len(suite.tasks) == 8
     assert "malformed.json" in caplog.text
 
 
-def test_no_more_slots_than_guests(folder: Path, xguest: Any) -> None:
+def test_more_slots_than_guests_are_refused(folder: Path, xguest: Any) -> None:
     suite = OsworldSuite(folder, name="own")
     slots = [suite.make_env(url=[xguest.url], pause_s=0) for _ in range(2)]
     try:
@@ -281,7 +281,7 @@ def test_a_wrong_option_is_named(options: dict[str, Any]) -> None:
         make_env("osworld", **options)
 
 
-def test_a_task_that_needs_osworlds_evaluators_says_how_to_get_them(
+def test_a_task_that_needs_osworlds_evaluators_names_the_install_step(
     play: Callable[..., OsworldEnv], folder: Path, xguest: Any
 ) -> None:
     with pytest.raises(MissingPartError, match="pip install desktop-env"):
@@ -293,7 +293,7 @@ def test_a_task_that_needs_osworlds_evaluators_says_how_to_get_them(
     check_parts("osworld", {"url": xguest.url})
 
 
-def test_a_folder_of_ones_own_is_a_suite_in_three_lines(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_of_your_own_is_a_suite_in_three_lines(folder: Path, tmp_path: Path) -> None:
     module = tmp_path / "mine.py"
     module.write_text(
         "from envs.osworld.suite import OsworldSuite\n"
@@ -341,7 +341,7 @@ PACKAGE = {
         "def ends(result, **options): os._exit(3)\n"
     ),
 }
-"""A stand-in for PyPI desktop-env, whose 3 GB these tests cannot bring: its layout, not its content."""
+"""A replacement of PyPI desktop-env (3 GB, too large for these tests): its layout, not its content."""
 
 
 @pytest.fixture
@@ -355,7 +355,7 @@ def evaluators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def judged(xguest: Any, tmp_path: Path, func: str, path: str = "/mark", **options: Any) -> Any:
-    """The verdict on an episode that ends at once, and how it went on with the next."""
+    """The verdict on an episode that ends at once, and that of the next."""
     folder = tmp_path / "judged"
     folder.mkdir()
     result = {"type": "mark", "path": path}
@@ -403,9 +403,7 @@ def test_a_foreign_evaluator_that_breaks_is_invalid_and_costs_one_episode(
     assert following.reason == "same: 1, needs 1"
 
 
-def test_a_file_that_is_not_there_fails_as_in_osworld(
-    evaluators: None, xguest: Any, tmp_path: Path
-) -> None:
+def test_a_missing_file_fails_as_in_osworld(evaluators: None, xguest: Any, tmp_path: Path) -> None:
     assert judged(xguest, tmp_path, "same", path="/other")[0].outcome == "fail"
 
 

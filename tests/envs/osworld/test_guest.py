@@ -1,4 +1,4 @@
-"""Promises of the guest's client: every call ends in time, and what is no answer is an EnvError."""
+"""Promises of the guest's client: every call ends in time, and an invalid answer is an EnvError."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ CALLS: dict[str, Callable[[Guest], Any]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("body", [b"", b"<html>", b"null", b"[]", b'{"width": "x"}', b'{"AT": 3}'])
-def test_what_is_no_answer_is_an_error_that_names_the_route(
+def test_an_invalid_answer_is_an_error_that_names_the_route(
     odd: Odd, guest: Guest, name: str, body: bytes
 ) -> None:
     odd.body = body
@@ -102,7 +102,9 @@ def test_what_is_no_answer_is_an_error_that_names_the_route(
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_refusal_is_told_apart_and_cited(odd: Odd, guest: Guest, name: str) -> None:
+def test_a_refusal_has_its_own_error_with_the_servers_text(
+    odd: Odd, guest: Guest, name: str
+) -> None:
     odd.status, odd.body = 500, b'{"message":\n"no display"}'
     with pytest.raises(RefusalError, match=r'answers 500: \{"message": "no display"\}'):
         CALLS[name](guest)
@@ -115,13 +117,13 @@ def test_a_redirect_is_not_followed(odd: Odd, guest: Guest) -> None:
     assert odd.asked == ["/screenshot"]
 
 
-def test_an_answer_that_trickles_ends_at_the_deadline(odd: Odd, guest: Guest) -> None:
+def test_a_slow_answer_ends_at_the_deadline(odd: Odd, guest: Guest) -> None:
     odd.body, odd.pause_s = PNG + b"x" * 10_000, 0.2
     with pytest.raises(EnvError, match="no whole answer in 1 s"):
         guest.screenshot()
 
 
-def test_a_server_that_says_nothing_ends_at_the_deadline(odd: Odd, guest: Guest) -> None:
+def test_a_silent_server_ends_at_the_deadline(odd: Odd, guest: Guest) -> None:
     odd.body, odd.pause_s = PNG, 600
     with pytest.raises(EnvError, match="no answer in 1 s"):
         guest.screenshot()
@@ -136,7 +138,7 @@ def test_an_endless_answer_is_cut(odd: Odd, guest: Guest, monkeypatch: pytest.Mo
     assert guest.screenshot() == PNG
 
 
-def test_nobody_there_is_an_error_in_time() -> None:
+def test_a_missing_server_is_an_error_in_time() -> None:
     guest = Guest(Address("127.0.0.1", 9))
     begun = time.monotonic()
     with pytest.raises(EnvError, match=r"no screenshot in 0\.2 s: guest http://127.0.0.1:9"):
@@ -161,7 +163,7 @@ def test_a_url_is_an_address(url: str, host: str, port: int) -> None:
 @pytest.mark.parametrize(
     "url", ["", "box:5000", "ftp://box", "http://", "http://a/b", "http://a:x"]
 )
-def test_what_is_no_url_is_refused(url: str) -> None:
+def test_an_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(TaskError, match="http://HOST:PORT"):
         read_address(url)
 

@@ -1,4 +1,4 @@
-"""Promises of actions in a guest: real input on a real display, and text that is only ever text."""
+"""Promises of actions in a guest: real input on a real display, and text that is never executed."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_drag_holds_the_button_along_its_path(window: Any, act: Any) -> None:
     assert seen[-1] == ["release", 80, 200, 1]
 
 
-def test_the_wheel_turns_as_often_as_told(window: Any, act: Any) -> None:
+def test_the_wheel_turns_as_many_notches_as_given(window: Any, act: Any) -> None:
     act(Scroll(x=50, y=50, dy=3))
     act(Scroll(x=50, y=50, dy=-1, dx=2))
     seen = window.wait_for(lambda events: sum(each[0] == "release" for each in events) == 6)
@@ -108,7 +108,7 @@ def test_a_chord_with_an_unknown_key_does_nothing(window: Any, act: Any) -> None
 
 
 @pytest.mark.parametrize("text", ["aZ 09 <>~\"|'\\@#\n\tend", "naïve — 北京 Привет €", *HOSTILE])
-def test_text_arrives_as_it_is(window: Any, act: Any, xguest: Any, text: str) -> None:
+def test_text_arrives_unchanged(window: Any, act: Any, xguest: Any, text: str) -> None:
     act(Type(text=text))
     seen = window.wait_for(lambda events: len(keysyms(events)) >= len(text))
     assert keysyms(seen) == text
@@ -132,11 +132,11 @@ def test_text_is_one_json_argument_and_never_code() -> None:
 
 
 @pytest.mark.parametrize("action", [Wait(), Done(), Fail(), Answer(text="x")])
-def test_what_touches_nothing_is_no_command(action: Action) -> None:
+def test_an_action_without_input_gives_no_command(action: Action) -> None:
     assert commands_of(action, SIZE) == []
 
 
-def test_numbers_of_any_size_are_brought_to_the_screen() -> None:
+def test_numbers_of_any_size_are_clamped_to_the_screen() -> None:
     huge = 10**30
     assert gestures_of(Click(x=-huge, y=huge), SIZE) == [["click", 0, 599, "left", 1]]
     assert gestures_of(Scroll(x=1, y=1, dy=huge, dx=-huge), SIZE) == [

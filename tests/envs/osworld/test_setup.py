@@ -65,16 +65,14 @@ def test_a_file_is_fetched_once(web: Web, tmp_path: Path) -> None:
     ("path", "told"),
     [("/cut", "broke off 3 bytes before its end"), ("/none", "cannot fetch .*404")],
 )
-def test_a_file_that_does_not_come_is_not_kept(
-    web: Web, tmp_path: Path, path: str, told: str
-) -> None:
+def test_an_incomplete_file_is_not_kept(web: Web, tmp_path: Path, path: str, told: str) -> None:
     with pytest.raises(EnvError, match=told):
         fetch(f"{web.url}{path}", tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://a/b", "", "http://a b/c"])
-def test_only_the_web_is_fetched_from(tmp_path: Path, url: str) -> None:
+def test_only_web_addresses_are_fetched(tmp_path: Path, url: str) -> None:
     with pytest.raises(EnvError):
         fetch(url, tmp_path)
 
@@ -86,7 +84,9 @@ def context(tmp_path: Path) -> Iterator[EpisodeContext]:
     evaluator.close()
 
 
-def test_steps_leave_what_they_say(xguest: Any, web: Web, context: EpisodeContext) -> None:
+def test_steps_have_their_documented_effects(
+    xguest: Any, web: Web, context: EpisodeContext
+) -> None:
     guest = Guest(read_address(xguest.url))
     path = str(xguest.home / "fruit.txt")
     filled = ["echo", "{SCREEN_WIDTH}x{SCREEN_HEIGHT_HALF} {CLIENT_PASSWORD}"]
@@ -97,12 +97,12 @@ def test_steps_leave_what_they_say(xguest: Any, web: Web, context: EpisodeContex
     ]
     prepare(steps, guest, context)
     assert guest.read_file(path) == b"pears"
-    # Its name alone counts: a task file writes nowhere but into the episode's folder.
+    # Only its name counts: a task file writes only into the episode's folder.
     assert (context.folder / "said.txt").read_text() == "800x300 secret\n"
     guest.close()
 
 
-def test_a_refusal_is_passed_over_only_before_an_evaluation(
+def test_a_refusal_is_ignored_only_before_an_evaluation(
     xguest: Any, context: EpisodeContext
 ) -> None:
     guest = Guest(read_address(xguest.url))

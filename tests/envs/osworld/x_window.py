@@ -1,4 +1,4 @@
-"""A window for tests that writes down what reaches it: `python x_window.py LOG`.
+"""A window for tests that logs its events: `python x_window.py LOG`.
 
 Each line of LOG is one event as JSON: ["button", x, y, number], ["key", keysym, state],
 ["move", x, y]. A left click inside the square at (100, 100) to (140, 140) makes the window green.

@@ -78,7 +78,7 @@ def test_osworld_is_as_slow_and_heavy_tailed_as_documented() -> None:
     assert profile.reset.median == 20
 
 
-def test_an_environment_sleeps_what_its_profile_says_divided_by_the_speedup(
+def test_an_environment_sleeps_its_profiles_times_divided_by_the_speedup(
     slept: list[float],
 ) -> None:
     episodes, total_s = 300, []
@@ -91,7 +91,7 @@ def test_an_environment_sleeps_what_its_profile_says_divided_by_the_speedup(
     assert total_s[1] == pytest.approx(expected("osworld").episode_s * episodes / 10, rel=0.1)
 
 
-def test_every_screen_is_a_png_of_the_size_asked_for_and_of_its_own_pixels() -> None:
+def test_every_screen_is_a_png_of_the_given_size_with_its_own_pixels() -> None:
     env = TimedSuite().make_env(profile="instant", seed=0)
     episodes = [Episode(env) for _ in range(4)]
     screens = [screen for episode in episodes for screen in episode.screens]
@@ -145,7 +145,7 @@ def test_tasks_pass_as_often_as_their_parameters_say() -> None:
             assert episode.rewards[-1] == episode.verdict.reward
 
 
-def test_who_says_done_early_has_not_passed(slept: list[float]) -> None:
+def test_done_before_the_end_does_not_pass(slept: list[float]) -> None:
     env = TimedSuite().make_env(profile="osworld", seed=2)
     for _ in range(50):
         env.reset(seed=1, options={"task": "timed/031"})
@@ -199,7 +199,7 @@ def test_after_its_end_an_episode_must_be_reset() -> None:
         ({"size": "64x64"}, "size must be 128 to 4096"),
     ],
 )
-def test_an_option_that_cannot_be_is_refused(options: dict[str, object], message: str) -> None:
+def test_an_invalid_option_is_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(TaskError, match=message):
         make_env("timed", **options)
     with pytest.raises(TaskError, match="no task 'timed/999'"):
