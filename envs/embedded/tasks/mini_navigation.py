@@ -1,4 +1,4 @@
-"""Scenes of suite `mini` whose target is somewhere else: behind a menu, a page, a tab, a folder, below."""
+"""Scenes of suite `mini` whose target is not in sight: behind a menu, on a page or tab, in a folder, below the fold."""
 # ruff: noqa: ARG002, D102 - overrides keep the contract that the base class documents
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Scenes made of controls: a panel, tabs, a form to submit, a wizard, the settings application."""
+"""Scenes made of controls, and what they share: a panel, tabs."""
 
 # ruff: noqa: ARG002, D102 - overrides keep the contract that the base class documents
 from __future__ import annotations
