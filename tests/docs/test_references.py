@@ -34,6 +34,20 @@ def test_paths_that_a_page_names_exist(page: Path) -> None:
     assert [path for path in sorted({*NAMED.findall(text)}) if not any(ROOT.glob(path))] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_modules_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for name in re.findall(r"(?<![\w/.])(?:dart_cli|envs)\.[\w.]*\w", text):
+        place, parts = ROOT, name.split(".")
+        while parts and (place / parts[0]).is_dir():
+            place /= parts.pop(0)
+        file = (
+            place / f"{parts.pop(0)}.py" if parts and (place / f"{parts[0]}.py").exists() else None
+        )
+        source = (file or place / "__init__.py").read_text(encoding="utf-8")
+        assert all(re.search(rf"\b{part}\b", source) for part in parts), name
+
+
 @pytest.mark.parametrize("page", [page for page in ROOMS if page.is_file()], ids=relative)
 def test_a_rooms_readme_names_each_of_its_files(page: Path) -> None:
     listed = set(re.findall(r"`([\w/]+\.py)`", page.read_text(encoding="utf-8")))
