@@ -1,7 +1,9 @@
-"""Keeps the commands of a run alive while somebody kills them.
+"""Keeps the commands of a run alive while a benchmark kills them.
 
-Supervisor   each command started again the moment it ends, in a session of its own
-role_of      what a process of that name does
+    Supervisor   each command started again the moment it ends, in a session of its own
+    role_of      the role of a process, from its worker name
+
+Signals go to process groups, which psutil does not have: they reach re-parented children, too.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import TextIO
 from dart_cli.runtime.role import GRACE_S, PARENT_VARIABLE
 
 STATUS = "status"
-"""The command whose output is read: it has no heartbeat, a line of its own tells that it works."""
+"""The command whose output is read: it has no heartbeat, its own lines show that it works."""
 _PAUSE_S = 0.5
 """Before a process that ended by itself is started again."""
 _LINE_BYTES = 2**24
@@ -32,11 +34,11 @@ def role_of(name: str) -> str:
 
 @dataclass
 class Supervisor:
-    """Keeps commands of `dart` running until told to end."""
+    """Keeps commands of `dart` running until `end`."""
 
     commands: Mapping[str, Sequence[str]]  # worker name -> arguments of `dart`, data last
     log: TextIO
-    ended_alone: list[str] = field(default_factory=list)  # that nobody killed
+    ended_alone: list[str] = field(default_factory=list)  # without being killed
     spoken: set[int] = field(default_factory=set)  # process ids of STATUS that wrote a line
     _processes: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
     _killed: set[int] = field(default_factory=set)
@@ -72,14 +74,14 @@ class Supervisor:
                 async for _ in process.stdout:
                     self.spoken.add(process.pid)
             code = await process.wait()
-            _signal(process.pid, signal.SIGKILL)  # whatever it left behind
+            _signal(process.pid, signal.SIGKILL)  # what it left behind
             if process.pid not in self._killed and not self._ending:
-                if not (name == STATUS and code == 1):  # its word for: data does not answer
+                if not (name == STATUS and code == 1):  # it means: data does not answer
                     self.ended_alone.append(f"{name} ended with {code}")
                 await asyncio.sleep(_PAUSE_S)
 
     async def end(self) -> None:
-        """End all cleanly, the last command last: the others still speak to it."""
+        """End all cleanly, the last command last: the others still talk to it."""
         self._ending = True
         started = [self._processes[name] for name in self.commands if name in self._processes]
         for part in (started[:-1], started[-1:]):
