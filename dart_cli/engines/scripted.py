@@ -32,7 +32,7 @@ from dart_cli.engines.base import (
 from dart_cli.engines.completions import Draft, completion, generate_request
 from dart_cli.engines.load import LoadMeter
 from dart_cli.policy.codec import make_codec
-from dart_cli.policy.frames import THOUSAND, CoordinateMap
+from dart_cli.policy.coordinates import THOUSAND, CoordinateMap
 from envs.actions import Click
 
 

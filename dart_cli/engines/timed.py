@@ -33,7 +33,7 @@ from dart_cli.engines.base import (
 from dart_cli.engines.completions import Draft
 from dart_cli.engines.simulated_gpu import Costs, Replica, SimulatedRequest, SimulatedSwap
 from dart_cli.policy.codec import make_codec
-from dart_cli.policy.frames import THOUSAND, CoordinateMap
+from dart_cli.policy.coordinates import THOUSAND, CoordinateMap
 from envs.actions import Click
 
 CLOSED = "the timed engine is closed; start another rollout worker"

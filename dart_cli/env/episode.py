@@ -35,7 +35,7 @@ from bus.messages import (
 from dart_cli.config.schema import Config
 from dart_cli.env.calls import Stepped, sendable
 from dart_cli.policy.codec import Codec, make_codec
-from dart_cli.policy.frames import CoordinateMap, make_coordinate_map, resize_of
+from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map, resize_of
 from dart_cli.policy.history import History
 from dart_cli.runtime.phase_timer import TimeSplit
 from envs.actions import Action, Answer, Done, Fail, action_to_dict

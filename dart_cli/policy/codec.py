@@ -14,7 +14,7 @@ from functools import cache
 from typing import Protocol
 
 from bus.errors import ConfigError
-from dart_cli.policy.frames import CoordinateMap
+from dart_cli.policy.coordinates import CoordinateMap
 from envs.actions import Action
 
 

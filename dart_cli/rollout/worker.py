@@ -157,7 +157,7 @@ def load_prompt_encoder(config: Config) -> PromptEncoder:
 
         return BytePromptEncoder()
     from dart_cli.engines.responder import PolicyPromptEncoder
-    from dart_cli.policy.frames import resize_of
+    from dart_cli.policy.coordinates import resize_of
     from dart_cli.policy.model import load_policy
     from dart_cli.policy.prompt import PromptRenderer
 
@@ -192,8 +192,8 @@ def load_model(config: Config) -> Model:
 
     from dart_cli.engines.responder import PolicyResponder
     from dart_cli.engines.transformers_engine import TransformersEngine
+    from dart_cli.policy.coordinates import resize_of
     from dart_cli.policy.device import pick_device
-    from dart_cli.policy.frames import resize_of
     from dart_cli.policy.model import load_policy
     from dart_cli.policy.prompt import PromptRenderer
     from dart_cli.weights.file import load

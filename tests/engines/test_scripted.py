@@ -14,7 +14,7 @@ from dart_cli.engines.base import GenerateRequest
 from dart_cli.engines.completions import version_spans
 from dart_cli.engines.scripted import ScriptedEngine, random_clicks, say
 from dart_cli.policy.codec import make_codec
-from dart_cli.policy.frames import make_coordinate_map
+from dart_cli.policy.coordinates import make_coordinate_map
 from tests.waiting import PATIENCE_S, until
 
 

@@ -18,7 +18,7 @@ from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.scripted import ScriptedResponder
 from dart_cli.engines.timed import TimedEngine, TimedReply, random_replies
 from dart_cli.policy.codec import make_codec
-from dart_cli.policy.frames import make_coordinate_map
+from dart_cli.policy.coordinates import make_coordinate_map
 from dart_cli.weights.file import publish
 from dart_cli.weights.manifest import WEIGHTS, check_complete
 from tests.waiting import until

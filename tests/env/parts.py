@@ -22,7 +22,7 @@ from dart_cli.env.calls import Deadlines
 from dart_cli.env.episode import ActionSpec
 from dart_cli.env.threaded import ThreadedEnv
 from dart_cli.policy.codec import make_codec
-from dart_cli.policy.frames import make_coordinate_map
+from dart_cli.policy.coordinates import make_coordinate_map
 from dart_cli.policy.history import History
 from envs.base import GuiEnv
 from envs.embedded.env import EmbeddedEnv

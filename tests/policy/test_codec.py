@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bus.errors import ActionError, ConfigError
 from dart_cli.policy.codec import Codec, make_codec
 from dart_cli.policy.codecs import compact, uitars
-from dart_cli.policy.frames import CoordinateMap, make_coordinate_map
+from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map
 from envs.actions import (
     Action,
     Answer,

@@ -22,9 +22,9 @@ from bus.messages import ActRequest, Sampling, Turn
 from dart_cli.config.models import MODEL_TYPES
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.scripted import Script, ScriptedEngine
+from dart_cli.policy.coordinates import Resize, make_coordinate_map
 from dart_cli.policy.families import FAMILIES, ROWS
 from dart_cli.policy.forward import image_features, logits, rope_positions
-from dart_cli.policy.frames import Resize, make_coordinate_map
 from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.policy.prompt import PromptRenderer
 from dart_cli.policy.random_models import build

@@ -16,7 +16,7 @@ from dart_cli.config.schema import Config, ModelConfig, RunConfig, TrainConfig
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.codec import make_codec
-from dart_cli.policy.frames import make_coordinate_map
+from dart_cli.policy.coordinates import make_coordinate_map
 from dart_cli.policy.history import History
 from dart_cli.policy.model import load_policy
 from dart_cli.policy.tiny import build_tiny, save

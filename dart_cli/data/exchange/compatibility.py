@@ -23,7 +23,7 @@ from PIL import Image
 from bus.errors import ActionError, ModelError
 from dart_cli.config.models import BUILTIN, model_folder
 from dart_cli.config.schema import MODEL_ENGINES, Config
-from dart_cli.policy.frames import smart_resize
+from dart_cli.policy.coordinates import smart_resize
 from dart_cli.policy.vocabulary import forbidden_ids
 
 

@@ -14,7 +14,7 @@ from lark import Token, Tree
 from bus.errors import ActionError
 from dart_cli.policy.codecs.grammar import Grammar
 from dart_cli.policy.codecs.keys import join_keys, split_keys
-from dart_cli.policy.frames import CoordinateMap
+from dart_cli.policy.coordinates import CoordinateMap
 from envs.actions import (
     Action,
     Answer,

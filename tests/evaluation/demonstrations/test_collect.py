@@ -21,7 +21,7 @@ from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.evaluation.demonstrations.collect import run_collect
 from dart_cli.evaluation.demonstrations.quotas import CollectOptions
 from dart_cli.policy.codec import make_codec
-from dart_cli.policy.frames import make_coordinate_map
+from dart_cli.policy.coordinates import make_coordinate_map
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.prompt import PromptRenderer
 from envs.actions import action_from_dict
