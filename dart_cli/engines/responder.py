@@ -13,7 +13,7 @@ from bus.errors import EngineError
 from bus.messages import ActRequest, Completion
 from dart_cli.engines.base import Engine
 from dart_cli.engines.completions import completion, generate_request
-from dart_cli.policy.coordinates import Coordinates, Resize, make_coordinate_map
+from dart_cli.policy.coordinates import CoordinateConvention, Resize, make_coordinate_map
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.prompt import PromptRenderer, RenderedPrompt
@@ -26,7 +26,7 @@ class PolicyPromptEncoder:
         self,
         policy: LoadedPolicy,
         renderer: PromptRenderer | None = None,
-        coordinates: Coordinates = "thousandths",
+        coordinates: CoordinateConvention = "thousandths",
         resize: Resize | None = None,
     ) -> None:
         self._policy = policy
@@ -76,7 +76,7 @@ class PolicyResponder:
         policy: LoadedPolicy,
         engine: Engine,
         renderer: PromptRenderer | None = None,
-        coordinates: Coordinates = "thousandths",
+        coordinates: CoordinateConvention = "thousandths",
         resize: Resize | None = None,
     ) -> None:
         self.prompt_encoder = PolicyPromptEncoder(policy, renderer, coordinates, resize)

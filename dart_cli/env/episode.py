@@ -99,7 +99,7 @@ class ActionSpec:
     history: History
     coordinate_map_of: Callable[
         [int, int], CoordinateMap
-    ]  # (width, height) of a screenshot -> its frame
+    ]  # (width, height) of a screenshot -> its coordinate map
     malformed: Literal["end", "noop"] = "end"
 
 
@@ -293,8 +293,8 @@ class Episode:
 
     def _read(self, text: str, screen: Observation) -> tuple[Action | None, str]:
         try:
-            frame = self._action_spec.coordinate_map_of(screen.width, screen.height)
-            return self._action_spec.codec.parse(text, frame), ""
+            coordinates = self._action_spec.coordinate_map_of(screen.width, screen.height)
+            return self._action_spec.codec.parse(text, coordinates), ""
         except ActionError as error:
             return None, str(error) or "no action"
 

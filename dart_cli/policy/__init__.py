@@ -1,1 +1,17 @@
-"""The policy: what the model reads, what it writes, and the model itself."""
+"""The policy: what the model reads, what it writes, and the model itself.
+
+codec          model text <-> GUI actions; the languages are in codecs/
+coordinates    the numbers a model writes <-> pixels of the screenshot
+history        which past turns and screenshots are in the prompt
+prompt         instruction, turns and screen -> token ids
+images         encoded screenshots -> patches for the vision tower
+model          the loader of a policy folder
+folder         the folder's small files: preprocessor, chat template
+vocabulary     which tokens may be sampled
+forward        the forward pass and the log-probabilities that are sampled from
+device         the device a model runs on
+weight_set     a weight set, as engines load it and weight channels deliver it
+tiny           the tiny model: tokenizer, configuration, initialisation
+families       the supported model classes, at the smallest sizes
+random_models  folders of random models of these classes, for tests
+"""

@@ -3,8 +3,8 @@
     Codec        what every language offers: parse, format, as_history
     make_codec   the codec of a configured name (`policy.codec`)
 
-The languages stand in `codecs/`: `compact` (the tiny model) and `uitars` (UI-TARS text). Texts are
-parsed by an LALR grammar, never evaluated; what is no sentence of it raises ActionError and nothing
+The languages are in `codecs/`: `compact` (the tiny model) and `uitars` (UI-TARS text). Texts are
+parsed by an LALR grammar, never evaluated; a text outside the grammar raises ActionError and nothing
 else. Torch-free: environment processes import it.
 """
 
@@ -21,18 +21,18 @@ from envs.actions import Action
 class Codec(Protocol):
     """One action language."""
 
-    def parse(self, text: str, frame: CoordinateMap) -> Action:
+    def parse(self, text: str, coordinates: CoordinateMap) -> Action:
         """The action a completion means, in pixels of the screenshot.
 
-        Raises ActionError that names what is wrong and where in the text.
+        Raises ActionError, which names what is wrong and where in the text.
         """
         ...
 
-    def format(self, action: Action, frame: CoordinateMap, thought: str = "") -> str:
+    def format(self, action: Action, coordinates: CoordinateMap, thought: str = "") -> str:
         """The text that `parse` reads as `action`, as the model would write it.
 
-        Exact up to the frame's grid (see frames.py). Raises ActionError for an action that the
-        language cannot say, e.g. another number of scroll notches than it means by one scroll.
+        Exact up to the grid of `coordinates` (see coordinates.py). Raises ActionError for an action that the
+        language cannot express, e.g. a scroll by another number of notches than its one scroll has.
         """
         ...
 

@@ -1,14 +1,14 @@
-"""Coordinate frames: the numbers a model writes <-> pixels of the screenshot it saw.
+"""Coordinates: the numbers a model writes <-> pixels of the screenshot it saw.
 
     CoordinateMap         one screenshot's mapping; pure, exact integer arithmetic
-    make_coordinate_map    the frame of a configured convention (`policy.coordinates`)
-    Resize        how a model's image processor resizes; resize_of, as configured
-    smart_resize  the size Qwen's image processors give a screenshot
+    make_coordinate_map   the mapping of a configured convention (`policy.coordinates`)
+    Resize                how a model's image processor resizes; resize_of, as configured
+    smart_resize          the size Qwen's image processors give a screenshot
 
 A model number names a cell of its grid; it maps to the pixel that holds the cell's centre, and a
 pixel maps to the cell that holds the pixel's centre. Where the grid is at least as fine as the
 screen, pixel -> number -> pixel is exact. Numbers beyond the grid are an ActionError, never
-clamped: a click that the policy aimed off the screen is a mistake that it should see as one.
+clamped: a click off the screen is the policy's mistake, and it should see the error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 from bus.errors import ActionError
 from dart_cli.config.schema import PolicyConfig
 
-Coordinates = Literal["thousandths", "thousand", "resized"]
+CoordinateConvention = Literal["thousandths", "thousand", "resized"]
 
 THOUSAND = 1000
 MAX_ASPECT = 200  # smart_resize refuses longer strips, as Qwen's processors do
@@ -38,7 +38,7 @@ _UI_TARS = Resize()
 
 
 def resize_of(policy: PolicyConfig) -> Resize:
-    """What a configuration says of the processor."""
+    """The processor's sizes in a configuration."""
     return Resize(policy.resize_factor, policy.resize_min_pixels, policy.resize_max_pixels)
 
 
@@ -67,17 +67,17 @@ class CoordinateMap:
 
 
 def make_coordinate_map(
-    coordinates: Coordinates, width: int, height: int, resize: Resize = _UI_TARS
+    convention: CoordinateConvention, width: int, height: int, resize: Resize = _UI_TARS
 ) -> CoordinateMap:
-    """The frame of one screenshot of `width` x `height` pixels.
+    """The map of one screenshot of `width` x `height` pixels.
 
     `thousandths`: numbers 0-999 of each side. `thousand`: 0-1000, both ends included, as Qwen2-VL
     and Qwen3-VL write them. `resized`: absolute pixels of the screenshot as the model's image
     processor resizes it (Qwen2.5-VL, UI-TARS-1.5).
     """
-    if coordinates == "thousandths":
+    if convention == "thousandths":
         return CoordinateMap(width, height, THOUSAND, THOUSAND)
-    if coordinates == "thousand":
+    if convention == "thousand":
         return CoordinateMap(width, height, THOUSAND + 1, THOUSAND + 1)
     grid_height, grid_width = smart_resize(height, width, **resize._asdict())
     return CoordinateMap(width, height, grid_width, grid_height)
@@ -88,8 +88,8 @@ def smart_resize(
 ) -> tuple[int, int]:
     """(height, width) after Qwen2-VL's resize (arXiv 2409.12191; transformers Qwen2VLImageProcessor).
 
-    Both sides become multiples of `factor`, the area stays within the bounds and the aspect ratio
-    as near as that allows. Raises ActionError for a strip longer than 200 : 1.
+    Both sides become multiples of `factor`, the area stays within the bounds, and the aspect ratio
+    as close as that allows. Raises ActionError for a strip longer than 200 : 1.
     """
     if max(height, width) > MAX_ASPECT * min(height, width):
         raise ActionError(f"a {width}x{height} screenshot is too long a strip (over 200 : 1)")

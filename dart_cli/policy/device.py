@@ -1,4 +1,4 @@
-"""Where a model runs."""
+"""The device a model runs on."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from bus.errors import MissingPartError
 
 
 def pick_device(asked: str) -> torch.device:
-    """The device a configuration's `device` means; `auto` is the first GPU, else the CPU.
+    """The device of a configuration's `device`; `auto` is the first GPU, else the CPU.
 
-    Raises MissingPartError where a GPU is asked for that torch does not see.
+    Raises MissingPartError for a GPU that torch does not see.
     """
     if asked == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

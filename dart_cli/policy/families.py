@@ -1,11 +1,11 @@
-"""What real checkpoints of the supported classes look like, at the smallest sizes that mean anything.
+"""The form of real checkpoints of the supported classes, at the smallest useful sizes.
 
     FAMILIES   the classes by `model_type`
     Family     configuration, preprocessor, and what its template does
 
 random_models.py builds folders from them. What differs between real checkpoints differs here too:
 flat and nested configurations, patches of 14 and 16 pixels, windowed vision attention, deepstack
-features, interleaved positions, bounds on a screen under two names, templates in two files.
+features, interleaved positions, bounds on a screen's pixels under two names, templates in two files.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 HIDDEN, LAYERS, HEADS, HEAD, MLP = 64, 2, 2, 32, 96  # of the language model
 VISION, VISION_HEADS = 32, 2
 
-ROWS = 320
-"""Embedding rows; those beyond the vocabulary belong to no token, as in the real ones."""
+EMBEDDING_ROWS = 320
+"""Rows of the embedding; those beyond the vocabulary belong to no token, as in real checkpoints."""
 
 _CLIP = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
@@ -38,7 +38,7 @@ _TEXT: dict[str, Any] = {
     "num_key_value_heads": 1,
     "rms_norm_eps": 1e-6,
     "use_cache": True,
-    "vocab_size": ROWS,
+    "vocab_size": EMBEDDING_ROWS,
 }
 _FLAT = {
     **_TEXT,
@@ -64,7 +64,7 @@ class Family:
     config: Mapping[str, Any]  # config.json but for token ids, dtype and tying
     preprocessor: Mapping[str, Any]
     tied: bool  # as in its smaller checkpoints
-    system: str = ""  # what its template says where no system message is given
+    system: str = ""  # its template's default system message
     template_file: str = "tokenizer_config.json"
 
 
@@ -115,7 +115,7 @@ FAMILIES: Mapping[str, Family] = {
             },
         },
         {
-            **_CLIP,  # as in UI-TARS-1.5: the bounds stand in `size` too
+            **_CLIP,  # as in UI-TARS-1.5: the bounds are in `size` too
             "do_convert_rgb": True,
             "do_normalize": True,
             "do_rescale": True,

@@ -1,8 +1,8 @@
 """The small files of a Hugging Face model folder, as the supported classes' checkpoints have them.
 
-check_files     what is absent, by name, before transformers fails in its own words
-preprocessor    how screens are resized and cut: preprocessor_config.json or a processor's part
-chat_template   from chat_template.json, where the tokenizer's own files hold none
+check_files     names a missing file before transformers fails with an unclear error
+preprocessor    how screens are resized and cut: preprocessor_config.json or a part of the processor's
+chat_template   from chat_template.json, where the tokenizer's own files have none
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bus.errors import ModelError
 
 PREPROCESSOR = "preprocessor_config.json"
 PROCESSOR = "processor_config.json"
-"""What transformers 5 saves of a processor: the image processor's part is in it."""
+"""Where transformers 5 saves a processor, with the image processor's settings."""
 TEMPLATE = "chat_template.json"
 """Where processors kept their template before transformers 5; tokenizers do not read it."""
 
@@ -33,7 +33,7 @@ def check_files(folder: Path) -> None:
     for shard in shards:
         if not (folder / shard).is_file():
             raise ModelError(
-                f"{folder / shard} is missing; only safetensors weights load, copy every shard"
+                f"{folder / shard} is missing; only safetensors weights can be loaded, copy every shard"
             )
 
 
@@ -66,9 +66,9 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
             f"{path} is missing; copy it from the model's source, or is this another folder?"
         ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path} is not JSON ({error}); copy it anew") from None
+        raise ModelError(f"{path} is not JSON ({error}); copy it again") from None
     if not isinstance(value, dict):
-        raise ModelError(f"{path} does not hold a JSON object; copy it anew")
+        raise ModelError(f"{path} does not hold a JSON object; copy it again")
     return value
 
 

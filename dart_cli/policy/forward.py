@@ -1,15 +1,15 @@
-"""The policy's forward pass, shared by the engine and the trainer, and how it is kept fast.
+"""The policy's forward pass, shared by the engine and the trainer, and its optimisations.
 
-    ModelInputs      a left-padded batch with its distinct images
-    collate          token ids and screenshots -> ModelInputs
-    image_features   distinct images through the vision tower, once each
-    logits           the last positions' logits, over a KV cache if given
-    masked_logprobs  logits -> log-probabilities of the distribution that is sampled from
-    use_batched_vision   equal-size images attend in one call instead of one by one
+    ModelInputs          a left-padded batch with its distinct images
+    collate              token ids and screenshots -> ModelInputs
+    image_features       distinct images through the vision tower, once each
+    logits               the last positions' logits, over a KV cache if given
+    masked_logprobs      logits -> log-probabilities of the distribution that is sampled from
+    use_batched_vision   equal-size images attend in one call, not one by one
 
-Screens repeat: the trajectories of a group share their first one and a click on nothing changes
-none. Each distinct image goes through the vision tower once and its features are scattered to
-every place that shows it; gradients add up over the places.
+Screens repeat: the trajectories of a group share the first screen, and a click without effect leaves
+it as it was. Each distinct image goes through the vision tower once, and its features are scattered
+to every placeholder of that image; gradients add up over them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from transformers import AttentionInterface, Cache, PreTrainedModel
 from dart_cli.policy.images import PreparedImage
 
 BATCHED_VISION = "dart_flash_equal_lengths"
-"""Our vision attention's name at transformers; `flash` in it asks for the packed call."""
+"""Name of our vision attention in transformers; `flash` in it selects the packed call."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class ModelInputs:
     position_ids: torch.Tensor  # [3, B, L], int64: time, row, column
     next_position: torch.Tensor  # [B], the position of the first token after each sequence
     images: tuple[PreparedImage, ...]  # distinct, in order of first appearance
-    shown: tuple[int, ...]  # index into `images` of each image place, in reading order
+    shown: tuple[int, ...]  # index into `images` of each image in the prompts, in reading order
 
 
 @dataclass(frozen=True)
 class ImageFeatures:
-    """What the vision tower says of each distinct image."""
+    """The vision tower's output for each distinct image."""
 
     embeds: tuple[torch.Tensor, ...]  # per image [tokens, hidden]
     deepstack: tuple[tuple[torch.Tensor, ...], ...]  # per level, per image [tokens, hidden]
@@ -56,7 +56,7 @@ def rope_positions(
     """Positions [3, L] of one sequence in Qwen's multi-modal RoPE, and the next free position.
 
     Text advances all three axes together; an image's tokens share their time and spread over
-    rows and columns; text after it goes on behind the larger side (arXiv 2409.12191, 2.1).
+    rows and columns; text after it continues after the larger side (arXiv 2409.12191, 2.1).
     """
     parts: list[torch.Tensor] = []
     position, index, waiting = 0, 0, list(grids)
@@ -80,7 +80,7 @@ def rope_positions(
             position += end - index
             index = end
     if waiting:
-        raise ValueError(f"the prompt leaves {len(waiting)} of its images without a place")
+        raise ValueError(f"the prompt has no placeholders for {len(waiting)} of its images")
     return torch.cat(parts, dim=1), position
 
 
@@ -92,7 +92,7 @@ def collate(
     image_token: int,
     merge: int,
 ) -> ModelInputs:
-    """Pad sequences (token ids [L_b]) on the left and gather their images [I_b] without repeats.
+    """Pad sequences (token ids [L_b]) on the left and gather their distinct images [I_b].
 
     Raises ValueError where a sequence's placeholders and its images do not agree.
     """
@@ -104,26 +104,26 @@ def collate(
     distinct: dict[str, int] = {}
     kept: list[PreparedImage] = []
     shown: list[int] = []
-    for row, (sequence, pictures) in enumerate(zip(sequences, images, strict=True)):
-        places = sum(token == image_token for token in sequence)
-        needed = sum(picture.tokens for picture in pictures)
-        if places != needed:
+    for row, (sequence, sequence_images) in enumerate(zip(sequences, images, strict=True)):
+        placeholders = sum(token == image_token for token in sequence)
+        needed = sum(image.tokens for image in sequence_images)
+        if placeholders != needed:
             raise ValueError(
-                f"sequence {row} holds {places} image placeholders, its images need {needed}"
+                f"sequence {row} holds {placeholders} image placeholders, its images need {needed}"
             )
         start = longest - len(sequence)
         input_ids[row, start:] = torch.tensor(sequence, dtype=torch.long)
         attention_mask[row, start:] = 1
         positions, following = rope_positions(
-            sequence, [picture.grid for picture in pictures], image_token, merge
+            sequence, [image.grid for image in sequence_images], image_token, merge
         )
         position_ids[:, row, start:] = positions
         next_position[row] = following
-        for picture in pictures:
-            if picture.key not in distinct:
-                distinct[picture.key] = len(kept)
-                kept.append(picture)
-            shown.append(distinct[picture.key])
+        for image in sequence_images:
+            if image.key not in distinct:
+                distinct[image.key] = len(kept)
+                kept.append(image)
+            shown.append(distinct[image.key])
     return ModelInputs(
         input_ids, attention_mask, position_ids, next_position, tuple(kept), tuple(shown)
     )
@@ -143,7 +143,7 @@ def image_features(model: PreTrainedModel, images: Sequence[PreparedImage]) -> I
 
 
 def encoder_outputs(features: ImageFeatures, shown: Sequence[int]) -> dict[str, Any]:
-    """What the model takes in place of pixels: the features of each image place, `shown` in order."""
+    """The model's input instead of pixels: the features of each image, `shown` in order."""
     return {
         "image": SimpleNamespace(
             pooler_output=[features.embeds[index] for index in shown],
@@ -160,9 +160,9 @@ def logits(
     features: ImageFeatures | None = None,
     cache: Cache | None = None,
 ) -> torch.Tensor:
-    """Logits [B, last, V] in float32 of the last positions; `cache` is filled if given.
+    """Logits [B, last, V] in float32 of the last positions; `cache` is updated if given.
 
-    `features` are those of `inputs.images`, computed here where they are not given.
+    `features` are those of `inputs.images`, computed here if absent.
     """
     device = next(model.parameters()).device
     extra: dict[str, Any] = {}
@@ -189,8 +189,8 @@ def masked_logprobs(
     """Log-probabilities [..., V] of the distribution that is sampled from, natural log, float32.
 
     `values` are logits [..., V]; `forbidden` token ids [K] have probability 0; `temperature`
-    divides what is left (a number, or [..., 1]). The engine samples from this and the trainer
-    scores with it, so that both mean the same distribution.
+    divides the logits (a number, or [..., 1]). The engine samples from this distribution and the
+    trainer scores with it.
     """
     masked = values.float().index_fill(-1, forbidden, float("-inf"))
     return F.log_softmax(masked / temperature, dim=-1)
@@ -200,8 +200,8 @@ def use_batched_vision(model: PreTrainedModel) -> None:
     """Let equal-size images attend in one call, and embed patches by a matrix product.
 
     transformers splits the packed images and attends to them one after another, and embeds
-    patches through a Conv3d whose kernel is the whole patch; on a CPU both cost more than the
-    arithmetic they do. The results are the same up to rounding (tests/policy/test_model.py).
+    patches through a Conv3d whose kernel is the whole patch; on a CPU both cost more than
+    their arithmetic. The results are the same up to rounding (tests/policy/test_model.py).
     """
     inner: Any = model.model
     visual = inner.visual

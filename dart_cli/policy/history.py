@@ -1,4 +1,4 @@
-"""What the model sees of the past: a bounded number of screenshots and of turns of text."""
+"""The history in a prompt: a bounded number of past screenshots and of turns of text."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from bus.messages import Turn
 class History:
     """Keeps the text of the last `turns` turns, and the newest screenshots among them.
 
-    `images` counts the current screenshot, which is not a turn: of the past at most `images - 1`
-    screenshots stay. The paper's setting is images 5, turns 35 (arXiv 2509.23866).
+    `images` counts the current screenshot, which is not a turn: at most
+    `images - 1` past screenshots are kept. The paper's setting is images 5, turns 35 (arXiv 2509.23866).
     """
 
     images: int
@@ -26,6 +26,6 @@ class History:
     def visible(self, turns: Sequence[Turn]) -> list[Turn]:
         """The turns that go into the next prompt, oldest first; `turns` is the whole past."""
         kept = list(turns[max(0, len(turns) - self.turns) :])
-        blind = max(0, len(kept) - (self.images - 1))  # so many of them lose their screenshot
-        blinded = [turn.model_copy(update={"screenshot": None}) for turn in kept[:blind]]
-        return blinded + kept[blind:]
+        without_image = max(0, len(kept) - (self.images - 1))  # turns that lose their screenshot
+        text_only = [turn.model_copy(update={"screenshot": None}) for turn in kept[:without_image]]
+        return text_only + kept[without_image:]

@@ -1,11 +1,11 @@
-"""Encoded screenshots to model input, exactly as the Hugging Face image processor makes it.
+"""Encoded screenshots to model input, exactly as the Hugging Face image processor does it.
 
-    prepare       bytes -> patches and grid, found again by content hash while anybody holds them;
-                  a bounded cache holds those of late
-    token_count   bytes -> how many placeholder tokens the prompt needs, from the header alone
+    prepare       bytes -> patches and grid; found again by content hash while any caller holds them,
+                  and a bounded cache holds the recent ones
+    token_count   bytes -> placeholder tokens that the prompt needs, from the image's header alone
 
-The processor scales and normalises each byte on its own, so its result is a table of 256 values
-per channel: the table is taken from the processor itself, which makes the fast path exact.
+The processor scales and normalises each byte on its own, so a table of 256 values per channel
+replaces it: the table is computed by the processor itself, which makes the fast path exact.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class ImagePreparer:
         self.bounds = _pixel_bounds(processor)
         self._table = _byte_table(processor)
         self._known: WeakValueDictionary[str, PreparedImage] = WeakValueDictionary()
-        self._cache: OrderedDict[str, PreparedImage] = OrderedDict()  # what keeps them
-        self._held_bytes = 0
+        self._cache: OrderedDict[str, PreparedImage] = OrderedDict()  # keeps recent ones alive
+        self._cached_bytes = 0
         self._lock = threading.Lock()
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
@@ -72,40 +72,38 @@ class ImagePreparer:
         return columns, rows
 
     def token_count(self, encoded: bytes, key: str = "") -> int:
-        """Placeholder tokens of a screenshot; `key` is its content hash, computed where empty.
+        """Placeholder tokens of a screenshot; `key` is its content hash, computed if empty.
 
-        Raises EngineError if it is no image.
+        Raises EngineError if it is not an image.
         """
         with self._lock:
-            held = self._known.get(key or content_hash(encoded))
-        if held is not None:
-            return held.tokens
-        with _open(encoded) as image, _told(encoded):
+            known = self._known.get(key or content_hash(encoded))
+        if known is not None:
+            return known.tokens
+        with _open(encoded) as image, _as_engine_error(encoded):
             width, height = self.resized(*image.size)
         return (width // self.patch // self.merge) * (height // self.patch // self.merge)
 
     def prepare(self, encoded: bytes, key: str = "") -> PreparedImage:
-        """Patches of a screenshot, those that are held where it has been seen.
+        """Patches of a screenshot, from the cache if it was seen before.
 
-        `key` is its content hash, computed where empty.
-
-        Raises EngineError if `encoded` is no image.
+        `key` is its content hash, computed if empty. Raises EngineError if `encoded` is not an image.
         """
         key = key or content_hash(encoded)
         with self._lock:
-            held = self._known.get(key)
-        prepared = held or self._prepare(key, encoded)
+            known = self._known.get(key)
+        prepared = known or self._prepare(key, encoded)
         with self._lock:
             if key not in self._cache:
                 self._known[key] = self._cache[key] = prepared
-                self._held_bytes += _size(prepared)
+                self._cached_bytes += _size(prepared)
             self._cache.move_to_end(key)
-            while self._held_bytes > self.cache_bytes and len(self._cache) > 1:
-                self._held_bytes -= _size(self._cache.popitem(last=False)[1])
+            while self._cached_bytes > self.cache_bytes and len(self._cache) > 1:
+                self._cached_bytes -= _size(self._cache.popitem(last=False)[1])
         return prepared
 
     def _prepare(self, key: str, encoded: bytes) -> PreparedImage:
-        with _open(encoded) as opened, _told(encoded):
+        with _open(encoded) as opened, _as_engine_error(encoded):
             opened.load()
             return self.of_image(key, opened)
 
@@ -132,9 +130,9 @@ class ImagePreparer:
 
 
 def _pixel_bounds(processor: Qwen2VLImageProcessorPil) -> tuple[int, int]:
-    """Fewest and most pixels of a resized screen, under whichever names the folder gives them.
+    """Fewest and most pixels of a resized screen, under either of the names in use.
 
-    Raises ValueError where it gives none.
+    Raises ValueError where the folder has neither.
     """
     size = processor.size
     fewest, most = size.shortest_edge or size.min_pixels, size.longest_edge or size.max_pixels
@@ -146,7 +144,7 @@ def _pixel_bounds(processor: Qwen2VLImageProcessorPil) -> tuple[int, int]:
 
 
 def _byte_table(processor: Qwen2VLImageProcessorPil) -> NDArray[np.float32]:
-    """What the processor makes of each byte, per channel: [3, 256]."""
+    """The processor's output for each byte, per channel: [3, 256]."""
     ramp = np.repeat(np.arange(256, dtype=np.uint8)[None, :], 3, axis=0)[:, None, :]  # [3, 1, 256]
     values = ramp
     if processor.do_rescale:
@@ -158,7 +156,7 @@ def _byte_table(processor: Qwen2VLImageProcessorPil) -> NDArray[np.float32]:
 
 def _open(encoded: bytes) -> Image.Image:
     try:
-        with _told(encoded):
+        with _as_engine_error(encoded):
             return Image.open(io.BytesIO(encoded))
     except UnidentifiedImageError:
         raise EngineError(
@@ -168,13 +166,13 @@ def _open(encoded: bytes) -> Image.Image:
 
 
 @contextlib.contextmanager
-def _told(encoded: bytes) -> Iterator[None]:
-    """Whatever an image breaks, as EngineError."""
+def _as_engine_error(encoded: bytes) -> Iterator[None]:
+    """Raise errors of a broken image as EngineError."""
     try:
         yield
     except UnidentifiedImageError:
         raise
-    except BROKEN as error:  # smart_resize raises ValueError, of 1x300
+    except BROKEN as error:  # smart_resize raises ValueError, e.g. for 1x300
         raise EngineError(
             f"a screenshot of {len(encoded)} bytes is cut off, broken or of impossible size "
             f"({error}); the environment must send whole images"

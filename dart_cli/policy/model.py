@@ -1,10 +1,10 @@
-"""The one loader of a policy folder, for the engine and the trainer, tiny and real alike.
+"""The one loader of policy folders, for the engine and the trainer, for tiny and real models.
 
     load_policy     Hugging Face folder (or `builtin:tiny`) -> LoadedPolicy
     LoadedPolicy    model, tokenizer, image preparer, and the token ids that matter
-    weight_tensors  what the trainer publishes and the engine takes
+    weight_tensors  the tensors that the trainer publishes and the engine loads
 
-Folders of Qwen2-VL, Qwen2.5-VL (UI-TARS-1.5-7B is one) and Qwen3-VL load. Nothing is fetched.
+Supported are Qwen2-VL, Qwen2.5-VL (UI-TARS-1.5-7B is one) and Qwen3-VL. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dart_cli.policy.vocabulary import END, forbidden_ids
 
 @dataclass
 class LoadedPolicy:
-    """A vision-language policy and what the engine and the trainer must know of its tokens."""
+    """A vision-language policy with the token ids that the engine and the trainer need."""
 
     folder: Path
     model: PreTrainedModel
@@ -51,7 +51,7 @@ class LoadedPolicy:
 
     @property
     def device(self) -> torch.device:
-        """Where the model stands."""
+        """The device of the model."""
         device: torch.device = next(self.model.parameters()).device
         return device
 
@@ -72,7 +72,7 @@ class LoadedPolicy:
     def inputs_of(
         self, sequences: Sequence[Sequence[int]], images: Sequence[Sequence[PreparedImage]]
     ) -> ModelInputs:
-        """`inputs` for images that are prepared already."""
+        """`inputs` for prepared images."""
         return collate(
             sequences,
             images,
@@ -87,7 +87,7 @@ class LoadedPolicy:
         return str(self.tokenizer.decode(kept, skip_special_tokens=False))
 
     def write(self, text: str) -> list[int]:
-        """Token ids [A] of a completion that says `text` and ends: `decode` reads them."""
+        """Token ids [A] of the completion `text`, with an end token; `decode` inverts it."""
         ends = self.tokenizer.convert_tokens_to_ids("<|im_end|>"), self.tokenizer.eos_token_id
         end = next(token for token in (*ends, *self.end_token_ids) if token in self.end_token_ids)
         return [*self.tokenizer.encode(text, add_special_tokens=False), end]
@@ -96,13 +96,13 @@ class LoadedPolicy:
 def weight_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """The tensors of a model's weight sets, by name: its parameters, tied ones once.
 
-    The trainer publishes these and the engine takes these; copying into them changes the model.
+    The trainer publishes them and the engine loads them; copying into them changes the model.
     """
     return {name: parameter.data for name, parameter in model.named_parameters()}
 
 
 def resolve(name: str | Path) -> Path:
-    """The folder a configuration's `model` means. Raises ModelError if there is none."""
+    """The folder of a configuration's `model`. Raises ModelError if it does not exist."""
     if str(name).startswith("builtin:"):
         if str(name) not in BUILTIN:
             raise ModelError(f"model {name} is unknown; built in are: {', '.join(BUILTIN)}")
@@ -124,10 +124,10 @@ def load_policy(
 ) -> LoadedPolicy:
     """Load a policy folder in evaluation mode; `dtype` may be "auto" for the folder's own.
 
-    Without `weights` it writes and reads tokens, and nothing of it can be computed with.
+    Without `weights` it only encodes and decodes tokens; the model cannot run.
 
-    Raises ModelError, naming the file and the cure, where the folder is missing, of another
-    model class, or incomplete.
+    Raises ModelError, which names the file and the cure, if the folder is missing, incomplete, or of
+    an unsupported model class.
     """
     folder = resolve(name)
     config = files.read_json(folder, "config.json")
@@ -145,8 +145,8 @@ def load_policy(
         preparer = ImagePreparer(Qwen2VLImageProcessorPil.from_dict(processor))
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(
-            f"{folder}: tokenizer or image processor does not load ({first_line(error)}); "
-            "copy the files anew from the model's source"
+            f"{folder}: tokenizer or image processor cannot be loaded ({first_line(error)}); "
+            "copy the files again from the model's source"
         ) from error
     if not tokenizer.chat_template:
         tokenizer.chat_template = files.chat_template(folder)
@@ -156,8 +156,8 @@ def load_policy(
         )
     if not weights:
         return _assemble(folder, model, tokenizer, preparer)
-    # Tensors read from safetensors may still be the mapped file: whoever rebuilds the folder
-    # would end this process with SIGBUS. Moving to a device copies; staying on the CPU must too.
+    # Tensors read from safetensors may still be the mapped file: a process that rewrites the folder
+    # would kill this one with SIGBUS. Moving to a device copies; staying on the CPU must copy too.
     model.to(device)
     if torch.device(device).type == "cpu":
         for parameter in model.parameters():
@@ -199,7 +199,7 @@ def _assemble(
 
 
 def _without_weights(folder: Path) -> PreTrainedModel:
-    """The model's shapes alone, on no device."""
+    """The model with shapes alone, on the meta device."""
     try:
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForImageTextToText.from_config(
@@ -207,7 +207,7 @@ def _without_weights(folder: Path) -> PreTrainedModel:
             )
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(
-            f"{folder}: config.json does not load ({first_line(error)}); copy it anew"
+            f"{folder}: config.json cannot be loaded ({first_line(error)}); copy it again"
         ) from error
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
@@ -229,13 +229,13 @@ def _load_weights(folder: Path, dtype: str | torch.dtype) -> PreTrainedModel:
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelError(
-            f"{folder}: the weights do not load ({first_line(error)}); copy them anew"
+            f"{folder}: the weights cannot be loaded ({first_line(error)}); copy them again"
         ) from error
     except Exception as error:  # safetensors raises a bare Exception subclass for a broken file
         if type(error).__name__ != "SafetensorError":
             raise
         raise ModelError(
-            f"{folder}: a safetensors file is broken ({first_line(error)}); copy it anew"
+            f"{folder}: a safetensors file is broken ({first_line(error)}); copy it again"
         ) from error
     finally:
         transformers_logging.set_verbosity(verbosity)

@@ -1,10 +1,10 @@
-"""What the policy reads: instruction, visible turns and the screen, as token ids.
+"""The prompt of the policy: instruction, visible turns and the screen, as token ids.
 
-    PromptRenderer.render   -> RenderedPrompt: token ids with expanded placeholders, images in order
+    PromptRenderer.render   -> RenderedPrompt: token ids with expanded placeholders, and the images
 
-The tokenizer's own chat template builds the text. The instruction stands in the first user
-message; a past turn is an assistant message, preceded by its screenshot where history kept it;
-the present screenshot comes last. Text is tokenised once per distinct prompt and remembered.
+The tokenizer's own chat template builds the text. The first user message has the
+instruction; a past turn is an assistant message, preceded by its screenshot if history kept it; the
+present screenshot is last. Text is tokenised once per distinct prompt and cached.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PromptRenderer:
     ) -> RenderedPrompt:
         """Token ids [P] and images [I], whose content hashes are `image_hashes` [I] where known.
 
-        Raises EngineError if a screenshot is no image.
+        Raises EngineError if a screenshot is not an image.
         """
         images = [turn.screenshot for turn in turns if turn.screenshot is not None]
         images.append(screenshot)
@@ -62,10 +62,10 @@ class PromptRenderer:
         hashes = list(image_hashes) or [""] * len(images)
         if len(hashes) != len(images):
             raise EngineError(f"a request with {len(images)} screenshots has {len(hashes)} hashes")
-        waiting = iter(zip(images, hashes, strict=True))
+        remaining = iter(zip(images, hashes, strict=True))
         for token in compact:
             if token == self._policy.image_token_id:
-                token_ids += [token] * self._policy.images.token_count(*next(waiting))
+                token_ids += [token] * self._policy.images.token_count(*next(remaining))
             else:
                 token_ids.append(token)
         return RenderedPrompt(token_ids, images)
@@ -97,12 +97,12 @@ class PromptRenderer:
             self._messages(instruction, turns), tokenize=False, add_generation_prompt=True
         )
         token_ids = tokenizer.encode(text, add_special_tokens=False)
-        places = sum(token == self._policy.image_token_id for token in token_ids)
+        placeholders = sum(token == self._policy.image_token_id for token in token_ids)
         expected = 1 + sum(has_image for _, has_image in turns)
-        if places != expected:
-            # An instruction or a past completion that spells out a placeholder would shift images.
+        if placeholders != expected:
+            # An instruction or a past completion that contains a placeholder would shift the images.
             raise EngineError(
-                f"the prompt has {places} image places for {expected} images; "
+                f"the prompt has {placeholders} image placeholders for {expected} images; "
                 "does the instruction or a past turn contain the image token, "
                 "or does the chat template drop images?"
             )

@@ -2,9 +2,9 @@
 
     build    one folder: config.json, weights, tokenizer, chat template, preprocessor
 
-Embeddings have more rows than there are tokens, as in the real ones, and the generation config asks for
-penalties that nobody may apply. Tests and benchmarks use such folders, and
-`dart doctor --parity` can be tried on one where no real checkpoint is at hand:
+Embeddings have more rows than the vocabulary has tokens, as in the real ones, and the generation
+config sets penalties that no engine may apply. Tests and benchmarks use such folders, and
+`dart doctor --parity` can be tried on one where no real checkpoint is available:
 
     python -m dart_cli.policy.random_models qwen3_vl runs/models/qwen3
 """
@@ -22,7 +22,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoConfig, AutoModelForImageTextToText, Qwen2Tokenizer
 from transformers.utils import logging as transformers_logging
 
-from dart_cli.policy.families import FAMILIES, ROWS, Family
+from dart_cli.policy.families import EMBEDDING_ROWS, FAMILIES, Family
+from dart_cli.policy.vocabulary import CHAT_MESSAGE
 
 SPECIALS = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
@@ -30,10 +31,10 @@ SPECIALS = (
     *("<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>"),
     *("<|image_pad|>", "<|video_pad|>"),
 )
-"""In Qwen's order, behind the ordinary tokens."""
+"""In Qwen's order, after the ordinary tokens."""
 
 WORDS = ("Thought", "Action", "click", "start", "box", "Ġthe", "Ġbutton", "assistant", "system")
-"""Each is one token, and so are the pieces it is merged from; all else is spelt in bytes."""
+"""Each is one token, and so are the pieces it is merged from; all other text is spelt in bytes."""
 
 _TEMPLATE = """\
 {%- for message in messages -%}
@@ -41,13 +42,7 @@ _TEMPLATE = """\
 <|im_start|>system
 {{ DEFAULT }}<|im_end|>
 {% endif -%}
-<|im_start|>{{ message.role }}
-{% if message.content is string %}{{ message.content }}{% else -%}
-{%- for part in message.content -%}
-{%- if part.type == 'image' -%}<|vision_start|><|image_pad|><|vision_end|>
-{%- else -%}{{ part.text }}{%- endif -%}
-{%- endfor -%}
-{%- endif -%}<|im_end|>
+CHAT_MESSAGE
 {% endfor -%}
 {%- if add_generation_prompt -%}<|im_start|>assistant
 {% endif -%}
@@ -63,9 +58,9 @@ def build(
     tied: bool | None = None,
     max_shard_size: str = "5GB",
 ) -> Path:
-    """Write a folder of a class of FAMILIES and return it; the same seed gives the same weights.
+    """Write a folder of one class of FAMILIES and return it; the same seed gives the same weights.
 
-    `tied` overrides whether input and output embeddings are one; weights beyond `max_shard_size`
+    `tied` overrides whether input and output embeddings are shared; weights beyond `max_shard_size`
     are written in shards with an index.
     """
     family = FAMILIES[model_type]
@@ -123,8 +118,8 @@ def _tokenizer() -> Qwen2Tokenizer:
             left += letter
     for special in SPECIALS:
         vocabulary[special] = len(vocabulary)
-    if len(vocabulary) >= ROWS:
-        raise ValueError(f"{len(vocabulary)} tokens need more than {ROWS} rows")
+    if len(vocabulary) >= EMBEDDING_ROWS:
+        raise ValueError(f"{len(vocabulary)} tokens need more than {EMBEDDING_ROWS} rows")
     return Qwen2Tokenizer(
         vocab=vocabulary,
         merges=merges,
@@ -149,8 +144,9 @@ def _initialise(model: torch.nn.Module, seed: int) -> None:
 
 
 def _write_template(folder: Path, family: Family) -> None:
-    """Into the file where the class's checkpoints have it."""
-    template = _TEMPLATE.replace("DEFAULT", json.dumps(family.system))
+    """Write the chat template into the file where the class's checkpoints have it."""
+    template = _TEMPLATE.replace("CHAT_MESSAGE", CHAT_MESSAGE)
+    template = template.replace("DEFAULT", json.dumps(family.system))
     path = folder / family.template_file
     held = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     _write(path, {**held, "chat_template": template})
@@ -166,8 +162,8 @@ def main() -> None:
     parser.add_argument("model_type", choices=list(FAMILIES))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
-    build(asked.model_type, asked.folder, seed=asked.seed)
+    options = parser.parse_args()
+    build(options.model_type, options.folder, seed=options.seed)
 
 
 if __name__ == "__main__":

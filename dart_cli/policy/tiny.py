@@ -3,10 +3,10 @@
     words         the closed vocabulary: numbers, action heads, instruction words, ASCII characters
     tokenizer     a word-level fast tokenizer whose decode(encode(text)) is text, for any ASCII text
     config        sizes of the same `Qwen3VLForConditionalGeneration` that loads real checkpoints
-    initialise    random starting values that keep what a pre-trained model knows about geometry
+    initialise    random initial values with the geometry of the screen that a pre-trained model knows
     save          a standard Hugging Face folder, so that one loader serves tiny and real models
 
-Two trained checkpoints stand beside this module: `tiny/` (scripts/build_tiny_base.py) and `miniwob/`
+Two trained checkpoints are beside this module: `tiny/` (scripts/build_tiny_base.py) and `miniwob/`
 (scripts/build_miniwob_base.py).
 """
 
@@ -27,13 +27,15 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 
+from dart_cli.policy.vocabulary import CHAT_MESSAGE, END
+
 SCREEN = 168
 """Side in pixels of the screen the model is trained on; other multiples of 28 work, untrained."""
 
 NUMBERS = 1000
 """Numbers 0-999 are one token each: coordinates in thousandths of the screen."""
 
-IMAGE, VIDEO, END = "<|image_pad|>", "<|video_pad|>", "<|im_end|>"
+IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
 SPECIALS = (
     "<|pad|>",
     "<unk>",
@@ -79,22 +81,16 @@ WORDS = tuple(
     pick trash buttons menus pages tabs rows folders boxes choices info chevron here wrong not
     """.split()
 )
-"""Words of instructions; each is a token with and without a leading space. Others are spelt."""
+"""Words of instructions; each is a token with and without a leading space. Other words are spelt."""
 
 ROLES = ("system\n", "user\n", "assistant\n")
 
-CHAT_TEMPLATE = """\
-{%- for message in messages -%}
-<|im_start|>{{ message.role }}
-{% if message.content is string %}{{ message.content }}{% else -%}
-{%- for part in message.content -%}
-{%- if part.type == 'image' -%}<|vision_start|><|image_pad|><|vision_end|>
-{%- else -%}{{ part.text }}{%- endif -%}
-{%- endfor -%}
-{%- endif -%}<|im_end|>
-{%- endfor -%}
-{%- if add_generation_prompt -%}<|im_start|>assistant
-{% endif -%}
+CHAT_TEMPLATE = f"""\
+{{%- for message in messages -%}}
+{CHAT_MESSAGE}
+{{%- endfor -%}}
+{{%- if add_generation_prompt -%}}<|im_start|>assistant
+{{% endif -%}}
 """
 
 _PIECES = r"(?:system|user|assistant)\n|[a-z_]+\(| ?[A-Za-z]+|[0-9]{1,3}|[\s\S]"
@@ -131,7 +127,7 @@ def vocabulary() -> list[str]:
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """The tokenizer: known words stay whole, other ASCII is spelt, decoding inserts no spaces.
 
-    It is a Unigram model with equal scores, so that the fewest tokens win.
+    It is a Unigram model with equal scores, so the split into the fewest tokens wins.
     """
     scored = [(token, -1.0) for token in (*SPECIALS, *vocabulary())]
     core = Tokenizer(models.Unigram(scored, unk_id=SPECIALS.index("<unk>")))
@@ -224,10 +220,10 @@ def fourier_features(positions: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def initialise(model: Qwen3VLForConditionalGeneration, seed: int) -> None:
-    """Give `model` its random starting values, in place; the same seed gives the same values.
+    """Initialise `model` at random, in place; the same seed gives the same values.
 
-    Learning to ground needs a metric of the screen: vision positions start as 2-D Fourier
-    features mixed at random (standard deviation 0.5) and number tokens as Fourier rows (0.08).
+    Grounding needs a metric of the screen: vision positions start as randomly mixed 2-D Fourier
+    features (standard deviation 0.5) and number tokens as Fourier features (0.08).
     """
     generator = torch.Generator().manual_seed(seed)
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from dart_cli.policy.weight_set import WeightSet
+
 if TYPE_CHECKING:
     import torch
 
@@ -58,24 +60,11 @@ class WeightChannel(Protocol):
         ...
 
 
-class CheckedSet(Protocol):
-    """A set that was checked byte for byte when it came in; as in dart_cli.engines.base."""
-
-    @property
-    def directory(self) -> Path:
-        """It as files."""
-        ...
-
-    def load(self, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Its tensors."""
-        ...
-
-
 @dataclass(frozen=True)
 class Received:
     """The outcome of a permit: the version that it named, or a later one."""
 
-    source: Path | CheckedSet  # a directory is checked by its loader
+    source: WeightSet  # a directory is checked by its loader
     policy_version: int
 
 

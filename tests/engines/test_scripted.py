@@ -52,8 +52,8 @@ async def test_random_clicks_are_actions_and_follow_the_seed(codec: str) -> None
         for seed in (1, 1, 2)
     ]
     assert texts[0] == texts[1] != texts[2]
-    frame = make_coordinate_map("thousandths", 168, 168)
-    assert make_codec(codec).parse(texts[0], frame).kind == "click"
+    coordinates = make_coordinate_map("thousandths", 168, 168)
+    assert make_codec(codec).parse(texts[0], coordinates).kind == "click"
 
 
 async def test_an_update_in_mid_completion_shows_in_the_version_spans(tmp_path: Path) -> None:

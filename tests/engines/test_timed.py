@@ -61,7 +61,7 @@ async def decoded(engine: TimedEngine, requests: int) -> None:
 
 @pytest.mark.parametrize("codec", ["compact", "uitars"])
 async def test_every_reply_is_an_action_as_long_as_drawn_and_follows_the_seed(codec: str) -> None:
-    frame = make_coordinate_map("thousandths", 448, 336)
+    coordinates = make_coordinate_map("thousandths", 448, 336)
     async with serving(FAST, codec) as engine:
         first, second = [
             await asyncio.gather(*(engine.generate(ask(seed)) for seed in range(200)))
@@ -72,7 +72,7 @@ async def test_every_reply_is_an_action_as_long_as_drawn_and_follows_the_seed(co
     assert [generation.sampled.token_ids for generation in second] == [
         g.sampled.token_ids for g in first
     ]
-    assert {make_codec(codec).parse(text, frame).kind for text in texts} == {"click"}
+    assert {make_codec(codec).parse(text, coordinates).kind for text in texts} == {"click"}
     assert {generation.stop for generation in first} == {"end"}
     lengths = sorted(map(len, texts))
     if codec == "uitars":

@@ -119,7 +119,7 @@ COMPACT_REFUSED = [
     ("Click(1,2)", "click("),
     ("scroll(1,2,left)", "up or down"),
     ("key()", "keys joined by +"),
-    ("key(ctrl++)", "is no key's name"),
+    ("key(ctrl++)", "is not a key's name"),
     ("key(two words)", "keys joined by +"),
     ("type(never closed", "type(TEXT)"),
     ("__import__('os').system('true')", "character 0"),
@@ -137,7 +137,7 @@ UITARS_REFUSED = [
     ("Action: click(start_box='(1,2)')\n\nclick(start_box='(1,2)')", "expected the end"),
     ("Action: scroll(start_box='(1,2)', direction='in')", "direction must be"),
     ("Action: hotkey(key='')", "no key is named"),
-    ("Action: hotkey(key='ctrl é')", "'é' is no key's name"),
+    ("Action: hotkey(key='ctrl é')", "'é' is not a key's name"),
     ("Action: type(content='never closed)", "a quoted text"),
     ("Action: click(start_box='(" + "9" * 5000 + ",1)')", "expected ,"),
 ]
@@ -160,7 +160,7 @@ def test_malformed_uitars_text_names_the_cause(text: str, cause: str) -> None:
 
 
 def test_a_completion_of_absurd_length_is_refused_unread() -> None:
-    with pytest.raises(ActionError, match="characters are no action"):
+    with pytest.raises(ActionError, match="characters are too many for an action"):
         UITARS.parse("Action: type(content='" + "a" * 20_000 + "')", SCREEN)
 
 
@@ -209,8 +209,8 @@ def test_every_action_round_trips_through_compact_text(action: Action) -> None:
 @example(Type(text="'"), "")
 @example(Type(text="a'b\\'\\n\r\n"), "")
 def test_every_action_round_trips_through_uitars_text(action: Action, thought: str) -> None:
-    frame = make_coordinate_map("resized", WIDTH, HEIGHT)
-    assert UITARS.parse(UITARS.format(action, frame, thought), frame) == action
+    coordinates = make_coordinate_map("resized", WIDTH, HEIGHT)
+    assert UITARS.parse(UITARS.format(action, coordinates, thought), coordinates) == action
 
 
 @given(_uitars_actions)
@@ -269,9 +269,9 @@ _fragments = st.sampled_from(
 
 @given(st.one_of(st.text(max_size=200), st.lists(_fragments, max_size=30).map("".join)))
 def test_any_text_is_an_action_or_an_action_error(text: str) -> None:
-    for codec, frame in ((COMPACT, THOUSANDTHS), (UITARS, SCREEN)):
+    for codec, coordinates in ((COMPACT, THOUSANDTHS), (UITARS, SCREEN)):
         try:
-            codec.parse(text, frame)
+            codec.parse(text, coordinates)
         except ActionError as refusal:
             message = str(refusal)
         else:

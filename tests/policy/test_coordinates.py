@@ -34,37 +34,37 @@ def test_a_full_hd_screen_is_1932_by_1092_for_uitars() -> None:
 def test_pixels_round_trip_through_thousandths_up_to_1000_pixels(
     width: int, height: int, data: st.DataObject
 ) -> None:
-    frame = make_coordinate_map("thousandths", width, height)
+    coordinates = make_coordinate_map("thousandths", width, height)
     pixel = data.draw(st.tuples(st.integers(0, width - 1), st.integers(0, height - 1)))
-    assert frame.to_screen(*frame.to_model(*pixel)) == pixel
+    assert coordinates.to_screen(*coordinates.to_model(*pixel)) == pixel
 
 
 @given(st.integers(1, 8000), st.integers(0, 999))
 def test_a_thousandth_is_the_pixel_of_its_centre(width: int, number: int) -> None:
-    frame = make_coordinate_map("thousandths", width, width)
-    assert frame.to_screen(number, number)[0] == int((number + 0.5) * width / 1000)
+    coordinates = make_coordinate_map("thousandths", width, width)
+    assert coordinates.to_screen(number, number)[0] == int((number + 0.5) * width / 1000)
 
 
 @given(_side, _side, st.data())
 def test_every_number_on_the_grid_names_a_pixel_of_the_screen(
     width: int, height: int, data: st.DataObject
 ) -> None:
-    frame = (
+    coordinates = (
         make_coordinate_map("resized", width, height) if width < 9 * height < 81 * width else None
     )
-    frame = frame or make_coordinate_map("thousandths", width, height)
-    x = data.draw(st.integers(0, frame.grid_width - 1))
-    y = data.draw(st.integers(0, frame.grid_height - 1))
-    pixel_x, pixel_y = frame.to_screen(x, y)
+    coordinates = coordinates or make_coordinate_map("thousandths", width, height)
+    x = data.draw(st.integers(0, coordinates.grid_width - 1))
+    y = data.draw(st.integers(0, coordinates.grid_height - 1))
+    pixel_x, pixel_y = coordinates.to_screen(x, y)
     assert 0 <= pixel_x < width
     assert 0 <= pixel_y < height
 
 
 @given(_side, _side)
 def test_corners_stay_corners(width: int, height: int) -> None:
-    frame = make_coordinate_map("thousandths", width, height)
-    assert frame.to_screen(0, 0) == (width // 2000, height // 2000)
-    assert frame.to_screen(999, 999) == (
+    coordinates = make_coordinate_map("thousandths", width, height)
+    assert coordinates.to_screen(0, 0) == (width // 2000, height // 2000)
+    assert coordinates.to_screen(999, 999) == (
         width - 1 - (width - 1) // 2000,
         height - 1 - (height - 1) // 2000,
     )

@@ -337,16 +337,16 @@ async def test_pixels_of_a_classs_resized_screen_are_a_matter_of_configuration(
         await PolicyResponder(policy, engine, coordinates="resized").answer(ask)
     resize = Resize(FACTOR[model_type], *BOUNDS[model_type])
     await PolicyResponder(policy, engine, coordinates="resized", resize=resize).answer(ask)
-    frame = make_coordinate_map("resized", 100, 60, resize)
-    assert (frame.grid_width, frame.grid_height) == policy.images.resized(100, 60)
-    assert frame.to_screen(frame.grid_width - 1, 0) == (99, 0)
+    coordinates = make_coordinate_map("resized", 100, 60, resize)
+    assert (coordinates.grid_width, coordinates.grid_height) == policy.images.resized(100, 60)
+    assert coordinates.to_screen(coordinates.grid_width - 1, 0) == (99, 0)
 
 
 def test_a_thousand_means_the_far_edge_and_half_of_it_the_middle() -> None:
-    frame = make_coordinate_map("thousand", 1920, 1080)
-    assert frame.to_screen(0, 0) == (0, 0)
-    assert frame.to_screen(1000, 1000) == (1919, 1079)
-    assert frame.to_screen(500, 500) == (960, 540)
-    assert all(abs(frame.to_screen(n, 0)[0] - n * 1.92) < 2 for n in range(1001))  # pixels
+    coordinates = make_coordinate_map("thousand", 1920, 1080)
+    assert coordinates.to_screen(0, 0) == (0, 0)
+    assert coordinates.to_screen(1000, 1000) == (1919, 1079)
+    assert coordinates.to_screen(500, 500) == (960, 540)
+    assert all(abs(coordinates.to_screen(n, 0)[0] - n * 1.92) < 2 for n in range(1001))  # pixels
     with pytest.raises(ActionError, match="0 to 1000"):
-        frame.to_screen(1001, 0)
+        coordinates.to_screen(1001, 0)

@@ -83,9 +83,9 @@ def test_rendering_twice_gives_the_same_tokens(policy: LoadedPolicy) -> None:
 
 def test_a_spelt_out_placeholder_cannot_shift_the_images(policy: LoadedPolicy) -> None:
     renderer = PromptRenderer(policy)
-    with pytest.raises(EngineError, match="image places"):
+    with pytest.raises(EngineError, match="image placeholders"):
         renderer.render("click <|image_pad|>", [], screenshot(1))
-    with pytest.raises(EngineError, match="image places"):
+    with pytest.raises(EngineError, match="image placeholders"):
         renderer.render("pick red", [Turn(text="<|image_pad|>")], screenshot(1))
 
 

@@ -31,9 +31,9 @@ class OraclePolicy:
     async def act(self, request: ActRequest) -> Completion:
         """The next step of the solution. Raises EnvError, EngineError where it cannot be written."""
         action, _hint = await self._env.solve()
-        frame = self._action_spec.coordinate_map_of(request.width, request.height)
+        coordinates = self._action_spec.coordinate_map_of(request.width, request.height)
         try:
-            text = self._action_spec.codec.format(action, frame)
+            text = self._action_spec.codec.format(action, coordinates)
         except ActionError as error:
             raise EngineError(f"the policy's codec cannot write the solution: {error}") from error
         token_ids = self._prompt_encoder.write(text)
@@ -75,9 +75,9 @@ class HintedPolicy:
         action, hint = await self._env.solve()
         if hint:
             return hint
-        frame = self._action_spec.coordinate_map_of(request.width, request.height)
+        coordinates = self._action_spec.coordinate_map_of(request.width, request.height)
         try:
-            text = self._action_spec.codec.format(action, frame)
+            text = self._action_spec.codec.format(action, coordinates)
         except ActionError:
             return request.instruction
         return f"{request.instruction}\nNext: {text}"

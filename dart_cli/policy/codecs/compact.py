@@ -69,10 +69,10 @@ class CompactCodec:
     def __init__(self) -> None:
         self._grammar = Grammar(_GRAMMAR, _READABLE)
 
-    def parse(self, text: str, frame: CoordinateMap) -> Action:
+    def parse(self, text: str, coordinates: CoordinateMap) -> Action:
         """The action of one completion; see Codec."""
         tree = self._grammar.parse(text)
-        points = [_point(node, frame) for node in tree.find_data("point")]
+        points = [_point(node, coordinates) for node in tree.find_data("point")]
         word = str(tree.children[-1]) if tree.children else ""
         match tree.data:
             case "click":
@@ -84,7 +84,7 @@ class CompactCodec:
             case "move":
                 return Move(x=points[0][0], y=points[0][1])
             case "drag":
-                return Drag(path=[_point(node, frame) for node in _trees(tree)])
+                return Drag(path=[_point(node, coordinates) for node in _trees(tree)])
             case "scroll":
                 dy = NOTCHES if word == "down" else -NOTCHES
                 return Scroll(x=points[0][0], y=points[0][1], dy=dy)
@@ -101,22 +101,22 @@ class CompactCodec:
             case _:
                 return Fail()
 
-    def format(self, action: Action, frame: CoordinateMap, thought: str = "") -> str:  # noqa: ARG002
-        """The completion of one action; see Codec. The language has no thoughts: they are dropped."""
+    def format(self, action: Action, coordinates: CoordinateMap, thought: str = "") -> str:  # noqa: ARG002
+        """The completion of one action; see Codec. The language has no thoughts: `thought` is dropped."""
         match action:
             case Click(button="left"):
-                return f"click({_numbers(frame, (action.x, action.y))})"
+                return f"click({_numbers(coordinates, (action.x, action.y))})"
             case Click(button="right"):
-                return f"right_click({_numbers(frame, (action.x, action.y))})"
+                return f"right_click({_numbers(coordinates, (action.x, action.y))})"
             case DoubleClick():
-                return f"double_click({_numbers(frame, (action.x, action.y))})"
+                return f"double_click({_numbers(coordinates, (action.x, action.y))})"
             case Move():
-                return f"move({_numbers(frame, (action.x, action.y))})"
+                return f"move({_numbers(coordinates, (action.x, action.y))})"
             case Drag(path=[first, last]):
-                return f"drag({_numbers(frame, first, last)})"
+                return f"drag({_numbers(coordinates, first, last)})"
             case Scroll(dx=0, dy=dy) if abs(dy) == NOTCHES:
                 direction = "down" if dy > 0 else "up"
-                return f"scroll({_numbers(frame, (action.x, action.y))},{direction})"
+                return f"scroll({_numbers(coordinates, (action.x, action.y))},{direction})"
             case KeyPress():
                 return f"key({join_keys(action.keys, '+')})"
             case Type():
@@ -129,10 +129,10 @@ class CompactCodec:
                 return "done()"
             case Fail():
                 return "fail()"
-        raise ActionError(f"the compact language has no words for {action!r}")
+        raise ActionError(f"the compact language cannot express {action!r}")
 
     def as_history(self, text: str) -> str:
-        """Past completions are shown as they were written."""
+        """The completion unchanged."""
         return text
 
 
@@ -140,10 +140,10 @@ def _trees(tree: Tree[Token]) -> list[Tree[Token]]:
     return [child for child in tree.children if isinstance(child, Tree)]
 
 
-def _point(node: Tree[Token], frame: CoordinateMap) -> tuple[int, int]:
+def _point(node: Tree[Token], coordinates: CoordinateMap) -> tuple[int, int]:
     x, y = node.children
-    return frame.to_screen(int(str(x)), int(str(y)))
+    return coordinates.to_screen(int(str(x)), int(str(y)))
 
 
-def _numbers(frame: CoordinateMap, *points: tuple[int, int]) -> str:
-    return ",".join(f"{x},{y}" for x, y in (frame.to_model(*point) for point in points))
+def _numbers(coordinates: CoordinateMap, *points: tuple[int, int]) -> str:
+    return ",".join(f"{x},{y}" for x, y in (coordinates.to_model(*point) for point in points))

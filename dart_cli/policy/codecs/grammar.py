@@ -1,4 +1,4 @@
-"""An LALR grammar whose refusals read like sentences."""
+"""An LALR grammar with readable errors."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from lark.lexer import PatternStr
 
 from bus.errors import ActionError
 
-LONGEST = 16_384  # characters; a longer completion is refused unread
+LONGEST = 16_384  # characters; a longer completion is refused without parsing
 _SHOWN = 24  # characters of the offending text in a message
 
 
 class Grammar:
-    """Parses a whole text or raises ActionError with place, finding and what would have fitted."""
+    """Parses a whole text or raises ActionError with the position, what was found and what was expected."""
 
     def __init__(self, rules: str, readable: dict[str, str]) -> None:
         """`readable` names the pattern terminals of `rules` for messages."""
@@ -27,23 +27,25 @@ class Grammar:
     def parse(self, text: str) -> Tree[Token]:
         """The parse tree of `text`, all of it."""
         if len(text) > LONGEST:
-            raise ActionError(f"{len(text)} characters are no action (at most {LONGEST})")
+            raise ActionError(
+                f"{len(text)} characters are too many for an action (at most {LONGEST})"
+            )
         try:
             return self._parser.parse(text)
         except UnexpectedInput as error:
             raise ActionError(self._explain(error, text)) from None
 
     def _explain(self, error: UnexpectedInput, text: str) -> str:
-        fits: set[str] = set()
+        expected: set[str] = set()
         if isinstance(error, UnexpectedCharacters):
-            fits = set(error.allowed or ())
+            expected = set(error.allowed or ())
         elif isinstance(error, UnexpectedToken):
-            fits = set(error.expected)
+            expected = set(error.expected)
         position = error.pos_in_stream or 0
         if isinstance(error, UnexpectedToken) and error.token.type == "$END":
             found = "the text ends too early" if text else "the text is empty"
         else:
             rest = text[position : position + _SHOWN]
             found = f"{rest!r} at character {position} is out of place"
-        names = sorted(self._readable.get(name, "the end") for name in fits)
+        names = sorted(self._readable.get(name, "the end") for name in expected)
         return f"{found}; expected {' or '.join(names)}" if names else found

@@ -22,9 +22,9 @@ _KEY = re.compile(r"[a-z0-9_]+|[!-/:-@\[-`{-~]")
 
 
 def split_keys(text: str, separator: str | None) -> list[str]:
-    """Names in a text such as `ctrl+a`, canonical. Raises ActionError for what is no key's name."""
+    """Names in a text such as `ctrl+a`, canonical. Raises ActionError for an unknown form."""
     keys = [ALIASES.get(key, key) for key in text.lower().split(separator)]
-    return [_spoken(key) for key in _checked(keys)]
+    return [_unescaped(key) for key in _checked(keys)]
 
 
 def join_keys(keys: Sequence[str], separator: str) -> str:
@@ -40,12 +40,12 @@ def join_keys(keys: Sequence[str], separator: str) -> str:
 
 def _checked(keys: Sequence[str]) -> Sequence[str]:
     if not keys:
-        raise ActionError("no key is named")
+        raise ActionError("no key is given")
     for key in keys:
         if not _KEY.fullmatch(key):
-            raise ActionError(f"{key[:24]!r} is no key's name")
+            raise ActionError(f"{key[:24]!r} is not a key's name")
     return keys
 
 
-def _spoken(key: str) -> str:
+def _unescaped(key: str) -> str:
     return "+" if key == "plus" else key

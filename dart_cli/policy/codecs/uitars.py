@@ -41,7 +41,7 @@ NOTCHES = 5  # wheel notches of one scroll, as UI-TARS' own executor turns
 WAIT_S = 5.0  # seconds of one wait, as its prompt promises
 
 # PROSE ends at the last line that begins with "Action:"; format() escapes line breaks in strings,
-# so a string can never be taken for it. An apostrophe between letters does not end a string.
+# so a string can never match it. An apostrophe between letters does not end a string.
 _GRAMMAR = r"""
 start: PROSE? ACTION call
 ?call: "click" "(" "start_box" "=" box ")"          -> click
@@ -87,11 +87,11 @@ class UitarsCodec:
     def __init__(self) -> None:
         self._grammar = Grammar(_GRAMMAR, _READABLE)
 
-    def parse(self, text: str, frame: CoordinateMap) -> Action:
+    def parse(self, text: str, coordinates: CoordinateMap) -> Action:
         """The action of one completion; see Codec."""
         call = self._grammar.parse(text).children[-1]
         assert isinstance(call, Tree)
-        points = [_centre(box, frame) for box in call.children if isinstance(box, Tree)]
+        points = [_centre(box, coordinates) for box in call.children if isinstance(box, Tree)]
         strings = [_unquote(str(word)) for word in call.children if isinstance(word, Token)]
         match call.data:
             case "click":
@@ -120,29 +120,31 @@ class UitarsCodec:
             case _:
                 return Fail()
 
-    def format(self, action: Action, frame: CoordinateMap, thought: str = "") -> str:
+    def format(self, action: Action, coordinates: CoordinateMap, thought: str = "") -> str:
         """The completion of one action; see Codec."""
-        return f"Thought: {thought}\nAction: {_call(action, frame)}"
+        return f"Thought: {thought}\nAction: {_call(action, coordinates)}"
 
     def as_history(self, text: str) -> str:
         """The completion with its bare boxes in box tokens, as the model's prompt has them."""
         return _BARE_BOX.sub(r"\1<|box_start|>\2<|box_end|>\3", text)
 
 
-def _call(action: Action, frame: CoordinateMap) -> str:
+def _call(action: Action, coordinates: CoordinateMap) -> str:
     match action:
         case Click(button="left"):
-            return f"click(start_box={_box(frame, action.x, action.y)})"
+            return f"click(start_box={_box(coordinates, action.x, action.y)})"
         case Click(button="right"):
-            return f"right_single(start_box={_box(frame, action.x, action.y)})"
+            return f"right_single(start_box={_box(coordinates, action.x, action.y)})"
         case DoubleClick():
-            return f"left_double(start_box={_box(frame, action.x, action.y)})"
+            return f"left_double(start_box={_box(coordinates, action.x, action.y)})"
         case Drag(path=[first, last]):
-            return f"drag(start_box={_box(frame, *first)}, end_box={_box(frame, *last)})"
+            return (
+                f"drag(start_box={_box(coordinates, *first)}, end_box={_box(coordinates, *last)})"
+            )
         case Scroll():
             for direction, notches in _DIRECTIONS.items():
                 if notches == (action.dx, action.dy):
-                    box = _box(frame, action.x, action.y)
+                    box = _box(coordinates, action.x, action.y)
                     return f"scroll(start_box={box}, direction='{direction}')"
         case KeyPress():
             return f"hotkey(key={_quote(join_keys(action.keys, ' '))})"
@@ -156,18 +158,18 @@ def _call(action: Action, frame: CoordinateMap) -> str:
             return "finished()"
         case Fail():
             return "call_user()"
-    raise ActionError(f"UI-TARS text has no words for {action!r}")
+    raise ActionError(f"UI-TARS text cannot express {action!r}")
 
 
-def _box(frame: CoordinateMap, x: int, y: int) -> str:
-    x, y = frame.to_model(x, y)
+def _box(coordinates: CoordinateMap, x: int, y: int) -> str:
+    x, y = coordinates.to_model(x, y)
     return f"'({x},{y})'"
 
 
-def _centre(box: Tree[Token], frame: CoordinateMap) -> tuple[int, int]:
+def _centre(box: Tree[Token], coordinates: CoordinateMap) -> tuple[int, int]:
     numbers = [int(str(number)) for number in box.children]
     x, y = numbers[0] + numbers[-2], numbers[1] + numbers[-1]  # of two numbers: each twice
-    return frame.to_screen(x // 2, y // 2)
+    return coordinates.to_screen(x // 2, y // 2)
 
 
 def _quote(text: str) -> str:

@@ -48,8 +48,8 @@ def test_the_oracles_steps_are_what_a_rollout_would_have_handed_in(
             past: list[Turn] = []
             for step in steps:
                 assert reader.screenshots([step.screenshot])[step.screenshot] == screen.screenshot
-                frame = make_coordinate_map("thousandths", screen.width, screen.height)
-                assert step.text == codec.format(env.oracle_action(), frame)  # type: ignore[attr-defined]
+                coordinates = make_coordinate_map("thousandths", screen.width, screen.height)
+                assert step.text == codec.format(env.oracle_action(), coordinates)  # type: ignore[attr-defined]
                 visible = [past[-2].model_copy(update={"screenshot": None})] if past[1:] else []
                 rendered = renderer.render(
                     str(info["instruction"]), [*visible, *past[-1:]], screen.screenshot
