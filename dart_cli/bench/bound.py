@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from bus.errors import ConfigError
 from dart_cli.config.schema import Config
-from dart_cli.engines.simulated_gpu import limits
+from dart_cli.engines.simulated_gpu import capacity
 from envs.timed import expected
 
 
@@ -55,7 +55,7 @@ def bound_of(config: Config, *, slots: int, workers: int) -> Bound:
             "set both to the same"
         )
     profile = expected(str(config.env.options.get("profile", "osworld")))
-    replica = limits(timing, config.rollout.max_batch, config.rollout.max_tokens)
+    replica = capacity(timing, config.rollout.max_batch, config.rollout.max_tokens)
     completion_s = replica.alone_s * timing.speedup
     cycle_s = profile.reset_s / profile.steps + profile.step_s + completion_s
     samples = data.groups_per_batch * data.group_size * profile.steps

@@ -1,4 +1,4 @@
-"""The vision tower's output for recent screens, so that a screen shown again is not seen again."""
+"""Cache of the vision tower's output for recent screens: a repeated screen is not encoded again."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from dart_cli.policy.model import LoadedPolicy
 
 
 class FeatureCache:
-    """Vision features of recent screens under the present weights, bounded in bytes.
+    """Vision features of recent screens under the present weights, bounded in bytes; evicts the oldest.
 
     Used by one thread alone.
     """
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit = limit_bytes
-        self._held = 0
+        self._limit_bytes = limit_bytes
+        self._cached_bytes = 0
         self._entries: OrderedDict[str, tuple[torch.Tensor, ...]] = OrderedDict()
 
     def clear(self) -> None:
         """Forget everything: the weights have changed."""
         self._entries.clear()
-        self._held = 0
+        self._cached_bytes = 0
 
     def of(self, policy: LoadedPolicy, inputs: ModelInputs) -> ImageFeatures | None:
-        """Features of `inputs.images`, computed together for those not held."""
+        """Features of `inputs.images`, computed in one batch for those not in the cache."""
         if not inputs.images:
             return None
         new = [image for image in inputs.images if image.key not in self._entries]
         fresh: dict[str, tuple[torch.Tensor, ...]] = {}
         if new:
-            made = image_features(policy.model, new)
+            computed = image_features(policy.model, new)
             for index, image in enumerate(new):
                 fresh[image.key] = (
-                    made.embeds[index].clone(),
-                    *(level[index].clone() for level in made.deepstack),
+                    computed.embeds[index].clone(),
+                    *(level[index].clone() for level in computed.deepstack),
                 )
         rows = [
             fresh[image.key] if image.key in fresh else self._entries[image.key]
@@ -46,10 +46,10 @@ class FeatureCache:
         for image, row in zip(inputs.images, rows, strict=True):
             if image.key not in self._entries:
                 self._entries[image.key] = row
-                self._held += _nbytes(row)
+                self._cached_bytes += _nbytes(row)
             self._entries.move_to_end(image.key)
-        while self._held > self._limit and self._entries:
-            self._held -= _nbytes(self._entries.popitem(last=False)[1])
+        while self._cached_bytes > self._limit_bytes and self._entries:
+            self._cached_bytes -= _nbytes(self._entries.popitem(last=False)[1])
         levels = len(rows[0]) - 1
         return ImageFeatures(
             embeds=tuple(row[0] for row in rows),

@@ -1,4 +1,4 @@
-"""How busy an engine is: seconds by phase, and how full its places are."""
+"""The load of an engine: seconds by phase, and how full its batch is."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ PHASES = ("starting", "idle", "busy", "syncing")
 
 
 class LoadMeter:
-    """Every second of an engine in one phase; told of each change.
+    """Assigns every second of an engine to one phase; the engine reports each change.
 
-    `starting` is all before the first weights, `syncing` the halts for weights after that, `busy`
-    the time with at least one request in work. Not thread-safe: whoever tells holds a lock.
+    `starting` is the time before the first weights, `syncing` the later halts for weights, `busy`
+    the time with at least one running request. Not thread-safe: the engine holds a lock.
     """
 
     def __init__(
         self, max_batch: int, *, serves: bool, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`serves` says whether the engine has weights already."""
+        """`serves`: the engine has weights already."""
         self._split = TimeSplit(PHASES, "idle" if serves else "starting", clock)
         self._clock = clock
         self._max_batch = max_batch
@@ -31,26 +31,26 @@ class LoadMeter:
         self._since = clock()
 
     def run(self, running: int) -> None:
-        """So many requests are in work from now on."""
+        """From now on `running` requests are running."""
         if running != self._running:
             self._settle()
             self._running = running
             self._enter()
 
     def halt(self) -> None:
-        """The engine stands still for new weights."""
+        """The engine halts for new weights."""
         self._settle()
         self._halted = True
         self._enter()
 
     def go(self) -> None:
-        """New weights are in place and serve."""
+        """The engine serves with new weights."""
         self._settle()
         self._halted, self._serves = False, True
         self._enter()
 
     def gauges(self) -> dict[str, float]:
-        """`seconds.PHASE`, and `load_s`: the integral of requests in work / max_batch over `busy`."""
+        """`seconds.PHASE`, and `load_s`: the integral of running requests / max_batch over `busy`."""
         self._settle()
         return as_gauges([self._split]) | {"load_s": self._load_s}
 

@@ -1,21 +1,22 @@
-"""A GPU replica in simulated time: continuous batching, exact to the token, without a sleep.
+"""A GPU replica in simulated time: continuous batching, exact to the token, without sleeping.
 
-    Costs     what each kind of work takes
-    SimulatedRequest       one completion: when it came, was taken up and ended, which weights drew its tokens
-    Replica   the simulation; told the time, it says what has ended by then
+    Costs             seconds of each kind of work
+    SimulatedRequest  one completion: when it arrived, started and ended, which weights drew its tokens
+    Replica           the simulation; `advance(now)` returns the requests that ended by then
+    capacity          the throughput and latency of one replica, in closed form
 
-The model. The GPU does one unit of work at a time and breaks none off: the prefill of one request,
+The model. The GPU does one unit of work at a time and interrupts none: the prefill of one request,
 or a decode iteration, which gives every decoding request one token. At most `max_batch` requests
-hold a place; the others wait in order of arrival. Between two units, what comes first:
+hold a slot; the others wait in order of arrival. Between two units, the next is the first of:
 
-    1. a pause for new weights that were brought
-    2. the prefill of the request that has waited longest, if a place is free
+    1. a pause for new weights
+    2. the prefill of the request that has waited longest, if a slot is free
     3. a decode iteration of `decode_s + decode_each_s * (requests - 1)`
 
 So a prefill delays the decoding of all others by its whole length, as in an engine without chunked
-prefill; with chunks the same work is shared out otherwise, and as many requests are served. A
-trajectory that this replica has served under the present weights prefills in `prefill_cached_s`:
-new weights clear the cache, as they must. What is running when they come keeps its keys and values.
+prefill; with chunks the same work is spread differently, and as many requests are served. A
+trajectory that this replica has served under the present weights prefills in `prefill_cached_s`; new
+weights clear the cache. Requests that are running then keep their keys and values.
 
 An event (arrival, end of a prefill, of a completion, of a pause) costs O(log max_batch): between
 two of them iterations are counted, not simulated.
@@ -32,10 +33,10 @@ from typing import Literal
 from dart_cli.config.schema import TimingConfig
 from dart_cli.engines.load import LoadMeter
 
-TRAJECTORIES_PER_PLACE = 8
-"""Trajectories in the prefix cache for each place in the batch; the longest unused one goes."""
+TRAJECTORIES_PER_SLOT = 8
+"""Trajectories in the prefix cache per slot of the batch; the least recently used is evicted."""
 
-_LEAST_S = 1e-9  # of an iteration: simulated time goes on even where work costs nothing
+_LEAST_S = 1e-9  # of an iteration: simulated time advances even where work costs nothing
 _ROUNDING = 1e-6  # of an iteration: times that differ by less are the same boundary
 
 
@@ -50,7 +51,7 @@ class Costs:
 
     @classmethod
     def of(cls, timing: TimingConfig) -> Costs:
-        """The costs of a configuration, its speed-up applied."""
+        """The costs of a configuration, divided by its speed-up."""
         return cls(
             timing.prefill_s / timing.speedup,
             timing.prefill_cached_s / timing.speedup,
@@ -59,7 +60,7 @@ class Costs:
         )
 
     def iteration_s(self, decoding: int) -> float:
-        """One token for each of `decoding` requests."""
+        """Seconds of one token for each of `decoding` requests."""
         return max(_LEAST_S, self.decode_s + self.decode_each_s * (decoding - 1))
 
 
@@ -72,26 +73,26 @@ class SimulatedRequest:
     arrived: float
     started: float | None = None  # of its prefill
     ended: float | None = None
-    done: int = 0  # iterations it has had; kept at its end and at each change of weights
+    done: int = 0  # iterations so far; updated at its end and at each change of weights
     versions: list[tuple[int, int]] = field(default_factory=list)  # (from iteration, version)
-    last: int = 0  # the replica's iteration that is its last
-    is_given_up: bool = False
+    last: int = 0  # its last iteration, in the replica's count
+    is_cancelled: bool = False
 
     @property
     def queue_s(self) -> float:
-        """Waited for a place."""
+        """Seconds it waited for a slot."""
         end = self.ended if self.started is None else self.started
         return 0.0 if end is None else end - self.arrived
 
     @property
     def engine_s(self) -> float:
-        """In work."""
+        """Seconds from its prefill to its end."""
         return 0.0 if self.started is None or self.ended is None else self.ended - self.started
 
 
 @dataclass(eq=False)
 class SimulatedSwap:
-    """New weights: brought, then the halt, then they serve."""
+    """New weights: received, then the halt, then they serve."""
 
     version: int
     pause_s: float
@@ -100,14 +101,14 @@ class SimulatedSwap:
 
 
 class Replica:
-    """See the module. All times are seconds of one clock, which never goes back."""
+    """See the module. All times are seconds of one monotonic clock."""
 
     def __init__(self, costs: Costs, max_batch: int, *, version: int = -1, now: float = 0.0):
         self.now = now
         self.version = version
         self.prefills = 0
         self.prefills_cached = 0
-        self.tokens = 0  # iterations that completions have had, at their end
+        self.tokens = 0  # iterations of the completions that ended
         self._costs = costs
         self._max_batch = max_batch
         self._meter = LoadMeter(max_batch, serves=version >= 0, clock=lambda: self.now)
@@ -116,36 +117,38 @@ class Replica:
         self._decoding: list[
             tuple[int, int, SimulatedRequest]
         ] = []  # heap by last iteration, then arrival
-        self._seen: OrderedDict[str, None] = OrderedDict()  # trajectories in the prefix cache
+        self._prefix_cache: OrderedDict[str, None] = (
+            OrderedDict()
+        )  # trajectories in the prefix cache
         self._swap: SimulatedSwap | None = None
         self._ended: list[SimulatedRequest] = []
         self._arrivals = 0
         self._unit: Literal["nothing", "prefill", "decode", "pause"] = "nothing"
-        self._until = math.inf  # when the unit, or a run of iterations, ends
+        self._until = math.inf  # when the unit, or the run of iterations, ends
         self._iteration = 0  # iterations done before the present run of them
         self._steps = 0  # iterations of the present run
         self._each = _LEAST_S  # seconds of each of these
         self._since = now  # when the run began
 
-    # --- what may be asked --------------------------------------------------------------------
+    # --- state --------------------------------------------------------------------
 
     @property
     def next_event(self) -> float:
-        """When something ends next, if nothing comes in between; infinite if nothing does."""
+        """When the present work ends, if nothing arrives before; infinite if there is no work."""
         return self._until
 
     @property
     def running(self) -> int:
-        """Requests that hold a place."""
+        """Requests that hold a slot."""
         return len(self._decoding) + (self._prefilling is not None)
 
     @property
     def waiting(self) -> int:
-        """Requests without a place."""
+        """Requests without a slot."""
         return len(self._waiting)
 
     def gauges(self) -> dict[str, float]:
-        """Load up to the time told last; see LoadMeter."""
+        """Load up to the latest time given; see LoadMeter."""
         return {
             "in_flight": float(self.running),
             "waiting": float(self.waiting),
@@ -155,95 +158,95 @@ class Replica:
             **self._meter.gauges(),
         }
 
-    # --- what may happen ----------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------
 
     def advance(self, now: float) -> list[SimulatedRequest]:
-        """Let time pass until `now`; the jobs that ended since this was asked last, in order."""
-        self._pass(now)
+        """Simulate until `now`; returns the requests that ended since the last call, in order."""
+        self._run_until(now)
         ended, self._ended = self._ended, []
         return ended
 
     def submit(self, now: float, trajectory: str, tokens: int) -> SimulatedRequest:
         """A request arrives that takes `tokens` iterations, at least 1."""
-        self._pass(now)
+        self._run_until(now)
         job = SimulatedRequest(trajectory, max(1, tokens), arrived=now)
         self._waiting.append(job)
-        self._disturb()
+        self._reschedule()
         return job
 
     def cancel(self, now: float, job: SimulatedRequest) -> None:
-        """Nobody waits for `job` any more; its place is free after the present unit."""
-        self._pass(now)
-        job.is_given_up = True
+        """No caller waits for `job` any more; its slot is free after the present unit."""
+        self._run_until(now)
+        job.is_cancelled = True
         if job in self._waiting:
             self._waiting.remove(job)
         elif any(job is held for _, _, held in self._decoding):
-            self._disturb()
+            self._reschedule()
 
     def swap(self, now: float, version: int, pause_s: float) -> SimulatedSwap:
-        """New weights are there: after the present unit, halt for `pause_s` and take them."""
-        self._pass(now)
+        """New weights arrived: after the present unit, halt for `pause_s` and load them."""
+        self._run_until(now)
         self._swap = SimulatedSwap(version, pause_s)
-        self._disturb()
+        self._reschedule()
         return self._swap
 
     def interrupt(self, now: float) -> list[SimulatedRequest]:
-        """End all that wait or run, with the iterations they have had; work begun is broken off.
+        """End all waiting and running requests with the iterations they have; abort the present unit.
 
-        What has ended by itself is not among them: `advance` tells it.
+        Returns them. Requests that ended by themselves are not among them: `advance` returns those.
         """
-        self._pass(now)
+        self._run_until(now)
         if self._unit == "decode":
-            had = math.floor((now - self._since) / self._each + _ROUNDING)
-            self._iteration += min(had, self._steps)
+            completed = math.floor((now - self._since) / self._each + _ROUNDING)
+            self._iteration += min(completed, self._steps)
         jobs = [job for _, _, job in sorted(self._decoding, key=lambda entry: entry[1])]
         for job in jobs:
             job.done = job.tokens - (job.last - self._iteration)
         if self._prefilling is not None:
             jobs.append(self._prefilling)
-        jobs = [job for job in [*jobs, *self._waiting] if not job.is_given_up]
+        jobs = [job for job in [*jobs, *self._waiting] if not job.is_cancelled]
         for job in jobs:
             self._end(job)
         self._waiting.clear()
         self._decoding.clear()
         self._prefilling = None
         if self._unit != "pause":
-            self._begin()
+            self._start_unit()
         self._meter.run(self.running)
         return jobs
 
-    # --- the passing of time ------------------------------------------------------------------
+    # --- simulated time ------------------------------------------------------------------
 
-    def _pass(self, now: float) -> None:
-        """Live through all that ends by `now`."""
+    def _run_until(self, now: float) -> None:
+        """Simulate all work that ends by `now`."""
         while self._until <= now:
             self.now = max(self.now, self._until)
             self._end_unit()
-            self._begin()
+            self._start_unit()
         self.now = max(self.now, now)
 
-    def _disturb(self) -> None:
-        """Something came: what it asks for begins at the next boundary between two units."""
+    def _reschedule(self) -> None:
+        """After an event: the next unit is chosen at the next boundary between two units."""
         if self._unit == "decode" and self._has_other_work():
             begun = math.ceil((self.now - self._since) / self._each - _ROUNDING)
             self._steps = min(self._steps, max(0, begun))
             self._until = self._since + self._steps * self._each
         elif self._unit == "nothing":
-            self._begin()
-        self._pass(self.now)
+            self._start_unit()
+        self._run_until(self.now)
 
     def _has_other_work(self) -> bool:
         return (
             self._swap is not None
             or (bool(self._waiting) and self.running < self._max_batch)
-            or any(job.is_given_up for _, _, job in self._decoding)
+            or any(job.is_cancelled for _, _, job in self._decoding)
         )
 
     def _end_unit(self) -> None:
         if self._unit == "pause":
-            self._take_weights()
+            self._end_pause()
         elif self._unit == "prefill":
-            self._enter_batch()
+            self._end_prefill()
         elif self._unit == "decode":
             self._iteration += self._steps
             while self._decoding and self._decoding[0][0] == self._iteration:
@@ -252,10 +255,10 @@ class Replica:
                 self._end(job)
                 self._ended.append(job)
 
-    def _begin(self) -> None:
-        """The next unit of work, or the next run of iterations."""
-        if any(job.is_given_up for _, _, job in self._decoding):
-            self._decoding = [entry for entry in self._decoding if not entry[2].is_given_up]
+    def _start_unit(self) -> None:
+        """Start the next unit of work, or the next run of iterations."""
+        if any(job.is_cancelled for _, _, job in self._decoding):
+            self._decoding = [entry for entry in self._decoding if not entry[2].is_cancelled]
             heapq.heapify(self._decoding)
         if self._swap is not None:
             self._unit = "pause"
@@ -278,32 +281,32 @@ class Replica:
         self._meter.run(self.running)
 
     def _prefill_s(self, trajectory: str) -> float:
-        """What the prompt costs; afterwards it is in the prefix cache."""
-        is_cached = trajectory in self._seen
-        self._seen[trajectory] = None
-        self._seen.move_to_end(trajectory)
-        if len(self._seen) > TRAJECTORIES_PER_PLACE * self._max_batch:
-            self._seen.popitem(last=False)
+        """Seconds of the prompt's prefill; adds it to the prefix cache."""
+        is_cached = trajectory in self._prefix_cache
+        self._prefix_cache[trajectory] = None
+        self._prefix_cache.move_to_end(trajectory)
+        if len(self._prefix_cache) > TRAJECTORIES_PER_SLOT * self._max_batch:
+            self._prefix_cache.popitem(last=False)
         self.prefills += 1
         self.prefills_cached += is_cached
         return self._costs.prefill_cached_s if is_cached else self._costs.prefill_s
 
-    def _enter_batch(self) -> None:
-        """The prefill is done: the request decodes from the next iteration on."""
+    def _end_prefill(self) -> None:
+        """The request decodes from the next iteration on."""
         job, self._prefilling = self._prefilling, None
-        if job is not None and not job.is_given_up:
+        if job is not None and not job.is_cancelled:
             job.last = self._iteration + job.tokens
             job.versions.append((0, self.version))
             self._arrivals += 1
             heapq.heappush(self._decoding, (job.last, self._arrivals, job))
 
-    def _take_weights(self) -> None:
-        """The pause is over: the new weights serve, for what is running too."""
+    def _end_pause(self) -> None:
+        """The new weights serve, running requests included."""
         swap, self._swap = self._swap, None
         assert swap is not None
         swap.ended = self.now
         self.version = swap.version
-        self._seen.clear()
+        self._prefix_cache.clear()
         for _, _, job in self._decoding:
             job.versions.append((job.tokens - (job.last - self._iteration), swap.version))
         self._meter.go()
@@ -313,14 +316,14 @@ class Replica:
         self.tokens += job.done
 
 
-# --- the limits of the model ------------------------------------------------------------------
+# --- the capacity of a replica ------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class EngineCapacity:
-    """What one replica can do at most."""
+    """The most that one replica can do."""
 
-    requests_per_s: float  # with all places taken, all the time
+    requests_per_s: float  # with all slots in use, all the time
     alone_s: float  # mean latency of a request that has the replica to itself
 
 
@@ -329,7 +332,7 @@ def mean_tokens(timing: TimingConfig, max_tokens: int) -> float:
 
     With median m = e^mu, spread s and cap c this is
     `m e^(s^2/2) F((ln c - mu)/s - s) + c (1 - F((ln c - mu)/s))`, F the normal distribution
-    function: the textbook's limited expected value. Rounding to whole tokens is left out.
+    function: the textbook's limited expected value. Rounding to whole tokens is ignored.
     """
     median, spread, cap = timing.completion_tokens, timing.completion_sigma, max_tokens
     if spread == 0:
@@ -344,18 +347,18 @@ def _normal(z: float) -> float:
     return (1 + math.erf(z / math.sqrt(2))) / 2
 
 
-def limits(
+def capacity(
     timing: TimingConfig, max_batch: int, max_tokens: int, cached_share: float = 1.0
 ) -> EngineCapacity:
-    """What one replica can do, if `cached_share` of the prefills find their prefix.
+    """The capacity of one replica, if `cached_share` of the prefills find their prefix in the cache.
 
     With p the mean prefill, T the mean tokens and d(r) the iteration of r requests, a full batch
     spends p on each request's prefill and T iterations on max_batch requests together:
 
         requests_per_s = 1 / (p + T d(max_batch) / max_batch)        alone_s = p + T d(1)
 
-    Real seconds, the speed-up applied. No order of service does better: whenever a place is free
-    and somebody waits, the model fills it first, so every iteration is as full as can be.
+    Real seconds, the speed-up applied. No order of service does better: whenever a slot is free
+    and a request waits, the model fills it first, so every iteration is as full as possible.
     """
     costs = Costs.of(timing)
     prefill_s = cached_share * costs.prefill_cached_s + (1 - cached_share) * costs.prefill_s

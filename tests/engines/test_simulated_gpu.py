@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from dart_cli.config.schema import TimingConfig
-from dart_cli.engines.simulated_gpu import Costs, Replica, SimulatedRequest, limits, mean_tokens
+from dart_cli.engines.simulated_gpu import Costs, Replica, SimulatedRequest, capacity, mean_tokens
 
 COSTS = Costs(prefill_s=0.5, prefill_cached_s=0.125, decode_s=0.01, decode_each_s=0.0025)
 
@@ -212,7 +212,7 @@ def test_the_mean_length_is_that_of_the_capped_distribution() -> None:
 def test_the_limits_are_reached_and_never_passed(max_batch: int, cached_share: float) -> None:
     """As many requests as there are places, each asked for anew when it ends: none ever waits."""
     rng, count = Random(1), 3000
-    limit = limits(TIMING, max_batch, 100, cached_share)
+    limit = capacity(TIMING, max_batch, 100, cached_share)
     replica = Replica(Costs.of(TIMING), max_batch, version=0)
     tokens = iter(lengths(rng, 100, count))
 
@@ -235,7 +235,7 @@ def test_the_limits_are_reached_and_never_passed(max_batch: int, cached_share: f
 
 
 def test_a_request_alone_takes_as_long_as_the_limit_says() -> None:
-    limit = limits(TIMING, 8, 100_000, cached_share=0.0)
+    limit = capacity(TIMING, 8, 100_000, cached_share=0.0)
     replica, now, spent, count = Replica(Costs.of(TIMING), 8, version=0), 0.0, 0.0, 4000
     for number in lengths(Random(2), 100_000, count):
         now += 1000.0

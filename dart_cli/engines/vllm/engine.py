@@ -45,7 +45,7 @@ from dart_cli.engines.completions import Draft
 from dart_cli.engines.limits import RequestLimits, Stop
 from dart_cli.engines.load import LoadMeter
 from dart_cli.engines.vllm.places import Places
-from dart_cli.engines.vllm.start import WORDS, named, start
+from dart_cli.engines.vllm.start import SEE_LOG, root_cause, start
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy, weight_tensors
 
@@ -67,7 +67,7 @@ TRIES = 3
 WHOLE = "model.safetensors"
 """In the directory of a set that is whole (dart_cli/weights/manifest.py)."""
 CLOSED = "the engine is closed; start another rollout worker"
-DIED = f"vLLM's processes have died; {WORDS}"
+DIED = f"vLLM's processes have died; {SEE_LOG}"
 SECTION = "dart"
 
 _STOPS: dict[str, Stop] = {"stop": "end", "length": "length", "abort": "suspended"}
@@ -194,7 +194,7 @@ class VllmEngine:
             # An image that vLLM had forgotten: its cache and ours disagreed. It is sent now.
         if drawn.finish not in _STOPS:
             raise EngineError(
-                f"vLLM ended request {request.request_id}: {drawn.finish or 'no word'}; {WORDS}"
+                f"vLLM ended request {request.request_id}: {drawn.finish or 'no word'}; {SEE_LOG}"
             )
         draft.extend(drawn.token_ids, drawn.logprobs, drawn.entropies, drawn.versions)
         return _STOPS[drawn.finish]
@@ -218,7 +218,7 @@ class VllmEngine:
             if self._llm.errored:
                 self._fault = self._fault or DIED
             self._check_serves()
-            raise EngineError(f"vLLM failed: {named(error)}; {WORDS}") from error
+            raise EngineError(f"vLLM failed: {root_cause(error)}; {SEE_LOG}") from error
         finally:
             is_recalled = name in self._recalled
             self._tokens += 0 if is_recalled else len(drawn.token_ids)
@@ -313,7 +313,7 @@ class VllmEngine:
         except Exception as error:
             self._fault = (
                 f"vLLM did not take weights v{policy_version} and is closed, as its tensors are of "
-                f"two versions: {named(error)}"
+                f"two versions: {root_cause(error)}"
             )
             await self._end_processes()
             raise EngineGoneError(self._fault) from error

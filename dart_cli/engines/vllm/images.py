@@ -1,9 +1,9 @@
-"""What vLLM must know of screens before it has seen one: how many tokens the largest takes.
+"""The sizes of screens for vLLM, before the first request: how many tokens the largest takes.
 
 vLLM would ask the model's own image processor, which needs torchvision and may expand and scale
-images otherwise than the trainer does. Our requests come with their images prepared and their
-placeholders in place (prompts.py), so the sizes are all that is left; they are put here in place of
-the processor of each supported model class.
+images differently from the trainer. Our requests come with their images prepared and their
+placeholders in place (prompts.py), so only the sizes are left; the class here replaces the processor of each
+supported model class.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def image_item(patches: torch.Tensor, grid: tuple[int, int, int]) -> MultiModalK
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest screen of a model, as it stands in `mm_processor_kwargs`."""
+    """The largest screen of a model, as given in `mm_processor_kwargs`."""
 
     rows: int  # image tokens
     columns: int  # image tokens
@@ -66,16 +66,16 @@ class Largest:
 
 
 class ImageSizes(BaseProcessingInfo):
-    """Images alone, each of at most so many tokens."""
+    """Images only, each of at most `largest` tokens."""
 
     @property
     def largest(self) -> Largest:
-        """What the rollout worker told of its model."""
-        told: Any = (self.ctx.get_mm_config().mm_processor_kwargs or {})[SECTION]
-        return Largest(**told)
+        """The largest screen, as the rollout worker configured it."""
+        configured: Any = (self.ctx.get_mm_config().mm_processor_kwargs or {})[SECTION]
+        return Largest(**configured)
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """Any number of images; no video, no sound."""
+        """Any number of images; no video and no audio."""
         return {IMAGE: None}
 
     def get_mm_max_tokens_per_item(
@@ -83,26 +83,26 @@ class ImageSizes(BaseProcessingInfo):
         seq_len: int,  # noqa: ARG002 (vLLM's signature)
         mm_counts: Mapping[str, int],  # noqa: ARG002
     ) -> Mapping[str, int]:
-        """Of the largest screen."""
+        """The tokens of the largest screen."""
         return {IMAGE: self.largest.tokens}
 
 
 class NoDummies(BaseDummyInputsBuilder[ImageSizes]):
-    """Nothing is built from text and pictures."""
+    """Builds nothing: PreparedImages makes the dummy inputs."""
 
     def get_dummy_text(self, mm_counts: Mapping[str, int]) -> NoReturn:
-        """Never asked: PreparedImages builds what vLLM measures with."""
+        """Never called: PreparedImages builds the inputs that vLLM measures memory with."""
         raise NotImplementedError
 
     def get_dummy_mm_data(
         self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any
     ) -> NoReturn:
-        """Never asked, likewise."""
+        """Never called either."""
         raise NotImplementedError
 
 
 class PreparedImages(BaseMultiModalProcessor[ImageSizes]):
-    """At the place of the model's processor: images come prepared, so it is asked for sizes alone."""
+    """Replaces the model's processor: images come prepared, so vLLM asks it for sizes only."""
 
     requires_tokenizer = False
 
@@ -130,7 +130,7 @@ class PreparedImages(BaseMultiModalProcessor[ImageSizes]):
             },
         )
 
-    # What vLLM asks for pictures that are not prepared yet, of which it gets none.
+    # vLLM calls these for images that are not prepared; it never gets one.
 
     def _get_mm_fields_config(self, hf_inputs: Any, hf_processor_mm_kwargs: Any) -> NoReturn:
         raise NotImplementedError
@@ -142,11 +142,11 @@ class PreparedImages(BaseMultiModalProcessor[ImageSizes]):
 
 
 def replace_processors() -> None:
-    """Let the supported model classes ask us for sizes, in this process."""
-    put = MULTIMODAL_REGISTRY.register_processor(
+    """Register PreparedImages for the supported model classes, in this process."""
+    register = MULTIMODAL_REGISTRY.register_processor(
         PreparedImages, info=ImageSizes, dummy_inputs=NoDummies
     )
     for model in MODELS:
         if "_processor_factory" in model.__dict__:
-            del model._processor_factory  # noqa: SLF001 (vLLM warns of what is overwritten)
-        put(model)
+            del model._processor_factory  # noqa: SLF001 (vLLM warns when one is overwritten)
+        register(model)

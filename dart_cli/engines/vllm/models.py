@@ -1,8 +1,8 @@
-"""The model classes of vLLM that can be served, imported so that nothing else need be installed.
+"""The model classes of vLLM that can be served, imported without further dependencies.
 
 vLLM's modules import `smart_resize` from the half of transformers' image processor that needs
-torchvision; on a CPU there is none that fits. The other half, which works on PIL images, has the
-same function, and takes its place where torchvision is not installed.
+torchvision; the CPU build has no matching one. The other half, which works on PIL images, has the
+same function, and replaces it where torchvision is not installed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ MODELS = (
     Qwen2_5_VLForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
 )
-"""By the names that stand as `architectures` in their folders."""
+"""Their names are the `architectures` in the folders' config.json."""
 
 
 def register_models() -> None:
-    """Let vLLM take these classes as they are; it would import each in another process first."""
+    """Register these classes directly; vLLM would first import each in another process."""
     for model in MODELS:
-        ModelRegistry.models.pop(model.__name__, None)  # vLLM warns of what is overwritten
+        ModelRegistry.models.pop(model.__name__, None)  # vLLM warns when one is overwritten
         ModelRegistry.register_model(model.__name__, model)

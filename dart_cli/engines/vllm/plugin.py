@@ -1,8 +1,8 @@
-"""What each process of vLLM needs of ours, put in place when this module is imported.
+"""Our extensions of vLLM, installed in each of its processes when this module is imported.
 
-vLLM's configuration holds the class `Parts` and is sent to every process, pickled: whoever reads it
+vLLM's configuration holds the class `Parts` and is sent to every process, pickled: unpickling it
 imports this module first. So nothing depends on how dart was installed, and vLLM in processes that
-dart did not start remains as it is.
+dart did not start is unchanged.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from dart_cli.runtime.liveness import when_orphaned
 
 
 class Parts(Draws):
-    """Draws, by whose name this module comes along."""
+    """Draws; vLLM imports this module by its name."""
 
 
-def _put_in_place() -> None:
+def _install() -> None:
     WeightTransferEngineFactory.register_engine(transfer.BACKEND, transfer.FileWeights)
     register_models()
     images.replace_processors()
@@ -48,4 +48,4 @@ def _pad_heads() -> None:
         module.Attention = PaddedAttention
 
 
-_put_in_place()
+_install()

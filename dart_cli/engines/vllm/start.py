@@ -1,9 +1,9 @@
-"""vLLM before its first request: which version, on what platform, with what arguments.
+"""How vLLM is started: version, platform and arguments.
 
 engine_args  our configuration and the model, as vLLM's arguments
-start        the engine, or what went wrong and the cure
+start        the engine, or an error with its cause and cure
 
-What the CPU build needs is set here where the platform is a CPU: nothing is left to the user.
+The settings that the CPU build needs are made here; the user sets none.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CPU_KV_MB = 512
-"""Keys and values on a CPU where the configuration says nothing, MiB."""
-WORDS = "its own words stand above, in the log of this rollout worker"
+"""Size of the KV cache on a CPU if the configuration gives none, MiB."""
+SEE_LOG = "vLLM's own messages are above, in the log of this rollout worker"
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
-_WIDEST = 1 << 14  # pixels; a screen larger than any, to see how large the model takes one
+_WIDEST = 1 << 14  # pixels; larger than any screen, to find the largest size that the model uses
 
 
 def engine_args(
@@ -55,10 +55,10 @@ def engine_args(
         "gpu_memory_utilization": config.gpu_memory_utilization,
         "enforce_eager": config.enforce_eager or on_cpu,
         "enable_prefix_caching": config.prefix_caching,
-        "async_scheduling": False,  # a token's place must be known when it is drawn
+        "async_scheduling": False,  # a token's position must be known when it is drawn
         "limit_mm_per_prompt": {"image": max(1, length // 4)},  # as many as fit
         "mm_processor_kwargs": {IMAGES: asdict(largest_screen(policy, length))},
-        "mm_device_do_normalize": False,  # images come scaled; vLLM would do it once more
+        "mm_device_do_normalize": False,  # images come normalised; vLLM would do it again
         "logits_processors": [Parts],
         "additional_config": {DRAWS: {"forbidden": list(policy.forbidden_token_ids)}},
         "max_logprobs": 1,
@@ -68,7 +68,7 @@ def engine_args(
     if config.kv_cache_mb or on_cpu:
         arguments["kv_cache_memory_bytes"] = (config.kv_cache_mb or CPU_KV_MB) << 20
     if on_cpu:
-        # Chunks of a prompt are prefilled by other kernels, which are slower at small sizes.
+        # Chunked prefill uses other kernels, which are slower at small sizes.
         arguments["enable_chunked_prefill"] = False
         arguments["max_num_batched_tokens"] = max(length, 4096)
     return arguments | config.options
@@ -103,7 +103,7 @@ def start(
 ) -> AsyncLLM:
     """An AsyncLLM with its processes, serving the folder's own weights.
 
-    Raises MissingPartError for what is not installed, EngineError where it does not come up.
+    Raises MissingPartError for a part that is not installed, EngineError if it does not start.
     """
     if problem := vllm_problem():
         raise MissingPartError(f'rollout.engine = "vllm": {problem}')
@@ -124,21 +124,21 @@ def _start(
     log.info("starting vLLM %s: up to a minute", "on the CPU" if on_cpu else f"on {device}")
     try:
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
-    except TypeError as error:  # of AsyncEngineArgs: a name that it does not know
+    except TypeError as error:  # from AsyncEngineArgs: an unknown name
         raise EngineError(f"vllm.options: {error}; see vLLM {VLLM}'s engine arguments") from error
-    except Exception as error:  # vLLM raises whatever its processes died of
+    except Exception as error:  # vLLM raises whatever ended its processes
         raise EngineError(f"vLLM did not start: {_cause(error)}") from error
 
 
 @contextlib.contextmanager
 def _environment(device: str, threads: int) -> Iterator[None]:
-    """What vLLM's processes inherit. What the user has set stays, but where exactness needs it.
+    """The environment that vLLM's processes inherit; user settings are kept unless exactness forbids.
 
-    Of this process's GPUs none is hidden for good: `dart doctor` loads a trainer on another one.
+    CUDA_VISIBLE_DEVICES is restored afterwards: `dart doctor` loads a trainer on another GPU.
     """
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # its sampler has no place for ours
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # its sampler cannot be replaced by ours
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
-    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a process with threads is not to fork
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a process with threads must not fork
     chosen = os.environ.get(_GPUS)
     if device.startswith("cuda:"):
         os.environ[_GPUS] = _visible(device)
@@ -146,8 +146,8 @@ def _environment(device: str, threads: int) -> Iterator[None]:
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # cores are shared with environments and trainer
-        # Of its 1024 matrix products a CPU build keeps one for each shape of batch and each set of
-        # weights: 300 MB after as many updates.
+        # oneDNN caches 1024 primitives by default, one for each batch shape and each set of weights:
+        # 300 MB after as many updates.
         "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
         "OMP_NUM_THREADS": str(threads),
         "HF_HUB_OFFLINE": "1",
@@ -164,15 +164,15 @@ def _environment(device: str, threads: int) -> Iterator[None]:
 
 
 def _visible(device: str) -> str:
-    """The one GPU meant, where the process may see a choice of them already."""
+    """The GPU of `device` as CUDA_VISIBLE_DEVICES names it, which may be set already."""
     index = int(device.partition(":")[2])
     chosen = os.environ.get(_GPUS, "")
-    names = [each.strip() for each in chosen.split(",") if each.strip()]
-    return names[index] if index < len(names) else str(index)
+    visible = [each.strip() for each in chosen.split(",") if each.strip()]
+    return visible[index] if index < len(visible) else str(index)
 
 
 def _check_platform(config: VllmConfig, device: str, on_cpu: bool) -> None:
-    """Raises MissingPartError where vLLM's build, the device asked for and the GPUs disagree."""
+    """Raises MissingPartError if vLLM's build, the configured device and the GPUs do not match."""
     import torch
 
     if on_cpu and device.startswith("cuda"):
@@ -196,7 +196,7 @@ _MEMORY = ("out of memory", "available memory", "kv cache", "gpu memory utilizat
 
 
 def _cause(error: BaseException) -> str:
-    """One line: the first error of the chain, and a cure where it is known."""
+    """One line: the first error of the chain, and a cure if one is known."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     text = " ".join(f"{type(error).__name__}: {error}".split())[:600]
@@ -206,12 +206,12 @@ def _cause(error: BaseException) -> str:
             "vllm.kv_cache_mb to what is free, or spread the model by vllm.tensor_parallel"
         )
     elif "engine core" in text.lower():
-        text += f"; {WORDS}"
+        text += f"; {SEE_LOG}"
     return text
 
 
-def named(error: BaseException) -> str:
-    """An error and what it was raised from, in one line."""
+def root_cause(error: BaseException) -> str:
+    """The original error of a chain, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     return " ".join(f"{type(error).__name__}: {error}".split())[:400]

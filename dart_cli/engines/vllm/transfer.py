@@ -1,12 +1,12 @@
-"""Weight sets from files: a back end of vLLM's native weight transfer, named `file`.
+"""Weight sets from files: the back end `file` of vLLM's native weight transfer.
 
 vLLM's four phases run in every worker process: the tensors are streamed from the safetensors
-files one by one into the model, re-packed and sharded as at the first load. Nothing is checked here: the
-rollout worker has checked the set before (dart_cli.weights.file), and an error here leaves a model
-of two versions behind, which must not serve again.
+files one by one into the model, re-packed and sharded as at the first load. Nothing is checked here:
+the rollout worker has checked the set before (dart_cli.weights.file). An error here leaves a model
+with tensors of two versions, which must not serve again.
 
 A head that is tied to the embeddings is in no file: on a CPU it holds a packed copy of them, which
-vLLM's reload leaves as it was. It is tied, and packed, again.
+vLLM's reload does not update. So it is tied and packed again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     VocabParallelEmbedding,
 )
 
-# It warns, at every update, of all that is in no file: rotary tables and tied heads.
+# It warns at every update of all tensors that are in no file: rotary tables and tied heads.
 logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
 BACKEND = "file"
@@ -36,7 +36,7 @@ BACKEND = "file"
 
 @dataclass
 class FileInit(WeightTransferInitInfo):
-    """Nothing is agreed beforehand."""
+    """Empty: this back end needs no initialisation."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):
         self._tied = list(tied_heads(model))
 
     def init_transfer_engine(self, init_info: FileInit) -> None:
-        """Nothing to agree on."""
+        """Nothing to initialise."""
 
     def start_weight_update(self) -> None:
         """Prepare each layer to be loaded again."""
@@ -72,7 +72,7 @@ class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):
         self.model.load_weights(_tensors(update_info.files, self.device))
 
     def finish_weight_update(self) -> None:
-        """Re-pack what came last."""
+        """Re-pack the remaining layers and tie the heads again."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
@@ -81,13 +81,13 @@ class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):
             head.quant_method.process_weights_after_loading(head)
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
 def tied_heads(
     model: torch.nn.Module,
 ) -> Iterator[tuple[ParallelLMHead, VocabParallelEmbedding]]:
-    """Heads that share their tensor with embeddings, and these."""
+    """Pairs of a head and the embedding that it shares its tensor with."""
     embeddings = {
         module.weight.data_ptr(): module
         for module in model.modules()
