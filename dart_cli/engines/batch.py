@@ -26,7 +26,7 @@ from transformers import DynamicCache
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.completions import Draft
 from dart_cli.engines.features import FeatureCache
-from dart_cli.engines.rowcache import RowCache, token_bytes
+from dart_cli.engines.kv_cache import RowCache, token_bytes
 from dart_cli.engines.sampling import draw, uniforms
 from dart_cli.policy.forward import ModelInputs, logits
 from dart_cli.policy.images import PreparedImage

@@ -30,7 +30,7 @@ from dart_cli.engines.base import (
     directory_of,
 )
 from dart_cli.engines.completions import Draft, completion, generate_request
-from dart_cli.engines.load import LoadMeter
+from dart_cli.engines.load_meter import LoadMeter
 from dart_cli.policy.codec import make_codec
 from dart_cli.policy.coordinates import THOUSAND, CoordinateMap
 from envs.actions import Click

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dart_cli.config.schema import TimingConfig
-from dart_cli.engines.load import LoadMeter
+from dart_cli.engines.load_meter import LoadMeter
 
 TRAJECTORIES_PER_SLOT = 8
 """Trajectories in the prefix cache per slot of the batch; the least recently used is evicted."""

@@ -39,8 +39,8 @@ from dart_cli.engines.base import GenerateRequest, Generation, UpdateTiming, Wei
 from dart_cli.engines.batch import ActiveRequest, Patience, RunningBatch
 from dart_cli.engines.completions import Draft
 from dart_cli.engines.features import FeatureCache
-from dart_cli.engines.limits import RequestLimits, Stop
-from dart_cli.engines.load import LoadMeter
+from dart_cli.engines.load_meter import LoadMeter
+from dart_cli.engines.request_validator import RequestLimits, Stop
 from dart_cli.policy.model import LoadedPolicy, weight_tensors
 
 TensorLoader = Callable[[Path, Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]

@@ -18,7 +18,7 @@ from transformers import (
 from bus.errors import EngineError
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.batch import Patience
-from dart_cli.engines.rowcache import token_bytes
+from dart_cli.engines.kv_cache import token_bytes
 from dart_cli.policy import tiny
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer

@@ -42,9 +42,9 @@ from dart_cli.engines.base import (
     directory_of,
 )
 from dart_cli.engines.completions import Draft
-from dart_cli.engines.limits import RequestLimits, Stop
-from dart_cli.engines.load import LoadMeter
-from dart_cli.engines.vllm.places import Places
+from dart_cli.engines.load_meter import LoadMeter
+from dart_cli.engines.request_validator import RequestLimits, Stop
+from dart_cli.engines.vllm.slots import Places
 from dart_cli.engines.vllm.start import SEE_LOG, root_cause, start
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy, weight_tensors

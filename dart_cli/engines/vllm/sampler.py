@@ -28,7 +28,7 @@ from vllm.v1.sample.logits_processor.interface import (
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
-from dart_cli.engines.draw import draw, entropies, uniforms
+from dart_cli.engines.inverse_cdf import draw, entropies, uniforms
 
 SECTION = "dart"
 """Key of our values in vLLM's `additional_config` and in a request's `extra_args`."""

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import torch
 
-from dart_cli.engines.draw import draw, entropies, uniforms
+from dart_cli.engines.inverse_cdf import draw, entropies, uniforms
 
 
 def test_numbers_of_a_seed_are_the_same_however_many_places_there_are() -> None:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from bus.errors import EngineError
-from dart_cli.engines.vllm.places import Places
+from dart_cli.engines.vllm.slots import Places
 from tests.waiting import until
 
 
