@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     import torch
 
 
+UPDATE_DEADLINE_S = 600.0
+"""A weight set that is not in place after this long is an error: no pass takes so long."""
+
+
 @dataclass(frozen=True)
 class GenerateRequest:
     """One completion to draw."""

@@ -1,12 +1,12 @@
 """The requests that are decoded together, and the forward passes that do it.
 
-    ActiveRequest        one request: waiting, or a row of the batch
-    RunningBatch      prefill of joiners, one pass more for all, rows that leave
-    Patience   when those who wait join a running batch
+    ActiveRequest   one request: waiting, or a row of the batch
+    RunningBatch    prefills the rows that join, decodes one token for all, removes rows
+    JoinPolicy      when waiting requests join a running batch
 
-A request joins between two passes: the prompts of all that join at once are one forward pass of
-their own, which draws their first tokens; then their keys and values stand beside the others'.
-Every row has its own length, position, temperature and random numbers.
+A request joins between two passes: the prompts of all requests that join together are one forward
+pass of their own, which draws their first tokens; then their keys and values are added to the
+batch's. Every row has its own length, position, temperature and random numbers.
 """
 
 from __future__ import annotations
@@ -26,28 +26,29 @@ from transformers import DynamicCache
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.completions import Draft
 from dart_cli.engines.features import FeatureCache
-from dart_cli.engines.kv_cache import RowCache, token_bytes
-from dart_cli.engines.sampling import draw, uniforms
+from dart_cli.engines.inverse_cdf import uniform_numbers
+from dart_cli.engines.kv_cache import BatchKVCache, kv_bytes_per_token
+from dart_cli.engines.sampling import sample
 from dart_cli.policy.forward import ModelInputs, logits
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy
 
 PREFILL_ITERATIONS = 2
-"""What a prefill costs those who wait for it, beside its prompts' own work, in iterations."""
+"""Cost of a prefill for the rows that it delays, beside the prompts' own work, in iterations."""
 
 
 @dataclass(eq=False)
 class ActiveRequest:
-    """One request, waiting or in work."""
+    """One request, waiting or running."""
 
     request: GenerateRequest
     draft: Draft
     images: list[PreparedImage]
     arrived: float
-    began: float = 0.0  # of its prefill
-    position: int = 0  # of the token drawn last, in the model's counting
+    began: float = 0.0  # start of its prefill
+    position: int = 0  # of the last token drawn, in the model's position ids
     future: Future[Generation] = field(default_factory=Future)
-    given_up: bool = False  # nobody awaits it any more; its row may end early
+    cancelled: bool = False  # no caller awaits it any more; its row can end early
 
     @property
     def token_ids(self) -> list[int]:
@@ -56,13 +57,14 @@ class ActiveRequest:
 
     @property
     def most_tokens(self) -> int:
-        """Prompt and completion together, if it goes on to its length."""
+        """Tokens of prompt and completion, if it reaches max_tokens."""
         return len(self.request.prompt_token_ids) + self.request.sampling.max_tokens
 
     @cached_property
     def uniform(self) -> NDArray[np.float64]:
-        """One number for each place of the completion."""
-        return uniforms(self.request.sampling)
+        """One number for each position of the completion."""
+        sampling = self.request.sampling
+        return uniform_numbers(sampling.seed, sampling.max_tokens)
 
     def stop(self, ends: Container[int]) -> Literal["end", "length"] | None:
         """Why the completion is over; None if it is not."""
@@ -74,32 +76,32 @@ class ActiveRequest:
 
 @dataclass(frozen=True)
 class Prefilled:
-    """Jobs whose first tokens are drawn and whose keys and values are still their own."""
+    """Requests after their prefill, before their keys and values are added to the batch's."""
 
     jobs: Sequence[ActiveRequest]
     cache: DynamicCache  # padded on the left
-    lengths: list[int]  # tokens of each that it holds
+    lengths: list[int]  # [rows], tokens of each in the cache
 
 
 class RunningBatch:
-    """Rows in decoding, in no particular order. Used by one thread alone.
+    """The rows that are decoded, in no particular order. Used by one thread.
 
-    `cache_bytes` bounds their keys and values, all rows counted at the greatest length that any of
-    them may reach; a single request is served whatever it takes.
+    `cache_bytes` bounds their keys and values, with every row counted at the greatest length that any
+    of them can reach; a single request is served whatever its size.
     """
 
     def __init__(self, policy: LoadedPolicy, features: FeatureCache, cache_bytes: int) -> None:
         self.jobs: list[ActiveRequest] = []
         self._policy = policy
         self._features = features
-        self._cache = RowCache()
-        self._most_tokens = max(1, cache_bytes // token_bytes(policy.model))
+        self._cache = BatchKVCache()
+        self._most_tokens = max(1, cache_bytes // kv_bytes_per_token(policy.model))
 
-    def fitting(self, waiting: Iterable[ActiveRequest], places: int) -> int:
-        """How many of those who wait, the first ones, `places` and the cache have room for."""
+    def fitting(self, waiting: Iterable[ActiveRequest], slots: int) -> int:
+        """How many of the waiting requests, from the first, fit into `slots` and the cache."""
         longest = max((job.most_tokens for job in self.jobs), default=0)
         rows = len(self.jobs)
-        for job in islice(waiting, places):
+        for job in islice(waiting, slots):
             longest = max(longest, job.most_tokens)
             if rows > 0 and (rows + 1) * longest > self._most_tokens:
                 break
@@ -108,9 +110,9 @@ class RunningBatch:
 
     @torch.inference_mode()
     def prefill(self, jobs: Sequence[ActiveRequest], version: int) -> Prefilled:
-        """One pass over the prompts of `jobs`, which draws a token of each under `version`.
+        """One pass over the prompts of `jobs`, which draws a token for each under `version`.
 
-        The rows in decoding are not touched.
+        The rows of the batch are not touched.
         """
         policy = self._policy
         inputs = policy.inputs_of([job.token_ids for job in jobs], [job.images for job in jobs])
@@ -125,7 +127,7 @@ class RunningBatch:
 
     @torch.inference_mode()
     def join(self, prefilled: Prefilled) -> None:
-        """From now on these are decoded with the others."""
+        """Add these to the batch: they are decoded from the next pass on."""
         self._cache.join(prefilled.cache, prefilled.lengths)
         self.jobs += prefilled.jobs
 
@@ -136,32 +138,32 @@ class RunningBatch:
         position = torch.tensor([job.position for job in self.jobs])
         inputs = ModelInputs(
             input_ids=last[:, None],
-            attention_mask=self._cache.begin(),
+            attention_mask=self._cache.begin_pass(),
             position_ids=position[None, :, None].expand(3, -1, -1),
             next_position=position + 1,
             images=(),
             shown=(),
         )
         values = logits(self._policy.model, inputs, last=1, cache=self._cache)[:, 0]
-        self._cache.done()
+        self._cache.end_pass()
         for job in self.jobs:
             job.position += 1
         self._draw(self.jobs, values, version)
 
     @torch.inference_mode()
     def leave(self, gone: Container[ActiveRequest]) -> None:
-        """These are in work no longer: their rows are free."""
+        """Remove these from the batch."""
         rows = {row for row, job in enumerate(self.jobs) if job in gone}
         if rows:
             self.jobs = [self.jobs[row] for row in self._cache.leave(rows)]
 
     def clear(self) -> None:
-        """Nothing is in work, whatever state the cache is in."""
+        """Remove all rows, whatever state the cache is in."""
         self._cache.clear()
         self.jobs = []
 
     def _draw(self, jobs: Sequence[ActiveRequest], values: torch.Tensor, version: int) -> None:
-        drawn = draw(
+        drawn = sample(
             values,
             [float(job.uniform[len(job.draft)]) for job in jobs],
             [job.request.sampling.temperature for job in jobs],
@@ -173,13 +175,13 @@ class RunningBatch:
             job.draft.add(token, logprob, entropy, version)
 
 
-class Patience:
-    """When those who wait join a running batch, rather than wait for companions.
+class JoinPolicy:
+    """When waiting requests join a running batch, rather than wait for more to join with them.
 
-    A prefill holds up all rows in decoding, and much of that is the same for one joiner as for
-    ten. So joiners wait until the iterations they have waited, added up, are what their prefill
-    will cost the others, added up: at most twice what one who knew the future would lose
-    (Dooly, Goldman and Scott, "On-line analysis of the TCP acknowledgment delay problem", J. ACM
+    A prefill delays all rows of the batch, and much of that delay is the same for one joiner as for
+    ten. So joiners wait until the sum of the iterations they have waited equals the sum of the
+    iterations that their prefill will cost the others: at most twice the loss of a policy that
+    knows the future (Dooly, Goldman and Scott, "On-line analysis of the TCP acknowledgment delay problem", J. ACM
     48, 2001). Counted in iterations, not in seconds, so that the same requests make the same
     batches.
     """
@@ -189,7 +191,7 @@ class Patience:
         self._waited = 0
 
     def admits(self, joiners: int, running: int) -> bool:
-        """Whether so many join so many now; asked once before each iteration."""
+        """Whether `joiners` requests join `running` rows now; called once before each iteration."""
         if joiners and self._waited >= self._cost * running:
             self._waited = 0
             return True

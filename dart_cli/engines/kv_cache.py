@@ -1,22 +1,22 @@
-"""Keys and values of the rows that are decoded together, as rows come and go.
+"""The KV cache of the running batch: rows join and leave between two forward passes.
 
-    RowCache      what the model's forward pass reads and adds to, one token per row and pass
-    token_bytes   what one token of one row takes
+    BatchKVCache         the cache that the model reads and extends, one token per row and pass
+    kv_bytes_per_token   its size for one token of one row
 
-All layers are laid out alike, rows by columns, and every row ends in the same column:
+All layers have the same layout, rows by columns, and every row ends in the same column:
 
     column      0  1  2  3  4  5  6  7  8
     row 0       .  .  a  b  c  d  e  .  .      length 5
     row 1       .  .  .  .  p  q  r  .  .      length 3
                       ^ start        ^ end
 
-A pass writes one token of each row into column `end` and reads [start, end]; so nothing is copied,
-where transformers' own cache copies all of it for each token. A row that joins is written with its
-last token in the last column, one that leaves is overwritten by the last row. Where rows or columns
-do not suffice, everything is copied once into a layout with columns to spare.
+A pass writes one token of each row into column `end` and reads [start, end]. So nothing is copied;
+transformers' own cache copies everything for each token. A row that joins is written with its last
+token in the last column; a row that leaves is overwritten by the last row. If there are too few rows
+or columns, everything is copied once into a layout with spare columns.
 
-Rows end together, as with padding on the left, because that is what masks by index mean (a sliding
-window counts columns); the positions that rotate keys come from outside, one per row.
+Rows end together, as with padding on the left, because masks by index require it (a sliding window
+counts columns). The positions that rotate the keys are given from outside, one per row.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SPARE_COLUMNS = 32
 """Columns to spare after a copy, or an eighth of those in use, if that is more."""
 
 
-def token_bytes(model: PreTrainedModel) -> int:
+def kv_bytes_per_token(model: PreTrainedModel) -> int:
     """Bytes of one token's keys and values over all layers of `model`."""
     text: Any = model.config.get_text_config(decoder=True)
     heads = int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
@@ -44,12 +44,12 @@ def token_bytes(model: PreTrainedModel) -> int:
 
 
 class _CacheLayer(DynamicLayer):  # type: ignore[misc]  # transformers' caches are untyped
-    """One layer's keys and values, [rows, heads, columns, width]; `owner` knows what is in use."""
+    """One layer's keys and values, [rows, heads, columns, width]; `owner` knows which are in use."""
 
     keys: torch.Tensor
     values: torch.Tensor
 
-    def __init__(self, owner: RowCache, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def __init__(self, owner: BatchKVCache, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()
         self.lazy_initialization(keys, values)
         self.keys, self.values = keys, values
@@ -69,15 +69,15 @@ class _CacheLayer(DynamicLayer):  # type: ignore[misc]  # transformers' caches a
         return self._owner.end - self._owner.start
 
 
-class RowCache(Cache):  # type: ignore[misc]
-    """See the module. Between two passes: `join`, `leave`; for a pass: `begin`, forward, `done`.
+class BatchKVCache(Cache):  # type: ignore[misc]
+    """See the module. Between two passes: `join`, `leave`. For a pass: `begin_pass`, forward, `end_pass`.
 
-    After a failure of any of these its content is not defined; `clear` it.
+    After a failure in any of these its content is undefined; `clear` it.
     """
 
     def __init__(self) -> None:
         super().__init__(layers=[])
-        self.lengths: list[int] = []  # [rows], tokens held of each
+        self.lengths: list[int] = []  # [rows], tokens of each
         self.end = 0
 
     @property
@@ -86,7 +86,7 @@ class RowCache(Cache):  # type: ignore[misc]
         return self.end - max(self.lengths, default=0)
 
     def join(self, fresh: DynamicCache, lengths: Sequence[int]) -> None:
-        """Add the rows of a prefill, padded on the left, of which so many tokens count."""
+        """Add the rows of a prefill, padded on the left, with `lengths` [rows] tokens."""
         before, rows = len(self.lengths), len(self.lengths) + len(lengths)
         longest = max(lengths)
         if not self.layers:
@@ -99,14 +99,14 @@ class RowCache(Cache):  # type: ignore[misc]
         self.lengths += lengths
 
     def leave(self, gone: Collection[int]) -> list[int]:
-        """Give up these rows. Returns for each row that stays which one it was before."""
-        stay = len(self.lengths) - len(gone)
-        order = list(range(stay))
-        holes = [row for row in sorted(gone) if row < stay]
-        moved = [row for row in range(stay, len(self.lengths)) if row not in gone]
+        """Remove the rows `gone`. Returns the former index of each remaining row."""
+        remaining = len(self.lengths) - len(gone)
+        order = list(range(remaining))
+        holes = [row for row in sorted(gone) if row < remaining]
+        moved = [row for row in range(remaining, len(self.lengths)) if row not in gone]
         for hole, row in zip(holes, moved, strict=True):
             order[hole] = row
-        if not stay:
+        if not remaining:
             self.clear()
             return order
         if holes:
@@ -118,16 +118,16 @@ class RowCache(Cache):  # type: ignore[misc]
         return order
 
     def clear(self) -> None:
-        """Give up all rows and the memory.
+        """Remove all rows and free the memory.
 
-        A layout's sizes may change the last bits of what is computed on it; so they stem from the
-        present rows and those that they met, and never from what was served before.
+        The sizes of a layout can change the last bits of the results. So they depend only on the
+        present rows and those they shared the batch with, never on earlier requests.
         """
         self.layers.clear()
         self.lengths.clear()
         self.end = 0
 
-    def begin(self) -> torch.Tensor:
+    def begin_pass(self) -> torch.Tensor:
         """Make room for one token of each row. Returns the mask [rows, columns in use + 1]."""
         if self.end == self.layers[0].keys.shape[2]:
             self._lay_out(len(self.lengths), max(self.lengths))
@@ -135,7 +135,7 @@ class RowCache(Cache):  # type: ignore[misc]
         padding = max(self.lengths) - torch.tensor(self.lengths)
         return (columns >= padding[:, None]).long()
 
-    def done(self) -> None:
+    def end_pass(self) -> None:
         """The pass has written one token of each row."""
         self.end += 1
         self.lengths = [length + 1 for length in self.lengths]
@@ -144,14 +144,14 @@ class RowCache(Cache):  # type: ignore[misc]
         """An empty layout for the layers of `fresh`."""
         for new in fresh.layers:
             shape = (rows, new.keys.shape[1], _with_spare(columns), new.keys.shape[3])
-            # Zeros, not whatever memory holds: a masked column counts 0 times its value.
+            # Zeros, not uninitialised memory: a masked column adds 0 times its value.
             self.layers.append(
                 _CacheLayer(self, new.keys.new_zeros(shape), new.values.new_zeros(shape))
             )
         self.end = columns
 
     def _lay_out(self, rows: int, columns: int) -> None:
-        """Copy what is in use to the end of `columns` columns, with others to spare after them."""
+        """Copy the columns in use to the end of `columns` columns, with spare columns after them."""
         before, used = len(self.lengths), slice(self.start, self.end)
         into = slice(columns - (self.end - self.start), columns)
         for layer in self.layers:

@@ -1,21 +1,21 @@
 """An engine over plain transformers: batched, exact, and able to change weights while it serves.
 
-    generate         a request joins the waiting line and gets its own future; or several together
-    worker thread    one forward pass after another: those who join, or a token more for all rows
+    generate         one request, or several together, enter the queue; each has its own future
+    worker thread    one forward pass after another: a prefill, or one token for all rows
     update_weights   checks the set first, then swaps the tensors between two passes
-    interrupt        ends all that wait, and all rows after the present pass
+    interrupt        ends all waiting requests, and all rows after the present pass
 
 Batching is continuous (dart_cli.engines.batch): a request joins the running batch between two
-passes, and a row that has ended, or that nobody awaits any more, leaves after the pass. Rows are
-bounded by `max_batch` and by the memory of their keys and values; the others wait in order of
-arrival. Tokens do not depend on what rides along (dart_cli.engines.sampling).
+passes, and a row that has ended, or whose caller is gone, leaves after the pass. Rows are bounded
+by `max_batch` and by the memory of their keys and values; other requests wait in order of arrival.
+Tokens do not depend on the rest of the batch (dart_cli.engines.sampling).
 
-A swap keeps the keys and values of the tokens before it, which stem from the older weights, as
-vLLM's in-flight updates do: nobody waits longer than one pass, and nothing is computed twice. Each
+A swap keeps the keys and values of the tokens before it, which older weights computed, as vLLM's
+in-flight updates do: no request waits longer than one pass, and nothing is computed twice. Each
 token's version is that of the weights whose forward pass drew it, and its behaviour log-probability
 is that of the distribution it was drawn from, mixed cache included; truncated importance sampling
-corrects for the difference to the trainer's forward. A completion that goes on from a partial is
-prefilled anew, so its cache is of one version again.
+corrects for the difference to the trainer's forward. A completion that continues from a partial is
+prefilled again, so its cache is of one version again.
 
 Temperature 0 is greedy and meant for evaluation: its log-probabilities and entropies are those
 of the untempered distribution. At any temperature the forbidden tokens have probability 0.
@@ -35,8 +35,14 @@ from pathlib import Path
 import torch
 
 from bus.errors import DartError, EngineError
-from dart_cli.engines.base import GenerateRequest, Generation, UpdateTiming, WeightSet
-from dart_cli.engines.batch import ActiveRequest, Patience, RunningBatch
+from dart_cli.engines.base import (
+    UPDATE_DEADLINE_S,
+    GenerateRequest,
+    Generation,
+    UpdateTiming,
+    WeightSet,
+)
+from dart_cli.engines.batch import ActiveRequest, JoinPolicy, RunningBatch
 from dart_cli.engines.completions import Draft
 from dart_cli.engines.features import FeatureCache
 from dart_cli.engines.load_meter import LoadMeter
@@ -46,31 +52,27 @@ from dart_cli.policy.model import LoadedPolicy, weight_tensors
 TensorLoader = Callable[[Path, Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
 """Directory and the model's tensors by name -> new ones; raises WeightsError if they do not fit."""
 
-UPDATE_DEADLINE_S = 600.0
-"""A weight set that is not in place after this long is an error: a pass never takes so long."""
-
 CLOSED = "the engine is closed; start another rollout worker"
 
 
 @dataclass
 class _Swap:
-    """New weights, checked, waiting for the end of the present pass."""
+    """Checked new weights, waiting for the end of the present pass."""
 
     tensors: dict[str, torch.Tensor]
     policy_version: int
     future: Future[UpdateTiming] = field(default_factory=Future)
     pause_s: float = 0.0
     finish_s: float = 0.0
-    finished: float = 0.0  # when both were over
+    finished: float = 0.0  # monotonic seconds, when both were over
 
 
 class TransformersEngine:
     """Serves one policy from a worker thread. Bounds: `max_waiting` requests may wait.
 
     `load_weights` reads and checks a published set (dart_cli.weights.file.load). `linger_s` is how
-    long the idle worker waits for companions of the first who asks. `cache_bytes` bounds the keys and
-    values of the rows in work (see RunningBatch), `feature_bytes` how much of the vision tower's output is
-    remembered.
+    long the idle worker waits for more requests after the first. `cache_bytes` bounds the keys and
+    values of the batch (see RunningBatch), `feature_bytes` the cached output of the vision tower.
     """
 
     def __init__(
@@ -95,9 +97,11 @@ class TransformersEngine:
         self._waiting: deque[ActiveRequest] = deque()
         self._swap: _Swap | None = None
         self._changed = threading.Condition()
-        self._taken: _Swap | None = None  # in place; its bringer is told when the engine goes on
+        self._taken: _Swap | None = (
+            None  # in place; its future is resolved when the engine continues
+        )
         self._closing = False
-        self._running: list[ActiveRequest] = []  # in work: in their prefill, or rows of the batch
+        self._running: list[ActiveRequest] = []  # in their prefill, or rows of the batch
         self._is_interrupted = False  # these are to end after the present pass
         self._meter = LoadMeter(max_batch, serves=policy_version >= 0)
         self._tokens = 0
@@ -105,7 +109,7 @@ class TransformersEngine:
         self._finished = 0
         self._features = FeatureCache(feature_bytes)
         self._batch = RunningBatch(policy, self._features, cache_bytes)
-        self._patience = Patience()
+        self._join_policy = JoinPolicy()
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
 
@@ -117,8 +121,8 @@ class TransformersEngine:
     async def generate(self, request: GenerateRequest) -> Generation:
         """Draw one completion.
 
-        Raises EngineError if the prompt does not fit the model, holds images without places, or
-        the waiting line is full. Cancelling the awaiting task frees the request's place.
+        Raises EngineError if the prompt does not fit the model, has images without placeholders, or
+        the queue is full. Cancelling the awaiting task frees the request's slot.
         """
         [generation] = await self.generate_together([request])
         return generation
@@ -126,8 +130,8 @@ class TransformersEngine:
     async def generate_together(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
         """Draw several completions, which join together where there is room for them.
 
-        Which requests share a pass changes the last bits of their logits: asked like this, and
-        nothing else asked meanwhile, the same requests give the same numbers. Raises as `generate`.
+        Which requests share a pass changes the last bits of their logits: called like this, without
+        other requests meanwhile, the same requests give the same numbers. Raises as `generate`.
         """
         jobs = [
             ActiveRequest(
@@ -143,11 +147,11 @@ class TransformersEngine:
         try:
             return await asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs))
         except (asyncio.CancelledError, EngineError):
-            self._give_up(jobs)  # where one failed, nobody awaits the others either
+            self._cancel(jobs)  # if one failed, no caller awaits the others either
             raise
 
     def _enqueue(self, jobs: Sequence[ActiveRequest]) -> None:
-        """Add jobs to the waiting line: all of them or, with an EngineError, none."""
+        """Add requests to the queue: all of them or, with an EngineError, none."""
         with self._changed:
             if self._closing:
                 raise EngineError(CLOSED)
@@ -159,18 +163,18 @@ class TransformersEngine:
             self._waiting.extend(jobs)
             self._changed.notify()
 
-    def _give_up(self, jobs: Sequence[ActiveRequest]) -> None:
-        """Nobody awaits these any more: their places are free, in the line at once."""
+    def _cancel(self, jobs: Sequence[ActiveRequest]) -> None:
+        """No caller awaits these any more: remove them from the queue, and later from the batch."""
         with self._changed:
             for job in jobs:
-                job.given_up = True
-            self._waiting = deque(job for job in self._waiting if not job.given_up)
+                job.cancelled = True
+            self._waiting = deque(job for job in self._waiting if not job.cancelled)
 
     async def update_weights(self, source: WeightSet, policy_version: int) -> UpdateTiming:
-        """Take a weight set between two forward passes; no request is lost.
+        """Load a weight set between two forward passes; no request is lost.
 
         Raises WeightsError, with the old weights still serving, if the set is incomplete or does
-        not fit this model. What breaks the swap itself rises as it is, and the engine is closed:
+        not fit this model. An error in the swap itself is raised unchanged, and the engine closes:
         its tensors are of two versions.
         """
         started = time.monotonic()
@@ -195,7 +199,7 @@ class TransformersEngine:
         return replace(timing, transfer_s=read_s)
 
     def interrupt(self) -> None:
-        """End every request now; each returns what it has, as `suspended`, or ended, if it has."""
+        """End every request now; each returns its tokens, as `suspended`, or as ended if it is."""
         with self._changed:
             self._is_interrupted = bool(self._running)
             waiting = list(self._waiting)
@@ -218,12 +222,12 @@ class TransformersEngine:
             }
 
     async def close(self) -> None:
-        """Refuse what waits, give up what is in work after its pass, stop the worker thread."""
+        """Refuse waiting requests, fail the running ones after their pass, stop the worker thread."""
         self._refuse_all()
         await asyncio.to_thread(self._thread.join, UPDATE_DEADLINE_S)
 
     def _refuse_all(self) -> None:
-        """Take nothing more, and tell those who wait."""
+        """Accept no more requests, and fail the waiting ones."""
         with self._changed:
             self._closing = True
             refused = list(self._waiting)
@@ -260,12 +264,12 @@ class TransformersEngine:
                 self._changed.wait()
 
     def _take(self) -> list[ActiveRequest]:
-        """Who joins now; none where it is better to go on with those in work first."""
+        """The requests that join now; none where it is better to continue with the running ones."""
         with self._changed:
             if self._waiting and not self._running:
                 self._linger()
             joiners = self._batch.fitting(self._waiting, self._max_batch - len(self._running))
-            if not self._patience.admits(joiners, len(self._running)):
+            if not self._join_policy.admits(joiners, len(self._running)):
                 return []
             taken = [self._waiting.popleft() for _ in range(joiners)]
             taken = [job for job in taken if job.future.set_running_or_notify_cancel()]
@@ -276,7 +280,7 @@ class TransformersEngine:
             return taken
 
     def _linger(self) -> None:
-        """Wait a moment for companions of the first who asks."""
+        """Wait a moment for more requests after the first."""
         deadline = time.monotonic() + self._linger_s
         while len(self._waiting) < self._max_batch and not self._closing:
             remaining = deadline - time.monotonic()
@@ -284,26 +288,26 @@ class TransformersEngine:
                 break
 
     def _pass(self, joiners: Sequence[ActiveRequest]) -> None:
-        """One forward pass: the prefill of `joiners`, or a token more for all in work."""
+        """One forward pass: the prefill of `joiners`, or one token for all rows."""
         concerned = joiners
         try:
             prefilled = self._batch.prefill(joiners, self._version) if joiners else None
-            concerned = self._running  # from here on the cache that all share is written to
+            concerned = self._running  # from here on the shared cache is written to
             if prefilled is not None:
                 self._batch.join(prefilled)
             else:
                 self._batch.decode(self._version)
             self._end_over(len(joiners) or len(self._running), bool(joiners))
-        except Exception as error:  # noqa: BLE001 - whatever it is, those concerned are told
+        except Exception as error:  # noqa: BLE001 - raised to the callers concerned
             what = error if isinstance(error, DartError) else f"{type(error).__name__}: {error}"
             self._fail(concerned, EngineError(f"the batch of {len(concerned)} failed: {what}"))
 
     def _end_over(self, drawn: int, is_prefill: bool) -> None:
-        """Count a pass, and end the rows that are over or that nobody awaits any more."""
+        """Count a pass, and end the rows that are complete or whose caller is gone."""
         stops: dict[ActiveRequest, Stop] = {}
         for job in self._running:
             stop = job.stop(self.policy.end_token_ids)
-            if stop is not None or job.given_up:
+            if stop is not None or job.cancelled:
                 stops[job] = stop or "suspended"
         with self._changed:
             self._tokens += drawn
@@ -311,14 +315,14 @@ class TransformersEngine:
         self._end(stops)
 
     def _end_interrupted(self) -> None:
-        """Suspend what was in work when an interruption came."""
+        """Suspend the requests that were running when `interrupt` was called."""
         with self._changed:
             is_interrupted, self._is_interrupted = self._is_interrupted, False
         if is_interrupted:
             self._end(dict.fromkeys(self._running, "suspended"))
 
     def _end(self, stops: Mapping[ActiveRequest, Stop]) -> None:
-        """Free the places of these, then tell whoever awaits them."""
+        """Free the slots of these requests, then resolve their futures."""
         self._leave(stops)
         with self._changed:
             self._finished += sum(stop != "suspended" for stop in stops.values())
@@ -329,16 +333,16 @@ class TransformersEngine:
             )
 
     def _fail(self, jobs: Sequence[ActiveRequest], error: EngineError) -> None:
-        """Free the places of these, then tell whoever awaits them that they failed."""
+        """Free the slots of these requests, then fail their futures."""
         failed = list(jobs)
         if len(failed) == len(self._running):
-            self._batch.clear()  # a pass over all rows that broke off leaves them in any state
+            self._batch.clear()  # a failed pass over all rows leaves them in an unknown state
         self._leave(dict.fromkeys(failed))
         for job in failed:
             job.future.set_exception(error)
 
     def _leave(self, jobs: Mapping[ActiveRequest, object]) -> None:
-        """These are in work no longer; whoever is told so afterwards reads gauges that say it."""
+        """Free the slots of these requests; done before their futures, so that gauges agree."""
         if not jobs:
             return
         self._batch.leave(jobs)
@@ -347,7 +351,7 @@ class TransformersEngine:
             self._meter.run(len(self._running))
 
     def _apply(self, swap: _Swap) -> None:
-        """Put new weights in place, unless whoever brought them has gone."""
+        """Put new weights in place, unless the caller of the update is gone."""
         with self._changed:
             self._swap = None
             if not swap.future.set_running_or_notify_cancel():
@@ -355,12 +359,12 @@ class TransformersEngine:
             self._meter.halt()
         try:
             self._place(swap)
-        except Exception as error:  # noqa: BLE001 - it rises where the weights came from
+        except Exception as error:  # noqa: BLE001 - raised to the caller of update_weights
             self._refuse_all()
             swap.future.set_exception(error)
 
     def _place(self, swap: _Swap) -> None:
-        """Copy the tensors; the engine stands still meanwhile."""
+        """Copy the tensors; the engine halts meanwhile."""
         halted = time.monotonic()
         with torch.no_grad():
             for name, tensor in weight_tensors(self.policy.model).items():
@@ -377,7 +381,7 @@ class TransformersEngine:
         self._taken = swap
 
     def _resumed(self) -> None:
-        """The next forward pass begins, or the next request could be taken."""
+        """Resolve a finished update: the engine is ready for the next pass."""
         swap, self._taken = self._taken, None
         if swap is None:
             return

@@ -17,8 +17,8 @@ from transformers import (
 
 from bus.errors import EngineError
 from dart_cli.engines.base import GenerateRequest, Generation
-from dart_cli.engines.batch import Patience
-from dart_cli.engines.kv_cache import token_bytes
+from dart_cli.engines.batch import JoinPolicy
+from dart_cli.engines.kv_cache import kv_bytes_per_token
 from dart_cli.policy import tiny
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer
@@ -167,7 +167,7 @@ async def test_the_memory_of_keys_and_values_bounds_the_batch_and_no_single_requ
     endless(policy)
     requests = [ask(i, max_tokens=6) for i in range(9)]
     longest = max(len(request.prompt_token_ids) for request in requests) + 6
-    three = 3 * longest * token_bytes(policy.model)
+    three = 3 * longest * kv_bytes_per_token(policy.model)
     rows: list[int] = []
     async with serving(policy, max_batch=9, cache_bytes=three) as engine:
         hook = policy.model.get_input_embeddings().register_forward_pre_hook(
@@ -223,13 +223,13 @@ async def test_an_interruption_between_two_joins_suspends_both_and_a_later_reque
 
 
 def test_no_request_waits_for_companions_where_nothing_runs() -> None:
-    assert Patience().admits(1, 0)
-    assert not Patience().admits(0, 0)
+    assert JoinPolicy().admits(1, 0)
+    assert not JoinPolicy().admits(0, 0)
 
 
 def iterations_until_admitted(joiners: int, running: int) -> int:
-    patience = Patience(2)
-    return next(count for count in range(1000) if patience.admits(joiners, running))
+    join_policy = JoinPolicy(2)
+    return next(count for count in range(1000) if join_policy.admits(joiners, running))
 
 
 def test_joiners_wait_until_they_have_waited_as_long_as_their_prefill_holds_up_the_others() -> None:
@@ -240,8 +240,8 @@ def test_joiners_wait_until_they_have_waited_as_long_as_their_prefill_holds_up_t
 
 
 def test_a_wait_counts_from_the_last_join_on_and_only_while_somebody_could_join() -> None:
-    patience = Patience(2)
-    assert [patience.admits(1, 1) for _ in range(6)] == [False, False, True] * 2
-    assert not patience.admits(1, 1)
-    assert not patience.admits(0, 1)  # the one that waited is gone
-    assert [patience.admits(1, 1) for _ in range(3)] == [False, False, True]
+    join_policy = JoinPolicy(2)
+    assert [join_policy.admits(1, 1) for _ in range(6)] == [False, False, True] * 2
+    assert not join_policy.admits(1, 1)
+    assert not join_policy.admits(0, 1)  # the one that waited is gone
+    assert [join_policy.admits(1, 1) for _ in range(3)] == [False, False, True]

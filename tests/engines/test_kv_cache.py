@@ -5,7 +5,7 @@ from random import Random
 import torch
 from transformers import DynamicCache
 
-from dart_cli.engines.kv_cache import SPARE_COLUMNS, RowCache, token_bytes
+from dart_cli.engines.kv_cache import SPARE_COLUMNS, BatchKVCache, kv_bytes_per_token
 from dart_cli.policy.model import LoadedPolicy
 
 HEADS, WIDTH, LAYERS = 2, 3, 2
@@ -33,9 +33,9 @@ def random_row(tokens: int) -> torch.Tensor:
     return torch.randn(LAYERS, 2, HEADS, tokens, WIDTH)
 
 
-def grow(cache: RowCache, rows: list[torch.Tensor]) -> list[torch.Tensor]:
+def grow(cache: BatchKVCache, rows: list[torch.Tensor]) -> list[torch.Tensor]:
     """One token more for every row, checked: the pass sees each row whole and nothing else."""
-    mask = cache.begin()
+    mask = cache.begin_pass()
     grown = [torch.cat([row, random_row(1)], dim=3) for row in rows]
     for layer in range(LAYERS):
         new = torch.stack([row[layer, :, :, -1:] for row in grown])
@@ -44,7 +44,7 @@ def grow(cache: RowCache, rows: list[torch.Tensor]) -> list[torch.Tensor]:
         assert seen.isfinite().all()
         for index, row in enumerate(grown):
             torch.testing.assert_close(seen[index][:, :, mask[index] == 1], row[layer])
-    cache.done()
+    cache.end_pass()
     return grown
 
 
@@ -52,7 +52,7 @@ def test_each_row_keeps_its_own_keys_and_values_as_others_come_and_go() -> None:
     """Any order of joins, passes and leaves, of rows of any length."""
     torch.manual_seed(0)
     rng = Random(0)
-    cache, rows = RowCache(), list[torch.Tensor]()
+    cache, rows = BatchKVCache(), list[torch.Tensor]()
     most, emptied = 0, 0
     for _ in range(400):
         kind = rng.choice(["join", "leave", "grow", "grow", "grow"])
@@ -73,21 +73,21 @@ def test_each_row_keeps_its_own_keys_and_values_as_others_come_and_go() -> None:
 
 
 def test_rows_that_stay_after_a_leave_are_named_by_where_they_were() -> None:
-    cache = RowCache()
+    cache = BatchKVCache()
     cache.join(prefilled([random_row(tokens) for tokens in (4, 5, 6, 7, 8)]), [4, 5, 6, 7, 8])
     assert cache.leave({0, 3}) == [4, 1, 2]
     assert cache.lengths == [8, 5, 6]
 
 
 def test_an_unused_cache_holds_no_memory() -> None:
-    cache = RowCache()
+    cache = BatchKVCache()
     cache.join(prefilled([random_row(4), random_row(9)]), [4, 9])
     assert cache.leave({0, 1}) == []
     assert len(cache.layers) == 0
 
 
 def test_a_pass_copies_nothing_while_there_are_columns_to_spare() -> None:
-    cache = RowCache()
+    cache = BatchKVCache()
     rows = [random_row(4), random_row(9)]
     cache.join(prefilled(rows), [4, 9])
     before = cache.layers[0].keys.data_ptr()
@@ -103,4 +103,4 @@ def test_a_token_takes_as_many_bytes_as_is_said(policy: LoadedPolicy) -> None:
     cache = DynamicCache()
     policy.model(input_ids=torch.tensor([[20, 21, 22]]), past_key_values=cache, use_cache=True)
     held = sum(part.nbytes for layer in cache.layers for part in (layer.keys, layer.values))
-    assert token_bytes(policy.model) * 3 == held
+    assert kv_bytes_per_token(policy.model) * 3 == held

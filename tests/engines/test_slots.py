@@ -5,59 +5,59 @@ import asyncio
 import pytest
 
 from bus.errors import EngineError
-from dart_cli.engines.vllm.slots import Places
+from dart_cli.engines.vllm.slots import BatchSlots
 from tests.waiting import until
 
 
-async def queued(places: Places, count: int) -> list[asyncio.Task[bool]]:
-    """So many requests for a place, all of them in the queue."""
-    before = places.waiting
-    asking = [asyncio.create_task(places.take()) for _ in range(count)]
-    await until(lambda: places.waiting == before + count)
+async def queued(slots: BatchSlots, count: int) -> list[asyncio.Task[bool]]:
+    """`count` callers that ask for a slot, all of them waiting."""
+    before = slots.waiting
+    asking = [asyncio.create_task(slots.acquire()) for _ in range(count)]
+    await until(lambda: slots.waiting == before + count)
     return asking
 
 
-async def test_places_go_to_the_requests_that_wait_longest() -> None:
-    places = Places(1, max_waiting=9)
-    assert await places.take()
-    first, second = await queued(places, 2)
-    places.leave()
+async def test_slots_go_to_the_callers_that_wait_longest() -> None:
+    slots = BatchSlots(1, max_waiting=9)
+    assert await slots.acquire()
+    first, second = await queued(slots, 2)
+    slots.release()
     assert await first
     assert not second.done()
-    places.leave()
+    slots.release()
     assert await second
-    places.leave()
-    assert (places.taken, places.waiting) == (0, 0)
+    slots.release()
+    assert (slots.in_use, slots.waiting) == (0, 0)
 
 
-async def test_a_cancelled_request_takes_no_place_even_in_the_moment_it_is_given() -> None:
-    places = Places(1, max_waiting=9)
-    assert await places.take()
-    gone, given, waits = await queued(places, 3)
+async def test_a_cancelled_caller_takes_no_slot_even_in_the_moment_it_is_given() -> None:
+    slots = BatchSlots(1, max_waiting=9)
+    assert await slots.acquire()
+    gone, given, waits = await queued(slots, 3)
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)
-    places.leave()  # to `given`, which is cancelled before it runs again
+    slots.release()  # to `given`, which is cancelled before it resumes
     given.cancel()
     await asyncio.gather(given, return_exceptions=True)
     assert await waits
-    places.leave()
-    assert places.taken == 0
+    slots.release()
+    assert slots.in_use == 0
 
 
-async def test_a_request_that_is_sent_away_has_no_place() -> None:
-    places = Places(1, max_waiting=9)
-    assert await places.take()
-    waiting = await queued(places, 2)
-    places.send_away()
+async def test_a_caller_that_is_turned_away_has_no_slot() -> None:
+    slots = BatchSlots(1, max_waiting=9)
+    assert await slots.acquire()
+    waiting = await queued(slots, 2)
+    slots.turn_away()
     assert await asyncio.gather(*waiting) == [False, False]
-    assert (places.taken, places.waiting) == (1, 0)
+    assert (slots.in_use, slots.waiting) == (1, 0)
 
 
 async def test_a_full_line_refuses_by_name() -> None:
-    places = Places(1, max_waiting=1)
-    assert await places.take()
-    [waiting] = await queued(places, 1)
+    slots = BatchSlots(1, max_waiting=1)
+    assert await slots.acquire()
+    [waiting] = await queued(slots, 1)
     with pytest.raises(EngineError, match="max_waiting"):
-        await places.take()
-    places.leave()
+        await slots.acquire()
+    slots.release()
     assert await waiting

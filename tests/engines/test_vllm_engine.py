@@ -260,7 +260,7 @@ def test_interrupted_every_request_returns_what_it_has_and_goes_on_as_if_nothing
 
     async def interrupted() -> list[Generation]:
         asking = [asyncio.create_task(endless.engine.generate(request)) for request in requests]
-        in_work = endless.engine._in_work
+        in_work = endless.engine._running
         await until(
             lambda: len(in_work) == MAX_BATCH and all(drawn.token_ids for drawn in in_work.values())
         )

@@ -1,18 +1,18 @@
 """An engine over vLLM: continuous batching, exact numbers, weights taken in flight.
 
-    generate        at most `max_batch` requests are in vLLM, the others wait here in their order
-    sampling        in vLLM's worker, by the request's seed (sampler.py): the batch it rides in, how
-                    often it was suspended and which engine began it are no matter
+    generate        at most `max_batch` requests are in vLLM, the others wait here in order of arrival
+    sampling        in vLLM's worker, by the request's seed (sampler.py), whatever else is in the
+                    batch, however often it was suspended and whichever engine began it
     update_weights  checks the set, then: pause (keep), four phases of vLLM's transfer, resume
-    interrupt       aborts what is in vLLM; each request returns what it has
+    interrupt       aborts the requests in vLLM; each returns the tokens it has
 
-What becomes of running requests at an update is `vllm.kv_cache`: with "recompute" their keys and
-values are computed again by the new weights, so that the numbers of every token are those of a
-fresh forward pass of the version its span names; with "keep" nothing is computed again, later
-tokens attend to keys and values of older weights, and their numbers are those of that mixture, as
-in the transformers engine; a request without a token is begun again, so that a completion of one
-version is of that version alone. Cached image features are dropped either way, and prefixes are shared
-by requests of one version alone (cache_salt).
+`vllm.kv_cache` chooses the effect of an update on running requests. With "recompute" their keys and
+values are computed again by the new weights, so the numbers of every token are those of a fresh
+forward pass of the version its span names. With "keep" nothing is computed again: later tokens
+attend to keys and values of older weights, and their numbers are those of that mixture, as in the
+transformers engine; a request without a token is started again, so that a completion of one version
+is of that version alone. Cached image features are dropped either way, and only requests of one
+version share prefixes (cache_salt).
 
 Temperature 0 is greedy: its log-probabilities and entropies are those of the untempered
 distribution. At any temperature the forbidden tokens have probability 0; entropies are exact, over
@@ -35,6 +35,7 @@ import torch
 from bus.errors import EngineError, EngineGoneError, WeightsError
 from dart_cli.config.schema import VllmConfig
 from dart_cli.engines.base import (
+    UPDATE_DEADLINE_S,
     GenerateRequest,
     Generation,
     UpdateTiming,
@@ -44,7 +45,7 @@ from dart_cli.engines.base import (
 from dart_cli.engines.completions import Draft
 from dart_cli.engines.load_meter import LoadMeter
 from dart_cli.engines.request_validator import RequestLimits, Stop
-from dart_cli.engines.vllm.slots import Places
+from dart_cli.engines.vllm.slots import BatchSlots
 from dart_cli.engines.vllm.start import SEE_LOG, root_cause, start
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy, weight_tensors
@@ -57,15 +58,13 @@ if TYPE_CHECKING:
 WeightCheck = Callable[[Path, Mapping[str, torch.Tensor]], object]
 """Directory and the model's tensors by name; raises WeightsError if the set does not fit them."""
 
-UPDATE_DEADLINE_S = 600.0
-"""A weight set that is not in place after this long is an error."""
 CLOSE_DEADLINE_S = 20.0
-"""How long vLLM's processes may take to end before they are killed."""
+"""Seconds that vLLM's processes may take to exit before they are killed."""
 
 TRIES = 3
-"""How often a request is given to vLLM whose caches of images have got out of step with ours."""
+"""How often a request is sent to vLLM if its image cache does not match ours."""
 WHOLE = "model.safetensors"
-"""In the directory of a set that is whole (dart_cli/weights/manifest.py)."""
+"""The file of a whole set in its directory (dart_cli/weights/manifest.py)."""
 CLOSED = "the engine is closed; start another rollout worker"
 DIED = f"vLLM's processes have died; {SEE_LOG}"
 SECTION = "dart"
@@ -106,23 +105,23 @@ class VllmEngine:
             for name, tensor in weight_tensors(policy.model).items()
         }
         self._deadline_s = deadline_s
-        self._places = Places(max_batch, max_waiting)
-        self._in_work: dict[str, OutputCollector] = {}  # by vLLM's name of the request
+        self._slots = BatchSlots(max_batch, max_waiting)
+        self._running: dict[str, OutputCollector] = {}  # by vLLM's request id
         self._interrupted: set[str] = set()
-        self._recalled: set[str] = set()  # to be begun again: they had no token at an update
-        self._takes_requests = asyncio.Event()  # but while weights are taken and caches kept
+        self._recalled: set[str] = set()  # to be started again: they had no token at an update
+        self._takes_requests = asyncio.Event()  # cleared while weights are updated and caches kept
         self._takes_requests.set()
         self._interruptions = 0
         self._aborting: set[asyncio.Task[None]] = set()
         self._meter = LoadMeter(max_batch, serves=policy_version >= 0)
         self._tokens = 0  # of requests that have ended
         self._finished = 0
-        self._asked = 0
-        self._fault = ""  # why nothing is served any more
+        self._submitted = 0
+        self._fault = ""  # why the engine no longer serves
         self._ended = False
-        self._labelling = asyncio.Lock()
+        self._label_lock = asyncio.Lock()
         self._updating = False
-        self._labelled = False  # vLLM has been told the version of its tokens
+        self._labelled = False  # vLLM knows the version of its tokens
         self._llm: AsyncLLM = start(
             policy,
             self._config,
@@ -142,9 +141,9 @@ class VllmEngine:
     async def generate(self, request: GenerateRequest) -> Generation:
         """Draw one completion.
 
-        Raises EngineError if the prompt does not fit the model or its images, if the waiting line
-        is full, or if vLLM fails; EngineGoneError if it has died. Cancelling the awaiting task frees
-        the request's place.
+        Raises EngineError if the prompt does not fit the model or its images, if the queue is
+        full, or if vLLM fails; EngineGoneError if it has died. Cancelling the awaiting task frees the
+        request's slot.
         """
         arrived = time.monotonic()
         draft, images = Draft(request.partial), self._limits.prepare(request)
@@ -152,10 +151,10 @@ class VllmEngine:
             return draft.generation(whole, 0.0, 0.0)
         self._check_serves()
         seen = self._interruptions
-        if not await self._places.take():
+        if not await self._slots.acquire():
             return draft.generation("suspended", time.monotonic() - arrived, 0.0)
         started = time.monotonic()
-        self._meter.run(self._places.taken)
+        self._meter.run(self._slots.in_use)
         try:
             async with asyncio.timeout(self._deadline_s):
                 stop: Stop = await self._draw(request, draft, images, seen)
@@ -165,8 +164,8 @@ class VllmEngine:
                 "ended; ask for fewer tokens, or allow more by rollout.deadline_s"
             ) from None
         finally:
-            self._places.leave()
-            self._meter.run(self._places.taken)
+            self._slots.release()
+            self._meter.run(self._slots.in_use)
         self._finished += stop != "suspended"
         return draft.generation(stop, started - arrived, time.monotonic() - started)
 
@@ -185,35 +184,35 @@ class VllmEngine:
             self._check_serves()
             if self._interruptions != seen:
                 return "suspended"  # before vLLM had it
-            drawn = await self._ask(token_ids, images, params)
+            drawn = await self._submit(token_ids, images, params)
             if drawn is None:
                 continue
             tries -= 1
             if drawn.finish != "error" or drawn.token_ids or not tries:
                 break
-            # An image that vLLM had forgotten: its cache and ours disagreed. It is sent now.
+            # vLLM's image cache lacked an image that ours has. It is sent now.
         if drawn.finish not in _STOPS:
             raise EngineError(
-                f"vLLM ended request {request.request_id}: {drawn.finish or 'no word'}; {SEE_LOG}"
+                f"vLLM ended request {request.request_id}: {drawn.finish or 'no reason given'}; {SEE_LOG}"
             )
         draft.extend(drawn.token_ids, drawn.logprobs, drawn.entropies, drawn.versions)
         return _STOPS[drawn.finish]
 
-    async def _ask(
+    async def _submit(
         self, token_ids: list[int], images: list[PreparedImage], params: Any
     ) -> OutputCollector | None:
-        """One request of vLLM, to its end; None where it was recalled."""
+        """One request to vLLM, until it ends; None if it was recalled."""
         from dart_cli.engines.vllm.prompts import OutputCollector
 
         prompt = self._input(token_ids, images)
-        self._asked += 1
-        name = f"{SECTION}-{self._asked}"
-        drawn = self._in_work[name] = OutputCollector()
+        self._submitted += 1
+        name = f"{SECTION}-{self._submitted}"
+        drawn = self._running[name] = OutputCollector()
         try:
             async for output in self._llm.generate(prompt, params, name):
                 drawn.add(output.outputs[0])
                 if name in self._interrupted and not drawn.finish:
-                    await self._llm.abort(name)  # it was on its way to vLLM when all were ended
+                    await self._llm.abort(name)  # it was on its way to vLLM at the interruption
         except Exception as error:
             if self._llm.errored:
                 self._fault = self._fault or DIED
@@ -222,13 +221,13 @@ class VllmEngine:
         finally:
             is_recalled = name in self._recalled
             self._tokens += 0 if is_recalled else len(drawn.token_ids)
-            del self._in_work[name]
+            del self._running[name]
             self._interrupted.discard(name)
             self._recalled.discard(name)
         return None if is_recalled else drawn
 
     def _input(self, token_ids: list[int], images: list[PreparedImage]) -> Any:
-        """A prompt for vLLM; images that it holds already are named alone."""
+        """A prompt for vLLM; images that it has already are sent by hash alone."""
         from dart_cli.engines.vllm.prompts import engine_input
 
         prompt = engine_input(token_ids, images, self.policy.image_token_id, str(self._version))
@@ -237,19 +236,19 @@ class VllmEngine:
         return prompt
 
     async def _label(self) -> None:
-        """Tell vLLM, once, the version that it serves."""
+        """Set the version in vLLM, once."""
         if self._labelled:
             return
-        async with self._labelling:
+        async with self._label_lock:
             if not self._labelled:
                 await self._llm.update_weight_version(str(self._version))
                 self._labelled = True
 
     def interrupt(self) -> None:
-        """End every request now; each returns what it has, as `suspended`, or ended, if it has."""
+        """End every request now; each returns its tokens, as `suspended`, or as ended if it is."""
         self._interruptions += 1
-        self._places.send_away()
-        self._abort(list(self._in_work))
+        self._slots.turn_away()
+        self._abort(list(self._running))
 
     def _abort(self, names: list[str]) -> None:
         if names:
@@ -261,9 +260,9 @@ class VllmEngine:
     def gauges(self) -> dict[str, float]:
         """Load: in_flight, waiting; tokens, finished since the start; LoadMeter's."""
         return {
-            "in_flight": float(self._places.taken),
-            "waiting": float(self._places.waiting),
-            "tokens": float(self._tokens + sum(len(d.token_ids) for d in self._in_work.values())),
+            "in_flight": float(self._slots.in_use),
+            "waiting": float(self._slots.waiting),
+            "tokens": float(self._tokens + sum(len(d.token_ids) for d in self._running.values())),
             "finished": float(self._finished),
             **self._meter.gauges(),
         }
@@ -275,11 +274,11 @@ class VllmEngine:
     # --- weights ------------------------------------------------------------------------------
 
     async def update_weights(self, source: WeightSet, policy_version: int) -> UpdateTiming:
-        """Take a weight set while requests are in work; none is lost.
+        """Load a weight set while requests run; none is lost.
 
         Raises WeightsError, with the old weights still serving, if the set is incomplete or does
-        not fit this model. An error within vLLM rises as EngineGoneError, and the engine is closed:
-        its tensors are of two versions.
+        not fit this model. An error within vLLM is raised as EngineGoneError, and the engine
+        closes: its tensors are of two versions.
         """
         started = time.monotonic()
         load = self._load_weights
@@ -298,15 +297,15 @@ class VllmEngine:
             self._updating = False
             raise
         read_s = time.monotonic() - started
-        # Once begun it goes on, though whoever brought the weights may be gone.
+        # Once started it continues, even if the caller is cancelled.
         swap = asyncio.create_task(self._swap(directory_of(source), policy_version))
         return replace(await asyncio.shield(swap), transfer_s=read_s)
 
     async def _swap(self, directory: Path, policy_version: int) -> UpdateTiming:
         """Put the tensors of a checked set in place, or raise EngineGoneError and close."""
         try:
-            with _held(directory) as files:
-                async with asyncio.timeout(UPDATE_DEADLINE_S), self._labelling:
+            with _open_files(directory) as files:
+                async with asyncio.timeout(UPDATE_DEADLINE_S), self._label_lock:
                     return await self._take(files, policy_version)
         except WeightsError:
             raise
@@ -321,7 +320,7 @@ class VllmEngine:
             self._updating = False
 
     async def _take(self, files: list[str], policy_version: int) -> UpdateTiming:
-        """Halt, four phases of vLLM's weight transfer, go on."""
+        """Halt, run the four phases of vLLM's weight transfer, resume."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         recompute = self._config.kv_cache == "recompute"
@@ -330,14 +329,14 @@ class VllmEngine:
         self._meter.halt()
         if not recompute:
             self._takes_requests.clear()
-        # vLLM would clear its caches unasked; here it is said.
+        # Explicit, since vLLM clears its caches by default.
         await llm.pause_generation(mode="keep", clear_cache=recompute)
         await llm.start_weight_update()
         await llm.update_weights(WeightTransferUpdateRequest({"files": files}))
         await llm.finish_weight_update(weight_version=str(policy_version))
         placed = time.monotonic()
         if not recompute:
-            await llm.reset_encoder_cache()  # keyed by image alone, of whatever version
+            await llm.reset_encoder_cache()  # its keys are images, without the version
             self._recall()
         finished = time.monotonic()
         self._version, self._labelled = policy_version, True
@@ -347,19 +346,19 @@ class VllmEngine:
         return UpdateTiming(0.0, placed - halted, finished - placed, time.monotonic() - finished)
 
     def _recall(self) -> None:
-        """End what has no token yet, its keys and values may be of older weights; it begins again."""
-        names = [name for name, drawn in self._in_work.items() if not drawn.token_ids]
+        """Abort and restart requests without a token: their keys and values may be of older weights."""
+        names = [name for name, drawn in self._running.items() if not drawn.token_ids]
         self._recalled.update(names)
         self._abort(names)
 
     async def close(self) -> None:
-        """Refuse what comes, end what is in work, stop vLLM's processes."""
+        """Refuse new requests, end the running ones, stop vLLM's processes."""
         self._fault = self._fault or CLOSED
-        self._places.send_away()
+        self._slots.turn_away()
         await self._end_processes()
 
     async def _end_processes(self) -> None:
-        """Stop vLLM, and tell those who still wait for it."""
+        """Stop vLLM, and fail the requests that still wait for it."""
         if self._ended:
             return
         self._ended = True
@@ -367,18 +366,18 @@ class VllmEngine:
         llm = self._llm
         llm.output_processor.propagate_error(EngineGoneError(self._fault))
         if llm.output_handler is not None:
-            llm.output_handler.cancel()  # it would log the end of its processes as a fault
+            llm.output_handler.cancel()  # it would log the exit of its processes as an error
         await asyncio.to_thread(llm.shutdown, CLOSE_DEADLINE_S)
-        # Its __del__ would do so again, at the interpreter's end, when its modules have gone.
+        # Its __del__ would call it again at the interpreter's exit, after its modules are unloaded.
         vars(llm)["shutdown"] = lambda timeout=None: None  # noqa: ARG005
 
 
 @contextlib.contextmanager
-def _held(directory: Path) -> Iterator[list[str]]:
-    """Paths to a set's files for other processes of this user, though they be removed meanwhile.
+def _open_files(directory: Path) -> Iterator[list[str]]:
+    """Paths to a set's open files for other processes of this user, valid if the set is removed.
 
-    The trainer removes old versions; which one a worker is reading it does not know. Raises
-    WeightsError for a version that stands there as its delta alone.
+    The trainer removes old versions without knowing which one a worker reads. Raises WeightsError
+    for a version that is there as a delta alone.
     """
     if directory.is_dir() and not os.path.lexists(directory / WHOLE):
         raise WeightsError(

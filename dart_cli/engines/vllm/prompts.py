@@ -1,8 +1,8 @@
-"""A request in vLLM's words, and what vLLM says of it in ours.
+"""Conversion of a request to vLLM's types, and of its outputs to ours.
 
-engine_input     prompt and images -> what AsyncLLM takes, each image by its content hash
-sampling_params  a Sampling and what is drawn already -> SamplingParams
-OutputCollector            what one output of vLLM adds to a completion
+engine_input     prompt and images -> the input of AsyncLLM, each image with its content hash
+sampling_params  a Sampling and the tokens drawn so far -> SamplingParams
+OutputCollector  the tokens of vLLM's outputs, with their numbers
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 def engine_input(
     token_ids: list[int], images: Sequence[PreparedImage], image_token: int, salt: str
 ) -> Any:
-    """The prompt [P] with its images [I], whose placeholders stand in it in their order.
+    """The prompt [P] with its images [I], whose placeholders are in it in their order.
 
-    The images are those that the trainer sees, to the bit. `salt` sets the prefix cache apart.
+    The images are bit for bit those that the trainer sees. `salt` separates the prefix cache.
     """
     if not images:
         return tokens_input(token_ids, cache_salt=salt)
@@ -47,7 +47,7 @@ def engine_input(
 def placeholders(
     token_ids: Sequence[int], images: Sequence[PreparedImage], image_token: int
 ) -> list[PlaceholderRange]:
-    """Where each image stands. The prompt has as many placeholders as the images take."""
+    """The range of each image. The prompt has as many placeholders as the images need."""
     ranges, position = [], 0
     for image in images:
         position = token_ids.index(image_token, position)
@@ -57,14 +57,14 @@ def placeholders(
 
 
 def sampling_params(sampling: Sampling, drawn: int, ends: Sequence[int]) -> SamplingParams:
-    """How to go on after `drawn` tokens of the completion."""
+    """Parameters to continue after `drawn` tokens of the completion."""
     return SamplingParams(
         temperature=sampling.temperature,
         max_tokens=sampling.max_tokens - drawn,
-        logprobs=COLUMNS - 1,  # beside the drawn token's
+        logprobs=COLUMNS - 1,  # besides the drawn token's
         flat_logprobs=True,
         stop_token_ids=list(ends),
-        ignore_eos=True,  # `ends` holds it where it is one
+        ignore_eos=True,  # `ends` contains it if it is an end token
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
         extra_args={SECTION: {"seed": sampling.seed, "first": drawn}},
@@ -72,7 +72,7 @@ def sampling_params(sampling: Sampling, drawn: int, ends: Sequence[int]) -> Samp
 
 
 class OutputCollector:
-    """What one or more outputs of vLLM say: tokens [N] and their numbers."""
+    """Collects outputs of vLLM for one request: tokens [N] and their numbers."""
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
@@ -82,7 +82,7 @@ class OutputCollector:
         self.versions: list[int] = []  # [N], at the end
 
     def add(self, output: CompletionOutput) -> None:
-        """One more output."""
+        """Add one output."""
         self.token_ids += output.token_ids
         numbers: Any = output.logprobs
         if numbers is not None:

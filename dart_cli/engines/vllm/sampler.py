@@ -1,12 +1,12 @@
-"""How tokens are drawn in vLLM's worker: by seed and place, with exact numbers.
+"""How tokens are sampled in vLLM's worker: by seed and position, with exact numbers.
 
-    Draws          which rows of the batch ask for what: vLLM keeps it up to date as rows come and go
-    ExactSampler   logits -> forbidden tokens out, temperature, one token per row, its log-probability
-                   and the entropy of the whole distribution
+    Draws          the request of each row of the batch; vLLM updates it as rows come and go
+    ExactSampler   logits -> one token per row, with forbidden tokens excluded and the temperature
+                   applied, its log-probability and the entropy of the whole distribution
 
-vLLM's own sampler keys its random numbers by request too, but cannot go on in the midst of a
-completion, and tells entropies only by sending the whole vocabulary. Its `logprobs` of two columns
-carry both numbers here: the drawn token's log-probability and, in the second, minus the entropy.
+vLLM's own sampler seeds its random numbers by request too, but cannot continue in the middle of a
+completion, and gives entropies only by sending the whole vocabulary. Here its `logprobs` have two
+columns: the drawn token's log-probability and minus the entropy.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from vllm.v1.sample.logits_processor.interface import (
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
-from dart_cli.engines.inverse_cdf import draw, entropies, uniforms
+from dart_cli.engines.inverse_cdf import draw, entropies, uniform_numbers
 
 SECTION = "dart"
 """Key of our values in vLLM's `additional_config` and in a request's `extra_args`."""
 COLUMNS = 2
-"""Log-probabilities told of each token: its own, and minus the entropy."""
+"""Numbers returned for each token: its log-probability, and minus the entropy."""
 NO_TOKEN = -1
-"""Stands for a token in the second column. vLLM merges what belongs to the same token."""
+"""The token id of the second column. vLLM merges columns of the same token."""
 
 
 @dataclass(frozen=True)
 class _RequestState:
     """One request of the batch."""
 
-    uniform: NDArray[np.float64]  # for each place of its completion, the partial's included
-    first: int  # places that its partial took
-    drawn: Sequence[int]  # tokens since; vLLM appends to it
+    uniform: NDArray[np.float64]  # for each position of its completion, the partial's included
+    first: int  # tokens of its partial
+    drawn: Sequence[int]  # tokens after these; vLLM appends to it
 
     @property
     def next_uniform(self) -> float:
-        """For the token to draw. A row that is only being prefilled draws too; nobody reads it."""
+        """The number for the next token. A row in mid-prefill draws too; its token is not read."""
         return float(self.uniform[min(self.first + len(self.drawn), len(self.uniform) - 1)])
 
 
 class Draws(LogitsProcessor):
-    """Rows of the present batch. It changes no logits: ExactSampler asks it."""
+    """The rows of the present batch, for ExactSampler. It changes no logits."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Draws(LogitsProcessor):
         self._rows: dict[int, _RequestState] = {}
 
     def is_argmax_invariant(self) -> bool:
-        """It changes nothing."""
+        """It changes no logits."""
         return True
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
@@ -80,10 +80,10 @@ class Draws(LogitsProcessor):
         for index in batch_update.removed:
             self._rows.pop(index, None)
         for index, params, _, drawn in batch_update.added:
-            asked = params.extra_args[SECTION]
-            places = asked["first"] + params.max_tokens
+            options = params.extra_args[SECTION]
+            count = options["first"] + params.max_tokens
             self._rows[index] = _RequestState(
-                uniforms(asked["seed"], places), asked["first"], drawn
+                uniform_numbers(options["seed"], count), options["first"], drawn
             )
         for source, target, direction in batch_update.moved:
             row, replaced = self._rows.pop(source, None), self._rows.pop(target, None)
@@ -99,7 +99,7 @@ class Draws(LogitsProcessor):
 
 
 class ExactSampler(Sampler):
-    """vLLM's sampler, replaced for batches of ours; its own dry runs go the usual way."""
+    """Replaces vLLM's sampler for our batches; vLLM's own dry runs use the original."""
 
     def forward(
         self,
@@ -122,21 +122,22 @@ class ExactSampler(Sampler):
             greedy = temperature == 0
             values = values / torch.where(greedy, 1.0, temperature)[:, None]
         logprobs = values.log_softmax(dim=-1)
+        probabilities = logprobs.double().exp()
         likeliest = logprobs.argmax(dim=-1)
         if greedy is None:
             drawn = likeliest
         else:
             uniform = draws.uniform(len(logprobs), logprobs.device)
-            drawn = torch.where(greedy, likeliest, draw(logprobs, uniform))
-        told = torch.stack(
-            [logprobs.gather(1, drawn[:, None])[:, 0], -entropies(logprobs)], dim=1
-        )  # [B, 2]
+            drawn = torch.where(greedy, likeliest, draw(probabilities, uniform))
+        picked = logprobs.gather(1, drawn[:, None])[:, 0]
+        entropy = entropies(probabilities, logprobs).float()
+        numbers = torch.stack([picked, -entropy], dim=1)  # [B, 2]
         tokens = drawn.to(torch.int32)[:, None]
         return SamplerOutput(
             sampled_token_ids=tokens,
             logprobs_tensors=LogprobsTensors(
                 logprob_token_ids=F.pad(tokens, (0, COLUMNS - 1), value=NO_TOKEN),
-                logprobs=told,
+                logprobs=numbers,
                 selected_token_ranks=torch.zeros_like(drawn),
             ),
         )

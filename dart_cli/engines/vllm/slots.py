@@ -1,4 +1,4 @@
-"""Places in vLLM's batch, and the line before them: first come, first served."""
+"""Slots of vLLM's batch, and the queue for them: first come, first served."""
 
 from __future__ import annotations
 
@@ -8,53 +8,53 @@ from collections import deque
 from bus.errors import EngineError
 
 
-class Places:
-    """At most `count` are taken; at most `max_waiting` wait for one. For one event loop alone."""
+class BatchSlots:
+    """At most `count` are in use; at most `max_waiting` callers wait. For one event loop."""
 
     def __init__(self, count: int, max_waiting: int) -> None:
-        self.taken = 0
+        self.in_use = 0
         self._count = count
         self._max_waiting = max_waiting
-        self._line: deque[asyncio.Future[bool]] = deque()
+        self._queue: deque[asyncio.Future[bool]] = deque()
 
     @property
     def waiting(self) -> int:
-        """How many stand in the line."""
-        return len(self._line)
+        """How many callers wait."""
+        return len(self._queue)
 
-    async def take(self) -> bool:
-        """Wait for a place; False where the line was sent away. Raises EngineError if it is full."""
-        if self.taken < self._count and not self._line:
-            self.taken += 1
+    async def acquire(self) -> bool:
+        """Wait for a slot; False if the caller was turned away. Raises EngineError if the queue is full."""
+        if self.in_use < self._count and not self._queue:
+            self.in_use += 1
             return True
-        if len(self._line) >= self._max_waiting:
+        if len(self._queue) >= self._max_waiting:
             raise EngineError(
-                f"{len(self._line)} requests wait already (max_waiting); "
+                f"{len(self._queue)} requests wait already (max_waiting); "
                 "use fewer environment slots or more rollout workers"
             )
         turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._line.append(turn)
+        self._queue.append(turn)
         try:
             return await turn
         except asyncio.CancelledError:
-            if turn in self._line:
-                self._line.remove(turn)
+            if turn in self._queue:
+                self._queue.remove(turn)
             elif turn.done() and not turn.cancelled() and turn.result():
-                self.leave()  # it was given a place in the moment that nobody wanted it any more
+                self.release()  # the slot was given in the moment the caller was cancelled
             raise
 
-    def leave(self) -> None:
-        """Give a place back: to the first of the line, if there is one."""
-        while self._line:
-            turn = self._line.popleft()
+    def release(self) -> None:
+        """Return a slot: the first waiting caller gets it, if there is one."""
+        while self._queue:
+            turn = self._queue.popleft()
             if not turn.done():
                 turn.set_result(True)
                 return
-        self.taken -= 1
+        self.in_use -= 1
 
-    def send_away(self) -> None:
-        """Tell all who wait that they get none."""
-        for turn in self._line:
+    def turn_away(self) -> None:
+        """End every wait: `acquire` returns False to each waiting caller."""
+        for turn in self._queue:
             if not turn.done():
                 turn.set_result(False)
-        self._line.clear()
+        self._queue.clear()
