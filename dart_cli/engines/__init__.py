@@ -1,1 +1,20 @@
-"""Inference engines: prompts in, exact samples out."""
+"""Inference engines: prompts in, exact samples out.
+
+base                 the interface: Engine, GenerateRequest, Generation, UpdateTiming
+completions          a completion under construction, and its conversion to messages
+responder            answers an ActRequest: renders the prompt, asks the engine, decodes the text
+request_validator    checks a request before it waits
+load_meter           seconds by phase and how full the batch is, for the heartbeat
+
+transformers_engine  the engine over transformers; its parts:
+batch                the running batch, and when requests join it
+kv_cache             keys and values of the batch's rows
+features             cache of the vision tower's output
+sampling             logits -> tokens with their log-probabilities and entropies
+inverse_cdf          the draw itself, which vLLM's worker uses too
+
+vllm/                the engine over vLLM
+scripted             an engine that calls a function, for tests
+timed                an engine with the timing of a GPU replica, for measurements
+simulated_gpu        the simulated replica behind it
+"""

@@ -1,11 +1,11 @@
-"""An engine that takes as long as a GPU replica would and computes nothing: to measure scheduling.
+"""An engine with the timing of a GPU replica and no computation: to measure scheduling.
 
-    TimedEngine    an Engine around a simulated Replica (replica.py); one timer, no sleep per token
-    TimedReply          what is said to one prompt, and for how many iterations it decodes
-    random_replies clicks anywhere, with a thought as long as the length that was drawn
+    TimedEngine      an Engine around a simulated Replica (simulated_gpu.py); one timer, no sleep per token
+    TimedReply       the answer to one prompt, and for how many iterations it decodes
+    random_replies   clicks anywhere, with a thought that fills the sampled length
 
-Everything but the arithmetic is real: requests queue, ride in batches, are suspended and resumed,
-weight sets are checked and taken in flight, each token has its version. Times are those of section
+Everything but the arithmetic is real: requests queue, are batched, suspended and resumed, weight
+sets are checked and loaded in flight, each token has its version. Times are those of section
 [timing] of the configuration, divided by its speed-up.
 """
 
@@ -42,9 +42,9 @@ _FILLER = "I look at the screen and think about where to click next. "
 
 @dataclass(frozen=True)
 class TimedReply:
-    """What the engine says to one prompt; a token is a byte of UTF-8.
+    """The answer to one prompt; a token is a byte of UTF-8.
 
-    The iterations set the time. Where the text has another length than these, its tokens are
+    The iterations determine the time. If their number is not the length of the text, the tokens are
     spread evenly over them.
     """
 
@@ -59,13 +59,15 @@ CheckWeights = Callable[[Path, int], object]
 
 
 def random_replies(codec: str, timing: TimingConfig) -> TimedReplies:
-    """Clicks anywhere in the language `codec`; place and length are drawn from the request's seed.
+    """Clicks anywhere in the language `codec`; position and length are drawn from the request's seed.
 
-    The length is log-normal and capped by max_tokens; a thought fills the text up to it where the
+    The length is log-normal and capped by max_tokens; a thought fills the text up to it if the
     language has thoughts and the action is shorter.
     """
     language = make_codec(codec)
-    frame = CoordinateMap(THOUSAND, THOUSAND, THOUSAND, THOUSAND)  # a screen as fine as the numbers
+    coordinates = CoordinateMap(
+        THOUSAND, THOUSAND, THOUSAND, THOUSAND
+    )  # a screen as fine as the numbers
     median = math.log(timing.completion_tokens)
 
     def answer(request: GenerateRequest) -> TimedReply:
@@ -73,10 +75,10 @@ def random_replies(codec: str, timing: TimingConfig) -> TimedReplies:
         where = Click(x=rng.randrange(THOUSAND), y=rng.randrange(THOUSAND))
         drawn = round(math.exp(rng.gauss(median, timing.completion_sigma)))
         iterations = max(1, min(drawn, request.sampling.max_tokens))
-        text = language.format(where, frame)
+        text = language.format(where, coordinates)
         missing = max(0, iterations - len(text))
         thought = (_FILLER * (missing // len(_FILLER) + 1))[:missing]
-        text = language.format(where, frame, thought)
+        text = language.format(where, coordinates, thought)
         most = request.sampling.max_tokens
         return TimedReply(
             text.encode("ascii")[:most], iterations, "length" if len(text) > most else "end"
@@ -87,18 +89,18 @@ def random_replies(codec: str, timing: TimingConfig) -> TimedReplies:
 
 @dataclass
 class _TimedRequest:
-    """One request and what it has so far."""
+    """One request and its tokens so far."""
 
     reply: TimedReply
     draft: Draft
-    begun: int  # iterations that stand behind the tokens of its partial
+    begun: int  # iterations of the tokens of its partial
     future: asyncio.Future[Generation]
 
-    def shown(self, done: int, *, suspended: bool = False) -> int:
-        """Tokens there are after `done` further iterations, those of the partial included.
+    def tokens_after(self, done: int, *, suspended: bool = False) -> int:
+        """Tokens after `done` further iterations, those of the partial included.
 
-        Where a token takes several, one that was begun counts as soon as it is suspended: a partial
-        holds whole tokens alone, and a request suspended again and again must get on.
+        If a token takes several iterations, a started one counts when the request is suspended: a
+        partial holds whole tokens only, and a request that is suspended often must progress.
         """
         length, whole = len(self.reply.text), self.reply.iterations
         spread, begun = divmod(length * (self.begun + done), whole)
@@ -119,7 +121,7 @@ class TimedEngine:
         policy_version: int = -1,
         max_batch: int = 32,
     ) -> None:
-        """At most `max_batch` requests ride together; the others wait in order of arrival."""
+        """At most `max_batch` requests run together; the others wait in order of arrival."""
         self._answer = answer
         self._check_weights = check_weights
         self._transfer_s = timing.transfer_s / timing.speedup
@@ -127,11 +129,11 @@ class TimedEngine:
         self._replica = Replica(
             Costs.of(timing), max_batch, version=policy_version, now=time.monotonic()
         )
-        self._asks: dict[SimulatedRequest, _TimedRequest] = {}
+        self._pending: dict[SimulatedRequest, _TimedRequest] = {}
         self._swap: tuple[SimulatedSwap, asyncio.Future[None]] | None = None
         self._updating = False
         self._timer: asyncio.TimerHandle | None = None
-        self._due = math.inf  # when the timer rings
+        self._due = math.inf  # when the timer fires
         self._closed = False
 
     @property
@@ -140,7 +142,7 @@ class TimedEngine:
         return self._replica.version
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """The simulated completion. Raises EngineError; cancelling frees the place."""
+        """The simulated completion. Raises EngineError; cancelling frees the slot."""
         if self._closed:
             raise EngineError(f"{request.request_id}: {CLOSED}")
         reply, draft = self._answer(request), Draft(request.partial)
@@ -149,18 +151,18 @@ class TimedEngine:
         begun = math.ceil(len(draft) * reply.iterations / len(reply.text))
         trajectory = request.request_id.rpartition("/")[0]
         job = self._replica.submit(time.monotonic(), trajectory, reply.iterations - begun)
-        ask = _TimedRequest(reply, draft, begun, asyncio.get_running_loop().create_future())
-        self._asks[job] = ask
-        self._look()
+        pending = _TimedRequest(reply, draft, begun, asyncio.get_running_loop().create_future())
+        self._pending[job] = pending
+        self._poll()
         try:
-            return await ask.future
+            return await pending.future
         finally:
-            if self._asks.pop(job, None) is not None:  # whoever asked has gone
+            if self._pending.pop(job, None) is not None:  # the caller was cancelled
                 self._replica.cancel(time.monotonic(), job)
-                self._look()
+                self._poll()
 
     async def update_weights(self, source: WeightSet, policy_version: int) -> UpdateTiming:
-        """Take a set that is whole, in flight. Raises WeightsError, EngineError."""
+        """Load a complete set while requests run. Raises WeightsError, EngineError."""
         if self._updating:
             raise EngineError("another weight update is under way; wait for it")
         self._updating = True
@@ -170,35 +172,35 @@ class TimedEngine:
             await asyncio.sleep(max(0.0, began + self._transfer_s - time.monotonic()))
             if self._closed:
                 raise EngineError(CLOSED)
-            brought = time.monotonic()
-            swap = self._replica.swap(brought, policy_version, self._pause_s)
+            received = time.monotonic()
+            swap = self._replica.swap(received, policy_version, self._pause_s)
             over = asyncio.get_running_loop().create_future()
             self._swap = swap, over
-            self._look()
+            self._poll()
             await over
         finally:
             self._updating = False
         assert swap.halted is not None
         assert swap.ended is not None
         return UpdateTiming(
-            transfer_s=brought - began, pause_s=swap.ended - swap.halted, finish_s=0.0
+            transfer_s=received - began, pause_s=swap.ended - swap.halted, finish_s=0.0
         )
 
     def interrupt(self) -> None:
         """End every request now, as `suspended`; the pause for new weights goes on."""
         for job in self._replica.interrupt(time.monotonic()):
-            self._tell(job, "suspended")
-        self._look()
+            self._resolve(job, "suspended")
+        self._poll()
 
     def gauges(self) -> dict[str, float]:
         """Load for the heartbeat: in_flight, waiting, tokens, prefills, and LoadMeter's."""
-        self._look()
+        self._poll()
         return self._replica.gauges()
 
     async def close(self) -> None:
-        """Give up what is in flight; those who wait get an EngineError."""
+        """Cancel what is in flight; waiting callers get an EngineError."""
         self._closed = True
-        futures: list[asyncio.Future[Any]] = [ask.future for ask in self._asks.values()]
+        futures: list[asyncio.Future[Any]] = [pending.future for pending in self._pending.values()]
         if self._swap is not None:
             futures.append(self._swap[1])
         for future in futures:
@@ -207,12 +209,12 @@ class TimedEngine:
         if self._timer is not None:
             self._timer.cancel()
 
-    # --- between the clock and the replica ----------------------------------------------------
+    # --- the timer ----------------------------------------------------
 
-    def _look(self) -> None:
-        """Tell what has ended by now, and look again when something ends next."""
+    def _poll(self) -> None:
+        """Resolve the requests that ended by now, and poll again when the next one ends."""
         for job in self._replica.advance(time.monotonic()):
-            self._tell(job)
+            self._resolve(job)
         if self._swap is not None and self._swap[0].ended is not None:
             if not self._swap[1].done():
                 self._swap[1].set_result(None)
@@ -229,22 +231,24 @@ class TimedEngine:
 
     def _wake(self) -> None:
         self._timer = None
-        self._look()
+        self._poll()
 
-    def _tell(self, job: SimulatedRequest, stop: Literal["suspended"] | None = None) -> None:
-        """Answer whoever asked for `job`, with the tokens that its iterations have drawn."""
-        ask = self._asks.pop(job, None)
-        if ask is None or ask.future.done():
+    def _resolve(self, job: SimulatedRequest, stop: Literal["suspended"] | None = None) -> None:
+        """Resolve the future of `job` with the tokens of its iterations."""
+        pending = self._pending.pop(job, None)
+        if pending is None or pending.future.done():
             return
-        draft, text = ask.draft, ask.reply.text
-        end = ask.shown(job.done, suspended=stop == "suspended")
-        bounds = [*(ask.shown(begin) for begin, _ in job.versions), end]
+        draft, text = pending.draft, pending.reply.text
+        end = pending.tokens_after(job.done, suspended=stop == "suspended")
+        bounds = [*(pending.tokens_after(begin) for begin, _ in job.versions), end]
         versions = [
             version
             for (_, version), (begin, end) in zip(job.versions, pairwise(bounds), strict=True)
             for _ in range(begin, end)
         ]
         new = text[len(draft) : len(draft) + len(versions)]
-        numbers = [0.0] * len(new)  # nothing else could be drawn
+        numbers = [0.0] * len(new)  # no other token could be drawn
         draft.extend(new, numbers, numbers, versions)
-        ask.future.set_result(draft.generation(stop or ask.reply.stop, job.queue_s, job.engine_s))
+        pending.future.set_result(
+            draft.generation(stop or pending.reply.stop, job.queue_s, job.engine_s)
+        )

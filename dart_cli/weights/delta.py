@@ -206,9 +206,8 @@ def _decode(data: NDArray[np.uint8], patch: Patch, chunk: bytes) -> None:
 
 def _planes(words: Words) -> Iterator[tuple[Plane, bytes]]:
     """The bytes of unsigned integers, lowest first, without those that are 0 in all; at least one."""
-    columns = words.view(np.uint8).reshape(
-        -1, words.itemsize
-    )  # little-endian, as every supported machine is
+    # Little-endian, as every supported machine is.
+    columns = words.view(np.uint8).reshape(-1, words.itemsize)
     used = max(1, (int(words.max()).bit_length() + 7) // 8)
     for column in range(used):
         plain = columns[:, column].tobytes()

@@ -23,7 +23,7 @@ from dart_cli.config.models import MODEL_TYPES
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.scripted import Script, ScriptedEngine
 from dart_cli.policy.coordinates import Resize, make_coordinate_map
-from dart_cli.policy.families import FAMILIES, ROWS
+from dart_cli.policy.families import EMBEDDING_ROWS, FAMILIES
 from dart_cli.policy.forward import image_features, logits, rope_positions
 from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.policy.prompt import PromptRenderer
@@ -242,7 +242,7 @@ def test_only_text_and_ends_can_be_sampled(model_type: str, family: Family) -> N
     forbidden = set(policy.forbidden_token_ids)
     structure = ("image_pad", "video_pad", "vision_start", "vision_end", "vision_pad", "im_start")
     assert forbidden >= {known[f"<|{name}|>"] for name in structure}
-    assert forbidden >= set(range(len(known), ROWS))  # rows that no token stands for
+    assert forbidden >= set(range(len(known), EMBEDDING_ROWS))  # rows that no token stands for
     assert known["<|box_start|>"] not in forbidden  # UI-TARS writes them
     assert not forbidden & set(policy.write("Thought: é ü 12\nAction: click(start_box='(1,2)')"))
 
