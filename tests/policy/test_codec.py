@@ -136,7 +136,7 @@ UITARS_REFUSED = [
     ("Action: wait()\n\nAction: wait()", "'Action: wait()' at character 16"),
     ("Action: click(start_box='(1,2)')\n\nclick(start_box='(1,2)')", "expected the end"),
     ("Action: scroll(start_box='(1,2)', direction='in')", "direction must be"),
-    ("Action: hotkey(key='')", "no key is named"),
+    ("Action: hotkey(key='')", "no key is given"),
     ("Action: hotkey(key='ctrl é')", "'é' is not a key's name"),
     ("Action: type(content='never closed)", "a quoted text"),
     ("Action: click(start_box='(" + "9" * 5000 + ",1)')", "expected ,"),

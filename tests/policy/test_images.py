@@ -102,7 +102,7 @@ def test_the_cache_returns_the_same_patches_and_stays_within_its_bound() -> None
     assert preparer.prepare(blobs[0]) is first
     for blob in blobs:
         preparer.prepare(blob)
-    assert preparer._held_bytes <= 3 * 144 * 588 * 4 or len(preparer._cache) == 1
+    assert preparer._cached_bytes <= 3 * 144 * 588 * 4 or len(preparer._cache) == 1
     assert torch.equal(preparer.prepare(blobs[0]).patches, first.patches)
 
 
