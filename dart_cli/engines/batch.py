@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from transformers import DynamicCache
 
 from dart_cli.engines.base import GenerateRequest, Generation
-from dart_cli.engines.completions import Draft
+from dart_cli.engines.completions import CompletionBuilder
 from dart_cli.engines.features import FeatureCache
 from dart_cli.engines.inverse_cdf import uniform_numbers
 from dart_cli.engines.kv_cache import BatchKVCache, kv_bytes_per_token
@@ -42,7 +42,7 @@ class ActiveRequest:
     """One request, waiting or running."""
 
     request: GenerateRequest
-    draft: Draft
+    builder: CompletionBuilder
     images: list[PreparedImage]
     arrived: float
     began: float = 0.0  # start of its prefill
@@ -53,7 +53,7 @@ class ActiveRequest:
     @property
     def token_ids(self) -> list[int]:
         """The prompt and what has been drawn so far."""
-        return self.request.prompt_token_ids + self.draft.token_ids
+        return self.request.prompt_token_ids + self.builder.token_ids
 
     @property
     def most_tokens(self) -> int:
@@ -66,12 +66,9 @@ class ActiveRequest:
         sampling = self.request.sampling
         return uniform_numbers(sampling.seed, sampling.max_tokens)
 
-    def stop(self, ends: Container[int]) -> Literal["end", "length"] | None:
+    def finished(self, ends: Container[int]) -> Literal["end", "length"] | None:
         """Why the completion is over; None if it is not."""
-        tokens = self.draft.token_ids
-        if tokens and tokens[-1] in ends:
-            return "end"
-        return "length" if len(tokens) >= self.request.sampling.max_tokens else None
+        return self.builder.finished(ends, self.request.sampling.max_tokens)
 
 
 @dataclass(frozen=True)
@@ -134,7 +131,7 @@ class RunningBatch:
     @torch.inference_mode()
     def decode(self, version: int) -> None:
         """One iteration: a token for every row, under `version`."""
-        last = torch.tensor([job.draft.token_ids[-1] for job in self.jobs])
+        last = torch.tensor([job.builder.token_ids[-1] for job in self.jobs])
         position = torch.tensor([job.position for job in self.jobs])
         inputs = ModelInputs(
             input_ids=last[:, None],
@@ -165,14 +162,14 @@ class RunningBatch:
     def _draw(self, jobs: Sequence[ActiveRequest], values: torch.Tensor, version: int) -> None:
         drawn = sample(
             values,
-            [float(job.uniform[len(job.draft)]) for job in jobs],
+            [float(job.uniform[len(job.builder)]) for job in jobs],
             [job.request.sampling.temperature for job in jobs],
             self._policy.forbidden(values.device),
         )
         for job, token, logprob, entropy in zip(
             jobs, drawn.token_ids, drawn.logprobs, drawn.entropies, strict=True
         ):
-            job.draft.add(token, logprob, entropy, version)
+            job.builder.add(token, logprob, entropy, version)
 
 
 class JoinPolicy:

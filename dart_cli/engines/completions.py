@@ -1,27 +1,27 @@
-"""Completions in the making, and in the words of the bus.
+"""A completion under construction, and conversions to and from messages.
 
-Draft             the tokens of a partial, if any, and those drawn since
-version_spans     which tokens which weights produced, from the version of each
-generate_request  what an engine is asked for a screen
-completion        what the environment is told
+CompletionBuilder  the tokens of a partial, if any, and those sampled since
+version_spans      which tokens which weights produced, from the version of each
+generate_request   ActRequest and prompt -> the engine's request
+completion         the engine's generation -> the reply to the environment
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import groupby
 from typing import Literal
 
 from bus.errors import EngineError
 from bus.messages import ActRequest, Completion, SampledTokens, VersionSpan
-from dart_cli.engines.base import GenerateRequest, Generation
+from dart_cli.engines.base import CompletionStop, GenerateRequest, Generation
 
 
-class Draft:
-    """One completion as far as it has been drawn; every token with its numbers."""
+class CompletionBuilder:
+    """A completion so far; every token with its numbers."""
 
     def __init__(self, partial: SampledTokens | None = None) -> None:
-        """Go on after `partial`. Raises EngineError if its lists do not agree."""
+        """Continue after `partial`. Raises EngineError if its lists differ in length."""
         self.token_ids: list[int] = []  # [A]
         self.logprobs: list[float] = []  # [A], nats
         self.entropies: list[float] = []  # [A], nats
@@ -38,7 +38,7 @@ class Draft:
         return len(self.token_ids)
 
     def add(self, token: int, logprob: float, entropy: float, version: int) -> None:
-        """One token more."""
+        """Append one token."""
         self.token_ids.append(token)
         self.logprobs.append(logprob)
         self.entropies.append(entropy)
@@ -51,7 +51,7 @@ class Draft:
         entropies: Sequence[float],
         versions: Sequence[int],
     ) -> None:
-        """Several tokens more, all [N]. Raises EngineError if the lengths differ."""
+        """Append several tokens, all lists [N]. Raises EngineError if the lengths differ."""
         lengths = {len(token_ids), len(logprobs), len(entropies), len(versions)}
         if len(lengths) != 1:
             raise EngineError(
@@ -63,10 +63,14 @@ class Draft:
         self.entropies += entropies
         self.versions += versions
 
-    def generation(
-        self, stop: Literal["end", "length", "suspended"], queue_s: float, engine_s: float
-    ) -> Generation:
-        """The completion as it stands."""
+    def finished(self, ends: Container[int], max_tokens: int) -> Literal["end", "length"] | None:
+        """Why the completion is over; None if it is not. `ends` are the end tokens."""
+        if self.token_ids and self.token_ids[-1] in ends:
+            return "end"
+        return "length" if len(self) >= max_tokens else None
+
+    def generation(self, stop: CompletionStop, queue_s: float, engine_s: float) -> Generation:
+        """The completion so far, as the engine's result."""
         return Generation(
             SampledTokens(
                 token_ids=self.token_ids,
@@ -102,7 +106,7 @@ def _versions(spans: Sequence[VersionSpan]) -> list[int]:
 def generate_request(
     request: ActRequest, prompt_token_ids: list[int], images: list[bytes]
 ) -> GenerateRequest:
-    """What an engine is asked: `request` with its prompt [P] and images [I], their hashes its own."""
+    """The engine's request for `request`, with its prompt [P], images [I] and their hashes."""
     return GenerateRequest(
         request_id=f"{request.trajectory_id}/{request.step}",
         prompt_token_ids=prompt_token_ids,
@@ -114,7 +118,7 @@ def generate_request(
 
 
 def completion(prompt_token_ids: list[int], generation: Generation, text: str) -> Completion:
-    """What the environment is told; `text` is the generation decoded."""
+    """The reply to the environment; `text` is the decoded generation."""
     return Completion(
         prompt_token_ids=prompt_token_ids,
         sampled=generation.sampled,

@@ -1,8 +1,8 @@
-"""An ActRequest answered: render the prompt, draw the completion, decode its text.
+"""Answers an ActRequest: renders the prompt, samples the completion, decodes its text.
 
 PolicyResponder       the Responder of a policy and an engine; used by the rollout worker for the
                       bus and by `dart eval` in its own process
-PolicyPromptEncoder   the PromptEncoder of a loaded policy, whose weights need not be there
+PolicyPromptEncoder   the PromptEncoder of a loaded policy, which needs no weights
 """
 
 from __future__ import annotations
@@ -36,33 +36,36 @@ class PolicyPromptEncoder:
 
     def render(self, request: ActRequest) -> RenderedPrompt:
         """The prompt with its images. Raises EngineError if it cannot be built."""
-        self._check_frame(request.width, request.height)
+        self._check_resize(request.width, request.height)
         return self._renderer.render(
             request.instruction, request.turns, request.screenshot, request.image_hashes
         )
 
-    def prompt(self, request: ActRequest) -> list[int]:
+    def encode_prompt(self, request: ActRequest) -> list[int]:
         """See base.PromptEncoder."""
         return self.render(request).token_ids
 
-    def write(self, text: str) -> list[int]:
+    def encode_completion(self, text: str) -> list[int]:
         """See base.PromptEncoder."""
-        token_ids = self._policy.write(text)
+        token_ids = self._policy.encode_completion(text)
         if self._policy.decode(token_ids) != text:
-            raise EngineError(f"the policy's tokenizer cannot write {text[:60]!r}")
+            raise EngineError(f"the policy's tokenizer cannot encode {text[:60]!r}")
         return token_ids
 
-    def _check_frame(self, width: int, height: int) -> None:
-        """Whether `dart env`, which has no model, reads pixels in the size that the model sees."""
+    def _check_resize(self, width: int, height: int) -> None:
+        """Raise EngineError unless `dart env`, which has no model, assumes the model's resized size."""
         if self._coordinates != "resized":
             return
         images = self._policy.images
-        frame = make_coordinate_map(self._coordinates, width, height, self._resize)
-        meant, seen = (frame.grid_width, frame.grid_height), images.resized(width, height)
-        if meant != seen:
+        coordinates = make_coordinate_map(self._coordinates, width, height, self._resize)
+        assumed, seen = (
+            (coordinates.grid_width, coordinates.grid_height),
+            images.resized(width, height),
+        )
+        if assumed != seen:
             raise EngineError(
                 f'policy.coordinates = "resized" reads clicks on a {width}x{height} screen in '
-                f"{meant[0]}x{meant[1]} pixels, but this model sees it in {seen[0]}x{seen[1]}; "
+                f"{assumed[0]}x{assumed[1]} pixels, but this model sees it in {seen[0]}x{seen[1]}; "
                 "set policy.resize_factor, resize_min_pixels and resize_max_pixels to this model's "
                 f"{images.factor}, {images.bounds[0]} and {images.bounds[1]}"
             )
@@ -84,7 +87,7 @@ class PolicyResponder:
         self._engine = engine
 
     async def preload_images(self, request: ActRequest) -> list[PreparedImage]:
-        """Read the screens, in another thread: `answer` takes no time for those that are held.
+        """Prepare the images in another thread: `answer` finds those that the caller holds.
 
         Raises EngineError for a broken one.
         """
@@ -95,7 +98,7 @@ class PolicyResponder:
         return await asyncio.to_thread(lambda: [*map(prepare, screens, hashes)])
 
     async def answer(self, request: ActRequest) -> Completion:
-        """Draw what the policy says to `request`.
+        """Sample the policy's completion for `request`.
 
         Raises EngineError if the prompt cannot be built or served.
         """

@@ -27,13 +27,12 @@ from dart_cli.engines.base import (
     GenerateRequest,
     Generation,
     UpdateTiming,
-    WeightSet,
-    directory_of,
 )
-from dart_cli.engines.completions import Draft
+from dart_cli.engines.completions import CompletionBuilder
 from dart_cli.engines.simulated_gpu import Costs, Replica, SimulatedRequest, SimulatedSwap
 from dart_cli.policy.codec import make_codec
 from dart_cli.policy.coordinates import THOUSAND, CoordinateMap
+from dart_cli.policy.weight_set import WeightSet, directory_of
 from envs.actions import Click
 
 CLOSED = "the timed engine is closed; start another rollout worker"
@@ -92,7 +91,7 @@ class _TimedRequest:
     """One request and its tokens so far."""
 
     reply: TimedReply
-    draft: Draft
+    builder: CompletionBuilder
     begun: int  # iterations of the tokens of its partial
     future: asyncio.Future[Generation]
 
@@ -106,7 +105,7 @@ class _TimedRequest:
         spread, begun = divmod(length * (self.begun + done), whole)
         if suspended and done and begun and length < whole:
             spread += 1
-        return min(max(len(self.draft), spread), length)
+        return min(max(len(self.builder), spread), length)
 
 
 class TimedEngine:
@@ -145,13 +144,13 @@ class TimedEngine:
         """The simulated completion. Raises EngineError; cancelling frees the slot."""
         if self._closed:
             raise EngineError(f"{request.request_id}: {CLOSED}")
-        reply, draft = self._answer(request), Draft(request.partial)
-        if len(draft) >= len(reply.text):
-            return draft.generation(reply.stop, 0.0, 0.0)
-        begun = math.ceil(len(draft) * reply.iterations / len(reply.text))
+        reply, builder = self._answer(request), CompletionBuilder(request.partial)
+        if len(builder) >= len(reply.text):
+            return builder.generation(reply.stop, 0.0, 0.0)
+        begun = math.ceil(len(builder) * reply.iterations / len(reply.text))
         trajectory = request.request_id.rpartition("/")[0]
         job = self._replica.submit(time.monotonic(), trajectory, reply.iterations - begun)
-        pending = _TimedRequest(reply, draft, begun, asyncio.get_running_loop().create_future())
+        pending = _TimedRequest(reply, builder, begun, asyncio.get_running_loop().create_future())
         self._pending[job] = pending
         self._poll()
         try:
@@ -238,7 +237,7 @@ class TimedEngine:
         pending = self._pending.pop(job, None)
         if pending is None or pending.future.done():
             return
-        draft, text = pending.draft, pending.reply.text
+        builder, text = pending.builder, pending.reply.text
         end = pending.tokens_after(job.done, suspended=stop == "suspended")
         bounds = [*(pending.tokens_after(begin) for begin, _ in job.versions), end]
         versions = [
@@ -246,9 +245,9 @@ class TimedEngine:
             for (_, version), (begin, end) in zip(job.versions, pairwise(bounds), strict=True)
             for _ in range(begin, end)
         ]
-        new = text[len(draft) : len(draft) + len(versions)]
+        new = text[len(builder) : len(builder) + len(versions)]
         numbers = [0.0] * len(new)  # no other token could be drawn
-        draft.extend(new, numbers, numbers, versions)
+        builder.extend(new, numbers, numbers, versions)
         pending.future.set_result(
-            draft.generation(stop or pending.reply.stop, job.queue_s, job.engine_s)
+            builder.generation(stop or pending.reply.stop, job.queue_s, job.engine_s)
         )

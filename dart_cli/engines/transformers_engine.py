@@ -37,17 +37,18 @@ import torch
 from bus.errors import DartError, EngineError
 from dart_cli.engines.base import (
     UPDATE_DEADLINE_S,
+    CompletionStop,
     GenerateRequest,
     Generation,
     UpdateTiming,
-    WeightSet,
 )
 from dart_cli.engines.batch import ActiveRequest, JoinPolicy, RunningBatch
-from dart_cli.engines.completions import Draft
+from dart_cli.engines.completions import CompletionBuilder
 from dart_cli.engines.features import FeatureCache
 from dart_cli.engines.load_meter import LoadMeter
-from dart_cli.engines.request_validator import RequestLimits, Stop
+from dart_cli.engines.request_validator import RequestValidator
 from dart_cli.policy.model import LoadedPolicy, weight_tensors
+from dart_cli.policy.weight_set import WeightSet
 
 TensorLoader = Callable[[Path, Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
 """Directory and the model's tensors by name -> new ones; raises WeightsError if they do not fit."""
@@ -88,7 +89,7 @@ class TransformersEngine:
         feature_bytes: int = 256 * 2**20,
     ) -> None:
         self.policy = policy
-        self._limits = RequestLimits(policy)
+        self._validator = RequestValidator(policy)
         self._version = policy_version
         self._load_weights = load_weights
         self._max_batch = max_batch
@@ -135,14 +136,17 @@ class TransformersEngine:
         """
         jobs = [
             ActiveRequest(
-                request, Draft(request.partial), self._limits.prepare(request), time.monotonic()
+                request,
+                CompletionBuilder(request.partial),
+                self._validator.prepare(request),
+                time.monotonic(),
             )
             for request in requests
         ]
         for job in jobs:
-            stop = job.stop(self.policy.end_token_ids)
+            stop = job.finished(self.policy.end_token_ids)
             if stop is not None:  # a partial that is whole
-                job.future.set_result(job.draft.generation(stop, 0.0, 0.0))
+                job.future.set_result(job.builder.generation(stop, 0.0, 0.0))
         self._enqueue([job for job in jobs if not job.future.done()])
         try:
             return await asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs))
@@ -207,7 +211,7 @@ class TransformersEngine:
         now = time.monotonic()
         for job in waiting:
             if job.future.set_running_or_notify_cancel():
-                job.future.set_result(job.draft.generation("suspended", now - job.arrived, 0.0))
+                job.future.set_result(job.builder.generation("suspended", now - job.arrived, 0.0))
 
     def gauges(self) -> dict[str, float]:
         """Load: in_flight, waiting; tokens, prefills, finished since the start; LoadMeter's."""
@@ -304,9 +308,9 @@ class TransformersEngine:
 
     def _end_over(self, drawn: int, is_prefill: bool) -> None:
         """Count a pass, and end the rows that are complete or whose caller is gone."""
-        stops: dict[ActiveRequest, Stop] = {}
+        stops: dict[ActiveRequest, CompletionStop] = {}
         for job in self._running:
-            stop = job.stop(self.policy.end_token_ids)
+            stop = job.finished(self.policy.end_token_ids)
             if stop is not None or job.cancelled:
                 stops[job] = stop or "suspended"
         with self._changed:
@@ -321,7 +325,7 @@ class TransformersEngine:
         if is_interrupted:
             self._end(dict.fromkeys(self._running, "suspended"))
 
-    def _end(self, stops: Mapping[ActiveRequest, Stop]) -> None:
+    def _end(self, stops: Mapping[ActiveRequest, CompletionStop]) -> None:
         """Free the slots of these requests, then resolve their futures."""
         self._leave(stops)
         with self._changed:
@@ -329,7 +333,7 @@ class TransformersEngine:
         now = time.monotonic()
         for job, stop in stops.items():
             job.future.set_result(
-                job.draft.generation(stop, job.began - job.arrived, now - job.began)
+                job.builder.generation(stop, job.began - job.arrived, now - job.began)
             )
 
     def _fail(self, jobs: Sequence[ActiveRequest], error: EngineError) -> None:

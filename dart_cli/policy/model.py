@@ -86,7 +86,7 @@ class LoadedPolicy:
         kept = [token for token in token_ids if token not in self.end_token_ids]
         return str(self.tokenizer.decode(kept, skip_special_tokens=False))
 
-    def write(self, text: str) -> list[int]:
+    def encode_completion(self, text: str) -> list[int]:
         """Token ids [A] of the completion `text`, with an end token; `decode` inverts it."""
         ends = self.tokenizer.convert_tokens_to_ids("<|im_end|>"), self.tokenizer.eos_token_id
         end = next(token for token in (*ends, *self.end_token_ids) if token in self.end_token_ids)

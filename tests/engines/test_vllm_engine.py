@@ -451,7 +451,7 @@ def test_prompts_that_cannot_be_served_are_refused_before_they_wait(
 
 def test_an_image_is_sent_once(served: Served, ask: Asker) -> None:
     request = ask(77)
-    images = served.engine._limits.prepare(request)
+    images = served.engine._validator.prepare(request)
 
     async def sent() -> list[bool]:
         found = []

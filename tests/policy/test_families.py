@@ -244,7 +244,9 @@ def test_only_text_and_ends_can_be_sampled(model_type: str, family: Family) -> N
     assert forbidden >= {known[f"<|{name}|>"] for name in structure}
     assert forbidden >= set(range(len(known), EMBEDDING_ROWS))  # rows that no token stands for
     assert known["<|box_start|>"] not in forbidden  # UI-TARS writes them
-    assert not forbidden & set(policy.write("Thought: é ü 12\nAction: click(start_box='(1,2)')"))
+    assert not forbidden & set(
+        policy.encode_completion("Thought: é ü 12\nAction: click(start_box='(1,2)')")
+    )
 
 
 # --- weights ------------------------------------------------------------------------------------

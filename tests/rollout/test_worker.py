@@ -54,12 +54,13 @@ from dart_cli.config.schema import (
     TimingConfig,
     WeightsConfig,
 )
-from dart_cli.engines.base import UpdateTiming, WeightSet
+from dart_cli.engines.base import UpdateTiming
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, say
 from dart_cli.policy.codec import make_codec
 from dart_cli.policy.coordinates import make_coordinate_map
 from dart_cli.policy.model import load_policy, weight_tensors
 from dart_cli.policy.tiny import build_tiny, save
+from dart_cli.policy.weight_set import WeightSet
 from dart_cli.rollout import sync
 from dart_cli.rollout import worker as rollout_worker
 from dart_cli.rollout.worker import Model, run

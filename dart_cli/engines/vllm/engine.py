@@ -36,19 +36,19 @@ from bus.errors import EngineError, EngineGoneError, WeightsError
 from dart_cli.config.schema import VllmConfig
 from dart_cli.engines.base import (
     UPDATE_DEADLINE_S,
+    CompletionStop,
     GenerateRequest,
     Generation,
     UpdateTiming,
-    WeightSet,
-    directory_of,
 )
-from dart_cli.engines.completions import Draft
+from dart_cli.engines.completions import CompletionBuilder
 from dart_cli.engines.load_meter import LoadMeter
-from dart_cli.engines.request_validator import RequestLimits, Stop
+from dart_cli.engines.request_validator import RequestValidator
 from dart_cli.engines.vllm.slots import BatchSlots
 from dart_cli.engines.vllm.start import SEE_LOG, root_cause, start
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy, weight_tensors
+from dart_cli.policy.weight_set import WeightSet, directory_of
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -69,7 +69,7 @@ CLOSED = "the engine is closed; start another rollout worker"
 DIED = f"vLLM's processes have died; {SEE_LOG}"
 SECTION = "dart"
 
-_STOPS: dict[str, Stop] = {"stop": "end", "length": "length", "abort": "suspended"}
+_STOPS: dict[str, CompletionStop] = {"stop": "end", "length": "length", "abort": "suspended"}
 
 
 class VllmEngine:
@@ -98,7 +98,7 @@ class VllmEngine:
         self._config = config or VllmConfig()
         self._version = policy_version
         self._load_weights = load_weights
-        self._limits = RequestLimits(policy, self._config.max_model_len)
+        self._validator = RequestValidator(policy, self._config.max_model_len)
         wanted = getattr(torch, dtype)
         self._expected = {
             name: torch.empty(tensor.shape, dtype=wanted, device="meta")
@@ -146,18 +146,19 @@ class VllmEngine:
         request's slot.
         """
         arrived = time.monotonic()
-        draft, images = Draft(request.partial), self._limits.prepare(request)
-        if (whole := self._limits.end_of(request, draft)) is not None:
-            return draft.generation(whole, 0.0, 0.0)
+        builder, images = CompletionBuilder(request.partial), self._validator.prepare(request)
+        finished = builder.finished(self.policy.end_token_ids, request.sampling.max_tokens)
+        if finished is not None:
+            return builder.generation(finished, 0.0, 0.0)
         self._check_serves()
         seen = self._interruptions
         if not await self._slots.acquire():
-            return draft.generation("suspended", time.monotonic() - arrived, 0.0)
+            return builder.generation("suspended", time.monotonic() - arrived, 0.0)
         started = time.monotonic()
         self._meter.run(self._slots.in_use)
         try:
             async with asyncio.timeout(self._deadline_s):
-                stop: Stop = await self._draw(request, draft, images, seen)
+                stop: CompletionStop = await self._draw(request, builder, images, seen)
         except TimeoutError:
             raise EngineError(
                 f"request {request.request_id} was in vLLM for {self._deadline_s:g} s and has not "
@@ -167,17 +168,21 @@ class VllmEngine:
             self._slots.release()
             self._meter.run(self._slots.in_use)
         self._finished += stop != "suspended"
-        return draft.generation(stop, started - arrived, time.monotonic() - started)
+        return builder.generation(stop, started - arrived, time.monotonic() - started)
 
     async def _draw(
-        self, request: GenerateRequest, draft: Draft, images: list[PreparedImage], seen: int
-    ) -> Stop:
-        """Fill `draft` until the completion ends, or there are more interruptions than `seen`."""
+        self,
+        request: GenerateRequest,
+        builder: CompletionBuilder,
+        images: list[PreparedImage],
+        seen: int,
+    ) -> CompletionStop:
+        """Fill `builder` until the completion ends, or there are more interruptions than `seen`."""
         from dart_cli.engines.vllm.prompts import sampling_params
 
         await self._label()
-        params = sampling_params(request.sampling, len(draft), self.policy.end_token_ids)
-        token_ids = request.prompt_token_ids + draft.token_ids
+        params = sampling_params(request.sampling, len(builder), self.policy.end_token_ids)
+        token_ids = request.prompt_token_ids + builder.token_ids
         tries = TRIES
         while True:
             await self._takes_requests.wait()
@@ -195,7 +200,7 @@ class VllmEngine:
             raise EngineError(
                 f"vLLM ended request {request.request_id}: {drawn.finish or 'no reason given'}; {SEE_LOG}"
             )
-        draft.extend(drawn.token_ids, drawn.logprobs, drawn.entropies, drawn.versions)
+        builder.extend(drawn.token_ids, drawn.logprobs, drawn.entropies, drawn.versions)
         return _STOPS[drawn.finish]
 
     async def _submit(

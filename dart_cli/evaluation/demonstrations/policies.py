@@ -36,14 +36,14 @@ class OraclePolicy:
             text = self._action_spec.codec.format(action, coordinates)
         except ActionError as error:
             raise EngineError(f"the policy's codec cannot write the solution: {error}") from error
-        token_ids = self._prompt_encoder.write(text)
+        token_ids = self._prompt_encoder.encode_completion(text)
         if len(token_ids) > self._max_tokens:
             raise EngineError(
                 f"the solution {text[:60]!r} takes {len(token_ids)} tokens, "
                 f"rollout.max_tokens = {self._max_tokens}"
             )
         return Completion(
-            prompt_token_ids=self._prompt_encoder.prompt(request),
+            prompt_token_ids=self._prompt_encoder.encode_prompt(request),
             sampled=SampledTokens(
                 token_ids=token_ids, behaviour_logprobs=[], entropies=[], version_spans=[]
             ),
@@ -67,7 +67,7 @@ class HintedPolicy:
         instruction = await self._hinted(request)
         hinted = request.model_copy(update={"instruction": instruction})
         completion = await self._responder.answer(hinted)
-        plain_prompt = self._responder.prompt_encoder.prompt(request)
+        plain_prompt = self._responder.prompt_encoder.encode_prompt(request)
         return completion.model_copy(update={"prompt_token_ids": plain_prompt})
 
     async def _hinted(self, request: ActRequest) -> str:

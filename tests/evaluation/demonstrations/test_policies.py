@@ -27,7 +27,9 @@ def test_a_prompt_encoder_without_weights_writes_what_the_whole_policy_writes(
     for name in ("image_token_id", "pad_token_id", "end_token_ids", "forbidden_token_ids"):
         assert getattr(light, name) == getattr(policy, name)
     assert light.max_positions == policy.max_positions
-    assert load_prompt_encoder(config).write("click(1,999)") == policy.write("click(1,999)")
+    assert load_prompt_encoder(config).encode_completion(
+        "click(1,999)"
+    ) == policy.encode_completion("click(1,999)")
 
 
 class RecordingResponder:
