@@ -10,8 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from bus.errors import EngineError
 from bus.messages import ActRequest, Completion, SampledTokens, Sampling
 from dart_cli.policy.weight_set import WeightSet
+
+CLOSED = "the engine is closed; start another rollout worker"
 
 CompletionStop = Literal["end", "length", "suspended"]
 
@@ -49,6 +52,14 @@ class UpdateTiming:
     pause_s: float  # from the halt of the engine until the new tensors are in place
     finish_s: float  # post-processing in the pause: caches cleared, weights re-packed
     resume_s: float = 0.0  # from there until the engine serves again
+
+
+def queue_full(waiting: int) -> EngineError:
+    """The error for a request that comes when `waiting` requests, the most allowed, wait."""
+    return EngineError(
+        f"{waiting} requests wait already (max_waiting); "
+        "use fewer environment slots or more rollout workers"
+    )
 
 
 class Engine(Protocol):

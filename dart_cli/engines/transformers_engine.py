@@ -36,11 +36,13 @@ import torch
 
 from bus.errors import DartError, EngineError
 from dart_cli.engines.base import (
+    CLOSED,
     UPDATE_DEADLINE_S,
     CompletionStop,
     GenerateRequest,
     Generation,
     UpdateTiming,
+    queue_full,
 )
 from dart_cli.engines.batch import ActiveRequest, JoinPolicy, RunningBatch
 from dart_cli.engines.completions import CompletionBuilder
@@ -52,8 +54,6 @@ from dart_cli.policy.weight_set import WeightSet
 
 TensorLoader = Callable[[Path, Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
 """Directory and the model's tensors by name -> new ones; raises WeightsError if they do not fit."""
-
-CLOSED = "the engine is closed; start another rollout worker"
 
 
 @dataclass
@@ -160,10 +160,7 @@ class TransformersEngine:
             if self._closing:
                 raise EngineError(CLOSED)
             if jobs and len(self._waiting) + len(jobs) > self._max_waiting:
-                raise EngineError(
-                    f"{len(self._waiting)} requests wait already (max_waiting); "
-                    "use fewer environment slots or more rollout workers"
-                )
+                raise queue_full(len(self._waiting))
             self._waiting.extend(jobs)
             self._changed.notify()
 

@@ -13,3 +13,6 @@ heads      attention heads of sizes that vLLM's CPU kernels lack
 
 The last six also run in vLLM's processes, the others in the rollout worker alone.
 """
+
+SECTION = "dart"
+"""Key of our values in vLLM's `additional_config`, `mm_processor_kwargs` and `extra_args`."""

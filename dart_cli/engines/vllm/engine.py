@@ -35,6 +35,7 @@ import torch
 from bus.errors import EngineError, EngineGoneError, WeightsError
 from dart_cli.config.schema import VllmConfig
 from dart_cli.engines.base import (
+    CLOSED,
     UPDATE_DEADLINE_S,
     CompletionStop,
     GenerateRequest,
@@ -44,6 +45,7 @@ from dart_cli.engines.base import (
 from dart_cli.engines.completions import CompletionBuilder
 from dart_cli.engines.load_meter import LoadMeter
 from dart_cli.engines.request_validator import RequestValidator
+from dart_cli.engines.vllm import SECTION
 from dart_cli.engines.vllm.slots import BatchSlots
 from dart_cli.engines.vllm.start import SEE_LOG, root_cause, start
 from dart_cli.policy.images import PreparedImage
@@ -65,9 +67,7 @@ TRIES = 3
 """How often a request is sent to vLLM if its image cache does not match ours."""
 WHOLE = "model.safetensors"
 """The file of a whole set in its directory (dart_cli/weights/manifest.py)."""
-CLOSED = "the engine is closed; start another rollout worker"
 DIED = f"vLLM's processes have died; {SEE_LOG}"
-SECTION = "dart"
 
 _STOPS: dict[str, CompletionStop] = {"stop": "end", "length": "length", "abort": "suspended"}
 

@@ -29,11 +29,10 @@ from vllm.multimodal.processing import (
     BaseProcessingInfo,
 )
 
+from dart_cli.engines.vllm import SECTION
 from dart_cli.engines.vllm.models import MODELS
 
 IMAGE = "image"
-SECTION = "dart"
-"""Key of our values in vLLM's `mm_processor_kwargs`."""
 
 
 def image_item(patches: torch.Tensor, grid: tuple[int, int, int]) -> MultiModalKwargsItem:

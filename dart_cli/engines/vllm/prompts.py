@@ -16,8 +16,9 @@ from vllm.multimodal.inputs import MultiModalKwargsItems, PlaceholderRange
 from vllm.sampling_params import RequestOutputKind
 
 from bus.messages import Sampling
+from dart_cli.engines.vllm import SECTION
 from dart_cli.engines.vllm.images import IMAGE, image_item
-from dart_cli.engines.vllm.sampler import COLUMNS, SECTION
+from dart_cli.engines.vllm.sampler import COLUMNS
 from dart_cli.policy.images import PreparedImage
 
 if TYPE_CHECKING:

@@ -29,9 +29,8 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
 from dart_cli.engines.inverse_cdf import draw, entropies, uniform_numbers
+from dart_cli.engines.vllm import SECTION
 
-SECTION = "dart"
-"""Key of our values in vLLM's `additional_config` and in a request's `extra_args`."""
 COLUMNS = 2
 """Numbers returned for each token: its log-probability, and minus the entropy."""
 NO_TOKEN = -1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from bus.errors import EngineError
+from dart_cli.engines.base import queue_full
 
 
 class BatchSlots:
@@ -28,10 +28,7 @@ class BatchSlots:
             self.in_use += 1
             return True
         if len(self._queue) >= self._max_waiting:
-            raise EngineError(
-                f"{len(self._queue)} requests wait already (max_waiting); "
-                "use fewer environment slots or more rollout workers"
-            )
+            raise queue_full(len(self._queue))
         turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._queue.append(turn)
         try:

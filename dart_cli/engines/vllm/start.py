@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from bus.errors import EngineError, MissingPartError
 from dart_cli.config.schema import VllmConfig
 from dart_cli.config.vllm_support import VLLM, vllm_problem
+from dart_cli.engines.vllm import SECTION
 from dart_cli.policy.model import LoadedPolicy
 
 if TYPE_CHECKING:
@@ -38,9 +39,7 @@ def engine_args(
     policy: LoadedPolicy, config: VllmConfig, *, dtype: str, max_batch: int, on_cpu: bool
 ) -> dict[str, Any]:
     """Arguments for vLLM's AsyncEngineArgs."""
-    from dart_cli.engines.vllm.images import SECTION as IMAGES
     from dart_cli.engines.vllm.plugin import Parts
-    from dart_cli.engines.vllm.sampler import SECTION as DRAWS
     from dart_cli.engines.vllm.transfer import BACKEND
 
     length = min(config.max_model_len or policy.max_positions, policy.max_positions)
@@ -57,10 +56,10 @@ def engine_args(
         "enable_prefix_caching": config.prefix_caching,
         "async_scheduling": False,  # a token's position must be known when it is drawn
         "limit_mm_per_prompt": {"image": max(1, length // 4)},  # as many as fit
-        "mm_processor_kwargs": {IMAGES: asdict(largest_screen(policy, length))},
+        "mm_processor_kwargs": {SECTION: asdict(largest_screen(policy, length))},
         "mm_device_do_normalize": False,  # images come normalised; vLLM would do it again
         "logits_processors": [Parts],
-        "additional_config": {DRAWS: {"forbidden": list(policy.forbidden_token_ids)}},
+        "additional_config": {SECTION: {"forbidden": list(policy.forbidden_token_ids)}},
         "max_logprobs": 1,
         "weight_transfer_config": {"backend": BACKEND},
         "disable_log_stats": True,
