@@ -186,7 +186,7 @@ class TimedEngine:
         )
 
     def interrupt(self) -> None:
-        """End every request now, as `suspended`; the pause for new weights goes on."""
+        """End every request now, as `suspended`; a pause for new weights continues."""
         for job in self._replica.interrupt(time.monotonic()):
             self._resolve(job, "suspended")
         self._poll()

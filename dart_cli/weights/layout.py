@@ -35,7 +35,7 @@ CODES = {
 """A dtype's name in torch -> its name in safetensors, and its bytes."""
 _NAMES = {code: name for name, (code, _) in CODES.items()}
 _LARGEST_HEADER_BYTES = 64 << 20
-_CURE = "copy it anew, or take another version"
+_CURE = "copy it again, or use another version"
 
 
 class ShapeAndType(Protocol):
@@ -92,7 +92,7 @@ def layout_of(tensors: Mapping[str, ShapeAndType]) -> Layout:
 
 
 def read_layout(file: Path) -> Layout:
-    """The layout of a safetensors file that is as long as it says. Raises WeightsError."""
+    """The layout of a safetensors file, whose length must match its header. Raises WeightsError."""
     try:
         with file.open("rb") as handle:
             length = int.from_bytes(handle.read(8), "little")
@@ -117,7 +117,7 @@ def read_layout(file: Path) -> Layout:
             raise WeightsError(f"{file} is no safetensors file: its tensors leave gaps; {_CURE}")
         end = entry.end
     if size != 8 + length + end:
-        raise WeightsError(f"{file} has {size} bytes, its header says {8 + length + end}; {_CURE}")
+        raise WeightsError(f"{file} has {size} bytes, but {8 + length + end} by its header; {_CURE}")
     return Layout(length.to_bytes(8, "little") + text, entries, end)
 
 

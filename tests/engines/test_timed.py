@@ -189,7 +189,7 @@ async def test_a_set_that_is_not_whole_is_refused_while_requests_run(tmp_path: P
     async with serving(SLOW) as engine:
         asking = asyncio.create_task(engine.generate(ask(1)))
         for path, version, cause in (
-            (cut.path, 1, "bytes, its header says"),
+            (cut.path, 1, "bytes, but [0-9]+ by its header"),
             (flipped.path, 2, "digest differs"),
             (other.path, 4, " is v3"),
             (tmp_path / "absent", 5, "never complete"),
