@@ -117,7 +117,9 @@ def read_layout(file: Path) -> Layout:
             raise WeightsError(f"{file} is no safetensors file: its tensors leave gaps; {_CURE}")
         end = entry.end
     if size != 8 + length + end:
-        raise WeightsError(f"{file} has {size} bytes, but {8 + length + end} by its header; {_CURE}")
+        raise WeightsError(
+            f"{file} has {size} bytes, but {8 + length + end} by its header; {_CURE}"
+        )
     return Layout(length.to_bytes(8, "little") + text, entries, end)
 
 
