@@ -21,7 +21,6 @@ from statistics import mean
 import torch
 
 from bus.messages import (
-    Ack,
     ActRequest,
     Batch,
     Completion,
@@ -39,6 +38,7 @@ from dart_cli.engines.completions import completion, generate_request
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.env.calls import Stepped
 from dart_cli.env.episode import conventions_of, play_episode
+from dart_cli.evaluation.in_process import MemorySink
 from dart_cli.policy.device import pick_device
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer
@@ -147,22 +147,6 @@ class _Direct:
         return self._env.evaluate()
 
 
-class _Records:
-    """Keeps the steps of one episode."""
-
-    def __init__(self) -> None:
-        self.steps: list[StepRecord] = []
-
-    async def step(self, record: StepRecord) -> Ack:
-        """Keep one."""
-        self.steps.append(record)
-        return Ack()
-
-    async def end(self, _end: TrajectoryEnd) -> Ack:
-        """The end is what `play_episode` returns."""
-        return Ack()
-
-
 class Player:
     """Plays episodes, a full engine batch of them at once."""
 
@@ -170,11 +154,11 @@ class Player:
         self._config = config
         self._rounds = Rounds(policy, engine, config)
         self._action_spec = conventions_of(config)
-        make = [make_env(config.env.suite, **config.env.options) for _ in range(self._seats)]
+        make = [make_env(config.env.suite, **config.env.options) for _ in range(self._slots)]
         self._envs = [_Direct(env) for env in make]
 
     @property
-    def _seats(self) -> int:
+    def _slots(self) -> int:
         return self._config.rollout.max_batch
 
     async def play(self, planned: Sequence[Planned]) -> list[Played]:
@@ -182,23 +166,23 @@ class Player:
         waiting = deque(enumerate(planned))
         played: dict[int, Played] = {}
 
-        async def seat(env: _Direct) -> None:
+        async def play_some(env: _Direct) -> None:
             try:
                 while waiting:
                     index, each = waiting.popleft()
-                    records = _Records()
+                    sink = MemorySink()
                     lease = self._lease(each)
                     end = await play_episode(
-                        env, lease, each.task, self._rounds, records, self._action_spec
+                        env, lease, each.task, self._rounds, sink, self._action_spec
                     )
-                    played[index] = Played(each, end, records.steps)
+                    played[index] = Played(each, end, sink.records)
             finally:
                 self._rounds.leave()
 
         async with asyncio.TaskGroup() as group:
             for env in self._envs[: len(planned)]:
                 self._rounds.join()
-                group.create_task(seat(env))
+                group.create_task(play_some(env))
         return [played[index] for index in range(len(planned))]
 
     def _lease(self, planned: Planned) -> Lease:
