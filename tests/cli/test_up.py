@@ -159,10 +159,10 @@ def test_one_command_evaluates_trains_goes_on_after_ctrl_c_and_reports(
         assert f"{name} | " in (run_dir / "logs" / "up.log").read_text()
         assert (run_dir / "logs" / f"{name}.log").exists()
 
-    other = start(*again, "--set", "policy.codec=uitars")
+    other = start(*again, "--set", "model.path=builtin:miniwob")
     _, err = finish(other)
     assert other.returncode == 2
-    assert "choose another run.dir, or set policy.codec back" in err
+    assert "choose another run.dir, or set model.path back" in err
 
     # The run is over: again means only the report again; --fresh moves it aside and begins anew.
     over = start(*again)
@@ -188,7 +188,7 @@ def test_four_shells_in_any_order_each_stopped_once_reach_the_same_end(
     tmp_path: Path, children: list[subprocess.Popen[str]]
 ) -> None:
     """Without a model: how trainer and engine go on with theirs is for the tests above."""
-    updates = 30
+    updates = 16
     path = write_config(tmp_path, updates=updates, more=NO_MODEL)
     path.write_text(path.read_text().replace("[rollout]", '[rollout]\nengine = "scripted"'))
     run_dir = tmp_path / "run"
