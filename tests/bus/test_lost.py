@@ -123,7 +123,7 @@ async def test_a_stopped_server_is_not_lost(address: str) -> None:
         await given_up(asking)
 
 
-async def test_closing_watched_connections_never_holds_up_the_others(tmp_path: Path) -> None:
+async def test_closing_watched_connections_does_not_hang_the_others(tmp_path: Path) -> None:
     endpoints = Endpoints(tmp_path / "run")
 
     async def ack(client: str, request: Request) -> Reply:

@@ -75,7 +75,7 @@ def test_a_refused_configuration_is_in_the_log_too(config: Config) -> None:
 def test_the_first_signal_asks_for_a_clean_end(config: Config, number: signal.Signals) -> None:
     async def wait(_name: str, stop: asyncio.Event) -> None:
         os.kill(os.getpid(), number)
-        await asyncio.wait_for(stop.wait(), 30)
+        await asyncio.wait_for(stop.wait(), 60)
 
     assert run_role("env", config, wait) == 0
 
