@@ -1,14 +1,15 @@
-"""Waiting in tests: for what is to come, however slow the machine, and never for ever."""
+"""Waiting in tests: for an event, however slow the machine, and never for ever."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import psutil
 
-PATIENCE_S = 60.0
-"""A bound, no expectation."""
+PATIENCE_S = 100.0
+"""A bound, no expectation: the machine may be busy. Below pytest's own limit for a test."""
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -16,6 +17,20 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110 - conditions on plain values have no event
             await asyncio.sleep(0.002)
+
+
+def wait_until(
+    condition: Callable[[], object],
+    what: str = "the condition",
+    *,
+    patience_s: float = PATIENCE_S,
+    every_s: float = 0.01,
+) -> None:
+    """The same where no event loop runs; looks every `every_s` seconds."""
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {patience_s} s for {what}"
+        time.sleep(every_s)
 
 
 def lives(pid: int) -> bool:

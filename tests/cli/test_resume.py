@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +20,7 @@ from bus.errors import RunDirectoryError
 from dart_cli.data.store.open import open_reader
 from dart_cli.data.store.rows import BatchRow
 from dart_cli.runtime.liveness import workers_of
+from tests.waiting import wait_until
 
 UPDATES = 3
 CONFIG = """
@@ -99,10 +99,7 @@ def batches(run_dir: Path) -> list[BatchRow]:
 
 def kill_trainer_when(run_dir: Path, true: Callable[[list[BatchRow]], bool]) -> int:
     """Kill -9 as soon as `true` holds for the ledger's batches; returns how many of them are not trained then."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not true(batches(run_dir)):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(lambda: true(batches(run_dir)), patience_s=PATIENCE_S, every_s=0.005)
     [trainer] = [worker for worker in workers_of(run_dir) if worker.name == "train"]
     os.kill(trainer.pid, signal.SIGKILL)
     return sum(batch.state != "trained" for batch in batches(run_dir))

@@ -9,10 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,6 +18,7 @@ from bus.errors import RunDirectoryError
 from dart_cli.config.load import load_config
 from dart_cli.data.store.open import open_reader
 from dart_cli.runtime.run_dir import claim
+from tests.waiting import wait_until
 
 SUITES = Path(__file__).parents[1] / "suites"
 CONFIG = """
@@ -87,12 +86,9 @@ def updates_done(run_dir: Path) -> int:
         return 0
 
 
-def until(true: Any, what: str, deadline_s: float = 300) -> None:
+def until(condition: Callable[[], object], what: str) -> None:
     """Wait for another process to make something true."""
-    deadline = time.monotonic() + deadline_s
-    while not true():
-        assert time.monotonic() < deadline, f"waited {deadline_s} s for {what}"
-        time.sleep(0.1)
+    wait_until(condition, what, patience_s=300, every_s=0.1)
 
 
 @pytest.fixture

@@ -50,8 +50,9 @@ from dart_cli.data.scheduler import NoLease, make_scheduler
 from dart_cli.data.store.rows import PoolRow, PoolSource, StepRow
 from dart_cli.data.store.writer import Store
 from envs.base import content_hash
+from tests.waiting import PATIENCE_S
 
-DEADLINE_S = 60.0
+DEADLINE_S = PATIENCE_S
 
 
 def small_config(run_dir: Path, **data: object) -> Config:

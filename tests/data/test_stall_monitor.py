@@ -26,9 +26,9 @@ from dart_cli.status import watch
 from dart_cli.status.watch import run_status
 from dart_cli.weights.file import publish
 from tests.data.parts import Client, connect, serving
+from tests.waiting import PATIENCE_S
 
 SUITES = Path(__file__).parents[1] / "suites"
-PATIENCE_S = 100.0  # a bound, no expectation: the machine may be busy
 CONFIG = """
 [run]
 dir = "{folder}/run"
@@ -119,17 +119,9 @@ def run(tmp_path: Path, children: dict[str, subprocess.Popen[bytes]]) -> Run:
     return Run(tmp_path, children)
 
 
-async def eventually(client: Client, wanted: Callable[[Snapshot], bool]) -> Snapshot:
-    """The first snapshot that is as wanted."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not wanted(seen := await client.snapshot()):  # noqa: ASYNC110 - of other processes
-            await asyncio.sleep(0.05)
-    return seen
-
-
 async def named(client: Client, kind: str, caplog: pytest.LogCaptureFixture) -> StallView:
     """The first stall of that kind, once data's log tells it too."""
-    seen = await eventually(client, lambda seen: any(each.kind == kind for each in seen.stalls))
+    seen = await client.eventually(lambda seen: any(each.kind == kind for each in seen.stalls))
     [stall, *_] = [each for each in seen.stalls if each.kind == kind]
     begins = stall.text.partition(" ")[0]
     async with asyncio.timeout(PATIENCE_S):
@@ -155,7 +147,7 @@ def is_alive(worker: str, *, version: int = -1) -> Callable[[Snapshot], bool]:
 async def test_a_dead_env_host_is_named(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async with serving(run.configure()) as client:
         child = run.start("env")
-        await eventually(client, is_alive("env-0"))
+        await client.eventually(is_alive("env-0"))
         child.kill()
         stall = await named(client, "gone", caplog)
     assert stall.who == "env-0"
@@ -169,7 +161,7 @@ async def test_a_paused_trainer_is_named_until_it_goes_on(
     config = run.configure()
     async with serving(config) as client:
         child = run.start("train")
-        await eventually(client, is_alive("train"))
+        await client.eventually(is_alive("train"))
         child.send_signal(signal.SIGSTOP)
         stall = await named(client, "stopped", caplog)
         assert f"train (pid {child.pid}" in stall.text
@@ -177,7 +169,7 @@ async def test_a_paused_trainer_is_named_until_it_goes_on(
         assert await run_status(config, once=True, as_json=False, every_s=1.0) == 1
         assert f"kill -CONT {child.pid}" in " ".join(capsys.readouterr().out.split())
         child.send_signal(signal.SIGCONT)
-        await eventually(client, lambda seen: all(each.kind != "stopped" for each in seen.stalls))
+        await client.eventually(lambda seen: all(each.kind != "stopped" for each in seen.stalls))
 
 
 async def test_an_engine_that_never_answers_is_named(
@@ -213,9 +205,9 @@ async def test_a_lost_permit_holder_is_named_and_its_permit_given_on(
     async with serving(config) as client:
         await client.tell(publish_weights(config, 0))
         child = run.start("rollout")
-        await eventually(client, is_alive("rollout-0", version=0))
+        await client.eventually(is_alive("rollout-0", version=0))
         await client.tell(publish_weights(config, 1))
-        await eventually(client, lambda seen: "rollout-0" in seen.permits)
+        await client.eventually(lambda seen: "rollout-0" in seen.permits)
         reply = await client.sync("rollout-1", 0)
         assert not reply.granted
         assert "rollout-0 must have taken weights first" in reply.reason

@@ -9,19 +9,19 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from bus.errors import EngineError, ModelError, RunDirectoryError
+from bus.errors import EngineError, ModelError
 from dart_cli.config.schema import Config
 from dart_cli.runtime.logs import logging_to
 from dart_cli.runtime.role import run_role
 from dart_cli.runtime.run_dir import claim
 from dart_cli.status.absent import last_error
+from tests.waiting import lives, wait_until
 
 
 @pytest.fixture
@@ -189,15 +189,13 @@ def test_a_child_of_dart_up_does_not_hang_when_its_parent_is_gone(config: Config
         check=True,
     )
     pid = int(ended.stdout)
-    deadline = time.monotonic() + 100
-    while time.monotonic() < deadline:
-        try:
-            with claim(config, "env", "env-0"):
-                return  # it is gone: its name is free
-        except RunDirectoryError:
-            time.sleep(0.1)
-    os.kill(pid, signal.SIGKILL)
-    pytest.fail("the orphan lived on")
+    try:
+        wait_until(lambda: not lives(pid), "the orphan's end")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    with claim(config, "env", "env-0") as name:
+        assert name == "env-0"  # free again
 
 
 def test_names_that_are_no_utf_8_are_logged(tmp_path: Path) -> None:

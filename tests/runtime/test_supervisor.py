@@ -15,8 +15,7 @@ from dart_cli.config.load import load_config
 from dart_cli.config.schema import Config
 from dart_cli.runtime.run_dir import claim
 from dart_cli.runtime.supervisor import Child, ChildError, Supervisor, _appended
-
-PATIENCE_S = 100  # a bound, no expectation: the machine may be busy
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture

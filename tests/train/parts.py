@@ -25,8 +25,7 @@ from bus.replier import Replier
 from dart_cli.config.schema import Config
 from dart_cli.train.checkpoint import load_newest
 from dart_cli.train.loop import run
-
-PATIENCE_S = 100  # a bound, no expectation: the machine may be busy
+from tests.waiting import PATIENCE_S
 
 
 class Data:

@@ -7,7 +7,6 @@ import http.client
 import io
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -21,8 +20,9 @@ from dart_cli.view.server import make_app, make_server
 from envs.base import content_hash
 from tests.altered import altered
 from tests.data.parts import ask_lease, step_record, trajectory_end
+from tests.waiting import PATIENCE_S, wait_until
 
-DEADLINE_S = 60.0
+DEADLINE_S = PATIENCE_S
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,7 @@ def serving(run_dir: Path, *, host: str = "127.0.0.1", token: str = "") -> Itera
     server = make_server(make_app(run_dir, host=host, token=token))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    deadline = time.monotonic() + DEADLINE_S
-    while not server.started:
-        assert time.monotonic() < deadline, "the server did not start"
-        time.sleep(0.01)
+    wait_until(lambda: server.started, "the server's start")
     try:
         yield Server(listener.getsockname()[1])
     finally:

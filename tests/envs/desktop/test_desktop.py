@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -53,6 +52,7 @@ from envs.desktop.host_resources import FOLDER_PREFIX, find_programs
 from envs.desktop.judge import METRICS
 from envs.desktop.keeper import descendants
 from envs.desktop.session import check_step
+from tests.waiting import wait_until
 
 SUITE = DesktopSuite()
 SAVE = KeyPress(keys=["ctrl", "s"])
@@ -131,11 +131,8 @@ def shorten_deadlines(env: DesktopEnv, seconds: float) -> None:
 
 
 def await_gone(*paths: Path) -> None:
-    until = time.monotonic() + 20
-    while left := [path for path in paths if path.exists()]:
-        if time.monotonic() > until:
-            pytest.fail(f"{left} were still there after 20 s")
-        time.sleep(0.02)
+    for path in paths:
+        wait_until(lambda path=path: not path.exists(), f"the end of {path}", every_s=0.02)
 
 
 def traces(env: DesktopEnv, keeper: int) -> list[Path]:

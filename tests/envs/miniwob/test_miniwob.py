@@ -45,7 +45,7 @@ from envs.miniwob.process import (
 )
 from envs.miniwob.tasks import PAGES, RELOADED, TASKS
 from envs.registry import check_parts, make_env
-from tests.waiting import until
+from tests.waiting import until, wait_until
 
 try:
     find_chromium()
@@ -373,9 +373,7 @@ def test_leaving_the_page_fails(env: MiniwobEnv) -> None:
     for _ in range(5):  # the new document comes before, within or after a step
         begin(env, "click-test")
         value(env, "location.search = '?elsewhere', 0")
-        until = time.monotonic() + 20
-        while not env.step(Wait(seconds=0))[2]:
-            assert time.monotonic() < until, "the page was never left"
+        wait_until(lambda: env.step(Wait(seconds=0))[2], "the page to be left")
         verdict = env.evaluate()
         assert verdict.outcome == "fail"
         assert "left" in verdict.reason
@@ -387,9 +385,7 @@ def test_the_episode_after_a_page_was_left_starts_on_the_tasks_page(
 ) -> None:
     begin(env, "click-test")
     value(env, f"location.href = {elsewhere!r}, 0")
-    until = time.monotonic() + 20
-    while not env.step(Wait(seconds=0))[2]:
-        assert time.monotonic() < until, "the page was never left"
+    wait_until(lambda: env.step(Wait(seconds=0))[2], "the page to be left")
     assert "left" in env.evaluate().reason
     assert solve(env, "click-test", 7) == "pass"
 
@@ -495,11 +491,7 @@ def test_no_browser_outlives_a_killed_process() -> None:
         owner.kill()
         owner.wait()
         owner.stdout.close()  # type: ignore[union-attr]
-    until = time.monotonic() + 20
-    while processes_of(browser):
-        if time.monotonic() > until:
-            gone("the browser")
-        time.sleep(0.05)
+    wait_until(lambda: not processes_of(browser), "the browser's end", every_s=0.05)
     assert profiles() - before  # no process could remove them
     remove_stale_profiles()
     assert profiles() <= before
