@@ -288,7 +288,10 @@ async def test_a_run_that_ends_well_between_two_looks_ends_the_status_well(
         status = asyncio.create_task(run_status(config, once=False, as_json=True, every_s=0.1))
         await looked.wait()
         data_told(config.run.dir, "x INFO s: the run is over: 1 updates are done")
-    monkeypatch.setattr(watch, "ANSWER_S", 0.1)
+        monkeypatch.setattr(watch, "ANSWER_S", 0.3)
+        seen = len(lines)
+        # A question that was asked before has its answer; no later one waits longer.
+        await until(lambda: status.done() or len(lines) > seen + 1)
     assert await status == 0
     last = json.loads(lines[-1])
     assert (last["stopping"], last["reason"]) == (True, "1 updates are done")
@@ -401,7 +404,10 @@ async def test_lines_end_where_an_error_ended_the_run(
         status = asyncio.create_task(run_status(config, once=False, as_json=True, every_s=0.01))
         await until(lambda: lines)
         data_told(config.run.dir, "StoreError: run.db: disk is full")
-    monkeypatch.setattr(watch, "ANSWER_S", 0.3)
+        monkeypatch.setattr(watch, "ANSWER_S", 0.3)
+        seen = len(lines)
+        # A question that was asked before has its answer; no later one waits longer.
+        await until(lambda: status.done() or len(lines) > seen + 1)
     with pytest.raises(DeadlineError, match="no data process answers"):
         await status
 
