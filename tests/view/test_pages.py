@@ -137,7 +137,7 @@ def test_a_trajectory_shows_why_each_step_was_kept_or_left_out(
         if row.weight:
             assert f"kept batch 1, advantage {row.advantage:+.3f} , weight 1" in text
         else:
-            assert "left out batch 1, low_entropy the policy was surest here" in text
+            assert "left out batch 1, low_entropy the policy was most certain here" in text
     assert "dropped all_success" in Bones.of(server.page(f"/trajectories/{played.solved}-01")).text
     assert "all 4 valid members passed" in server.page(f"/trajectories/{played.solved}-01")
 
