@@ -92,3 +92,12 @@ def test_the_configuration_in_the_readme_is_the_files_own() -> None:
 def test_the_bus_page_has_the_present_protocol_version() -> None:
     text = (ROOT / "docs" / "bus.md").read_text(encoding="utf-8")
     assert re.findall(r"`PROTOCOL_VERSION`, now (\d+)", text) == [str(PROTOCOL_VERSION)]
+
+
+def test_the_way_of_the_data_has_as_many_files_as_the_page_counts() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = text.partition("| process | the sampled tokens")[2].partition("\n\n")[0]
+    rows = [row.split("|") for row in table.splitlines()[2:]]
+    named = {path for row in rows for path in re.findall(r"`([\w/]+\.py)`", row[2])}
+    assert sum(int(row[3]) for row in rows) == len(named)
+    assert f"gradient: {len(named)} files in four processes" in text
