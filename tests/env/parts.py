@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Literal
 
 from bus.messages import (
@@ -114,6 +116,42 @@ class Memory:
     async def end(self, end: TrajectoryEnd) -> Ack:
         self.ends.append(end)
         return Ack()
+
+
+@dataclass(frozen=True)
+class RecordedWait:
+    """One reported wait: what for, on whom, and with which bounds."""
+
+    what: str
+    deadline_s: float | None
+    on: str
+    since: float | None
+
+
+class RecordedWaits:
+    """Records the waits that are reported, in order."""
+
+    def __init__(self) -> None:
+        self.all: list[RecordedWait] = []
+
+    @property
+    def texts(self) -> list[str]:
+        """What was waited for, each text once in a row."""
+        texts = [wait.what for wait in self.all]
+        return [text for i, text in enumerate(texts) if texts[i - 1 : i] != [text]]
+
+    @contextmanager
+    def waiting(
+        self,
+        what: str,
+        deadline_s: float | None = None,
+        *,
+        on: str = "",
+        since: float | None = None,
+    ) -> Iterator[None]:
+        """As telemetry has it."""
+        self.all.append(RecordedWait(what, deadline_s, on, since))
+        yield
 
 
 def threaded(make: Callable[[], GuiEnv], *, deadline_s: float = 20.0) -> ThreadedEnv:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Literal
 
 import pytest
@@ -11,23 +9,10 @@ import pytest
 from dart_cli.config.schema import EnvConfig
 from dart_cli.env.isolated import hosted
 from envs.actions import Action, Answer, Click, Done, Fail
+from tests.env.parts import RecordedWaits
 from tests.env.unruly_suite import SUITE, UnrulySuite
 
 ELSEWHERE = Click(x=30, y=30)
-
-
-class Told:
-    """What was called, with which deadline."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, float | None]] = []
-
-    @contextmanager
-    def waiting(
-        self, what: str, deadline_s: float | None = None, *, on: str = ""
-    ) -> Iterator[None]:
-        self.calls.append((what.split()[2], deadline_s))
-        yield
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
@@ -44,7 +29,7 @@ class Told:
 async def test_a_step_that_ends_its_episode_may_take_the_evaluators_time_too(
     isolation: Literal["thread", "process"], actions: list[Action], last_s: float
 ) -> None:
-    told = Told()
+    waits = RecordedWaits()
     config = EnvConfig(
         suite=SUITE,
         isolation=isolation,
@@ -52,7 +37,7 @@ async def test_a_step_that_ends_its_episode_may_take_the_evaluators_time_too(
         step_deadline_s=20.0,
         evaluate_deadline_s=50.0,
     )
-    env = hosted(config, "env-0/0", told)
+    env = hosted(config, "env-0/0", waits)
     try:
         await env.reset(UnrulySuite.tasks["unruly/well"], 0)
         for action in actions:
@@ -61,5 +46,6 @@ async def test_a_step_that_ends_its_episode_may_take_the_evaluators_time_too(
     finally:
         await env.close()
     steps = [("step", 20.0)] * (len(actions) - 1) + [("step", last_s)]
-    calls = [call for call in told.calls if call[0] != "close"]
+    calls = [(wait.what.split()[2], wait.deadline_s) for wait in waits.all]
+    calls = [call for call in calls if call[0] != "close"]
     assert calls == [("reset", 60.0), *steps, ("evaluate", 50.0)]

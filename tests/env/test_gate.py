@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +17,16 @@ from dart_cli.env.episode import play_episode, slot_split
 from dart_cli.env.gate import Resuming, SuspendGate
 from dart_cli.env.router import RolloutRouter
 from envs.registry import find_task
-from tests.env.parts import Memory, action_spec, completion, heartbeat, lease, mini, threaded
+from tests.env.parts import (
+    Memory,
+    RecordedWaits,
+    action_spec,
+    completion,
+    heartbeat,
+    lease,
+    mini,
+    threaded,
+)
 from tests.waiting import until
 
 WHOLE = "click(500,500)"
@@ -73,20 +80,6 @@ def more_than(asked: list[ActRequest], times: int) -> bool:
     return len(asked) > times
 
 
-class Told:
-    """What is waited for, in order."""
-
-    def __init__(self) -> None:
-        self.waits: list[str] = []
-
-    @contextmanager
-    def waiting(
-        self, what: str, deadline_s: float | None = None, *, on: str = ""
-    ) -> Iterator[None]:
-        self.waits.append(what)
-        yield
-
-
 async def test_an_open_gate_changes_nothing() -> None:
     policy, request = Interrupted(WHOLE, 100), act()
     resuming = Resuming(policy, SuspendGate(), slot_split())
@@ -96,15 +89,20 @@ async def test_an_open_gate_changes_nothing() -> None:
 
 
 async def test_no_completion_is_begun_while_the_run_is_suspended_and_the_wait_is_reported() -> None:
-    gate, split, told, policy = SuspendGate(), slot_split(), Told(), Interrupted(WHOLE, 100)
+    gate, split, waits, policy = (
+        SuspendGate(),
+        slot_split(),
+        RecordedWaits(),
+        Interrupted(WHOLE, 100),
+    )
     gate.observe(run_state(suspended=True))
     split.enter("waiting")
-    asking = asyncio.create_task(Resuming(policy, gate, split, told).act(act()))
+    asking = asyncio.create_task(Resuming(policy, gate, split, waits).act(act()))
     await until(lambda: split.phase == "suspended")
     gate.observe(run_state(suspended=True))  # repeated each second
     await asyncio.sleep(0.02)
     assert policy.asked == []
-    assert told.waits == ["the end of the trainer's turn"]
+    assert waits.texts == ["the end of the trainer's turn"]
     gate.observe(run_state(suspended=False))
     assert (await asking).text == WHOLE
     assert split.phase == "waiting"

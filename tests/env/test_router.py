@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from bus.messages import ActRequest, Completion, Reply, Request, Sampling
 from bus.replier import Replier
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, say
 from dart_cli.env.router import RolloutRouter
-from tests.env.parts import completion, heartbeat
+from tests.env.parts import RecordedWaits, completion, heartbeat
 from tests.waiting import PATIENCE_S, until
 
 
@@ -53,28 +53,6 @@ class Rollout:
     async def kill(self) -> None:
         await self.replier.close(linger_s=0)
         await self.task
-
-
-class RecordedWaits:
-    """Notes which waits are reported, and since when."""
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-        self.since: list[float | None] = []
-
-    @contextmanager
-    def waiting(
-        self,
-        what: str,
-        deadline_s: float | None = None,
-        *,
-        on: str = "",
-        since: float | None = None,
-    ) -> Iterator[None]:
-        assert on == "rollout"
-        self.told += [] if self.told[-1:] == [what] else [what]
-        self.since.append(since)
-        yield
 
 
 @asynccontextmanager
@@ -267,13 +245,14 @@ async def test_a_wait_for_the_first_worker_says_what_to_start_or_what_that_waits
     waits = RecordedWaits()
     router = RolloutRouter("env-0", 5.0, waits=waits)
     ready = asyncio.create_task(router.wait_ready())
-    await until(lambda: waits.told == ["a rollout worker: start `dart rollout`"])
+    await until(lambda: waits.texts == ["a rollout worker: start `dart rollout`"])
     loading = heartbeat("rollout-0", "ipc:///nowhere", state="starting")
     router.observe(loading.model_copy(update={"waiting_for": "the model to load"}))
-    await until(lambda: waits.told[-1] == "rollout-0 to be ready: it waits for the model to load")
+    await until(lambda: waits.texts[-1] == "rollout-0 to be ready: it waits for the model to load")
     router.observe(loading)
-    await until(lambda: waits.told[-1] == "rollout-0 to be ready: it is starting")
-    assert len(set(waits.since)) == 1, "one wait, whatever it is called"
+    await until(lambda: waits.texts[-1] == "rollout-0 to be ready: it is starting")
+    assert {wait.on for wait in waits.all} == {"rollout"}
+    assert len({wait.since for wait in waits.all}) == 1, "one wait, whatever it is called"
     ready.cancel()
     await router.close()
 

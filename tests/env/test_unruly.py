@@ -21,7 +21,7 @@ from tests.env.parts import Memory, Says, action_spec, lease, threaded
 from tests.env.unruly_suite import SCREEN, Unruly, UnrulySuite
 
 
-class Told(Unruly):
+class Instructed(Unruly):
     """Well, but for the info that its reset gives."""
 
     def __init__(self, info: dict[str, Any]) -> None:
@@ -119,7 +119,7 @@ async def test_a_screen_of_any_encoding_that_the_policy_reads_is_played(encoding
 
 
 @pytest.mark.parametrize(
-    ("template", "info", "told"),
+    ("template", "info", "instruction"),
     [
         ("click", {}, "click"),
         ("click {colour}", {"instruction": "click red"}, "click red"),
@@ -127,9 +127,12 @@ async def test_a_screen_of_any_encoding_that_the_policy_reads_is_played(encoding
     ],
 )
 def test_an_instruction_is_the_tasks_own_where_reset_gives_none_and_no_field_is_left(
-    template: str, info: dict[str, Any], told: str
+    template: str, info: dict[str, Any], instruction: str
 ) -> None:
-    assert calls.reset(Told(info), replace(task("well"), instruction=template), 0)[1] == told
+    assert (
+        calls.reset(Instructed(info), replace(task("well"), instruction=template), 0)[1]
+        == instruction
+    )
 
 
 @pytest.mark.parametrize("info", [{}, {"instruction": None}])
@@ -138,7 +141,7 @@ def test_a_reset_that_leaves_fields_of_the_instruction_open_is_refused(
 ) -> None:
     asked = replace(task("well"), instruction="click the {colour} button")
     with pytest.raises(EnvError, match=r"reset gave no info\['instruction'\].*fill in its fields"):
-        calls.reset(Told(info), asked, 0)
+        calls.reset(Instructed(info), asked, 0)
 
 
 async def test_names_that_are_no_utf_8_can_be_printed() -> None:
@@ -149,7 +152,9 @@ async def test_names_that_are_no_utf_8_can_be_printed() -> None:
     player = threaded(Wrong)
     assert (await play(player, "well"))[2] == "no file na?ve.txt"
     await player.close()
-    _, instruction = calls.reset(Told({"instruction": "open na\udcefve.txt"}), task("well"), 0)
+    _, instruction = calls.reset(
+        Instructed({"instruction": "open na\udcefve.txt"}), task("well"), 0
+    )
     assert instruction == "open na?ve.txt"
 
 
