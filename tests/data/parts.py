@@ -1,49 +1,30 @@
-"""What the data tests share: a small run, and clients that speak as env and train do."""
+"""What the data tests share: a small run, its messages, and a ledger that is played on."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
-from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
 from bus.messages import (
-    Ack,
     Batch,
-    BatchReply,
-    BatchRequest,
     BatchTrained,
     Heartbeat,
     Lease,
-    LeaseReply,
     LeaseRequest,
     Outcome,
-    RunState,
     SampledTokens,
-    StatusReply,
-    StatusRequest,
     StepRecord,
     StopReason,
-    StopRequest,
     SyncDone,
-    SyncReply,
-    SyncRequest,
     TrainerHello,
     TrajectoryEnd,
     VersionSpan,
-    WeightsPublished,
 )
-from bus.pubsub import Publisher, Subscriber
-from bus.requester import Requester
-from bus.snapshot import Snapshot
-from dart_cli.config.endpoints import run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
-from dart_cli.data import service
 from dart_cli.data.curate import FinishedGroup, Member
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import NoLease, make_scheduler
@@ -343,164 +324,38 @@ def sync_done(worker: str, version: int, error: str = "") -> SyncDone:
     )
 
 
-@dataclass
-class Client:
-    """One connection to a live service, speaking for env and train alike."""
-
-    requester: Requester
-    publisher: Publisher
-    states: Subscriber
-
-    async def lease(self, slot: int, worker: str = "env-0") -> LeaseReply:
-        """Ask for a lease."""
-        request = LeaseRequest(worker=worker, slot=slot, suites=["mini"])
-        reply = await self.requester.request(request, DEADLINE_S)
-        assert isinstance(reply, LeaseReply)
-        return reply
-
-    async def must_lease(self, slot: int, worker: str = "env-0") -> Lease:
-        """A lease, asked for until it is there."""
-        async with asyncio.timeout(DEADLINE_S):
-            while True:
-                if lease := (await self.lease(slot, worker)).lease:
-                    return lease
-
-    async def tell(
-        self,
-        message: StepRecord
-        | TrajectoryEnd
-        | TrainerHello
-        | BatchTrained
-        | WeightsPublished
-        | StopRequest
-        | SyncDone,
-    ) -> Ack:
-        """Hand something in."""
-        reply = await self.requester.request(message, DEADLINE_S)
-        assert isinstance(reply, Ack)
-        return reply
-
-    async def play(
-        self, slot: int, outcome: Outcome = "pass", *, steps: int = 2, version: int = 0
-    ) -> Lease:
-        """Lease, play and hand in one trajectory."""
-        lease = await self.must_lease(slot)
-        await self.hand_in(lease, outcome, steps=steps, version=version)
-        return lease
-
-    async def hand_in(
-        self, lease: Lease, outcome: Outcome, *, steps: int = 2, version: int = 0
-    ) -> None:
-        """Hand in a whole trajectory."""
-        for step in range(steps):
-            record = step_record(lease.trajectory_id, step, version=version)
-            assert (await self.tell(record)).accepted
-        assert (await self.tell(trajectory_end(lease.trajectory_id, steps, outcome))).accepted
-
-    async def play_group(self, outcomes: list[Outcome], *, version: int = 0) -> str:
-        """Play one group with these outcomes; returns its id."""
-        leases = [await self.must_lease(slot) for slot in range(len(outcomes))]
-        assert len({lease.group_id for lease in leases}) == 1
-        for lease, outcome in zip(leases, outcomes, strict=True):
-            await self.hand_in(lease, outcome, version=version)
-        return leases[0].group_id
-
-    async def batch(self, version: int = 0) -> BatchReply:
-        """Ask for a batch."""
-        reply = await self.requester.request(BatchRequest(policy_version=version), DEADLINE_S)
-        assert isinstance(reply, BatchReply)
-        return reply
-
-    async def must_batch(self, version: int = 0) -> Batch:
-        """A batch that must be there at once."""
-        reply = await self.batch(version)
-        assert reply.batch is not None, reply.reason
-        return reply.batch
-
-    async def publish(self, version: int) -> None:
-        """The trainer publishes weights."""
-        weights = WeightsPublished(
-            policy_version=version, path=f"w/{version}", digest=f"d{version}"
-        )
-        assert (await self.tell(weights)).accepted
-
-    async def sync(self, worker: str, version: int) -> SyncReply:
-        """A rollout worker that serves `version` asks for newer weights."""
-        request = SyncRequest(worker=worker, policy_version=version)
-        reply = await self.requester.request(request, DEADLINE_S)
-        assert isinstance(reply, SyncReply)
-        return reply
-
-    async def snapshot(self) -> Snapshot:
-        """The run as status sees it."""
-        reply = await self.requester.request(StatusRequest(), DEADLINE_S)
-        assert isinstance(reply, StatusReply)
-        return Snapshot.model_validate(reply.snapshot)
-
-    async def eventually(self, wanted: Callable[[Snapshot], bool]) -> Snapshot:
-        """The first snapshot that is as wanted."""
-        async with asyncio.timeout(DEADLINE_S):
-            while True:
-                if wanted(seen := await self.snapshot()):
-                    return seen
-                await asyncio.sleep(0.05)
-
-    async def state(self) -> RunState:
-        """The next published RunState."""
-        async with asyncio.timeout(DEADLINE_S):
-            message = await self.states.next()
-        assert isinstance(message, RunState)
-        return message
-
-    async def until(self, wanted: Callable[[RunState], bool]) -> RunState:
-        """The first published RunState that is as wanted."""
-        while not wanted(state := await self.state()):
-            pass
-        return state
-
-    async def be_heard(self, worker: str, *, state: str = "ready", version: int = -1) -> None:
-        """Publish a worker's heartbeat until data has heard it; the first may find no connection."""
-
-        def is_heard(seen: Snapshot) -> bool:
-            return (worker, version) in {(p.worker, p.policy_version) for p in seen.processes}
-
-        async with asyncio.timeout(DEADLINE_S):
-            while not is_heard(await self.snapshot()):
-                self.publisher.publish(heartbeat(worker, version, state=state))
-                await asyncio.sleep(0.05)
-
-    def beat(self, trajectories: list[str], worker: str = "env-0", *, state: str = "ready") -> None:
-        """Publish an environment's heartbeat."""
-        self.publisher.publish(heartbeat(worker, state=state, trajectories=trajectories))
+def state_of(store: Store, trajectory_id: str) -> str:
+    row = store.trajectory(trajectory_id)
+    assert row is not None
+    return f"{row.state}:{row.reason}" if row.reason else row.state
 
 
-@contextlib.asynccontextmanager
-async def connect(config: Config) -> AsyncIterator[Client]:
-    """A client of the run's service, which may start later."""
-    addresses = run_endpoints(config)
-    async with (
-        Requester(addresses.address(DATA), name="test", peer="dart data") as requester,
-        Publisher(addresses.address(TELEMETRY_IN)) as publisher,
-        Subscriber(addresses.address(TELEMETRY_OUT), [RunState]) as states,
-    ):
-        yield Client(requester, publisher, states)
+FAILED: list[Outcome] = ["fail"] * 4
 
 
-@contextlib.asynccontextmanager
-async def serving(config: Config) -> AsyncIterator[Client]:
-    """A live service in this loop and a client of it."""
-    stop = asyncio.Event()
-    task = asyncio.create_task(service.run(config, stop))
-    try:
-        async with connect(config) as client:
-            waiting = asyncio.create_task(client.snapshot())
-            await asyncio.wait([waiting, task], return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                waiting.cancel()
-                task.result()
-            await waiting
-            yield client
-    finally:
-        stop.set()
-        async with asyncio.timeout(DEADLINE_S):
-            await task
+PASSED: list[Outcome] = ["pass"] * 4
+
+
+def one_task(run_dir: Path, **data: object) -> Config:
+    """A run of one task, one group of four a batch."""
+    config = small_config(run_dir, **{"groups_per_batch": 1, **data})
+    return config.model_copy(
+        update={"env": config.env.model_copy(update={"tasks": config.env.tasks[:1]})}
+    )
+
+
+def task_of(config: Config) -> str:
+    return config.env.tasks[0]
+
+
+def file_member(store: Store, config: Config, name: str = "xa", **changes: object) -> None:
+    """A success of the run's task from outside."""
+    wanted = {"task_id": task_of(config), **changes}
+    assert store.add_pool_member(*pool_member(name, **wanted))  # type: ignore[arg-type]
+
+
+def train(ledger: Ledger, version: int) -> Batch:
+    """Serve and acknowledge a batch that must be there."""
+    batch = a_batch(ledger.next_batch(version))
+    ledger.batch_trained(trained(batch.batch_id, version + 1))
+    return batch

@@ -1,4 +1,4 @@
-"""Adaptive curation in the ledger: group sizes, step limits, high-entropy steps, the pool."""
+"""Adaptive curation in the ledger: high-entropy steps, the pool."""
 
 from __future__ import annotations
 
@@ -7,58 +7,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bus.messages import Batch, Outcome
+from bus.messages import Outcome
 from dart_cli.config.schema import Config
-from dart_cli.config.task_split import training_tasks
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.writer import Store
 from tests.data.parts import (
+    FAILED,
     MIXED,
+    PASSED,
     a_batch,
-    ask_lease,
     assert_sums_are_conserved,
+    file_member,
     make_ledger,
+    one_task,
     picture_of,
     play,
     play_group,
-    pool_member,
-    small_config,
     step_record,
+    train,
     trained,
 )
 
-FAILED: list[Outcome] = ["fail"] * 4
-PASSED: list[Outcome] = ["pass"] * 4
 POOL = {"pool_ratio": 0.2}  # 1 of 5
-
-
-def one_task(run_dir: Path, **data: object) -> Config:
-    """A run of one task, one group of four a batch."""
-    config = small_config(run_dir, **{"groups_per_batch": 1, **data})
-    return config.model_copy(
-        update={"env": config.env.model_copy(update={"tasks": config.env.tasks[:1]})}
-    )
-
-
-def task_of(config: Config) -> str:
-    return config.env.tasks[0]
-
-
-def file_member(store: Store, config: Config, name: str = "xa", **changes: object) -> None:
-    """A success of the run's task from outside."""
-    wanted = {"task_id": task_of(config), **changes}
-    assert store.add_pool_member(*pool_member(name, **wanted))  # type: ignore[arg-type]
-
-
-def train(ledger: Ledger, version: int) -> Batch:
-    """Serve and acknowledge a batch that must be there."""
-    batch = a_batch(ledger.next_batch(version))
-    ledger.batch_trained(trained(batch.batch_id, version + 1))
-    return batch
-
-
-# --- the pool -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -277,84 +248,6 @@ def test_of_a_task_the_newest_successes_stay(tmp_path: Path) -> None:
         smaller = one_task(config.run.dir, **POOL, pool_per_task=1)
         ledger_of(smaller, store)
         assert [row.trajectory_id for row in store.pool()] == [f"{groups[1]}-03"]
-
-
-# --- group sizes ----------------------------------------------------------------------------
-
-
-def test_a_solved_task_gets_smaller_groups_once_a_whole_group_says_so(tmp_path: Path) -> None:
-    config = one_task(tmp_path / "run", dynamic_number=True, group_size=8, min_group_size=3)
-    with open_store(config.run.dir) as store:
-        ledger = make_ledger(config, store)
-        for _ in range(7):
-            play(ledger, 0, "pass")
-            assert ledger.leasing.next_size(task_of(config)) == 8
-        play(ledger, 0, "pass")
-        assert ledger.leasing.next_size(task_of(config)) == 3
-        assert len({play(ledger, 0, "pass").group_id for _ in range(6)}) == 2
-        assert [group.size for group in store.groups()] == [8, 3, 3]
-        again = ledger_of(config, store)
-        assert again.leasing.next_size(task_of(config)) == 3
-
-
-def test_a_smaller_group_is_trained_on_like_any_other(tmp_path: Path) -> None:
-    config = one_task(tmp_path / "run", dynamic_number=True)
-    with open_store(config.run.dir) as store:
-        ledger = make_ledger(config, store)
-        play_group(ledger, PASSED)
-        small = play_group(ledger, ["pass", "fail"])
-        batch = a_batch(ledger.next_batch(0))
-        assert batch.group_ids == [small]
-        advantages = {sample.trajectory_id: sample.advantage for sample in batch.samples}
-        assert list(advantages.values()) == pytest.approx([1.0, -1.0], rel=1e-5)
-
-
-def test_early_stop_never_stops_at_one_trajectory(tmp_path: Path) -> None:
-    config = one_task(tmp_path / "run", group_size=2, early_stop=True)
-    with open_store(config.run.dir) as store:
-        ledger = make_ledger(config, store)
-        play_group(ledger, ["pass", "fail"])
-        assert [group.state for group in store.groups()] == ["ready"]
-
-
-# --- step limits ----------------------------------------------------------------------------
-
-
-def test_a_tasks_limit_is_its_longest_success_and_slack(tmp_path: Path) -> None:
-    config = one_task(tmp_path / "run", dynamic_length=True, length_slack=1)
-    limit = training_tasks(config)[0].max_steps
-    with open_store(config.run.dir) as store:
-        ledger = make_ledger(config, store)
-        group = play_group(ledger, ["fail", "pass", "fail", "pass"], steps=1)
-        assert [row.max_steps for row in store.trajectories()] == [limit] * 4
-        lease = ask_lease(ledger, 0)
-        assert lease.max_steps == 2
-        assert ledger.leasing.step_limit(task_of(config)) == 2
-        longer = play(ledger, 1, "pass", steps=2)
-        assert (longer.group_id, longer.max_steps) == (lease.group_id, 2)
-        assert ledger.leasing.step_limit(task_of(config)) == min(limit, 3)
-        again = ledger_of(config, store)
-        assert ask_lease(again, 0) == lease  # of the same group: the same limit
-        assert again.leasing.step_limit(task_of(config)) == min(limit, 3)
-        assert group != lease.group_id
-
-
-def test_a_success_of_the_pool_is_a_success_of_the_task(tmp_path: Path) -> None:
-    config = one_task(tmp_path / "run", dynamic_length=True, length_slack=0)
-    with open_store(config.run.dir) as store:
-        file_member(store, config, steps=2)
-        assert ask_lease(make_ledger(config, store), 0).max_steps == 2
-
-
-def test_slack_never_goes_beyond_the_tasks_own_limit(tmp_path: Path) -> None:
-    config = one_task(tmp_path / "run", dynamic_length=True, length_slack=99)
-    with open_store(config.run.dir) as store:
-        ledger = make_ledger(config, store)
-        play_group(ledger, PASSED)
-        assert ledger.leasing.step_limit(task_of(config)) == training_tasks(config)[0].max_steps
-
-
-# --- high-entropy steps ---------------------------------------------------------------------
 
 
 def test_steps_of_low_entropy_are_left_out_with_the_reason_and_again_after_a_restart(

@@ -1,4 +1,4 @@
-"""The live service: real sockets, a real database, clients that speak as env and train do."""
+"""The service's promises, over real sockets and a real database."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
-from math import isfinite
 from pathlib import Path
 
 import pytest
@@ -33,43 +31,21 @@ from bus.messages import (
     TrainerHello,
     WeightsPublished,
 )
-from bus.snapshot import Snapshot
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data import service
 from dart_cli.data.scheduler import make_scheduler
 from dart_cli.data.store.open import open_reader, open_store
-from dart_cli.data.store.writer import Store
 from dart_cli.runtime.background import background
+from tests.data.client import Client, connect, serving
 from tests.data.parts import (
     DEADLINE_S,
     MIXED,
-    Client,
-    connect,
-    heartbeat,
     pool_member,
-    serving,
     small_config,
     step_record,
-    sync_done,
     trajectory_end,
 )
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Config:
-    return small_config(tmp_path / "run")
-
-
-@pytest.fixture
-def short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Held requests are answered soon, dead workers noticed soon."""
-    monkeypatch.setattr(service, "HOLD_S", 0.2)
-    monkeypatch.setattr(service, "HOUSEKEEPING_S", 0.05)
-    monkeypatch.setattr(service, "DEAD_AFTER_S", 0.5)
-    monkeypatch.setattr(service, "STOP_LEAST_S", 0.2)
-    monkeypatch.setattr(service, "SNAPSHOT_S", 0.0)
-
 
 _PROCESS = """
 import asyncio, pathlib, sys
@@ -141,40 +117,6 @@ async def test_what_is_acknowledged_is_durable(config: Config) -> None:
             assert row.outcome == "pass"
 
 
-async def test_a_held_lease_request_is_answered_the_moment_a_place_is_free(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
-    config = config.model_copy(
-        update={"data": config.data.model_copy(update={"max_open_groups": 2})}
-    )
-    async with serving(config) as client:
-        leases = [await client.must_lease(slot) for slot in range(8)]
-        held = asyncio.create_task(client.lease(99))
-        for lease in leases[:4]:
-            await client.hand_in(lease, "fail")  # the group is dropped, its place is free
-        assert (await held).lease is not None
-
-
-async def test_a_slot_of_a_process_that_stops_is_leased_nothing(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
-    config = config.model_copy(
-        update={"data": config.data.model_copy(update={"max_open_groups": 2})}
-    )
-    async with serving(config) as client:
-        leases = [await client.must_lease(slot) for slot in range(8)]
-        held = [asyncio.create_task(client.lease(99, worker)) for worker in ("env-1", "env-2")]
-        await client.eventually(lambda seen: seen.queues.free_slots == 2)
-        while not held[0].done():  # the first may find no connection
-            client.publisher.publish(heartbeat("env-1", state="stopping"))
-            await asyncio.sleep(0.05)
-        assert (await held[0]).lease is None
-        await client.hand_in(leases[0], "invalid")
-        assert (await held[1]).lease is not None
-
-
 async def test_a_held_batch_request_is_answered_the_moment_a_batch_is_ready(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,44 +127,6 @@ async def test_a_held_batch_request_is_answered_the_moment_a_batch_is_ready(
             await client.play_group(MIXED)
         reply = await held
         assert reply.batch is not None
-
-
-async def test_what_a_slot_has_leased_already_waits_for_nobody(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
-    async with serving(config) as client:
-        full = config.data.max_open_groups * config.data.group_size
-        leases = [await client.must_lease(slot) for slot in range(full)]
-        held = asyncio.create_task(client.lease(0, "env-1"))
-        await client.eventually(lambda seen: seen.queues.free_slots == 1)
-        assert await client.must_lease(3) == leases[3]  # the answer was lost
-        await client.tell(step_record(leases[5].trajectory_id, 0))
-        again = await client.must_lease(5)  # its process began anew
-        assert again.group_id == leases[5].group_id
-        assert again.trajectory_id != leases[5].trajectory_id
-        for lease in leases[8:12]:
-            await client.hand_in(lease, "fail")
-        assert (await held).lease is not None
-
-
-async def test_what_a_slot_gives_up_goes_to_those_that_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
-    config = small_config(tmp_path / "run", scheduling="task", max_open_groups=2, group_size=2)
-    async with serving(config) as client:
-        leases = [await client.must_lease(slot) for slot in range(4)]
-        for _ in range(2):  # what slot 0 plays then is the group's last attempt
-            await client.tell(trajectory_end(leases[0].trajectory_id, 0, "invalid"))
-            leases[0] = await client.must_lease(0)
-        await client.tell(step_record(leases[0].trajectory_id, 0))
-        await client.tell(trajectory_end(leases[1].trajectory_id, 0, "fail"))
-        held = asyncio.create_task(client.lease(7))
-        await client.eventually(lambda seen: seen.queues.free_slots == 1)
-        asked = asyncio.create_task(client.lease(0))  # gives up what it played: the group is over
-        assert (await held).lease is not None
-        assert (await asked).lease is not None
 
 
 @pytest.mark.usefixtures("short_holds")
@@ -236,58 +140,6 @@ async def test_a_request_that_cannot_be_answered_says_what_it_waits_for(config: 
         assert "max_open_groups = 6" in refused.reason
         waiting = await client.batch()
         assert waiting.reason == "0 of 2 groups with a gradient are ready, 6 more play"
-
-
-@pytest.mark.usefixtures("short_holds")
-async def test_a_dead_environments_leases_return(config: Config) -> None:
-    async with serving(config) as client:
-        lease = await client.must_lease(0)
-        await client.be_heard("env-0")  # and never again
-        await client.eventually(lambda seen: "worker_lost" in seen.dropped)
-        again = await client.must_lease(0, "env-1")
-        assert again.group_id == lease.group_id
-        assert not (await client.tell(step_record(lease.trajectory_id, 0))).accepted
-
-
-@pytest.mark.usefixtures("short_holds")
-async def test_a_service_that_was_stopped_for_a_while_takes_no_lease_back_for_its_own_silence(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "DEAD_AFTER_S", 1.0)
-    async with serving(config) as client:
-        lease = await client.must_lease(0)
-        await client.be_heard("env-0")
-        time.sleep(3 * service.DEAD_AFTER_S)  # noqa: ASYNC251 - all of it stands still, as by Ctrl-Z
-        client.beat([lease.trajectory_id])
-        await client.eventually(lambda seen: seen.uptime_s > 3 * service.DEAD_AFTER_S)
-        assert (await client.tell(step_record(lease.trajectory_id, 0))).accepted
-
-
-@pytest.mark.usefixtures("short_holds")
-async def test_a_process_that_said_goodbye_is_not_missed(config: Config) -> None:
-    async with serving(config) as client:
-        await client.be_heard("env-1")
-        await client.be_heard("env-0", state="stopping")
-        seen = await client.eventually(
-            lambda seen: (
-                {p.worker for p in seen.processes if not p.alive} == {"env-1"}
-                and all(p.worker != "env-0" for p in seen.processes)
-            )
-        )
-        assert not any("env-1" in warning for warning in seen.warnings)
-
-
-@pytest.mark.usefixtures("short_holds")
-async def test_a_lease_nobody_renews_expires_and_heartbeats_renew(tmp_path: Path) -> None:
-    config = small_config(tmp_path / "run", lease_s=1.0)
-    async with serving(config) as client:
-        lost, kept = await client.must_lease(0), await client.must_lease(1)
-        async with asyncio.timeout(DEADLINE_S):
-            while "lease_expired" not in (await client.snapshot()).dropped:
-                client.beat([kept.trajectory_id])
-                await asyncio.sleep(0.05)
-        assert not (await client.tell(step_record(lost.trajectory_id, 0))).accepted
-        assert (await client.tell(step_record(kept.trajectory_id, 0))).accepted
 
 
 async def test_an_unacknowledged_batch_is_served_again_after_a_restart(config: Config) -> None:
@@ -379,41 +231,6 @@ async def test_faults_reach_the_asker_as_what_they_are(config: Config) -> None:
         assert (await client.tell(step_record(lease.trajectory_id, 0))).accepted
 
 
-@pytest.mark.parametrize(
-    ("worker", "gauges"),
-    [
-        ("rollout-0", {"in_flight": float("inf")}),
-        ("rollout-0", {"waiting": float("nan")}),
-        ("env-0", {"slots": float("nan"), "seconds.playing": 1.0}),
-        ("env-0", {"slots": float("inf"), "seconds.playing": float("inf")}),
-        ("env-0", {"slots": 1e308, "seconds.playing": 1e308}),
-        ("env-0", {"slots": 1e15, "seconds.playing": 1e15}),
-    ],
-    ids=str,
-)
-async def test_no_gauge_of_a_heartbeat_ends_the_service(
-    config: Config, short_holds: None, worker: str, gauges: dict[str, float]
-) -> None:
-    async with serving(config) as client:
-        said = heartbeat(worker).model_copy(update={"gauges": gauges})
-        await client.be_heard("rollout-1")  # what comes before data listens is lost
-        for state in ("starting", "ready"):
-            client.publisher.publish(said.model_copy(update={"state": state}))
-        client.publisher.publish(heartbeat("rollout-2"))
-        seen = await client.eventually(lambda seen: "rollout-2" in names_of(seen))
-        assert (worker in names_of(seen)) == (gauges.get("slots") == 1e15)
-        await asyncio.sleep(0.2)  # dead workers and usage are looked at every HOUSEKEEPING_S
-        await client.snapshot()
-    with open_reader(config.run.dir) as reader:
-        used = list(reader.usage())
-    assert not used or gauges.get("slots") == 1e15  # nobody else was heard
-    assert all(isfinite(row.total_s) for row in used)
-
-
-def names_of(seen: Snapshot) -> list[str]:
-    return [process.worker for process in seen.processes]
-
-
 async def test_a_database_that_breaks_ends_the_service_and_acknowledges_nothing(
     config: Config,
 ) -> None:
@@ -443,197 +260,6 @@ async def tell_steps(client: Client, name: str, accepted: list[int]) -> None:
     for step in range(500):
         await client.tell(step_record(name, step))
         accepted.append(step)
-
-
-# --- turns and permits ----------------------------------------------------------------------
-
-
-async def test_coupled_rollouts_are_suspended_from_a_full_batch_until_all_have_its_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
-    config = small_config(tmp_path / "run", coupled=True)
-    async with serving(config) as client:
-        await client.publish(0)
-        for worker in ("rollout-0", "rollout-1"):
-            await client.be_heard(worker, version=0)
-        for _ in range(2):
-            await client.play_group(MIXED)
-        batch = await client.must_batch(0)
-        held = asyncio.create_task(client.lease(0))
-        await client.publish(1)
-        await client.tell(BatchTrained(batch_id=batch.batch_id, policy_version=1, metrics={}))
-        await client.be_heard("rollout-0", version=1)
-        await client.until(lambda state: state.policy_version == 1 and state.suspended)
-        assert not held.done()
-        await client.tell(sync_done("rollout-1", 1))
-        assert (await held).lease is not None
-        await client.until(lambda state: state.policy_version == 1 and not state.suspended)
-
-
-@pytest.mark.usefixtures("short_holds")
-async def test_in_the_trainers_turn_a_slot_is_told_whom_it_waits_for(tmp_path: Path) -> None:
-    config = small_config(tmp_path / "run", coupled=True)
-    async with serving(config) as client:
-        await client.play_group(MIXED)
-        await client.play_group(MIXED)
-        await client.must_batch(0)
-        waiting = await client.lease(0)
-        assert waiting.reason == "the trainer's turn: batch 1 is not trained on yet"
-    async with serving(config) as client:
-        await client.until(lambda state: state.suspended)
-        assert (await client.lease(0)).reason == waiting.reason
-
-
-@pytest.mark.usefixtures("short_holds")
-async def test_a_turn_waits_for_no_dead_worker_and_ends_when_another_has_the_weights(
-    tmp_path: Path,
-) -> None:
-    config = small_config(tmp_path / "run", coupled=True)
-    nobody = "no rollout worker serves weights v1 yet"
-    async with serving(config) as client, asyncio.timeout(DEADLINE_S):
-        await client.publish(0)
-        await client.be_heard("rollout-0", version=0)  # and never again
-        await client.publish(1)
-        while (told := (await client.lease(0)).reason) != nobody:
-            assert told == "rollout-0 must take weights v1 first"
-        await client.until(lambda state: state.suspended)  # older ones may come before it
-        held = asyncio.create_task(client.must_lease(0))
-        while not held.done():
-            client.publisher.publish(heartbeat("rollout-1", 1))
-            await asyncio.sleep(0.05)
-        await client.until(lambda state: not state.suspended)
-
-
-@pytest.mark.usefixtures("short_holds")
-async def test_a_slot_that_waits_for_its_group_holds_no_other_back(tmp_path: Path) -> None:
-    config = small_config(tmp_path / "run", scheduling="task")
-    async with serving(config) as client:
-        leases = [await client.must_lease(slot) for slot in range(4)]
-        await client.hand_in(leases[0], "pass")
-        first = asyncio.create_task(client.lease(0))
-        await asyncio.sleep(0.05)
-        assert (await client.lease(9)).lease is not None
-        assert (await first).reason == "group g000001 is not over, 3 of its trajectories play"
-
-
-async def test_one_worker_after_the_other_takes_the_weights_that_are_newest_then(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
-    async with serving(config) as client:
-        first_ones = asyncio.create_task(client.sync("rollout-0", -1))  # before there are any
-        await client.publish(0)
-        reply = await first_ones
-        assert (reply.granted, reply.policy_version) == (True, 0)
-        await client.tell(sync_done("rollout-0", 0))
-        await client.publish(1)
-        reply = await client.sync("rollout-0", 0)
-        assert (reply.granted, reply.policy_version, reply.path, reply.digest) == (
-            True,
-            1,
-            "w/1",
-            "d1",
-        )
-        held = asyncio.create_task(client.sync("rollout-1", 0))
-        await client.publish(2)
-        assert not held.done()
-        assert (await client.sync("rollout-2", -1)).granted  # nobody is held up by a new worker
-        await client.tell(sync_done("rollout-0", 1))
-        reply = await held
-        assert (reply.granted, reply.policy_version) == (True, 2)
-        told = await client.sync("rollout-2", 2)
-        assert (told.granted, told.reason) == (False, "rollout-2 serves the newest weights, v2")
-        assert (await client.tell(sync_done("rollout-1", 2))).accepted
-    with open_reader(config.run.dir) as reader:
-        syncs = [(row.worker, row.policy_version) for row in reader.syncs()]
-        assert syncs == [("rollout-0", 0), ("rollout-0", 1), ("rollout-1", 2)]
-        assert all(row.granted_at <= row.done_at for row in reader.syncs())
-
-
-@pytest.mark.usefixtures("short_holds")
-async def test_a_worker_without_a_permit_is_told_who_has_it_and_a_restart_frees_all(
-    config: Config,
-) -> None:
-    async with serving(config) as client:
-        await client.publish(1)
-        assert (await client.sync("rollout-0", 0)).granted
-        told = await client.sync("rollout-1", 0)
-        assert not told.granted
-        assert told.reason == "rollout-0 must have taken weights first; sync.concurrent = 1"
-    async with serving(config) as client:
-        assert (await client.sync("rollout-1", 0)).granted
-
-
-async def test_a_database_that_breaks_while_a_worker_waits_for_its_turn_is_what_is_told(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object) -> None:
-        raise StoreError("run.db: disk I/O error; free space")
-
-    async def serve() -> None:
-        async with serving(config) as client:
-            await client.publish(1)
-            assert (await client.sync("rollout-0", 0)).granted
-            held = asyncio.create_task(client.sync("rollout-1", 0))
-            assert (await client.sync("rollout-2", -1)).granted  # the one before has arrived, too
-            done = client.tell(sync_done("rollout-0", 1))
-            await asyncio.gather(done, held, return_exceptions=True)
-
-    monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
-    monkeypatch.setattr(Store, "add_sync", broken)
-    with pytest.raises(StoreError, match="free space"):
-        await serve()
-
-
-@pytest.mark.usefixtures("short_holds")
-async def test_a_worker_first_heard_of_after_it_was_given_a_permit_keeps_it(
-    config: Config,
-) -> None:
-    async with serving(config) as client:
-        await client.publish(1)
-        assert (await client.sync("rollout-0", 0)).granted
-        await client.be_heard("rollout-0", version=0)
-        told = await client.sync("rollout-1", 0)
-        assert told.reason.startswith("rollout-0 must have taken weights first")
-
-
-async def test_a_worker_that_asks_again_with_the_newest_weights_waits_no_longer(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
-    async with serving(config) as client:
-        await client.publish(1)
-        assert (await client.sync("rollout-0", 0)).granted
-        held = asyncio.create_task(client.sync("rollout-1", 0))
-        assert (await client.sync("rollout-2", -1)).granted  # the one before has arrived, too
-        assert not (await client.sync("rollout-1", 1)).granted
-        assert (await held).reason == "the worker has asked again since"
-        assert (await client.tell(sync_done("rollout-0", 1))).accepted
-        assert (await client.sync("rollout-3", 0)).granted  # nobody else holds a permit
-
-
-@pytest.mark.usefixtures("short_holds")
-@pytest.mark.parametrize("end", ["dead", "late", "goodbye"])
-async def test_a_worker_that_never_comes_back_holds_the_others_up_no_longer(
-    config: Config, end: str
-) -> None:
-    if end == "late":
-        sync = config.sync.model_copy(update={"deadline_s": 0.2})
-        config = config.model_copy(update={"sync": sync})
-    async with serving(config) as client:
-        await client.publish(1)
-        if end == "dead":
-            await client.be_heard("rollout-0", version=0)
-        assert (await client.sync("rollout-0", 0)).granted
-        if end == "goodbye":
-            await client.be_heard("rollout-0", version=0, state="stopping")
-        async with asyncio.timeout(DEADLINE_S):
-            while not (await client.sync("rollout-1", 0)).granted:
-                pass
-
-
-# --- the end of a run -----------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -737,9 +363,6 @@ async def test_the_database_stays_within_its_bound_as_far_as_training_allows(
         assert [len(found) for found in screens.values()] == [0, 8]
 
 
-# --- what others see ------------------------------------------------------------------------
-
-
 async def test_new_weights_are_told_at_once_and_after_a_restart(config: Config) -> None:
     async with serving(config) as client:
         assert (await client.state()).policy_version == -1
@@ -803,9 +426,6 @@ async def test_a_success_from_outside_makes_a_failed_group_a_batch(config: Confi
         assert seen.metrics["pool_tokens"] == pytest.approx(4 / len(batch.samples))
         assert seen.metrics["steps_left_out"] == pytest.approx(1 - len(batch.samples) / 20)
         assert seen.verdicts["pass"] == 0
-
-
-# --- kill -9 --------------------------------------------------------------------------------
 
 
 async def test_kill_9_loses_nothing_acknowledged_and_clients_go_on(

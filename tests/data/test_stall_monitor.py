@@ -25,7 +25,7 @@ from dart_cli.runtime.run_dir import claim
 from dart_cli.status import watch
 from dart_cli.status.watch import run_status
 from dart_cli.weights.file import publish
-from tests.data.parts import Client, connect, serving
+from tests.data.client import Client, connect, serving
 from tests.waiting import PATIENCE_S
 
 SUITES = Path(__file__).parents[1] / "suites"

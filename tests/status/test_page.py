@@ -31,7 +31,8 @@ from dart_cli.status.health import problems
 from dart_cli.status.page import minutes, progress_line, sparkline, status_page
 from dart_cli.status.utilisation import cells, shares
 from dart_cli.status.watch import Watcher, run_status
-from tests.data.parts import serving, small_config
+from tests.data.client import serving
+from tests.data.parts import small_config
 from tests.waiting import until
 
 

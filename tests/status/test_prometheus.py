@@ -12,7 +12,8 @@ from bus.errors import ConfigError, MissingPartError
 from dart_cli.config.schema import Config
 from dart_cli.status.prometheus import run_prometheus
 from dart_cli.train.curves import Curves, check_wandb
-from tests.data.parts import MIXED, serving, small_config
+from tests.data.client import serving
+from tests.data.parts import MIXED, small_config
 
 
 def scrape(url: str) -> dict[str, float]:

@@ -1,0 +1,107 @@
+"""Databases of older and newer darts, and of other programs."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from sqlite_utils import Database
+
+from bus.errors import RunDirectoryError, StoreError
+from dart_cli.data.store.migrations import MIGRATIONS
+from dart_cli.data.store.open import open_reader, open_store
+from envs.base import Task
+from tests.data.parts import (
+    make_ledger,
+    play_group,
+    small_config,
+    step_record,
+)
+from tests.data.store.parts import add_lease, fill
+
+
+def test_a_database_of_a_newer_dart_is_refused_by_name(run_dir: Path) -> None:
+    open_store(run_dir).close()
+    with sqlite3.connect(run_dir / "run.db") as db:
+        db.execute(
+            "INSERT INTO _sqlite_migrations (migration_set, name, applied_at) "
+            "VALUES ('dart', '0999_future', '2099')"
+        )
+    db.close()
+    for opening in (open_store, open_reader):
+        with pytest.raises(RunDirectoryError, match=r"newer dart.*0999_future"):
+            opening(run_dir)
+
+
+def test_an_older_database_is_migrated_by_the_writer_and_refused_to_readers(run_dir: Path) -> None:
+    run_dir.mkdir(mode=0o700)
+    old = Database(run_dir / "run.db")
+    MIGRATIONS.ensure_migrations_table(old)
+    old.execute("PRAGMA application_id = 0x44415254")
+    old.close()
+    with pytest.raises(RunDirectoryError, match=r"older schema.*start `dart data`"):
+        open_reader(run_dir)
+    with open_store(run_dir) as store:
+        fill(store)
+    with open_reader(run_dir) as reader:
+        assert reader.total("steps") == 3
+
+
+def test_a_run_of_before_keeps_its_steps_when_instructions_are_added(run_dir: Path) -> None:
+    with open_store(run_dir) as store:
+        fill(store)
+    with sqlite3.connect(run_dir / "run.db") as db:  # as the schema step of instructions found it
+        db.execute("ALTER TABLE steps DROP COLUMN instruction")
+        db.execute("DELETE FROM _sqlite_migrations WHERE name = '0011_step_instruction'")
+    db.close()
+    with open_store(run_dir) as store:
+        task = Task(
+            id="mini/click", suite="mini", instruction="click the {colour} one", max_steps=3
+        )
+        store.begin_run(1, "{}", [task])
+        add_lease(store, "g1-01", 1)
+        store.add_step(step_record("g1-01", 0), 9.0)
+        store.commit()
+        assert [step.instruction for step in store.steps("g1-00")] == ["", "", ""]
+        assert store.instruction("mini", "mini/click", ["g1-00"]) == "click the {colour} one"
+        assert store.instruction("mini", "mini/click", ["g1-00", "g1-01"]) == "click the red one"
+        assert store.instruction("mini", "mini/unknown", ["g1-02"]) == ""
+
+
+def test_a_run_of_an_older_dart_is_counted_from_its_outcomes_once(run_dir: Path) -> None:
+    config = small_config(run_dir)
+    with open_store(run_dir) as store:
+        ledger = make_ledger(config, store)
+        play_group(ledger, ["pass", "fail", "fail", "pass"])
+        known = ledger.progress.tasks
+        assert store.task_progress()
+        store._write("DELETE FROM task_progress")
+    with open_store(run_dir) as store:
+        assert make_ledger(config, store).progress.tasks == known
+    with open_store(run_dir) as store:
+        store._write("DELETE FROM trajectories")  # what is written down is not counted again
+        assert make_ledger(config, store).progress.tasks == known
+
+
+def test_another_programs_database_is_left_alone(run_dir: Path) -> None:
+    run_dir.mkdir(mode=0o700)
+    with sqlite3.connect(run_dir / "run.db") as db:
+        db.execute("CREATE TABLE diary (text)")
+    db.close()
+    with pytest.raises(StoreError, match="not dart's database"):
+        open_store(run_dir)
+
+
+def test_a_first_start_that_was_cut_off_is_made_up_for_by_the_next(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_db: Database) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MIGRATIONS._migrations[0], "fn", full)
+        with pytest.raises(StoreError, match="free space"):
+            open_store(run_dir)
+    with open_store(run_dir) as store:
+        fill(store)
