@@ -73,7 +73,7 @@ def test_a_batch_is_served_again_until_it_is_acknowledged(ledger: Ledger) -> Non
     assert not set(first.group_ids) & set(second.group_ids)
 
 
-def test_without_enough_groups_the_trainer_is_told_what_is_missing(ledger: Ledger) -> None:
+def test_without_enough_groups_the_trainer_gets_what_is_missing(ledger: Ledger) -> None:
     play_group(ledger, MIXED)
     ask_lease(ledger, 0)
     found = ledger.next_batch(0)
@@ -81,7 +81,7 @@ def test_without_enough_groups_the_trainer_is_told_what_is_missing(ledger: Ledge
     assert found.reason == "1 of 2 groups with a gradient are ready, 1 more play"
 
 
-def test_a_trainer_that_waits_because_all_is_solved_is_told_so(ledger: Ledger) -> None:
+def test_a_trainer_that_waits_because_all_is_solved_gets_that_reason(ledger: Ledger) -> None:
     for _ in range(3):
         play_group(ledger, ["pass"] * 4)
     found = ledger.next_batch(0)
@@ -100,7 +100,7 @@ def test_a_trainer_that_waits_because_all_is_solved_is_told_so(ledger: Ledger) -
     assert "dropped" not in found.reason
 
 
-def test_an_acknowledgement_said_twice_counts_once(ledger: Ledger, store: Store) -> None:
+def test_an_acknowledgement_sent_twice_counts_once(ledger: Ledger, store: Store) -> None:
     for _ in range(2):
         play_group(ledger, MIXED)
     batch = a_batch(ledger.next_batch(0))
@@ -122,7 +122,7 @@ def test_a_metric_that_is_not_finite_is_left_out(ledger: Ledger, store: Store) -
     assert [point.name for point in store.metrics()] == ["lr", "reward"]
 
 
-def test_a_batchs_mean_reward_stands_among_its_metrics(ledger: Ledger, store: Store) -> None:
+def test_a_batchs_mean_reward_is_among_its_metrics(ledger: Ledger, store: Store) -> None:
     play_group(ledger, ["pass", "pass", "pass", "fail"])
     play_group(ledger, ["pass", "fail", "fail", "fail"])
     ledger.batch_trained(trained(a_batch(ledger.next_batch(0)).batch_id))
@@ -187,7 +187,7 @@ def test_a_group_that_became_stale_in_play_takes_no_more_work(
     assert {t.state for t in store.trajectories()} == {"dropped"}
 
 
-def test_what_is_dropped_in_play_tells_how_many_steps_were_played(
+def test_what_is_dropped_in_play_shows_how_many_steps_were_played(
     ledger: Ledger, store: Store, config: Config
 ) -> None:
     for worker, steps in (("env-0", 2), ("env-1", 3), ("env-2", 0)):

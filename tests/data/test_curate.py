@@ -248,7 +248,7 @@ def test_a_trajectory_of_which_nothing_is_trained_on_is_used_with_weight_zero() 
     ]
 
 
-def test_a_group_that_the_pool_made_fit_says_so() -> None:
+def test_a_group_that_the_pool_made_fit_is_marked() -> None:
     group = finished_group("g", ["fail", "fail"])
     joined = FinishedGroup("g", group.members, Member("x1", "pass", 1, None))
     assert [(d.subject, d.used, d.reason) for d in use_decisions(joined, 1, {})] == [

@@ -152,7 +152,7 @@ def test_without_a_success_of_its_own_task_a_failed_group_is_dropped(
 
 
 @pytest.mark.parametrize("data", [{"pool_ratio": 0.0}, {**POOL, "pool_online": False}])
-def test_the_pool_takes_no_success_of_the_run_unless_it_is_told_to(
+def test_the_pool_takes_no_success_of_the_run_without_pool_online(
     tmp_path: Path, data: dict[str, object]
 ) -> None:
     config = one_task(tmp_path / "run", **data)
@@ -162,7 +162,7 @@ def test_the_pool_takes_no_success_of_the_run_unless_it_is_told_to(
         assert store.pool(evicted=True) == []
 
 
-def test_which_success_joins_is_drawn_anew_for_each_group(tmp_path: Path) -> None:
+def test_which_success_joins_is_drawn_for_each_group(tmp_path: Path) -> None:
     config = one_task(tmp_path / "run", **POOL, max_open_groups=40)
     with open_store(config.run.dir) as store:
         for name in ("xa", "xb", "xc"):
@@ -196,7 +196,7 @@ def ledger_of(config: Config, store: Store) -> Ledger:
     return make_ledger(config, store)
 
 
-def test_a_member_that_is_evicted_after_its_draw_is_trained_on_all_the_same(
+def test_a_member_that_is_evicted_after_its_draw_is_still_trained_on(
     tmp_path: Path,
 ) -> None:
     config = one_task(tmp_path / "run", **POOL, pool_per_task=1, max_open_groups=8)

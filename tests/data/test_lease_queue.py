@@ -53,7 +53,7 @@ async def test_a_slot_of_a_process_that_stops_is_leased_nothing(
         assert (await held[1]).lease is not None
 
 
-async def test_what_a_slot_has_leased_already_waits_for_nobody(
+async def test_what_a_slot_has_leased_already_is_answered_at_once(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
@@ -64,7 +64,7 @@ async def test_what_a_slot_has_leased_already_waits_for_nobody(
         await client.eventually(lambda seen: seen.queues.free_slots == 1)
         assert await client.must_lease(3) == leases[3]  # the answer was lost
         await client.tell(step_record(leases[5].trajectory_id, 0))
-        again = await client.must_lease(5)  # its process began anew
+        again = await client.must_lease(5)  # its process was restarted
         assert again.group_id == leases[5].group_id
         assert again.trajectory_id != leases[5].trajectory_id
         for lease in leases[8:12]:

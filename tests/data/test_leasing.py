@@ -30,7 +30,7 @@ def ledger_of(config: Config, store: Store) -> Ledger:
     return make_ledger(config, store)
 
 
-def test_a_solved_task_gets_smaller_groups_once_a_whole_group_says_so(tmp_path: Path) -> None:
+def test_a_solved_task_gets_smaller_groups_once_a_whole_group_passed(tmp_path: Path) -> None:
     config = one_task(tmp_path / "run", dynamic_number=True, group_size=8, min_group_size=3)
     with open_store(config.run.dir) as store:
         ledger = make_ledger(config, store)

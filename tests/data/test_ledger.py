@@ -64,7 +64,7 @@ def test_a_slot_whose_answer_was_lost_gets_the_same_lease_again(ledger: Ledger) 
     assert ask_lease(ledger, 0) != ask_lease(ledger, 0, worker="env-1")
 
 
-def test_a_slot_that_asks_anew_while_it_plays_has_given_up_the_old_one(
+def test_a_slot_that_asks_again_while_it_plays_has_given_up_the_old_lease(
     ledger: Ledger, store: Store
 ) -> None:
     first = ask_lease(ledger, 0)

@@ -20,7 +20,7 @@ def asked(concurrent: int = 1, clock: Clock | None = None, **versions: int) -> P
     return permits
 
 
-def test_the_furthest_behind_comes_first_and_of_equals_who_asked_first() -> None:
+def test_the_furthest_behind_comes_first_and_of_equals_the_first_asked() -> None:
     permits = asked(a=4, b=2, c=2)
     order = []
     while granted := permits.grant(5):
@@ -58,7 +58,7 @@ def test_a_permit_is_free_again_when_its_worker_is_done_asks_again_or_is_gone() 
     assert permits.holders == []
 
 
-def test_a_permit_tells_how_long_it_was_out() -> None:
+def test_a_permit_counts_how_long_it_was_out() -> None:
     clock = Clock()
     permits = asked(clock=clock, a=0)
     permits.grant(1)
@@ -189,7 +189,7 @@ def test_a_worker_that_refused_a_set_is_not_awaited_until_the_next() -> None:
     assert versions.awaited(2) == ["a"]
 
 
-def test_a_worker_that_says_goodbye_is_not_awaited() -> None:
+def test_a_worker_that_announced_its_stop_is_not_awaited() -> None:
     versions = Versions()
     heard(versions, "a", 0)
     heard(versions, "b", 0)

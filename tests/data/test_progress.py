@@ -22,7 +22,7 @@ def test_a_curve_of_nothing_is_empty() -> None:
     assert RunCounters().curve(10) == []
 
 
-def test_an_invalid_trajectory_says_nothing_about_success() -> None:
+def test_an_invalid_trajectory_does_not_count_for_success() -> None:
     progress = RunProgress(["a"], 0.0)
     for _ in range(5):
         progress.outcome("a", "invalid", 0)

@@ -44,7 +44,7 @@ def ask(
     success: Success | None = None,
     **seen: Any,
 ) -> Group | NewGroup | NoLease:
-    """What a slot is told."""
+    """The reason that a slot gets."""
     request = LeaseRequest(worker="env-0", slot=slot, suites=["t"])
     return scheduler.next(Situation(group_table, success or {}, **seen), request)
 
@@ -77,13 +77,13 @@ def test_no_group_is_opened_beyond_the_bound() -> None:
     assert "max_open_groups = 3" in found.reason
 
 
-def test_a_worker_of_another_suite_is_told_so() -> None:
+def test_a_worker_of_another_suite_gets_an_error() -> None:
     with pytest.raises(TaskError, match="the run plays t, this worker only mini"):
         make().next(Situation(GroupTable(), {}), LeaseRequest(worker="e", slot=0, suites=["mini"]))
 
 
 @pytest.mark.parametrize("scheduling", ["rollout", "task", "batch", "april"])
-def test_in_the_trainers_turn_nothing_is_leased_and_what_is_waited_for_is_told(
+def test_in_the_trainers_turn_nothing_is_leased_and_the_wait_has_a_reason(
     scheduling: str,
 ) -> None:
     scheduler = make(scheduling=scheduling, coupled=True)

@@ -130,7 +130,7 @@ async def test_a_held_batch_request_is_answered_the_moment_a_batch_is_ready(
 
 
 @pytest.mark.usefixtures("short_holds")
-async def test_a_request_that_cannot_be_answered_says_what_it_waits_for(config: Config) -> None:
+async def test_a_request_that_cannot_be_answered_returns_what_it_waits_for(config: Config) -> None:
     async with serving(config) as client:
         slots = config.data.max_open_groups * config.data.group_size
         for slot in range(slots):
@@ -263,15 +263,15 @@ async def tell_steps(client: Client, name: str, accepted: list[int]) -> None:
 
 
 @pytest.fixture
-def time_to_be_told(short_holds: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def time_to_be_heard(short_holds: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is over lasts until the tests have seen it, on a busy machine, too."""
     monkeypatch.setattr(service, "STOP_LEAST_S", 3.0)
     monkeypatch.setattr(service, "DEAD_AFTER_S", 3.0)
     monkeypatch.setattr(service, "STOP_S", 2 * DEADLINE_S)
 
 
-@pytest.mark.usefixtures("time_to_be_told")
-async def test_the_run_ends_after_its_updates_and_everybody_is_told(config: Config) -> None:
+@pytest.mark.usefixtures("time_to_be_heard")
+async def test_the_run_ends_after_its_updates_and_all_processes_hear_of_it(config: Config) -> None:
     config = config.model_copy(update={"train": config.train.model_copy(update={"updates": 1})})
     running = asyncio.create_task(service.run(config, asyncio.Event()))
     async with connect(config) as client:
@@ -296,7 +296,7 @@ async def beat(client: Client) -> None:
         await asyncio.sleep(0.05)
 
 
-@pytest.mark.usefixtures("time_to_be_told")
+@pytest.mark.usefixtures("time_to_be_heard")
 async def test_a_stop_request_ends_the_run_but_not_before_the_others_have_left(
     config: Config,
 ) -> None:
@@ -315,7 +315,7 @@ async def test_a_stop_request_ends_the_run_but_not_before_the_others_have_left(
         assert [t.id for t in reader.trajectories(state="finished")] == [lease.trajectory_id]
 
 
-@pytest.mark.usefixtures("time_to_be_told")
+@pytest.mark.usefixtures("time_to_be_heard")
 async def test_a_stop_request_outlives_kill_9_and_then_lets_the_run_go_on(
     config: Config, processes: Processes
 ) -> None:
@@ -363,7 +363,7 @@ async def test_the_database_stays_within_its_bound_as_far_as_training_allows(
         assert [len(found) for found in screens.values()] == [0, 8]
 
 
-async def test_new_weights_are_told_at_once_and_after_a_restart(config: Config) -> None:
+async def test_new_weights_are_announced_at_once_and_after_a_restart(config: Config) -> None:
     async with serving(config) as client:
         assert (await client.state()).policy_version == -1
         await client.tell(WeightsPublished(policy_version=3, path="w/3", digest="d"))
@@ -375,7 +375,7 @@ async def test_new_weights_are_told_at_once_and_after_a_restart(config: Config) 
         assert (await client.state()).policy_version == 3
 
 
-async def test_the_snapshot_tells_how_the_run_stands(config: Config) -> None:
+async def test_the_snapshot_shows_the_state_of_the_run(config: Config) -> None:
     async with serving(config) as client:
         await client.play_group(MIXED)
         await client.play_group(["fail"] * 4)

@@ -1,4 +1,4 @@
-"""The diagnosis: what stands still is told with its cause, and what only waits its turn is not."""
+"""The diagnosis: stalls are reported with their cause, waits for a turn are not."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def process(worker: str, *waits: tuple[str, str, float], **changes: object) -> P
 
 
 def found(*processes: ProcessView, **changes: object) -> list[StallView]:
-    """What is told of a run of these processes, in which something happens all the time."""
+    """Findings for a run of these processes that makes progress all the time."""
     fields = {
         "run_id": "r",
         "run_dir": "runs/a",
@@ -66,7 +66,7 @@ RESET = process("env-2", ("env-2/0 to reset X (at most 120 s)", "environment", 9
 BATCH = process("train", ("a batch: 0 of 2 groups", "batch", 90.0))
 
 
-def test_an_environment_that_may_take_long_is_told_late_unless_all_wait_for_it() -> None:
+def test_an_environment_that_may_take_long_is_reported_late_unless_all_wait_for_it() -> None:
     slow = WaitView(what="a reset", on="environment", count=1, longest_s=94.0, deadline_s=300.0)
     env = process("env-2").model_copy(update={"waits": [slow]})
     assert found(env) == []
@@ -87,7 +87,7 @@ def test_an_environment_that_may_take_long_is_told_late_unless_all_wait_for_it()
         ("", "silent", "see that its host is up"),
     ],
 )
-def test_a_silent_process_is_told_with_what_its_host_knows(
+def test_a_silent_process_is_reported_with_what_its_host_knows(
     liveness: str, kind: str, cure: str
 ) -> None:
     dead = process("env-0", alive=False, heartbeat_age_s=12.0, liveness=liveness)
@@ -97,7 +97,7 @@ def test_a_silent_process_is_told_with_what_its_host_knows(
     assert cure in stall.text
 
 
-def test_a_train_process_that_waits_is_told_with_what_holds_its_batch_up() -> None:
+def test_a_waiting_trainer_is_reported_with_what_delays_its_batch() -> None:
     [cause, effect] = found(
         RESET, BATCH, quiet_s=88.0, next_batch="0 of 2 groups are ready; 3 of 8 trajectories of X"
     )
@@ -112,27 +112,27 @@ def test_a_slow_batch_is_no_stall_while_steps_come_in() -> None:
     assert found(BATCH) == []
 
 
-def test_a_batch_that_never_fills_is_told_though_steps_come_in() -> None:
+def test_a_batch_that_never_fills_is_reported_though_steps_come_in() -> None:
     [stall] = found(process("train", ("a batch: all were solved", "batch", LONG * STALL_S)))
     assert "too easy or too hard" in stall.text
     usual = {"waiting_s": LONG * STALL_S}
     assert found(process("train", ("a batch", "batch", LONG * STALL_S)), metrics=usual) == []
 
 
-def test_who_waits_for_a_lease_or_a_batch_is_not_told_while_the_trainer_computes() -> None:
+def test_a_wait_for_a_lease_or_a_batch_is_not_reported_while_the_trainer_computes() -> None:
     train = process("train", ("the update on batch 7", "update", 300.0))
     env = process("env-0", ("a lease from data: 24 groups are open", "lease", 300.0))
     assert found(train, env, quiet_s=300.0) == []
 
 
-def test_an_update_that_takes_far_longer_than_the_last_is_told() -> None:
+def test_an_update_that_takes_far_longer_than_the_last_is_reported() -> None:
     train = process("train", ("the update on batch 7", "update", LONG * STALL_S + 1))
     [stall] = found(train, metrics={"step_s": 4.0})
     assert (stall.kind, stall.who) == ("update", "train")
     assert found(train, metrics={"step_s": 400.0}) == []
 
 
-def test_an_engine_without_tokens_is_told_and_a_slow_one_is_not() -> None:
+def test_an_engine_without_tokens_is_reported_and_a_slow_one_is_not() -> None:
     env = process("env-0", ("a completion from rollout-0", "rollout-0", 25.0))
     slow, stuck = (process("rollout-0", still_s=still) for still in (2.0, 25.0))
     assert found(env, slow) == []
@@ -141,7 +141,7 @@ def test_an_engine_without_tokens_is_told_and_a_slow_one_is_not() -> None:
     assert "4 completions of rollout-0, which has brought no token for 25 s" in stall.text
 
 
-def test_who_holds_the_permit_for_long_is_told_only_while_another_waits_for_it() -> None:
+def test_a_permit_held_for_long_is_reported_only_while_another_worker_waits_for_it() -> None:
     holder = process("rollout-0")
     waiter = process("rollout-1", ("its turn to take weights v5", "permit", 25.0))
     [stall] = found(holder, waiter, permits={"rollout-0": 30.0})

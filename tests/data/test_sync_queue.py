@@ -51,7 +51,7 @@ async def test_coupled_rollouts_are_suspended_from_a_full_batch_until_all_have_i
 
 
 @pytest.mark.usefixtures("short_holds")
-async def test_in_the_trainers_turn_a_slot_is_told_whom_it_waits_for(tmp_path: Path) -> None:
+async def test_in_the_trainers_turn_a_slot_gets_what_it_waits_for(tmp_path: Path) -> None:
     config = small_config(tmp_path / "run", coupled=True)
     async with serving(config) as client:
         await client.play_group(MIXED)
@@ -117,7 +117,7 @@ async def test_one_worker_after_the_other_takes_the_weights_that_are_newest_then
         held = asyncio.create_task(client.sync("rollout-1", 0))
         await client.publish(2)
         assert not held.done()
-        assert (await client.sync("rollout-2", -1)).granted  # nobody is held up by a new worker
+        assert (await client.sync("rollout-2", -1)).granted  # a new worker delays no other
         await client.tell(sync_done("rollout-0", 1))
         reply = await held
         assert (reply.granted, reply.policy_version) == (True, 2)
@@ -131,7 +131,7 @@ async def test_one_worker_after_the_other_takes_the_weights_that_are_newest_then
 
 
 @pytest.mark.usefixtures("short_holds")
-async def test_a_worker_without_a_permit_is_told_who_has_it_and_a_restart_frees_all(
+async def test_a_worker_without_a_permit_gets_its_holders_name_and_a_restart_frees_all(
     config: Config,
 ) -> None:
     async with serving(config) as client:
@@ -144,7 +144,7 @@ async def test_a_worker_without_a_permit_is_told_who_has_it_and_a_restart_frees_
         assert (await client.sync("rollout-1", 0)).granted
 
 
-async def test_a_database_that_breaks_while_a_worker_waits_for_its_turn_is_what_is_told(
+async def test_a_database_that_fails_while_a_worker_waits_for_its_turn_is_the_error_it_gets(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
@@ -189,7 +189,7 @@ async def test_a_worker_that_asks_again_with_the_newest_weights_waits_no_longer(
         assert not (await client.sync("rollout-1", 1)).granted
         assert (await held).reason == "the worker has asked again since"
         assert (await client.tell(sync_done("rollout-0", 1))).accepted
-        assert (await client.sync("rollout-3", 0)).granted  # nobody else holds a permit
+        assert (await client.sync("rollout-3", 0)).granted  # no other worker holds a permit
 
 
 @pytest.mark.usefixtures("short_holds")

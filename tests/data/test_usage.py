@@ -88,7 +88,7 @@ def test_a_restarted_process_adds_to_what_its_predecessor_did() -> None:
     assert (seconds["playing"], seconds["idle"]) == (51.0, 1.0)
 
 
-def test_slots_are_dead_between_the_last_word_of_a_process_and_what_its_successor_tells() -> None:
+def test_slots_are_dead_from_the_last_heartbeat_of_a_process_until_its_successors_first() -> None:
     usage = Usage()
     usage.observe(beat(playing=50.0), 25.0)
     usage.observe(beat(started_at=128.0, playing=2.0), 29.0)  # 2 slots, 4 s, 2 s of them told
@@ -124,7 +124,7 @@ def test_a_process_that_was_only_silent_accounts_for_its_time_itself() -> None:
     assert view.minute["dead"] == 0.0
 
 
-def test_who_said_goodbye_is_not_dead() -> None:
+def test_a_process_that_announced_its_stop_is_not_dead() -> None:
     usage = Usage()
     usage.observe(beat(playing=50.0, state="stopping"), 25.0)
     usage.tend(100.0)
@@ -132,7 +132,7 @@ def test_who_said_goodbye_is_not_dead() -> None:
     assert total(usage) == {"playing": 51.0}
 
 
-def test_silence_that_was_the_listeners_own_counts_against_nobody() -> None:
+def test_silence_that_was_the_listeners_own_counts_against_no_worker() -> None:
     usage = Usage()
     usage.observe(beat(playing=50.0), 25.0)
     usage.discount_pause(100.0)

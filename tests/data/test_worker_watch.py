@@ -48,7 +48,7 @@ async def test_a_service_that_was_stopped_for_a_while_takes_no_lease_back_for_it
 
 
 @pytest.mark.usefixtures("short_holds")
-async def test_a_process_that_said_goodbye_is_not_missed(config: Config) -> None:
+async def test_a_process_that_announced_its_stop_is_not_missed(config: Config) -> None:
     async with serving(config) as client:
         await client.be_heard("env-1")
         await client.be_heard("env-0", state="stopping")
@@ -62,7 +62,7 @@ async def test_a_process_that_said_goodbye_is_not_missed(config: Config) -> None
 
 
 @pytest.mark.usefixtures("short_holds")
-async def test_a_lease_nobody_renews_expires_and_heartbeats_renew(tmp_path: Path) -> None:
+async def test_a_lease_that_is_not_renewed_expires_and_heartbeats_renew(tmp_path: Path) -> None:
     config = small_config(tmp_path / "run", lease_s=1.0)
     async with serving(config) as client:
         lost, kept = await client.must_lease(0), await client.must_lease(1)
@@ -101,7 +101,7 @@ async def test_no_gauge_of_a_heartbeat_ends_the_service(
         await client.snapshot()
     with open_reader(config.run.dir) as reader:
         used = list(reader.usage())
-    assert not used or gauges.get("slots") == 1e15  # nobody else was heard
+    assert not used or gauges.get("slots") == 1e15  # no other process was heard
     assert all(isfinite(row.total_s) for row in used)
 
 

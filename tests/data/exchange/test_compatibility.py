@@ -23,7 +23,7 @@ from tests.altered import altered
 from tests.data.exchange.parts import step, trajectory, written
 
 
-def test_the_tokens_that_nobody_writes_are_those_that_the_trainer_refuses() -> None:
+def test_the_tokens_that_no_policy_samples_are_those_that_the_trainer_refuses() -> None:
     facts = model_facts(Config())
     assert facts is not None
     assert facts.forbidden == set(load_policy("builtin:tiny").forbidden_token_ids)

@@ -78,7 +78,7 @@ def test_what_differs_in_content_has_another_id_and_what_does_not_has_the_same()
     )
 
 
-def test_without_pyarrow_the_error_says_what_to_install(
+def test_without_pyarrow_the_error_names_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)

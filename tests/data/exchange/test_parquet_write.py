@@ -17,7 +17,7 @@ from dart_cli.data.exchange.parquet_write import write_folder
 from tests.data.exchange.parts import png, trajectory, written
 
 
-def test_hugging_face_datasets_is_told_that_screenshots_are_images(tmp_path: Path) -> None:
+def test_hugging_face_datasets_reads_screenshots_as_images(tmp_path: Path) -> None:
     folder = written(tmp_path / "out", trajectory())
     table = pq.read_table(folder / "trajectories-00000.parquet")
     features = json.loads(table.schema.metadata[b"huggingface"])["info"]["features"]

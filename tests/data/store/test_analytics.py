@@ -40,7 +40,7 @@ def test_curves_count_judged_trajectories_by_their_oldest_version(run_dir: Path)
         ]
 
 
-def test_timelines_say_who_played_when_and_who_answered(run_dir: Path) -> None:
+def test_timelines_show_which_worker_played_when_and_which_answered(run_dir: Path) -> None:
     with open_store(run_dir) as store:
         name = fill(store)
         add_lease(store, "g1-01", 1, worker="env-1", at=4.0)

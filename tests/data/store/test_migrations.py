@@ -48,7 +48,7 @@ def test_an_older_database_is_migrated_by_the_writer_and_refused_to_readers(run_
         assert reader.total("steps") == 3
 
 
-def test_a_run_of_before_keeps_its_steps_when_instructions_are_added(run_dir: Path) -> None:
+def test_an_older_run_keeps_its_steps_when_instructions_are_added(run_dir: Path) -> None:
     with open_store(run_dir) as store:
         fill(store)
     with sqlite3.connect(run_dir / "run.db") as db:  # as the schema step of instructions found it
@@ -93,7 +93,7 @@ def test_another_programs_database_is_left_alone(run_dir: Path) -> None:
         open_store(run_dir)
 
 
-def test_a_first_start_that_was_cut_off_is_made_up_for_by_the_next(
+def test_a_first_start_that_was_cut_off_is_completed_by_the_next(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_db: Database) -> None:

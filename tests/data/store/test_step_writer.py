@@ -36,7 +36,7 @@ def test_a_success_from_outside_joins_the_pool_once_and_keeps_what_is_trained_on
         assert store.longest_successes() == {"mini/click": 2}
 
 
-def test_log_probabilities_nobody_knows_are_not_kept(run_dir: Path) -> None:
+def test_unknown_log_probabilities_are_not_kept(run_dir: Path) -> None:
     row, steps, images = pool_member("xa", known=False)
     with open_store(run_dir) as store:
         store.add_pool_member(row, steps, images)
@@ -70,7 +70,7 @@ def test_a_member_that_could_not_be_trained_on_is_refused_and_leaves_no_trace(
         assert (store.pool(), store.total("steps"), store.total("screenshots")) == ([], 0, 0)
 
 
-def test_an_image_that_is_not_what_its_hash_says_is_refused(run_dir: Path) -> None:
+def test_an_image_that_does_not_match_its_hash_is_refused(run_dir: Path) -> None:
     row, steps, images = pool_member("xa", known=True)
     with open_store(run_dir) as store, pytest.raises(ProtocolError, match="other content"):
         store.add_pool_member(row, steps, dict.fromkeys(images, b"another"))

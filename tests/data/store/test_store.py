@@ -149,7 +149,7 @@ def test_the_version_published_last_is_the_newest_even_if_its_number_is_lower(
         assert newest.policy_version == 2
 
 
-def test_decisions_tell_a_subjects_story_in_order(run_dir: Path) -> None:
+def test_decisions_on_a_subject_come_in_order(run_dir: Path) -> None:
     told = [Decision("a", False, "stale", 0.0), Decision("b", True, "mixed", 1.0, 3)]
     with open_store(run_dir) as store:
         store.add_decisions(told, 1.0)
@@ -162,7 +162,7 @@ def test_syncs_are_kept_in_order_with_their_times_apart(run_dir: Path) -> None:
         store.add_sync(sync_done("rollout-1", 1), 10.0, 11.0)
         store.add_sync(sync_done("rollout-0", 1), 11.0, 12.0)
         store.add_sync(sync_done("rollout-0", 2, "bad digest"), 13.0, 14.0)
-        store.add_sync(sync_done("rollout-0", 1), 11.5, 15.0)  # told again: nobody heard the Ack
+        store.add_sync(sync_done("rollout-0", 1), 11.5, 15.0)  # sent again: its Ack was lost
     with open_reader(run_dir) as reader:
         assert [row.worker for row in reader.syncs()] == ["rollout-1", "rollout-0", "rollout-0"]
         [first, second] = reader.syncs("rollout-0")
