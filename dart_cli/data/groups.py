@@ -5,7 +5,7 @@
 
 A group wants `size` valid trajectories, of at most `max_steps` steps each. An attempt that ends
 without a verdict (invalid, its lease lost) is replaced, at most `size` times in all; after that the
-group makes do with what it has.
+group is compared with the members that it has.
 """
 
 from __future__ import annotations

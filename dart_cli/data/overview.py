@@ -199,17 +199,17 @@ class Overview:
         weights = self._scheduler.probabilities(progress.success())
         views = []
         for task in self._tasks:
-            fares = progress.tasks[task.id]
+            task_progress = progress.tasks[task.id]
             views.append(
                 TaskView(
                     suite=task.suite,
                     task_id=task.id,
-                    trajectories=fares.passed + fares.failed,
-                    passed=fares.passed,
-                    invalid=fares.invalid,
-                    success=fares.average.value,
+                    trajectories=task_progress.passed + task_progress.failed,
+                    passed=task_progress.passed,
+                    invalid=task_progress.invalid,
+                    success=task_progress.average.value,
                     weight=weights[task.id],
-                    curve=fares.counters.curve(newest),
+                    curve=task_progress.counters.curve(newest),
                 )
             )
         return views

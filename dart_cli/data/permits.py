@@ -98,7 +98,7 @@ class Versions:
         self._serving: dict[str, int] = {}
         self._refused: dict[str, int] = {}  # worker -> newest version it could not take
 
-    def hear(self, heartbeat: Heartbeat, is_new: bool) -> bool:
+    def observe(self, heartbeat: Heartbeat, is_new: bool) -> bool:
         """Note a rollout worker's heartbeat; whether it changed anything.
 
         A process's versions only rise: a heartbeat from before a SyncDone takes nothing back.

@@ -1,4 +1,4 @@
-"""How the run fares, counted as it happens: success by task and version, throughput, metrics.
+"""Progress of the run, counted as it happens: success by task and version, throughput, metrics.
 
 What the status page shows often, without a query of the database. The tasks' part is
 written down with each outcome and read at the next start; throughput starts from zero.

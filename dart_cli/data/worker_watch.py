@@ -40,7 +40,7 @@ class WorkerWatch:
         self._ledger.renew(heartbeat.trajectories)
         if heartbeat.role != "rollout":
             return False
-        is_changed = self._ledger.versions.hear(heartbeat, is_new)
+        is_changed = self._ledger.versions.observe(heartbeat, is_new)
         # A worker may hold a permit before its first heartbeat arrives, above all when this data
         # process has just started: only a successor's heartbeat frees what the old one held.
         is_successor = before is not None and before.started_at != heartbeat.started_at

@@ -127,7 +127,7 @@ def test_every_worker_gets_the_newest_weights_while_others_are_published(
 
 def heard(versions: Versions, worker: str, version: int, *, state: str = "ready") -> bool:
     """A heartbeat of a worker that was heard before."""
-    return versions.hear(heartbeat(worker, version, state=state), is_new=False)
+    return versions.observe(heartbeat(worker, version, state=state), is_new=False)
 
 
 def test_the_lag_is_that_of_the_oldest_worker_the_router_still_asks() -> None:
@@ -175,9 +175,9 @@ def test_a_heartbeat_from_before_the_sync_takes_nothing_back() -> None:
 def test_a_new_process_of_the_same_name_is_taken_at_its_word() -> None:
     versions = Versions()
     heard(versions, "a", 5)
-    assert versions.hear(heartbeat("a", 3), is_new=True)
+    assert versions.observe(heartbeat("a", 3), is_new=True)
     assert versions.awaited(5) == ["a"]
-    assert versions.hear(heartbeat("a", -1), is_new=True)
+    assert versions.observe(heartbeat("a", -1), is_new=True)
     assert versions.awaited(5) is None
 
 

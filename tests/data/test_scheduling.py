@@ -78,7 +78,7 @@ class World:
         """A data process starts on the database and hears the workers."""
         self.ledger = make_ledger(self.config, self.store, self.clock)
         for worker, version in self.workers.items():
-            self.ledger.versions.hear(heartbeat(worker, version), is_new=True)
+            self.ledger.versions.observe(heartbeat(worker, version), is_new=True)
             if worker in self.refused:  # it tries again every few seconds
                 self.ledger.versions.done(self.refused[worker])
 
@@ -105,8 +105,8 @@ class World:
         """A rollout worker starts and takes the newest weights."""
         self.workers[worker] = self.version
         self.refused.pop(worker, None)
-        self.ledger.versions.hear(heartbeat(worker, -1), is_new=True)
-        self.ledger.versions.hear(heartbeat(worker, self.version), is_new=False)
+        self.ledger.versions.observe(heartbeat(worker, -1), is_new=True)
+        self.ledger.versions.observe(heartbeat(worker, self.version), is_new=False)
 
     def leave(self, worker: str) -> None:
         """A rollout worker dies."""
@@ -189,7 +189,7 @@ class World:
         if worker not in self.workers:
             return
         self.workers[worker] = self.version
-        self.ledger.versions.hear(heartbeat(worker, self.version), is_new=False)
+        self.ledger.versions.observe(heartbeat(worker, self.version), is_new=False)
 
     def go_back(self) -> None:
         """The trainer died and begins at its last checkpoint, with weights of the next number."""
@@ -478,9 +478,9 @@ def test_a_coupled_run_plays_before_the_first_weights_and_waits_for_a_worker_tha
         assert not ledger.suspended
         ledger.weights_published(WeightsPublished(policy_version=0, path="w0", digest="d"))
         assert ledger.turn == "no rollout worker serves weights v0 yet"
-        ledger.versions.hear(heartbeat("rollout-0", -1), is_new=True)
+        ledger.versions.observe(heartbeat("rollout-0", -1), is_new=True)
         assert ledger.suspended
-        ledger.versions.hear(heartbeat("rollout-0", 0), is_new=False)
+        ledger.versions.observe(heartbeat("rollout-0", 0), is_new=False)
         assert not ledger.suspended
 
 

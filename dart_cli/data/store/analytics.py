@@ -75,7 +75,7 @@ class Analytics(Connection):
         return {row["task_id"]: row["steps"] for row in rows}
 
     def task_progress(self) -> list[TaskRow]:
-        """How each task fares that has had an outcome; nothing in a run of an older dart."""
+        """Outcomes of each task that has had one; nothing in a run of an older dart."""
         return [TaskRow(**row) for row in self._rows("SELECT * FROM task_progress")]
 
     def outcomes(self) -> Iterator[OutcomeRow]:

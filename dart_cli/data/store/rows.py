@@ -235,7 +235,7 @@ class OutcomeRow:
 
 @dataclass(frozen=True)
 class TaskRow:
-    """How one task fares, as it was after its newest outcome; see dart_cli.data.progress."""
+    """Outcomes of one task up to the newest; see dart_cli.data.progress."""
 
     task_id: str
     passed: int

@@ -248,7 +248,7 @@ class Store(StepWriter):
         )
 
     def save_task(self, row: TaskRow) -> None:
-        """Keep how a task fares, after one more outcome."""
+        """Keep the outcomes of a task, after one more."""
         self._write(
             "INSERT OR REPLACE INTO task_progress VALUES (?, ?, ?, ?, ?, ?, ?)",
             (
