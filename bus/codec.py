@@ -9,7 +9,7 @@ holds `ExtType(1, index)` in its place. So a screenshot is neither copied into t
 base64-encoded, and sockets can send it without a copy. A list that is `Packed` (messages.py) becomes
 a blob of little-endian numbers: `ExtType(2, index)` for int32, `ExtType(3, index)` for float64.
 
-`decode` believes nothing: whatever the bytes are, it returns a validated message or raises
+`decode` trusts no input: for any bytes it returns a validated message or raises
 ProtocolError with one line that names the kind and the field.
 """
 
@@ -44,7 +44,7 @@ class MessageLimits:
 LIMITS = MessageLimits(blobs=16_384, packed_bytes=64 * 2**20, total_bytes=2**30)
 BATCH_LIMITS = MessageLimits(blobs=65_536, packed_bytes=512 * 2**20, total_bytes=8 * 2**30)
 """48 trajectories of 36 steps, 9,000-token prompts and full-HD screens are 6,912 blobs, 73 MB of lists
-and 1.4 GB. Only who asked for a batch takes that much."""
+and 1.4 GB. Only a client that asked for a batch accepts that much."""
 
 _BLOB = 1  # ExtType code of a blob's place in the header
 _PACKED = {2: "i", 3: "d"}  # the same, of a packed list
@@ -105,7 +105,7 @@ class _Blobs:
         self.packed_bytes = 0
 
     def add(self, blob: bytes, kind: int = _BLOB) -> msgpack.ExtType:
-        """Returns what stands for it in the header."""
+        """Returns its placeholder in the header."""
         self.frames.append(blob)
         return msgpack.ExtType(kind, (len(self.frames) - 1).to_bytes(_INDEX_BYTES, "big"))
 
@@ -241,7 +241,7 @@ def _first_fault(kind: str, error: ValidationError) -> str:
 
 
 def _one_line(value: object) -> str:
-    """Text fit for a log line, whatever a hostile sender put into it."""
+    """Text fit for a log line, even from a hostile sender."""
     text = str(value) or type(value).__name__
     text = "".join(char if char.isprintable() else "?" for char in text[: _ERROR_CHARS + 1])
     return text if len(text) <= _ERROR_CHARS else text[:_ERROR_CHARS] + "..."

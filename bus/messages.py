@@ -1,4 +1,4 @@
-"""Every type that crosses a process boundary: who sends it, who reads it, shapes and units.
+"""Every type that crosses a process boundary: its sender, its reader, shapes and units.
 
 Axes: `[P]` prompt tokens, `[A]` completion tokens, `[I]` images of a prompt in reading order,
 `[S]` samples of a batch. Times are seconds; log-probabilities and entropies are in nats.
@@ -161,7 +161,7 @@ class Batch(Message):
 
 
 class Ack(Reply):
-    """The request is durable. `accepted` is False where it came too late; `note` says why."""
+    """The request is durable. `accepted` is False if it came too late; `note` gives the reason."""
 
     accepted: bool = True
     note: str = ""
@@ -201,7 +201,7 @@ class StepRecord(Request):
     error: str  # why the text is no action; empty where it is one
     model_s: Seconds  # waited for the completion
     env_s: Seconds  # the environment's step
-    instruction: str = ""  # what the policy was told, with step 0; empty with the others
+    instruction: str = ""  # the text given to the policy, with step 0; empty with the others
 
 
 class TrajectoryEnd(Request):
@@ -230,7 +230,7 @@ class Completion(Reply):
     stop: Literal["end", "length", "suspended"]  # end-of-turn token, max_tokens, or interrupted
     queue_s: Seconds  # waited before the engine took it up
     engine_s: Seconds
-    worker: str = ""  # who answered; the worker fills it in, empty in-process
+    worker: str = ""  # the answering worker, which fills it in; empty in-process
 
 
 class ActRequest(Request):
@@ -273,11 +273,11 @@ class SyncRequest(Request):
 
     reply_type: ClassVar[type[Reply]] = SyncReply
     worker: str
-    policy_version: Integer  # that serves now; -1 if none: it holds nobody up and is never held up
+    policy_version: Integer  # that serves now; -1 if none: it then delays no worker and never waits
 
 
 class SyncDone(Request):
-    """rollout -> data: the permit is free again; how it went. The times do not overlap."""
+    """rollout -> data: the permit is free again; the outcome. The times do not overlap."""
 
     reply_type: ClassVar[type[Reply]] = Ack
     worker: str
@@ -288,7 +288,7 @@ class SyncDone(Request):
     pause_s: Seconds  # from the halt of the engine until the new tensors are in place
     finish_s: Seconds  # post-processing, the engine still halted: caches cleared, weights re-packed
     resume_s: Seconds  # from there until the engine serves again
-    in_flight: Integer  # requests in work when it began, all of which go on
+    in_flight: Integer  # requests in work when it began, all of which continue
 
 
 # --- rollout -> train -----------------------------------------------------------------------
@@ -306,7 +306,7 @@ class TransferReply(Reply):
 class TransferRequest(Request):
     """rollout -> train: send me these tensors of that version, as bytes in the order of its file.
 
-    Whoever asks holds a permit of data. Asking again takes the place of what was asked before.
+    The sender holds a permit of data. A new request replaces the one before.
     """
 
     reply_type: ClassVar[type[Reply]] = TransferReply
@@ -391,7 +391,7 @@ class StatusRequest(Request):
 
 
 class StopRequest(Request):
-    """any -> data: lease nothing more and tell everyone to end; started again, the run goes on."""
+    """any -> data: lease nothing more and make all processes end; started again, the run continues."""
 
     reply_type: ClassVar[type[Reply]] = Ack
     reason: str
@@ -411,7 +411,7 @@ class Waiting(Message):
     """Part of Heartbeat: waits of one process for the same thing."""
 
     what: str  # in words, e.g. "a completion from rollout-0"
-    on: str  # who could end it: a worker, a role, `environment`, `permit`, `batch`, ...; or empty
+    on: str  # what could end it: a worker, a role, `environment`, `permit`, `batch`, ...; or empty
     count: Integer  # how many of them
     longest_s: Seconds
     deadline_s: Seconds  # that ends each of them; 0 if none does
@@ -475,4 +475,4 @@ MESSAGES: dict[str, type[Message]] = {
         WeightsPublished,
     )
 }
-"""Every kind that may stand alone on the wire, by name."""
+"""Every kind that may be sent on its own, by name."""

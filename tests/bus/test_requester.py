@@ -180,9 +180,9 @@ async def test_a_request_survives_the_restart_of_its_server(address: str) -> Non
 
 async def test_a_deadline_names_the_message_the_address_and_the_cure(address: str) -> None:
     async with Requester(address, peer="dart data") as requester:
-        with pytest.raises(DeadlineError) as nobody:
+        with pytest.raises(DeadlineError) as late:
             await requester.request(ASK, 0.2)
-    assert str(nobody.value) == (
+    assert str(late.value) == (
         f"StopRequest to {address} had no answer in 0.2 s: no process serves there; start `dart data`"
     )
 
