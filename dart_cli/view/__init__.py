@@ -1,12 +1,16 @@
 """The web viewer, `dart view`: a run's pages on loopback, rendered here, without scripts.
 
-    server   the ASGI application and its life; which page answers which address
-    guard    who may look: Host header, token, headers of every answer
-    pages    rows of the database -> what a template shows, a function for each page
-    film     one trajectory -> frames with the action drawn on the screenshot, and token spans
-    charts   numbers -> SVG
-    site     templates, addresses of pages and images; `Site` of a server, `File` of an export
-    export   one self-contained HTML file: a trajectory, or a report of the run
+    server     the ASGI application and its life; which page answers which address
+    guard      who may look: Host header, token, headers of every answer
+    pages      the function of each page: rows of the database -> values for a template
+    overview   these functions for the run, its tasks and one task
+    records    these functions for groups and trajectories, single and in lists
+    header     what all pages show: the run, its processes
+    query      the parameters of an address, checked; pages of a long list
+    film       one trajectory -> frames with the action drawn on the screenshot, and token spans
+    charts     numbers -> SVG
+    site       templates, addresses of pages and images; `Site` of a server, `File` of an export
+    export     one self-contained HTML file: a trajectory, or a report of the run
 
 Everything is read through dart_cli.data.store.reader.Reader, a new one for each request, so that a
 live run is not disturbed. No path of a request is a path of a file: ids are looked up in the database.

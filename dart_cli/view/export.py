@@ -9,7 +9,9 @@ from pathlib import Path
 
 from bus.errors import UserError
 from dart_cli.data.store.open import open_reader
-from dart_cli.view import pages
+from dart_cli.view.overview import run
+from dart_cli.view.query import Query
+from dart_cli.view.records import trajectory as trajectory_page
 from dart_cli.view.site import File
 
 
@@ -22,12 +24,12 @@ def write_file(run_dir: Path, path: Path, trajectory: str = "") -> int:
     if path.is_dir():
         raise UserError(f"{path}: is a directory; name a file in it, e.g. {path / 'run.html'}")
     with open_reader(run_dir) as reader:
-        site, query = File(run_dir, reader.screenshots), pages.Query()
+        site, query = File(run_dir, reader.screenshots), Query()
         if trajectory:
-            values = pages.trajectory(reader, site, query, trajectory)
+            values = trajectory_page(reader, site, query, trajectory)
             page = site.render("trajectory.html", values)
         else:
-            page = site.render("run.html", pages.run(reader, site, query))
+            page = site.render("run.html", run(reader, site, query))
     content = page.encode()
     partial = path.with_name(f"{path.name}.tmp")
     try:

@@ -29,6 +29,9 @@ from bus.loopback import is_loopback
 from dart_cli.data.store.open import DATABASE, open_reader
 from dart_cli.view import pages
 from dart_cli.view.guard import Guard
+from dart_cli.view.header import Values
+from dart_cli.view.overview import run_row
+from dart_cli.view.query import Query, QueryError
 from dart_cli.view.site import Site, image_type, stylesheet
 
 LOOPBACK = "127.0.0.1"
@@ -146,7 +149,7 @@ def _run_app(run_dir: Path, site: Site) -> Starlette:
 
     def list_page(kind: pages.PageKind) -> Callable[[Request], Response]:
         def show(request: Request) -> Response:
-            query = pages.Query(request.query_params)
+            query = Query(request.query_params)
             with open_reader(run_dir) as reader:
                 values = pages.LISTS[kind](reader, site, query)
             return HTMLResponse(site.render(f"{kind}.html", values))
@@ -155,7 +158,7 @@ def _run_app(run_dir: Path, site: Site) -> Starlette:
 
     def item_page(kind: str) -> Callable[[Request], Response]:
         def show(request: Request) -> Response:
-            query = pages.Query(request.query_params)
+            query = Query(request.query_params)
             with open_reader(run_dir) as reader:
                 values = pages.ITEMS[kind](reader, site, query, request.path_params["name"])
             return HTMLResponse(site.render(f"{_ONE[kind]}.html", values))
@@ -212,11 +215,11 @@ def _runs_app(folder: Path) -> Starlette:
     return Starlette(routes=routes, exception_handlers=_handlers(site))
 
 
-def _row(run: Path) -> pages.Values:
+def _row(run: Path) -> Values:
     """What the list tells of a run, or why it cannot be read."""
     try:
         with open_reader(run) as reader:
-            return {"fault": "", **pages.run_row(reader)}
+            return {"fault": "", **run_row(reader)}
     except DartError as error:
         return {"fault": str(error)}
 
@@ -242,7 +245,7 @@ _ONE = {"tasks": "task", "groups": "group", "trajectories": "trajectory"}
 def _told(error: Exception) -> tuple[HTTPStatus, str]:
     """Status and sentence of an error page."""
     match error:
-        case pages.QueryError():
+        case QueryError():
             return HTTPStatus.BAD_REQUEST, str(error)
         case RunDirectoryError() | StoreError():  # moved, damaged, busy: the page may work again
             return HTTPStatus.SERVICE_UNAVAILABLE, str(error)

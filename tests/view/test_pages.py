@@ -12,7 +12,7 @@ import pytest
 
 from bus.messages import StepMismatch, VersionSpan
 from dart_cli.data.store.open import open_store
-from dart_cli.view.pages import ROWS
+from dart_cli.view.query import ROWS
 from envs.base import content_hash
 from tests.data.parts import (
     MIXED,
