@@ -1,10 +1,10 @@
-"""Numbers as SVG, without a script or a style attribute; classes of view.css give the colours.
+"""Numbers as SVG, without scripts or style attributes; classes of view.css give the colours.
 
 line_chart   series over a common axis, with a grid
 sparkline    one series, small
 bar          a share of a whole
 token_bars   a value for each token, coloured by the weights that sampled it
-thinned      at most so many points, each the mean of its bucket
+thinned      at most a given number of points, each the mean of its bucket
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from markupsafe import Markup
 Interval = tuple[float, float]
 
 MOST_POINTS = 240
-"""Points of a line; more cannot be told apart on a screen."""
+"""Points of a line; more cannot be distinguished on a screen."""
 
 VERSION_COLOURS = 6
-"""Classes v0 to v5 of view.css; weights of a trajectory take them in turn."""
+"""Classes v0 to v5 of view.css, assigned in turn to the weight versions of a trajectory."""
 
-_LEAST_TOKENS = 24  # as wide as so many: a handful of bars stays bars
+_LEAST_TOKENS = 24  # a chart is at least so many bars wide, so that a few bars do not become blocks
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 8, 22  # pixels around the plot, for labels
-_NOTHING = 1e-12  # what is smaller, beside 1 and the values themselves, is rounding
+_NOTHING = 1e-12  # smaller differences, relative to 1 and to the values, are rounding
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line: its name is shown where the pointer rests on it."""
+    """One line; its name is shown while the pointer rests on it."""
 
     name: str
     points: Sequence[Interval]  # in the order of x
@@ -46,7 +46,7 @@ def line_chart(
     high: float | None = None,
     label: str = "",
 ) -> Markup:
-    """Lines over a common axis; `low` and `high` bound y where the data should not decide."""
+    """Lines over a common axis; `low` and `high` bound y, None: the data does."""
     drawn = [Series(s.name, thinned(s.points), s.kind) for s in series]
     points = [point for each in drawn for point in each.points]
     if not points:
@@ -71,7 +71,7 @@ def sparkline(
     height: int = 24,
     label: str = "",
 ) -> Markup:
-    """One line without axes; nothing where there are no points."""
+    """One line without axes; empty where there are no points."""
     drawn = thinned(points)
     if not drawn:
         return Markup("")
@@ -93,9 +93,9 @@ def bar(share: float, kind: str = "") -> Markup:
 def token_bars(
     values: Sequence[float], classes: Sequence[str], *, label: str, height: int = 40
 ) -> Markup:
-    """A bar for each token: `values` [A] from 0, and each one's class of view.css [A].
+    """A bar for each token: `values` [A] from 0, and each token's class of view.css [A].
 
-    Bars hang where values are negative. Values that are no number have none.
+    Bars hang down from the top if a value is negative. Values that are not finite have none.
     """
     known = [abs(value) for value in values if isfinite(value)]
     if not known:
@@ -119,7 +119,7 @@ def token_bars(
 
 
 def thinned(points: Sequence[Interval], most: int = MOST_POINTS) -> list[Interval]:
-    """At most `most` points: of more, the mean of each bucket; what is no number is left out."""
+    """At most `most` points, of more the mean of each bucket; values not finite are left out."""
     known = [(x, y) for x, y in points if isfinite(x) and isfinite(y)]
     if len(known) <= most:
         return known
@@ -136,7 +136,7 @@ def thinned(points: Sequence[Interval], most: int = MOST_POINTS) -> list[Interva
 
 @dataclass(frozen=True)
 class _PlotArea:
-    """Where data stands on the picture."""
+    """Maps data to pixels of the picture."""
 
     x_range: Interval
     y_range: Interval
@@ -161,7 +161,7 @@ def _share(value: float, bounds: Interval) -> float:
 
 
 def _padded(low: float, high: float) -> Interval:
-    """Bounds that are apart, so that a constant is a line in the middle."""
+    """Bounds that differ, so that a constant is drawn as a line in the middle."""
     size = max(abs(low), abs(high))
     if high - low > _NOTHING * max(1.0, size):
         return low, high

@@ -16,9 +16,9 @@ from dart_cli.view.site import File
 
 
 def write_file(run_dir: Path, path: Path, trajectory: str = "") -> int:
-    """Write the page of `trajectory`, or the run's, into `path`; returns its bytes.
+    """Write the page of `trajectory`, or the run's, into `path`; returns its size in bytes.
 
-    It points nowhere else: style and images are within it. Raises UserError for an unknown
+    The file is self-contained: style and images are in it. Raises UserError for an unknown
     trajectory or a file that cannot be written, RunDirectoryError where there is no run.
     """
     if path.is_dir():

@@ -1,11 +1,12 @@
-"""Who may look at the pages, and what every answer tells the browser.
+"""Which requests may see the pages, and the security headers of every answer.
 
     Guard       ASGI middleware: Host header, token, methods, security headers
-    host_names  the names under which a server may be asked
+    host_names  the names under which a server may be addressed
 
-A page of another site can make a browser ask a server on loopback (DNS rebinding); such a request
-carries the other site's name in its Host header and is refused. Beyond loopback every request
-needs the token, once in the address (`?token=...`), from then on as a cookie that no script reads.
+A page of another site can make a browser send requests to a server on loopback (DNS rebinding);
+such a request carries the other site's name in its Host header and is refused. Beyond loopback
+every request needs the token: once in the address (`?token=...`), then as a cookie that no script
+can read.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ _HEADERS = {
 
 
 class Guard:
-    """Lets a request through to the pages, or answers it."""
+    """Passes a request on to the pages, or refuses it."""
 
     def __init__(self, app: ASGIApp, *, host: str, token: str = "") -> None:
-        """`host` is the address served on; without a `token` none is asked for."""
+        """`host` is the address served on; an empty `token` requires none."""
         self._app = app
         self._names = host_names(host)
         self._any_address = _is_unspecified(host)
         self._token = token
-        # Cookies are shared by all ports of a host: each viewer's has a name of its own.
+        # All ports of a host share cookies: each viewer's cookie has a name of its own.
         self._cookie = f"dart-view-{hashlib.sha256(token.encode()).hexdigest()[:8]}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,12 +72,12 @@ class Guard:
         """The answer to a request that may not pass; None for one that may."""
         if not self._is_known(request.headers.getlist("host")):
             return PlainTextResponse(
-                "This server answers under its own name alone; open the address it printed.",
+                "This server answers only under its own name; open the address it printed.",
                 HTTPStatus.MISDIRECTED_REQUEST,
             )
         if request.method not in _METHODS:
             return PlainTextResponse(
-                "Pages are read, nothing is written here.",
+                "This server is read-only: use GET or HEAD.",
                 HTTPStatus.METHOD_NOT_ALLOWED,
                 {"allow": ", ".join(_METHODS)},
             )
@@ -89,7 +90,7 @@ class Guard:
             return False
         [name] = hosts
         name = _without_port(name).lower()
-        # A page of another site cannot have a bare address for its name: rebinding needs a name.
+        # DNS rebinding needs a host name, so a request to a bare address is no attack.
         return name in self._names or (self._any_address and _is_address(name))
 
     def _check_token(self, request: Request) -> Response | None:
@@ -114,7 +115,7 @@ class Guard:
 
 
 def host_names(host: str) -> frozenset[str]:
-    """Names under which a server on `host` may be asked; any port, as tunnels change it."""
+    """Names under which a server on `host` may be addressed; any port, as tunnels change it."""
     names = {"localhost", "127.0.0.1", "[::1]", host.lower(), f"[{host.lower()}]"}
     if _is_unspecified(host):
         names |= {socket.gethostname().lower(), socket.getfqdn().lower()}

@@ -1,4 +1,4 @@
-"""What all pages show: the run, its processes, whether the page is loaded again.
+"""What all pages show: the run, its processes, whether the page is reloaded.
 
 header      these values for any page
 config_of   the configuration of the newest start
@@ -20,15 +20,15 @@ from dart_cli.view.site import Site
 Values = dict[str, Any]
 
 LIVE_S = 20.0
-"""A process was heard of this lately: the run is live. `dart data` notes it every 5 s."""
+"""A run is live if the newest heartbeat of a process is younger. `dart data` stores it every 5 s."""
 REFRESH_S = 5
-"""A page of a live run is loaded again after so long."""
+"""Seconds after which the browser reloads a page of a live run."""
 
 
 def header(
     reader: Reader, site: Site, query: Query, *, is_list: bool = False, live: bool = True
 ) -> Values:
-    """Header of a page: the run, who lives, whether the page is loaded again."""
+    """Header of a page: the run, its processes, whether the page is reloaded."""
     heard = reader.processes()
     now = time.time()
     alive = [process for process in heard if now - process.heard_at < LIVE_S]

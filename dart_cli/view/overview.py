@@ -26,11 +26,11 @@ from envs.registry import did_you_mean
 CURVE_BUCKETS = 40
 NEWEST = 12
 LOOKED_AT = 500
-"""Trajectories among which the newest with a verdict are looked for; the others are in play."""
+"""The newest trajectories, among which those with a verdict are searched; the others are in play."""
 RECENT = 32
-"""Trajectories of a task, at least, that its success "lately" is of."""
+"""The least number of a task's trajectories over which its success "lately" is computed."""
 
-FIRST_METRICS = (  # what is looked at first, as far as the trainer sends them
+FIRST_METRICS = (  # shown first, as far as the trainer sends them
     *("loss", "reward", "entropy", "mismatch_kl", "reference_kl", "ess", "grad_norm", "lr"),
     *("staleness_mean", "tokens", "step_s", "waiting_s"),
 )
@@ -39,7 +39,7 @@ FIRST_METRICS = (  # what is looked at first, as far as the trainer sends them
 
 
 def run(reader: Reader, site: Site, query: Query) -> Values:
-    """Curves, stages, reasons of drops, processes, what is newest."""
+    """Curves, trajectories by state, reasons of drops, processes, the newest verdicts."""
     tallies = reader.tallies()
     curve = _curve(reader)
     newest = [row for row in reader.trajectories(limit=LOOKED_AT) if row.outcome is not None]
@@ -120,7 +120,7 @@ def _points(curve: Iterable[CurvePoint]) -> list[tuple[float, float]]:
 
 
 def _stages(tallies: Sequence[CountersRow]) -> list[Values]:
-    """How many trajectories are in which state, in the order of a life."""
+    """How many trajectories are in which state, in the order of their life cycle."""
     return _shares(
         (state, {"state": state}, sum(t.trajectories for t in tallies if t.state == state), state)
         for state in STATES
@@ -140,7 +140,7 @@ def _drops(tallies: Sequence[CountersRow]) -> list[Values]:
 
 
 def _shares(rows: Iterable[tuple[str, Values, int, str]]) -> list[Values]:
-    """Counts with bars: (name, what the list is asked for, number, class)."""
+    """Counts with bars; a row is (name, query of the list, number, class of view.css)."""
     listed = list(rows)
     whole = sum(number for *_, number, _ in listed) or 1
     return [
@@ -150,7 +150,7 @@ def _shares(rows: Iterable[tuple[str, Values, int, str]]) -> list[Values]:
 
 
 def _metric_cards(points: Sequence[MetricPoint]) -> list[Values]:
-    """A curve for each metric, those one looks at first in front."""
+    """A curve for each metric, `FIRST_METRICS` in front."""
     curves: dict[str, list[tuple[float, float]]] = {}
     for point in points:
         curves.setdefault(point.name, []).append((float(point.step), point.value))
@@ -172,7 +172,7 @@ def _metric_cards(points: Sequence[MetricPoint]) -> list[Values]:
 
 
 def tasks(reader: Reader, site: Site, query: Query) -> Values:
-    """How each task fares."""
+    """Success, verdicts and mean steps of each task."""
     return header(reader, site, query) | {
         "tasks": _task_rows(reader.tallies(), _curve(reader)),
         "instructions": {task: text for (_, task), text in reader.instructions().items()},
@@ -180,7 +180,7 @@ def tasks(reader: Reader, site: Site, query: Query) -> Values:
 
 
 def task(reader: Reader, site: Site, query: Query, name: str) -> Values:
-    """One task: its curve, fates and newest groups. Raises UserError where there is none."""
+    """One task: its curve, outcomes and newest groups. Raises UserError for an unknown task."""
     instructions = {task: text for (_, task), text in reader.instructions().items()}
     tallies = [tally for tally in reader.tallies() if tally.task_id == name]
     if not tallies and name not in instructions:
@@ -234,7 +234,7 @@ def _task_row(name: str, tallies: Sequence[CountersRow], curve: Sequence[CurvePo
 
 
 def _recent(curve: Sequence[CurvePoint]) -> float | None:
-    """Success over the newest buckets that hold `RECENT` trajectories together."""
+    """Success over the newest buckets that together hold at least `RECENT` trajectories."""
     passed = judged = 0
     for point in reversed(curve):
         passed, judged = passed + point.passed, judged + point.trajectories

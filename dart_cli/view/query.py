@@ -22,7 +22,7 @@ _Word = TypeVar("_Word", bound=str)
 
 
 class QueryError(UserError):
-    """The part of an address behind `?` asks for nothing that exists; the message says what does."""
+    """A parameter behind `?` has no valid value; the message lists the valid ones."""
 
 
 class Query:
@@ -32,11 +32,11 @@ class Query:
         self._words = {key: value for key, value in (words or {}).items() if value}
 
     def word(self, name: str) -> str | None:
-        """What was asked for, or None."""
+        """The parameter's value, or None."""
         return self._words.get(name)
 
     def one_of(self, name: str, known: Sequence[_Word]) -> _Word | None:
-        """One of the known words, or None. Raises QueryError."""
+        """The parameter's value, which must be in `known`, or None. Raises QueryError."""
         asked = self._words.get(name)
         for each in known:
             if each == asked:
@@ -67,7 +67,7 @@ class Page:
 
     @property
     def pages(self) -> int:
-        """How many there are."""
+        """Number of pages."""
         return max(1, ceil(self.total / ROWS))
 
     @property

@@ -43,7 +43,7 @@ def groups(reader: Reader, site: Site, query: Query) -> Values:
 
 
 def group(reader: Reader, site: Site, query: Query, name: str) -> Values:
-    """One group and its members side by side. Raises UserError where there is none."""
+    """One group and its members side by side. Raises UserError for an unknown group."""
     row = reader.groups_by_id([name]).get(name)
     if row is None:
         newest = reader.newest_group()
@@ -95,9 +95,9 @@ def trajectories(reader: Reader, site: Site, query: Query) -> Values:
 
 
 def trajectory(reader: Reader, site: Site, query: Query, name: str) -> Values:
-    """One trajectory as a filmstrip, with all that became of it.
+    """One trajectory as a filmstrip, with its history in the run.
 
-    Raises UserError with the nearest id where there is none.
+    Raises UserError, which names the nearest id, for an unknown trajectory.
     """
     subject = find_subject(reader, name)
     row, group = subject.trajectory, subject.group
@@ -120,7 +120,7 @@ def trajectory(reader: Reader, site: Site, query: Query, name: str) -> Values:
 
 
 def with_groups(reader: Reader, rows: Sequence[TrajectoryRow]) -> list[Values]:
-    """Trajectories with their tasks; a group is filed before its members."""
+    """Trajectories with their groups; a group is stored before its members."""
     found = reader.groups_by_id(row.group_id for row in rows)
     return [{"row": row, "group": found[row.group_id]} for row in rows]
 

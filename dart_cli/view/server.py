@@ -2,7 +2,7 @@
 
 run_view   serves until a signal ends it: the `dart view` verb
 make_app   the ASGI application of one run directory
-listen     a socket that is bound already, so that a taken port is told before anything starts
+listen     a bound socket, so that a taken port is reported before anything starts
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from dart_cli.view.site import Site, image_type, stylesheet
 
 LOOPBACK = "127.0.0.1"
 FIRST_PORT = 8470
-"""Where the server is found unless it is taken or another is named."""
-_PORTS = 20  # tried from there on
+"""The default port; if it is taken, the next free one."""
+_PORTS = 20  # how many are tried
 
 MOST_REQUESTS = 64
-"""Requests in work at once; the next one is told to come back (503)."""
+"""Requests served at once; a further one is answered with 503."""
 MOST_RUNS = 50
-"""Runs of a folder that are listed, those written to last."""
+"""Runs of a folder that are listed; the most recently written ones."""
 _STOP_S = 3
 _DAY_S = 24 * 3600
 
@@ -52,12 +52,12 @@ def run_view(
 ) -> None:
     """Serve the pages of a run, or of a folder of runs, until SIGINT or SIGTERM.
 
-    The address is printed first; beyond loopback, or where it is asked for (`guarded`), with a
-    token. Raises RunDirectoryError where there is no run, UserError where the address cannot be had.
+    The address is printed first; beyond loopback, or with `guarded`, it holds a token. Raises
+    RunDirectoryError where there is no run, UserError where the address cannot be served on.
     """
     if is_run(place):
         with open_reader(place):
-            pass  # that a run of another schema is told here and not in the browser
+            pass  # so that a run of another schema is an error here and not in the browser
     token = secrets.token_urlsafe(24) if guarded or not is_loopback(host) else ""
     with closing(listen(host, port)) as listener:
         bound = listener.getsockname()[1]
@@ -67,7 +67,7 @@ def run_view(
 
 
 def make_server(app: ASGIApp) -> uvicorn.Server:
-    """A server with our bounds; `run(sockets=[...])` serves."""
+    """A server with our limits; `run(sockets=[...])` serves."""
     return uvicorn.Server(
         uvicorn.Config(
             app,
@@ -85,14 +85,14 @@ def make_server(app: ASGIApp) -> uvicorn.Server:
 
 
 def address(host: str, port: int, token: str) -> str:
-    """What to open in a browser."""
+    """The URL to open in a browser."""
     name = socket.gethostname() if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared
     name = f"[{name}]" if ":" in name else name
     return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
 
 
 def listen(host: str, port: int | None) -> socket.socket:
-    """A listening socket on `port`, 0 for any; without one the first that is free of ours.
+    """A listening socket on `port` (0: any free one); None: the first free one from FIRST_PORT on.
 
     Raises UserError.
     """
@@ -116,30 +116,30 @@ def listen(host: str, port: int | None) -> socket.socket:
 
 
 def make_app(place: Path, *, host: str = LOOPBACK, token: str = "") -> ASGIApp:
-    """The application of a run, or of a folder of runs; it answers under the name `host` alone."""
+    """The application of a run, or of a folder of runs; it answers only under the name `host`."""
     app = _run_app(place, Site(place)) if is_run(place) else _runs_app(place)
     return Guard(app, host=host, token=token)
 
 
 def is_run(place: Path) -> bool:
-    """Whether the directory is a run; else it may hold some."""
+    """Whether the directory is a run; otherwise it may hold runs."""
     return (place / DATABASE).is_file()
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The runs in a folder, the one written to last first. Links are not followed."""
+    """The runs in a folder, the most recently written one first. Links are not followed."""
     try:
         found = [run for run in folder.iterdir() if not run.is_symlink() and is_run(run)]
-    except OSError:  # moved away, or closed to us: as good as empty
+    except OSError:  # moved away, or not readable: treated as empty
         return []
     return sorted(found, key=_written_at, reverse=True)
 
 
 def _written_at(run: Path) -> float:
-    """When its database or the log of that was written to, unix seconds."""
+    """When its database or the database's log was last written to, unix seconds."""
     moments = [0.0]
     for name in (DATABASE, f"{DATABASE}-wal"):
-        with suppress(OSError):  # the log goes when the last one closes the database
+        with suppress(OSError):  # the log is removed when the last connection closes
             moments.append((run / name).stat().st_mtime)
     return max(moments)
 
@@ -172,7 +172,7 @@ def _run_app(run_dir: Path, site: Site) -> Starlette:
         kind = image_type(image)
         if kind is None:
             raise UserError(f"no screenshot {key} in this run")
-        # Named by its content, it never changes; only this browser may keep it.
+        # Its name is the hash of its content, so it never changes; only this browser may cache it.
         caching = {"cache-control": f"private, max-age={_DAY_S}, immutable"}
         return Response(image, media_type=kind, headers=caching)
 
@@ -202,7 +202,7 @@ def _runs_app(folder: Path) -> Starlette:
         return HTMLResponse(site.render("runs.html", values))
 
     async def one(scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand the request to the run of that name, which must be one of those that are there."""
+        """Hand the request to the run of that name, which must exist in the folder."""
         name = scope["path_params"]["run"]
         run = next((run for run in runs_in(folder) if run.name == name), None)
         if run is None:
@@ -216,7 +216,7 @@ def _runs_app(folder: Path) -> Starlette:
 
 
 def _row(run: Path) -> Values:
-    """What the list tells of a run, or why it cannot be read."""
+    """A run's row in the list of runs, or why it cannot be read."""
     try:
         with open_reader(run) as reader:
             return {"fault": "", **run_row(reader)}
@@ -231,19 +231,19 @@ def _style(_request: Request) -> Response:
 def _handlers(site: Site) -> dict[Any, Callable[[Request, Exception], Response]]:
     """Every error is a page that says what to do."""
 
-    def told(_request: Request, error: Exception) -> Response:
-        status, text = _told(error)
+    def error_page(_request: Request, error: Exception) -> Response:
+        status, text = _status_and_text(error)
         values = {"title": status.phrase, "text": text}
         return HTMLResponse(site.render("error.html", values), status)
 
-    return {DartError: told, HTTPException: told, Exception: told}
+    return {DartError: error_page, HTTPException: error_page, Exception: error_page}
 
 
 _ONE = {"tasks": "task", "groups": "group", "trajectories": "trajectory"}
 
 
-def _told(error: Exception) -> tuple[HTTPStatus, str]:
-    """Status and sentence of an error page."""
+def _status_and_text(error: Exception) -> tuple[HTTPStatus, str]:
+    """HTTP status and text of an error page."""
     match error:
         case QueryError():
             return HTTPStatus.BAD_REQUEST, str(error)
@@ -252,7 +252,10 @@ def _told(error: Exception) -> tuple[HTTPStatus, str]:
         case UserError():
             return HTTPStatus.NOT_FOUND, str(error)
         case HTTPException(status_code=HTTPStatus.NOT_FOUND):
-            return HTTPStatus.NOT_FOUND, "There is no such page; begin at the run's."
+            return HTTPStatus.NOT_FOUND, "There is no such page; start at the page of the run."
         case HTTPException():
             return HTTPStatus(error.status_code), error.detail
-    return HTTPStatus.INTERNAL_SERVER_ERROR, "The page could not be made; the terminal tells why."
+    return (
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+        "The page could not be rendered; the terminal of `dart view` shows the error.",
+    )

@@ -1,4 +1,4 @@
-"""Templates, and the addresses that they write: of a server, or none in an exported file.
+"""Templates, and the addresses that they write: those of a server, or none in an exported file.
 
 Site          renders templates; addresses below `/`
 File          the same for one self-contained file: no addresses, images within it
@@ -44,7 +44,7 @@ class Site:
         self._environment = _environment()
 
     def page(self, *parts: str, **query: object) -> str:
-        """Address of a page; empty where there is none. Query values that are None are left out."""
+        """Address of a page; empty in an exported file. Query values that are None are left out."""
         path = self.root + "/" + "/".join(quote(part, safe="/") for part in parts)
         wanted = {key: str(value) for key, value in query.items() if value not in (None, "")}
         return path + (f"?{urlencode(wanted)}" if wanted else "")
@@ -61,7 +61,7 @@ class Site:
 
 
 class File(Site):
-    """Pages that go into one file: nothing in it points anywhere else."""
+    """Pages that go into one file, which refers to no other file or server."""
 
     exported = True
 
@@ -75,7 +75,7 @@ class File(Site):
         return ""
 
     def image(self, key: str) -> str:
-        """The screenshot itself, as a data: address; empty where it is gone."""
+        """The screenshot itself, as a data: address; empty where it was deleted."""
         image = self._images([key]).get(key, b"")
         kind = image_type(image)
         return f"data:{kind};base64,{base64.b64encode(image).decode()}" if kind else ""

@@ -161,7 +161,7 @@ def test_a_step_that_was_trained_on_shows_how_far_trainer_and_engine_were_apart(
         text = Bones.of(server.page(f"/trajectories/{name}")).text
         assert text.count("log-prob difference") == 1
         assert "log-prob difference -0.013, at most 0.500" in text
-        assert "trainer minus engine" in text  # its story, too
+        assert "trainer minus engine" in text  # its history, too
 
 
 def test_a_trajectory_and_its_group_show_the_instruction_that_the_policy_got(
@@ -256,7 +256,7 @@ def test_a_live_run_is_loaded_again_and_shows_what_is_new(tmp_path: Path) -> Non
         for path in ("/", f"/trajectories/{lease.trajectory_id}", f"/groups/{lease.group_id}"):
             page = server.page(path)
             assert '<meta http-equiv="refresh"' in page
-            assert "hold still" in page
+            assert ">pause<" in page
             assert '<meta http-equiv="refresh"' not in server.page(f"{path}?live=off")
         done = play_shown(ledger, 1)
         assert server.get(f"/trajectories/{done}").status == 404  # not committed yet
@@ -272,7 +272,7 @@ def test_a_run_in_which_nothing_happened_yet_has_its_pages(path: str, tmp_path: 
         make_ledger(config, store)
         with serving(config.run.dir) as server:
             text = Bones.of(server.page(path)).text
-            assert "othing was played yet" in text or "nothing fits" in text
+            assert "othing was played yet" in text or "no match" in text
             assert server.get("/trajectories/g000001-00").status == 404
     with open_store(tmp_path / "pool") as store:
         store.add_pool_member(*pool_member("x" + "ab" * 16))
@@ -319,7 +319,7 @@ def test_a_run_of_another_version_s_configuration_is_shown(tmp_path: Path) -> No
         ("/groups/g999999", "its groups go from g000001 to g0"),
         ("/tasks/mini/clik", "did you mean 'mini/click'"),
         ("/screenshots/" + "0" * 32, "no screenshot"),
-        ("/nothing", "begin at the run"),
+        ("/nothing", "start at the page of the run"),
     ],
 )
 def test_what_does_not_exist_is_404_with_the_nearest_cure(
