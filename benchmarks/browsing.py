@@ -2,7 +2,7 @@
 
     browsing   a browser with one page, for as long as the block lasts
     Browser    opens addresses, takes the time, and tells what ran and what the DOM holds
-    Opened     one page as the browser has it
+    LoadedPage     one page as the browser has it
 
 The scripts that are put into each page come from here, over the DevTools protocol: the viewer's
 policy, under which none of its own may run, is not weakened by them.
@@ -26,7 +26,7 @@ DEADLINE_S = 30.0
 _POLL_S = 0.002
 _LOOPBACK = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 
-_WITNESS = """
+_RECORDER = """
 window.__ran = [];
 for (const name of ['alert', 'confirm', 'prompt', 'open', 'print', 'fetch'])
   window[name] = () => { window.__ran.push(name); };
@@ -35,14 +35,14 @@ document.addEventListener('securitypolicyviolation',
 """
 """Before anything of the page: what would disturb a person is noted instead."""
 
-_BONES = """
+_ELEMENTS = """
 [...document.querySelectorAll('*')].map(
   each => [each.tagName, each.getAttributeNames().join(' ')].join(' '))
 """
 
 
 @dataclass(frozen=True)
-class Opened:
+class LoadedPage:
     """One page, loaded with its images and laid out."""
 
     address: str
@@ -59,9 +59,9 @@ class Browser:
         self._page = page
         page.send([Call("Page.enable", {}), Call("Network.enable", {})])
         page.call("Network.setCacheDisabled", cacheDisabled=True)
-        page.call("Page.addScriptToEvaluateOnNewDocument", source=_WITNESS)
+        page.call("Page.addScriptToEvaluateOnNewDocument", source=_RECORDER)
 
-    def open(self, address: str) -> Opened:
+    def open(self, address: str) -> LoadedPage:
         """Load a page. Raises EnvError where it cannot be, or is not there in time."""
         self.evaluate("window.__left = true")  # until the new document is there
         began = time.perf_counter()
@@ -75,12 +75,12 @@ class Browser:
             time.sleep(_POLL_S)
         self.evaluate("document.documentElement.getBoundingClientRect().height")
         seconds = time.perf_counter() - began
-        return Opened(
+        return LoadedPage(
             address=address,
             seconds=seconds,
             title=self.evaluate("document.title"),
             ran=self.evaluate("window.__ran"),
-            bones=self.evaluate(_BONES),
+            bones=self.evaluate(_ELEMENTS),
         )
 
     def box(self, selector: str) -> tuple[float, float, float, float]:

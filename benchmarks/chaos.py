@@ -71,7 +71,7 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
     """Both runs, one after the other."""
     undisturbed = play(arguments, kills=False)
     disturbed = play(arguments, kills=True)
-    calm, shaken = undisturbed.course(), disturbed.course()
+    calm, shaken = undisturbed.curve(), disturbed.curve()
     if arguments.picture is not None:
         draw(arguments.picture, shaken, calm, disturbed.kills_at)
     ratio = pace_ratio(shaken.trained_at, calm.trained_at)

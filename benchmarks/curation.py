@@ -45,7 +45,7 @@ from dart_cli.bench.curation import (
     play_run,
     summarize,
 )
-from dart_cli.bench.study import Cell, Cells, Result, play_missing, settings_of
+from dart_cli.bench.study import Cell, ResultCache, Result, play_missing, settings_of
 from dart_cli.config.load import load_config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -86,7 +86,7 @@ def measure(study: Study, arms: list[str], seeds: Sequence[int], budget: int) ->
     config = load_config(study.config, list(study.sets))
     if any(map(needs_pool, arms)):
         collect_pool(study, tell)
-    cells = Cells(
+    cells = ResultCache(
         study.work / "results",
         lambda cell: [settings_of(load_config(study.config, study.sets_of(cell.arm))), budget],
     )

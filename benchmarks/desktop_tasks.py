@@ -59,7 +59,7 @@ class Job(NamedTuple):
 
 
 @dataclass
-class Tally:
+class EpisodeCounts:
     """What came of all episodes so far; `add` may be called by several threads."""
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -84,9 +84,9 @@ class Tally:
 class Slot:
     """One environment that plays what is in a queue, and remembers what its desktops left."""
 
-    def __init__(self, suite: DesktopSuite, tally: Tally) -> None:
+    def __init__(self, suite: DesktopSuite, counts: EpisodeCounts) -> None:
         self._suite = suite
-        self._tally = tally
+        self._counts = counts
         self._env = suite.make_env()
         self._rng = Random(0)
         self._made: dict[Path, int] = {}  # folders of desktops, sockets of displays: inodes
@@ -117,13 +117,13 @@ class Slot:
             outcome, reason = verdict.outcome, verdict.reason
         except EnvError as error:
             outcome, reason = "invalid", str(error)
-        self._tally.add(job, outcome, f"{told} ({reason})")
+        self._counts.add(job, outcome, f"{told} ({reason})")
 
     def _episode(self, job: Job) -> Verdict:
         env = self._env
         began = time.monotonic()
         env.reset(seed=job.seed, options={"task": job.task_id})
-        self._tally.resets.append(time.monotonic() - began)
+        self._counts.resets.append(time.monotonic() - began)
         for path in (env.desktop.folder, env.desktop.socket):
             self._made[path] = path.stat().st_ino
         task = env.task
@@ -161,7 +161,7 @@ def plan(suite: DesktopSuite, arguments: argparse.Namespace) -> list[Job]:
     ]
 
 
-def play_all(jobs: Sequence[Job], slots: Sequence[Slot], tally: Tally) -> None:
+def play_all(jobs: Sequence[Job], slots: Sequence[Slot], counts: EpisodeCounts) -> None:
     """Play the jobs, a thread for each slot; say how far it is."""
     waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
     for job in jobs:
@@ -173,10 +173,10 @@ def play_all(jobs: Sequence[Job], slots: Sequence[Slot], tally: Tally) -> None:
     for thread in threads:
         while thread.is_alive():
             thread.join(1.0)
-            if time.monotonic() - told > PROGRESS_S and tally.memory:
-                told, done = time.monotonic(), len(tally.memory)
+            if time.monotonic() - told > PROGRESS_S and counts.memory:
+                told, done = time.monotonic(), len(counts.memory)
                 left_min = (told - began) * (len(jobs) / done - 1) / 60
-                wrong = f"{len(tally.wrong)} wrong"
+                wrong = f"{len(counts.wrong)} wrong"
                 print(f"{done} of {len(jobs)}, {wrong}, {left_min:.0f} min left", flush=True)
 
 
@@ -203,13 +203,13 @@ def main() -> None:
     arguments = parser.parse_args()
     suite = load_suite(arguments.suite)
     assert isinstance(suite, DesktopSuite)
-    jobs, tally = plan(suite, arguments), Tally()
+    jobs, counts = plan(suite, arguments), EpisodeCounts()
     if not jobs:
         parser.error(f"no task of suite {arguments.suite} is named like {arguments.tasks}")
     before, began = open_files(), time.monotonic()
-    slots = [Slot(suite, tally) for _ in range(arguments.slots)]
-    play_all(jobs, slots, tally)
-    memory, loads = tally.memory, sorted(tally.loads)
+    slots = [Slot(suite, counts) for _ in range(arguments.slots)]
+    play_all(jobs, slots, counts)
+    memory, loads = counts.memory, sorted(counts.loads)
     result: dict[str, Any] = {
         "benchmark": "desktop_tasks",
         "tasks": len({job.task_id for job in jobs}),
@@ -217,10 +217,10 @@ def main() -> None:
         "episodes": len(jobs),
         "slots": arguments.slots,
         "kill_every": arguments.kill_every,
-        "as_expected": dict(tally.counts),
-        "wrong": tally.wrong,
+        "as_expected": dict(counts.counts),
+        "wrong": counts.wrong,
         "not_played": len(jobs) - len(memory),  # because a slot broke
-        "reset_p50_s": round(sorted(tally.resets)[len(tally.resets) // 2], 2),
+        "reset_p50_s": round(sorted(counts.resets)[len(counts.resets) // 2], 2),
         "own_memory_mb": [round(memory[at * (len(memory) - 1) // 4], 1) for at in range(5)],
         "left": {
             "processes": len(descendants(os.getpid())),
@@ -233,7 +233,7 @@ def main() -> None:
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
-    sys.exit(1 if tally.wrong or result["not_played"] else 0)
+    sys.exit(1 if counts.wrong or result["not_played"] else 0)
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def pillow_png(image: Image.Image) -> bytes:
     return out.getvalue()
 
 
-class Clock:
+class CpuTimer:
     """CPU seconds by stage."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class Clock:
         return result
 
 
-def stages_of_ours(book: Clock, app: App) -> None:
+def stages_of_ours(book: CpuTimer, app: App) -> None:
     """What one step costs after the event, and the compression alone."""
     canvas = book.run("paint", app.paint)
     book.run("png", lambda: encode(canvas, "png"))
@@ -130,25 +130,27 @@ def stages_of_ours(book: Clock, app: App) -> None:
     book.run("deflate", lambda: zlib.compress(pixels, 1))
 
 
-def stages_of_baseline(book: Clock, app: App) -> None:
+def stages_of_baseline(book: CpuTimer, app: App) -> None:
     """The same screen, drawn and encoded the usual way."""
     image = book.run("paint", lambda: paint_naively(app))
     book.run("png", lambda: pillow_png(image))
 
 
-def measure_stages(size: str, seeds: int, stages: Callable[[Clock, App], None]) -> dict[str, float]:
+def measure_stages(
+    size: str, seeds: int, stages: Callable[[CpuTimer, App], None]
+) -> dict[str, float]:
     """CPU milliseconds of each stage of a step at one resolution, averaged over the templates."""
     suite = DeskSuite()
     width, height = (int(side) for side in size.split("x"))
     scale = min(width / suite.size[0], height / suite.size[1], 1.6)
-    clock, steps = Clock(), 0
+    clock, steps = CpuTimer(), 0
     for task_id, scene_of in suite.scenes.items():
         for warm, seed in product((False, True), range(seeds)):  # once to fill the caches
             rng = Random(f"{task_id}/{seed}")
             ui = Ui(width, height, DESK_THEMES[seed % 3], scale)
             scene = scene_of(rng, ui)
             app = App(ui, scene.layers)
-            book = clock if warm else Clock()
+            book = clock if warm else CpuTimer()
             while not scene.over and not (scene.ends_at_goal and scene.judge().outcome == "pass"):
                 action = scene.solve(app)
                 if isinstance(action, Done):
@@ -163,10 +165,10 @@ def measure_env(suite: str, size: str, seeds: int, encoding: str = "png") -> dic
     """Steps and resets a CPU second through the public `GuiEnv` calls."""
     env = make_env(suite, size=size, encoding=encoding)
     known = DeskSuite() if suite == "desk" else MiniSuite()
-    clock, steps, resets = Clock(), 0, 0
+    clock, steps, resets = CpuTimer(), 0, 0
     for task_id in known.tasks:
         for warm, seed in product((False, True), range(seeds)):
-            book = clock if warm else Clock()
+            book = clock if warm else CpuTimer()
             options = {"task": task_id}
             book.run("reset", lambda s=seed, o=options: env.reset(seed=s, options=o))
             ended = False

@@ -55,7 +55,7 @@ CHROMEDRIVER = Path("/usr/bin/chromedriver")
 
 
 @dataclass
-class Counts:
+class SlotCounts:
     """What one slot did."""
 
     steps: int = 0
@@ -76,7 +76,7 @@ class Work:
     steps: int
 
 
-def play(env: GuiEnv, work: Work, slot: int, until: float, counts: Counts) -> None:
+def play(env: GuiEnv, work: Work, slot: int, until: float, counts: SlotCounts) -> None:
     """Random clicks until the time is up."""
     rng, episode = Random(slot), 0
 
@@ -115,7 +115,7 @@ def measure(work: Work, slots: int, seconds: float) -> dict[str, Any]:
         for slot, env in enumerate(envs):  # the first reset starts what is to be started
             env.reset(seed=slot, options={"task": tasks[slot % len(tasks)]})
         memory = memory_mb() - before  # every slot has its page or application
-        counts = [Counts() for _ in envs]
+        counts = [SlotCounts() for _ in envs]
         began = time.monotonic()
         until = began + seconds
         threads = [

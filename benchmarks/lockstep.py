@@ -50,7 +50,7 @@ from envs.registry import make_env
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedEpisode:
     """One episode to play."""
 
     group: str
@@ -64,7 +64,7 @@ class Planned:
 class Played:
     """One episode that is over."""
 
-    planned: Planned
+    planned: PlannedEpisode
     end: TrajectoryEnd
     records: list[StepRecord]
 
@@ -161,7 +161,7 @@ class Player:
     def _slots(self) -> int:
         return self._config.rollout.max_batch
 
-    async def play(self, planned: Sequence[Planned]) -> list[Played]:
+    async def play(self, planned: Sequence[PlannedEpisode]) -> list[Played]:
         """Play all; results in the order of `planned`."""
         waiting = deque(enumerate(planned))
         played: dict[int, Played] = {}
@@ -185,7 +185,7 @@ class Player:
                 group.create_task(play_some(env))
         return [played[index] for index in range(len(planned))]
 
-    def _lease(self, planned: Planned) -> Lease:
+    def _lease(self, planned: PlannedEpisode) -> Lease:
         rollout = self._config.rollout
         return Lease(
             trajectory_id=f"{planned.group}-{planned.member:02d}",
@@ -254,7 +254,7 @@ class Loop:
     async def success(self, episodes: int) -> float:
         """On held-out episodes, each task counting alike; the same episodes at every call."""
         planned = [
-            Planned(f"e{index}", 0, task, self.config.eval.seed + index, index)
+            PlannedEpisode(f"e{index}", 0, task, self.config.eval.seed + index, index)
             for index, task in zip(range(episodes), _over(self._tasks), strict=False)
         ]
         played = await self._player.play(planned)
@@ -269,7 +269,7 @@ class Loop:
         seed, size = self.config.run.seed, self.config.data.group_size
         first = (self._batches - 1) * self.groups
         planned = [
-            Planned(
+            PlannedEpisode(
                 f"g{number:06d}",
                 member,
                 task,

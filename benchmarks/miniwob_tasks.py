@@ -44,7 +44,7 @@ Job = tuple[str, int]  # task id, seed
 
 
 @dataclass
-class Counts:
+class OutcomeCounts:
     """What came of all episodes."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -75,7 +75,9 @@ def play(env: GuiEnv, task_id: str, seed: int) -> tuple[str, str]:
     return verdict.outcome, verdict.reason
 
 
-def serve(jobs: queue.SimpleQueue[Job], counts: Counts, rng: Random | None, every: int) -> None:
+def serve(
+    jobs: queue.SimpleQueue[Job], counts: OutcomeCounts, rng: Random | None, every: int
+) -> None:
     """One slot: plays what is in the queue; after every `every` episodes something is killed."""
     env = make_env("miniwob")
     try:
@@ -136,7 +138,7 @@ def main() -> None:
     jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
     for job in plan(arguments):
         jobs.put(job)
-    counts, began = Counts(), time.monotonic()
+    counts, began = OutcomeCounts(), time.monotonic()
     rng = Random(0) if arguments.kill_every else None
     slots = [
         threading.Thread(target=serve, args=(jobs, counts, rng, arguments.kill_every))

@@ -31,8 +31,8 @@ from bus.errors import ConfigError, DartError
 from dart_cli.bench.bands import ArmLine, ArmPanel, draw
 from dart_cli.bench.study import (
     Cell,
-    Cells,
     Result,
+    ResultCache,
     call,
     overrides,
     play_missing,
@@ -170,7 +170,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         script += ["--updates", str(arguments.updates), *overrides(arguments.set[:-1])]
         return call(script, work / "logs" / f"{cell.name}.log", ROOT)
 
-    cells = Cells(work / "results", lambda cell: settings_of(config_of(cell.arm, arguments.set)))
+    cells = ResultCache(
+        work / "results", lambda cell: settings_of(config_of(cell.arm, arguments.set))
+    )
     wanted = [Cell(arm, seed) for seed in range(arguments.seeds) for arm in arms]
     results = play_missing(wanted, cells, play, at_once=arguments.at_once, tell=tell)
     picture = work / "offpolicy.png"

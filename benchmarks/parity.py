@@ -74,11 +74,11 @@ def main() -> None:
                 began = time.monotonic()
                 weights = FileChannel(Path(scratch) / f"{model_type}-{engine}")
                 try:
-                    tally = asyncio.run(compare(config, asked.updates, weights))
+                    comparisons = asyncio.run(compare(config, asked.updates, weights))
                 except DartError as error:
                     parser.exit(error.exit_code, f"error: {error}\n")
                 rows.append(
-                    {"model": model_type, "engine": engine, **tally.told()}
+                    {"model": model_type, "engine": engine, **comparisons.told()}
                     | {"seconds": round(time.monotonic() - began, 1)}
                 )
                 print(rows[-1], flush=True)
@@ -125,7 +125,7 @@ def settings(engine: str, updates: int) -> list[str]:
 
 
 @dataclass
-class Tally:
+class Comparisons:
     """What has been compared of one model with one engine."""
 
     at: dict[float, list[Compared]] = field(default_factory=lambda: {t: [] for t in TEMPERATURES})
@@ -153,11 +153,11 @@ class Tally:
         }
 
 
-async def compare(config: Config, updates: int, weights: FileChannel) -> Tally:
+async def compare(config: Config, updates: int, weights: FileChannel) -> Comparisons:
     """Play, score, step, publish, update; so many times."""
     learner = PolicyLearner(TrainModel.load(config), config.train)
     model = await asyncio.to_thread(load_model, config)
-    tally = Tally()
+    comparisons = Comparisons()
     try:
         first = weights.publish(learner.model.weights(), 0)
         await asyncio.wait_for(model.engine.update_weights(first.path, 0), UPDATE_S)
@@ -167,10 +167,12 @@ async def compare(config: Config, updates: int, weights: FileChannel) -> Tally:
             for temperature, batch in zip(TEMPERATURES, batches, strict=True):
                 found = await asyncio.to_thread(rescore, learner.model, batch, 16)
                 check(found, version)
-                tally.at[temperature].append(found)
+                comparisons.at[temperature].append(found)
             if version == 0:
                 opening = batches[0]
-                tally.before = max(parts[0].mismatch().max for parts in tally.at.values())
+                comparisons.before = max(
+                    parts[0].mismatch().max for parts in comparisons.at.values()
+                )
             if version == updates:
                 break
             # One with the temperature of either, in turns.
@@ -181,12 +183,12 @@ async def compare(config: Config, updates: int, weights: FileChannel) -> Tally:
             await asyncio.wait_for(
                 model.engine.update_weights(published.path, version + 1), UPDATE_S
             )
-            await count_in_flight(tally, learner.model, await beside, version + 1)
+            await count_in_flight(comparisons, learner.model, await beside, version + 1)
         if opening is not None:
-            tally.moved = rescore(learner.model, opening, 16).mismatch().mean
+            comparisons.moved = rescore(learner.model, opening, 16).mismatch().mean
     finally:
         await model.engine.close()
-    return tally
+    return comparisons
 
 
 async def trial(model: Model, temperature: float, seed: int) -> Batch:
@@ -196,11 +198,13 @@ async def trial(model: Model, temperature: float, seed: int) -> Batch:
     return await play(model.responder.policy, model.engine, model.responder, wanted)
 
 
-async def count_in_flight(tally: Tally, model: TrainModel, batch: Batch, version: int) -> None:
+async def count_in_flight(
+    comparisons: Comparisons, model: TrainModel, batch: Batch, version: int
+) -> None:
     """What was sampled beside an update: the new weights' part is compared."""
-    tally.mixed += sum(len(sample.sampled.version_spans) > 1 for sample in batch.samples)
+    comparisons.mixed += sum(len(sample.sampled.version_spans) > 1 for sample in batch.samples)
     found = await asyncio.to_thread(rescore, model, batch, 16)
-    tally.in_flight.append(found.only(found.versions == version))
+    comparisons.in_flight.append(found.only(found.versions == version))
 
 
 def check(found: Compared, version: int) -> None:

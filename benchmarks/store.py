@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Screen:
+class ScreenSize:
     """A size of screenshots: what one takes on the wire, and in a prompt."""
 
     name: str
@@ -71,7 +71,7 @@ class Screen:
     share: float  # of --trajectories that are played at this size
 
 
-SCREENS = (Screen("448x336", 20_000, 192, 1.0), Screen("1920x1080", 300_000, 2_691, 0.5))
+SCREENS = (ScreenSize("448x336", 20_000, 192, 1.0), ScreenSize("1920x1080", 300_000, 2_691, 0.5))
 
 
 def main() -> None:
@@ -162,7 +162,7 @@ def timed(work: Callable[[], object]) -> Taken:
     return Taken(time.perf_counter() - wall, time.process_time() - cpu)
 
 
-def hand_in(run_dir: Path, screen: Screen, trajectories: int) -> Taken:
+def hand_in(run_dir: Path, screen: ScreenSize, trajectories: int) -> Taken:
     """Lease, play and end so many trajectories; the database is closed when the time is up."""
     config, tasks = configured(run_dir)
     store = open_store(run_dir)
@@ -221,7 +221,7 @@ def lease(ledger: Ledger, slot: int, suite: str = "mini") -> Lease:
     return found
 
 
-def played(leases: Sequence[Lease], screen: Screen) -> Iterator[StepRecord | TrajectoryEnd]:
+def played(leases: Sequence[Lease], screen: ScreenSize) -> Iterator[StepRecord | TrajectoryEnd]:
     """What SLOTS environments hand in that play these leases: every other one passes."""
     rng = Random(0)
     for playing in chunks(leases, SLOTS):
@@ -239,7 +239,7 @@ def played(leases: Sequence[Lease], screen: Screen) -> Iterator[StepRecord | Tra
             yield end_of(each, STEPS, "pass" if number % 2 else "fail", last)
 
 
-def prompt(screen: Screen, step: int, rng: Random) -> list[int]:
+def prompt(screen: ScreenSize, step: int, rng: Random) -> list[int]:
     """Token ids [P] of a prompt with the images and texts of the past."""
     images = min(step + 1, HISTORY_IMAGES)
     text = [rng.randrange(150_000) for _ in range(400 + COMPLETION_TOKENS * step)]

@@ -135,7 +135,7 @@ def cpu_s(pid: int) -> float:
     return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
 
-class Meter:
+class LatencyMeter:
     """Latencies of one cell and the server's CPU meanwhile."""
 
     def __init__(self, seconds: float, server: int, shot_bytes: int) -> None:
@@ -175,7 +175,7 @@ class Meter:
         }
 
 
-async def measure(ask: Ask, in_flight: int, meter: Meter) -> Cell:
+async def measure(ask: Ask, in_flight: int, meter: LatencyMeter) -> Cell:
     """So many askers, each asking again when it is answered."""
 
     async def asker() -> None:
@@ -328,7 +328,7 @@ def serve_zmq_blocking(endpoint: str, sizes: dict[str, dict[str, tuple[Fields, F
 
 
 def measure_zmq_blocking(
-    endpoint: str, exchange: str, fields: Fields, in_flight: int, meter: Meter
+    endpoint: str, exchange: str, fields: Fields, in_flight: int, meter: LatencyMeter
 ) -> Cell:
     """DEALER with a window of requests on their way."""
     import zmq
@@ -381,7 +381,7 @@ async def measure_ray(
         actor = Actor.remote(raw_replies(sizes))
         server = await actor.pid.remote()
         for name, exchange, fields, in_flight in cells_of(sizes):
-            meter = Meter(seconds, server, len(fields["screenshot"]))
+            meter = LatencyMeter(seconds, server, len(fields["screenshot"]))
 
             async def ask(exchange: str = exchange, fields: Fields = fields) -> Fields:
                 answer: Fields = await actor.answer.remote(exchange, fields)
@@ -434,14 +434,14 @@ async def ask_all(arm: str, payload_at: Path, seconds: float) -> dict[str, Cell]
     with server_of(arm, endpoint, payload_at) as server:
         if arm == "zmq_blocking":
             for name, exchange, fields, in_flight in cells_of(sizes):
-                meter = Meter(seconds, server, len(fields["screenshot"]))
+                meter = LatencyMeter(seconds, server, len(fields["screenshot"]))
                 cells[name] = measure_zmq_blocking(endpoint, exchange, fields, in_flight, meter)
             return cells
         async with (ask_ours if arm == "ours" else ask_zmq_asyncio)(endpoint) as asks:
             for name, exchange, fields, in_flight in cells_of(sizes):
                 ask = asks(exchange, fields)
                 await ask()  # the server has started
-                meter = Meter(seconds, server, len(fields["screenshot"]))
+                meter = LatencyMeter(seconds, server, len(fields["screenshot"]))
                 cells[name] = await measure(ask, in_flight, meter)
     return cells
 

@@ -82,7 +82,7 @@ async def measure(folder: Path, published: Path, updates: int, requests: int) ->
         load_weights=load,
         max_batch=requests,
     )
-    versions = Versions(policy)
+    versions = WeightsByVersion(policy)
     channel = FileChannel(published)
     done: list[tuple[GenerateRequest, Generation]] = []
     failed: list[BaseException] = []
@@ -125,7 +125,7 @@ async def measure(folder: Path, published: Path, updates: int, requests: int) ->
     }
 
 
-class Versions(list[Weights]):
+class WeightsByVersion(list[Weights]):
     """Weights by version, made when they are asked for: every one another step from the first."""
 
     def __init__(self, policy: LoadedPolicy) -> None:

@@ -72,7 +72,7 @@ NAMED = 3
 
 
 @dataclass(frozen=True)
-class Screen:
+class PageScreen:
     """One screenshot of a page, and what can be asked about it."""
 
     key: str
@@ -83,7 +83,7 @@ class Screen:
     page: str
 
 
-def gather(env: MiniwobEnv, page: str, seeds: Sequence[int], rng: Random) -> Iterator[Screen]:
+def gather(env: MiniwobEnv, page: str, seeds: Sequence[int], rng: Random) -> Iterator[PageScreen]:
     """Screens of a page, one for each seed."""
     for seed in seeds:
         seen, info = env.reset(seed=seed, options={"task": f"miniwob/{page}"})
@@ -119,7 +119,7 @@ def gather(env: MiniwobEnv, page: str, seeds: Sequence[int], rng: Random) -> Ite
             if not pressed:  # its middle is covered
                 continue
             goal = share(pressed[-1])
-        yield Screen(
+        yield PageScreen(
             f"{page}/{seed}",
             seen.screenshot,
             info["instruction"],
@@ -129,7 +129,7 @@ def gather(env: MiniwobEnv, page: str, seeds: Sequence[int], rng: Random) -> Ite
         )
 
 
-def sheet(preparer: ImagePreparer, screen: Screen, rng: Random) -> Sheet:
+def sheet(preparer: ImagePreparer, screen: PageScreen, rng: Random) -> Sheet:
     """The questions of one screen, those about what is in sight drawn at random."""
     goal = screen.goal or rng.choice(screen.widgets)[2]
     questions = [Question(screen.instruction, goal, kind=screen.page)]

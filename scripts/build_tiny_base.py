@@ -83,7 +83,7 @@ class Sheet:
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedSheets:
     """Sheets as one batch; `tokens` and `clicks` say which positions predict what."""
 
     input_ids: torch.Tensor  # [B, L]
@@ -109,7 +109,7 @@ class Packer:
         )
         self._zero = self._encode("0")[0]
 
-    def pack(self, sheets: Sequence[Sheet], rng: Random) -> Packed:
+    def pack(self, sheets: Sequence[Sheet], rng: Random) -> PackedSheets:
         """One batch; click coordinates that later tokens are conditioned on come from `rng`."""
         rows = [self._row(sheet, rng) for sheet in sheets]
         length = max(len(row.ids) for row in rows)
@@ -135,7 +135,7 @@ class Packer:
         causal = torch.ones(length, length, dtype=torch.bool).tril()
         visible = (causal & (own | shared))[:, None]
         mask = torch.zeros(batch, 1, length, length).masked_fill(~visible, float("-inf"))
-        return Packed(
+        return PackedSheets(
             input_ids,
             mask,
             position_ids,
@@ -199,7 +199,7 @@ class Packer:
         text = f"click({min(999, int(x * 1000))},{min(999, int(y * 1000))}){tiny.END}"
         return list(self._encode(text)), [None, (left, right), None, (top, bottom), None, None]
 
-    def loss(self, model: Any, packed: Packed) -> torch.Tensor:
+    def loss(self, model: Any, packed: PackedSheets) -> torch.Tensor:
         """Mean over answer tokens: cross entropy, for coordinates KL to the target's inside.
 
         To it come two losses that give what pre-training gives to real models, and without which
@@ -239,7 +239,7 @@ class Packer:
         )
 
 
-def pointing_loss(attention: Any, seen: dict[str, Any], packed: Packed) -> torch.Tensor:
+def pointing_loss(attention: Any, seen: dict[str, Any], packed: PackedSheets) -> torch.Tensor:
     """Cross entropy between where two heads of the last layer look and where the widget is.
 
     A position that says a coordinate must first find the widget; told so directly it learns

@@ -1,4 +1,4 @@
-"""What is compared: one run each, the same in everything but how it is scheduled and synchronised."""
+"""The arms: runs that differ only in how they are scheduled and synchronised."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""What a run that was killed again and again has lost, from its database and its trainer's log.
+"""What a run whose processes were killed again and again has lost, from its database and train log.
 
-    Witness    trajectories that were seen finished while the run went on
-    Lineage    the batches in the weights, life after life of the trainer, from its log
-    audit      both against the ledger at the end
+    FinishedTrajectories   trajectories that were seen finished while the run went on
+    Lineage                the batches in the weights, over all processes of the trainer, from its log
+    audit                  both against the ledger at the end
 
-A trajectory is lost if it was once finished in the database, so acknowledged, and is not any more:
-in play again, gone, without one of its steps, or dropped for a reason that only a loss has. A batch is
-trained twice if the weights hold it twice, relative to the checkpoint that the trainer resumed.
+A trajectory is lost if it was finished in the database (so acknowledged) and no longer is: in play
+again, missing, without one of its steps, or dropped for a reason that only a loss has. A batch is
+trained twice if the weights hold it twice, relative to the checkpoint that the trainer resumed from.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ KEPT = ("finished", "batched", "trained")
 LOSSES = ("lease_expired", "worker_lost", "cancelled", "incomplete")
 """Reasons for which no finished trajectory may be dropped."""
 CUT = ("worker_lost", "lease_expired")
-"""Reasons of an episode that a death cut off."""
+"""Drop reasons of an episode that a killed process cut off."""
 _LOOK = 500
-"""Trajectories looked at at once, the newest: more than are in play."""
+"""The newest trajectories, read at each look: more than are in play."""
 
 _STARTS = re.compile(r": train starts, pid ")
-_RESUMES = re.compile(r": goes on from .*, batch (\d+)$")
+_RESUMES = re.compile(r": resumes from .*, batch (\d+)$")
 _TRAINED = re.compile(r": update \d+ on batch (\d+):")
 
 
 @dataclass
-class Witness:
+class FinishedTrajectories:
     """Ids of trajectories that were seen finished."""
 
-    finished: set[str] = field(default_factory=set)
+    ids: set[str] = field(default_factory=set)
 
-    def look(self, reader: Reader) -> None:
-        """Note those of the newest trajectories that are finished by now."""
+    def update(self, reader: Reader) -> None:
+        """Add those of the newest trajectories that are finished by now."""
         rows = reader.trajectories(limit=_LOOK)
-        self.finished |= {row.id for row in rows if _is_finished(row)}
+        self.ids |= {row.id for row in rows if _is_finished(row)}
 
 
 def _is_finished(row: TrajectoryRow) -> bool:
@@ -50,16 +50,16 @@ def _is_finished(row: TrajectoryRow) -> bool:
 
 @dataclass(frozen=True)
 class Lineage:
-    """How often a batch went into the weights that already held it, or was passed over."""
+    """How often a batch went into weights that already held it, or was skipped."""
 
     lives: int
     doubled: int
     passed_over: int
-    retrained: int  # batches trained again since no checkpoint held them
+    retrained: int  # batches trained again because no checkpoint held them
 
 
 def lineage(log: Iterable[str]) -> Lineage:
-    """Read the trainer's log, all its lives."""
+    """Read the trainer's log, which holds all its processes."""
     lives = doubled = passed_over = retrained = 0
     last = newest = 0  # batch in the weights; ever
     for line in log:
@@ -89,26 +89,26 @@ class Audit:
     cut: int  # episodes that a killed environment cut off
 
 
-def audit(reader: Reader, witness: Witness, trainer_log: Iterable[str]) -> Audit:
-    """Look at the whole ledger; `trainer_log` are the lines of logs/train.log."""
+def audit(reader: Reader, finished: FinishedTrajectories, trainer_log: Iterable[str]) -> Audit:
+    """Check the whole ledger; `trainer_log` are the lines of logs/train.log."""
     rows = {row.id: row for row in reader.trajectories()}
     filed: dict[str, set[int]] = {}
     for step in reader.step_times():
         filed.setdefault(step.trajectory_id, set()).add(step.step)
-    lost = {each for each in witness.finished if _is_lost(rows.get(each))}
+    lost = {each for each in finished.ids if _is_lost(rows.get(each))}
     gaps = {row.id: _missing(filed.get(row.id, set()), row.steps) for row in rows.values()}
     lost |= {row.id for row in rows.values() if row.state in KEPT and gaps[row.id]}
     cut = [row for row in rows.values() if row.reason in CUT]
     in_batches = Counter(
         group for batch in reader.batches() for group in reader.batch_groups(batch.id)
     )
-    told = lineage(trainer_log)
+    trained = lineage(trainer_log)
     return Audit(
         finished_lost=len(lost),
-        double_trained=told.doubled + sum(number - 1 for number in in_batches.values()),
-        never_trained=told.passed_over,
+        double_trained=trained.doubled + sum(number - 1 for number in in_batches.values()),
+        never_trained=trained.passed_over,
         steps_lost_max=max((gaps[row.id] + 1 for row in cut), default=0),
-        retrained=told.retrained,
+        retrained=trained.retrained,
         trajectories=sum(_is_finished(row) for row in rows.values()),
         cut=len(cut),
     )

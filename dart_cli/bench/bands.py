@@ -2,7 +2,7 @@
 
 ArmLine    one arm's curves, one for each seed
 ArmPanel   lines on one pair of axes
-draw    panels side by side, a PNG
+draw       panels side by side, a PNG
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The physical bound on throughput: the least of what environments, rollout workers and trainer can.
+"""The physical bound on throughput: the smallest of the limits of environments, rollout and trainer.
 
-    environments   every slot plays without a pause, and each completion takes as long as it takes
-                   an idle replica: slots / (reset / steps + step + completion)
-    rollout        every replica decodes a full batch all the time, all prefixes cached
+    environments   every slot plays without a pause, and each completion takes as long as on an
+                   idle replica: slots / (reset / steps + step + completion)
+    rollout        every replica always decodes a full batch, all prefixes cached
     trainer        it trains without a pause: samples of a batch / duration of its update
 
-No schedule can exceed any of them; `by` names the least.
+No schedule can exceed any of them; `by` names the smallest.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Bound:
 def bound_of(config: Config, *, slots: int, workers: int) -> Bound:
     """The bound of a run with `slots` environments in all and `workers` rollout workers.
 
-    Raises ConfigError where the environments' time passes at another speed than the rest's.
+    Raises ConfigError where the environments' simulated time has another speed-up than the rest's.
     """
     timing, data = config.timing, config.data
     env_speedup = config.env.options.get("speedup", 1.0)

@@ -1,22 +1,23 @@
-"""Kill a random process of a run every few seconds, and see what is lost.
+"""Kill a random process of a run every few seconds, and measure what is lost.
 
-    Watch        when a killed process is back at work
-    ChaosRun       a run that was disturbed, or not: the control
-    run_chaos    starts the run, kills for so long (or never), ends it
-    report       audits its database (bench/audit.py) and says what the kills cost
+    DowntimeTracker      which processes are down, and when they are back at work
+    CheckpointProgress   whether the trainer lives long enough to write checkpoints
+    ChaosRun             a run with kills, or without (the control)
+    run_chaos            starts the run, kills for a given time (or never), ends it
+    report               audits its database (bench/audit.py) and reports what the kills cost
 
-A process is back when data has heard its successor, past its start; `dart status`, which has no
-heartbeat, when it has written a line.
+A process is back when data has received a heartbeat of its successor, past its start; `dart status`,
+which has no heartbeat, when it has written a line.
 
-`effective_time_ratio` is the share of time that was not lost, reckoned so that it is a lower bound of
-what the trainer could use, and needs no second run to compare with:
+`effective_time_ratio` is the share of time that was not lost. It is a lower bound of the time that the
+trainer could use, and needs no second run for comparison:
 
     lost = down        seconds in which at least one process was down, though the others go on
-         + retrained   batches trained again since no checkpoint held them, at the median of a batch
-         + replayed    steps of episodes that were cut off, at the run's own steps a second
+         + retrained   batches trained again because no checkpoint held them, at the median time of one
+         + replayed    steps of episodes that were cut off, at the run's own steps per second
 
-A killed `dart status` costs the run nothing and is not in `down`. What both runs really did is
-compared by `pace_ratio` (bench/pace.py).
+A killed `dart status` costs the run nothing and is not in `down`. `pace_ratio` (bench/pace.py) compares
+the actual progress of both runs.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from typing import Any
 
 from bus.errors import BusError, DartError
 from bus.snapshot import Snapshot
-from dart_cli.bench.audit import CUT, Witness, audit
-from dart_cli.bench.pace import Course, course_of
+from dart_cli.bench.audit import CUT, FinishedTrajectories, audit
+from dart_cli.bench.pace import LearningCurve, learning_curve
 from dart_cli.bench.supervise import STATUS, Supervisor, role_of
 from dart_cli.config.schema import Config
 from dart_cli.data.store.open import open_reader
@@ -46,22 +47,22 @@ from dart_cli.status.watch import Watcher
 TRAIN = "train"
 LOOK_S = 0.1
 _START_S = 300.0
-"""Longest wait for the first start of all processes, and for the last to come back."""
+"""Longest wait for the first start of all processes, and for the last one to come back."""
 
 
 @dataclass
-class Watch:
-    """Who is down, and since when."""
+class DowntimeTracker:
+    """Which processes are down, and since when."""
 
     supervisor: Supervisor
     snapshot: Snapshot | None = None
     recoveries_s: dict[str, list[float]] = field(default_factory=dict)  # by role
-    down_s: float = 0.0  # somebody but STATUS was
+    down_s: float = 0.0  # seconds in which any process but STATUS was down
     _down: dict[str, list[float]] = field(default_factory=dict)  # name -> monotonic seconds
     _since: float = 0.0
 
     def killed(self, name: str) -> None:
-        """It is down from now on."""
+        """Note that it is down from now on."""
         now = time.monotonic()
         if not self._matters() and name != STATUS:
             self._since = now
@@ -69,11 +70,11 @@ class Watch:
 
     @property
     def down(self) -> list[str]:
-        """Names of those that are not back."""
+        """Names of the processes that are not back yet."""
         return list(self._down)
 
     def see(self, snapshot: Snapshot) -> None:
-        """Note who is back."""
+        """Note which processes are back."""
         self.snapshot = snapshot
         working = self._working()
         for name in self.down:
@@ -103,16 +104,16 @@ class Watch:
 
 
 @dataclass
-class Advance:
-    """Whether the trainer gets on: a life that wrote no checkpoint is lived again."""
+class CheckpointProgress:
+    """Whether the trainer makes progress: work since its newest checkpoint is repeated after a kill."""
 
     config: Config
-    lost_lives: int = 0  # of the trainer: ended before they wrote a checkpoint
+    lost_lives: int = 0  # trainer processes that were killed before they wrote a checkpoint
     _in_a_row: int = 0
     _newest: str = ""
 
     def trainer_killed(self) -> str:
-        """What there is to say at this kill; empty if it gets on."""
+        """The warning to print at this kill; empty if the trainer makes progress."""
         folder = self.config.run.dir / "checkpoints"
         names = [path.name for path in folder.glob("c*[0-9]")] if folder.is_dir() else []
         newest = max(names, key=lambda name: (len(name), name), default="")
@@ -122,8 +123,8 @@ class Advance:
         if self._in_a_row < 2:
             return ""
         return (
-            f"the trainer does not get on: killed {self._in_a_row} times since its newest checkpoint "
-            f"({newest or 'there is none'}); kill less often (--every), or checkpoint more often "
+            f"the trainer makes no progress: killed {self._in_a_row} times since its newest checkpoint "
+            f"({newest or 'none yet'}); kill less often (--every), or checkpoint more often "
             f"(train.checkpoint_every = {self.config.train.checkpoint_every})"
         )
 
@@ -133,18 +134,18 @@ class ChaosRun:
     """What happened to a run."""
 
     config: Config
-    watch: Watch
-    advance: Advance
-    witness: Witness = field(default_factory=Witness)
+    watch: DowntimeTracker
+    checkpoint_progress: CheckpointProgress
+    finished: FinishedTrajectories = field(default_factory=FinishedTrajectories)
     kills: Counter[str] = field(default_factory=Counter)  # by role
     kills_at: list[float] = field(default_factory=list)  # seconds since `began`
     began: float = 0.0  # unix seconds: all processes worked
     seconds: float = 0.0
 
-    def course(self) -> Course:
-        """How it learned."""
+    def curve(self) -> LearningCurve:
+        """Its learning curve."""
         with open_reader(self.config.run.dir) as reader:
-            return course_of(reader, self.began)
+            return learning_curve(reader, self.began)
 
 
 async def run_chaos(
@@ -159,15 +160,17 @@ async def run_chaos(
 ) -> ChaosRun:
     """Run `commands` for `seconds`, killing one about every `every_s` seconds; 0 kills none.
 
-    The `roles` are killed in turn, in random order, so that each is killed as often. `commands` is worker
-    name -> arguments of `dart`, the data process last. Raises DartError where the run does not start
-    or come back.
+    The `roles` are killed in turn, in random order, so that all are killed equally often. `commands` is
+    worker name -> arguments of `dart`, the data process last. Raises DartError where the run does not
+    start or come back.
     """
     config.run.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     log_dir(config.run.dir).mkdir(exist_ok=True)
     choice = Random(seed)  # noqa: S311 - of whom to kill
     with (log_dir(config.run.dir) / "chaos.log").open("a", encoding="utf-8") as log:
-        played = ChaosRun(config, Watch(Supervisor(commands, log)), Advance(config))
+        played = ChaosRun(
+            config, DowntimeTracker(Supervisor(commands, log)), CheckpointProgress(config)
+        )
         watch, supervisor = played.watch, played.watch.supervisor
         keeping = [asyncio.create_task(supervisor.keep(name)) for name in commands]
         try:
@@ -201,10 +204,10 @@ async def _kill(
         await asyncio.sleep(every_s * choice.uniform(0.5, 1.5))
         turn = turn or choice.sample(roles, len(roles))
         names = [n for n in supervisor.commands if role_of(n) == turn[-1] and supervisor.pid(n)]
-        if not names:  # between two lives: it is asked for again
+        if not names:  # it is just being restarted: try again later
             continue
         name, role = choice.choice(names), turn.pop()
-        if role == TRAIN and (told := played.advance.trainer_killed()):
+        if role == TRAIN and (told := played.checkpoint_progress.trainer_killed()):
             say(told)
         played.watch.killed(name)
         supervisor.kill(name)
@@ -214,14 +217,14 @@ async def _kill(
 
 
 async def _look(played: ChaosRun) -> None:
-    """Ask data how the run is, and note what is finished, without end."""
+    """Ask data for snapshots and note what is finished, until cancelled."""
     run_dir = played.config.run.dir
     async with Watcher(played.config) as watcher:
         while True:
             with contextlib.suppress(BusError):  # data is down, too
                 played.watch.see(await watcher.snapshot())
             with contextlib.suppress(DartError), open_reader(run_dir) as reader:
-                played.witness.look(reader)
+                played.finished.update(reader)
             await asyncio.sleep(LOOK_S)
 
 
@@ -238,13 +241,13 @@ async def _until(condition: Callable[[], bool], what: str) -> None:
 
 
 def report(played: ChaosRun) -> dict[str, Any]:
-    """What the last line of benchmarks/chaos.py holds, less what needs the control."""
+    """The last line of benchmarks/chaos.py, without the values that need the control."""
     run_dir, watch = played.config.run.dir, played.watch
     with (
         open_reader(run_dir) as reader,
         (log_dir(run_dir) / "train.log").open(encoding="utf-8", errors="replace") as lines,
     ):
-        found = audit(reader, played.witness, lines)
+        found = audit(reader, played.finished, lines)
         step_s = [point.value for point in reader.metrics("step_s")]
         trained = sum(batch.state == "trained" for batch in reader.batches())
         share_cut = _share_cut(reader)
@@ -266,7 +269,7 @@ def report(played: ChaosRun) -> dict[str, Any]:
         },
         "effective_time_ratio": round(1 - sum(lost.values()) / played.seconds, 4),
         "lost_s": {name: round(seconds, 1) for name, seconds in lost.items()},
-        "trainer_lives_lost": played.advance.lost_lives,
+        "trainer_lives_lost": played.checkpoint_progress.lost_lives,
         "ended_alone": watch.supervisor.ended_alone,
         "batches": trained,
         "success": watch.snapshot.success if watch.snapshot else None,
@@ -274,7 +277,7 @@ def report(played: ChaosRun) -> dict[str, Any]:
 
 
 def _share_cut(reader: Reader) -> float:
-    """Of the steps that were played, those of episodes that a death cut off."""
+    """The share of steps played that belong to episodes cut off by a kill."""
     cut = {row.id for row in reader.trajectories() if row.reason in CUT}
     played = Counter(step.trajectory_id in cut for step in reader.step_times())
     return played[True] / max(1, played.total())

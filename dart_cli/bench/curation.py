@@ -1,4 +1,4 @@
-"""What each part of curation is worth: the arms of the study, one run of one, what all runs say.
+"""The study of what each part of curation contributes: its arms, one run, the summary of all runs.
 
     ARMS           plain GRPO, each part alone, all parts, each part left out, and a few others
     collect_pool   the oracle's trajectories, for the arms with a pool
@@ -6,8 +6,8 @@
     summarize      all runs -> trajectories to equal success, final success of every arm
 
 The cost of a version is what had been played when it was published: every trajectory that had ended,
-trained on or not, and their actions. What the oracle played for the pool is told apart:
-`demonstrations_per_task`. The level that arms are compared at is the held-out success of plain GRPO
+trained on or not, and their actions. The oracle's episodes for the pool are reported separately, as
+`demonstrations_per_task`. Arms are compared at the level of held-out success that plain GRPO reaches
 at its end.
 """
 
@@ -55,11 +55,11 @@ ARMS: dict[str, tuple[str, ...]] = _arms()
 """Arm -> its parts, in their order of presentation."""
 
 OTHERS: dict[str, tuple[str, ...]] = {
-    "uniform-fast": ("train.lr=2.5e-4",),  # plain GRPO at the rate it likes better
+    "uniform-fast": ("train.lr=2.5e-4",),  # plain GRPO at the learning rate that suits it better
     "online": ("data.pool_ratio=0.125",),  # a pool of the run's own successes alone
     "early-stop": ("data.early_stop=true",),  # half a group first, more unless all passed
 }
-"""Arms played only where named -> their `--set`."""
+"""Arms played only when named -> their `--set`."""
 
 PER_TASK = 32
 """Oracle trajectories of each task: as many as the pool keeps."""
@@ -138,7 +138,7 @@ def collect_pool(study: Study, tell: Callable[[str], None]) -> None:
 def play_run(study: Study, cell: Cell, *, budget: int, episodes: int) -> Result:
     """Train until `budget` trajectories are played, evaluate on `episodes` for each point, measure.
 
-    What an earlier try at the cell left is removed, and so is the run once it is measured. Raises
+    The run directory of an earlier attempt is removed, and so is the run once it is measured. Raises
     ChildError where a part of it fails.
     """
     run_dir, log = study.work / "runs" / cell.name, study.work / "logs" / f"{cell.name}.log"
@@ -176,7 +176,7 @@ def _played(run_dir: Path) -> int:
 
 
 def spread(versions: Sequence[int], points: int = POINTS) -> list[int]:
-    """The first version, the last, and what lies evenly between them, `points` after the first."""
+    """The first version, the last, and versions evenly between them; `points` after the first."""
     last = len(versions) - 1
     return [
         versions[i] for i in sorted({round(last * part / points) for part in range(points + 1)})
@@ -190,7 +190,7 @@ ScoresByStep = dict[int, dict[str, tuple[int, int]]]
 def _held_out(
     study: Study, options: Sequence[str], log: Path, versions: Sequence[int], episodes: int
 ) -> ScoresByStep:
-    """The versions on held-out episodes, in two processes: training is over, both cores are free."""
+    """Evaluate the versions on held-out episodes, in two processes: after training both cores are free."""
     plans = [
         (version, episodes * (FINAL if version == versions[-1] else 1)) for version in versions
     ]
@@ -233,12 +233,12 @@ def costs(reader: Reader) -> dict[int, dict[CostAxis, float]]:
 
 
 def _mean(tasks: Mapping[str, tuple[int, int]]) -> float:
-    """Each task counts alike."""
+    """Mean success over tasks, all with equal weight."""
     return mean(passed / count for passed, count in tasks.values() if count)
 
 
 def _groups(reader: Reader) -> dict[str, int]:
-    """Groups by what became of them, e.g. trained, all_fail."""
+    """Number of groups by outcome, e.g. trained, all_fail."""
     counts: dict[str, int] = {}
     for (state, reason), number in reader.count("groups").items():
         counts[reason or state] = counts.get(reason or state, 0) + number
@@ -270,11 +270,11 @@ def out_of_reach(results: Mapping[Cell, Result]) -> list[str]:
 
 
 def summarize(results: Mapping[Cell, Result]) -> dict[str, Any]:
-    """Final success and costs by arm, and how many of uniform's trajectories all parts need.
+    """Final success and costs by arm, and the share of uniform's trajectories that all parts need.
 
-    An arm's curve is the rising one through the points of all its seeds. A cost to the level is None
-    where an arm never comes to it; ratios are None without both arms or where one is. `limit` is the
-    ratio of a curation that plays no group in vain and leaves those with a gradient as they are.
+    An arm's curve is the isotonic fit to the points of all its seeds. A cost to the level is None
+    where an arm never reaches it; a ratio is None where one of its two values is. `limit` is the ratio
+    of a curation that plays no group in vain and leaves those with a gradient as they are.
     """
     arms: dict[str, list[Result]] = {}
     for cell, result in results.items():
@@ -308,13 +308,13 @@ def summarize(results: Mapping[Cell, Result]) -> dict[str, Any]:
 
 
 def _share_trained(groups: Mapping[str, int]) -> float:
-    """Of the groups that are over, those with a gradient: of full groups no others can be saved."""
+    """The share of closed groups that have a gradient: only the others could be saved."""
     over = {name: number for name, number in groups.items() if name not in ("open", "ready")}
     return over.get("trained", 0) / sum(over.values())
 
 
 def _ratio(arms: Mapping[str, Any], table: str, key: object) -> float | None:
-    """What all parts took of what plain GRPO did."""
+    """The cost of all parts together over that of plain GRPO."""
     ours, theirs = (arms.get(arm, {}).get(table, {}).get(key) for arm in (ALL, UNIFORM))
     return round(ours / theirs, 4) if ours and theirs else None
 
@@ -322,9 +322,9 @@ def _ratio(arms: Mapping[str, Any], table: str, key: object) -> float | None:
 def cost_to(
     runs: Sequence[Result], cost: CostAxis, level: float | None, defines_level: bool
 ) -> float | None:
-    """What these runs, one arm's, took to come to `level`.
+    """The cost at which these runs of one arm reach `level`; None if they do not.
 
-    The arm that defines the level is there at its end at the latest: its fitted end may lie a
+    The arm that defines the level reaches it at its end at the latest: its fitted end may lie a
     little below the mean of its last points.
     """
     if level is None:

@@ -1,7 +1,7 @@
-"""What a study makes of its runs' curves: how much it took to reach a level, with bands over seeds.
+"""Evaluates the learning curves of a study: the cost of reaching a level, and bands over seeds.
 
     isotonic   the best rising curve through noisy points
-    reach      where a curve first comes to a level
+    reach      where a curve first reaches a level
     band       mean and extremes of several curves on one grid
 
 Pure. A curve is a sequence of (x, y) in order of x: trajectories, actions or minutes against success
@@ -20,10 +20,10 @@ Points = Sequence[tuple[float, float]]
 def isotonic(points: Points) -> list[tuple[float, float]]:
     """The non-decreasing curve nearest to `points` in least squares (pool adjacent violators).
 
-    Success measured on some hundred episodes is off by a few hundredths; the first noisy point above
-    a level would be reached too early, as would a running maximum. Averaging whatever falls pulls
-    in neither direction. Barlow et al., Statistical Inference under Order Restrictions (1972).
-    Points of equal x are one, their mean.
+    Success measured on some hundred episodes has an error of a few hundredths: the first noisy point
+    above a level would come too early, as would a running maximum. Averaging the points that fall is
+    not biased in either direction. Barlow et al., Statistical Inference under Order Restrictions (1972).
+    Points of equal x are merged into their mean.
     """
     blocks: list[tuple[float, int, list[float]]] = []  # sum of y, points, xs
     for x, y in sorted(points):
@@ -38,7 +38,7 @@ def isotonic(points: Points) -> list[tuple[float, float]]:
 
 
 def reach(curve: Points, level: float) -> float | None:
-    """The x at which a rising curve first comes to `level`, between points on a line; else None."""
+    """The x at which a rising curve first reaches `level`, interpolated linearly; None if it does not."""
     if not curve or curve[-1][1] < level:
         return None
     if curve[0][1] >= level:
@@ -50,7 +50,7 @@ def reach(curve: Points, level: float) -> float | None:
 
 
 def value_at(curve: Points, x: float) -> float:
-    """The curve at `x`, on a line between its points and level beyond its ends."""
+    """The curve at `x`: linear between its points, constant beyond its ends."""
     if x <= curve[0][0]:
         return curve[0][1]
     for (x0, y0), (x1, y1) in pairwise(curve):
@@ -70,7 +70,7 @@ class Band:
 
 
 def band(curves: Sequence[Points], points: int = 60) -> Band:
-    """Mean, lowest and highest of `curves` as far as all of them go."""
+    """Mean, lowest and highest of `curves` over the range that all of them cover."""
     begin = max(curve[0][0] for curve in curves)
     end = min(curve[-1][0] for curve in curves)
     grid = [begin + (end - begin) * index / (points - 1) for index in range(points)]

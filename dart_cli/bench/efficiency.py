@@ -6,7 +6,7 @@
 Real processes over the real bus and database; environments (envs.timed), engines
 (dart_cli.engines.timed) and the optimizer (dart_cli.train.timed) take simulated time. Baseline and
 ours are measured in the same invocation, interleaved, on the same machine; figures are medians over
-the repeats. docs/scheduling.md holds the definitions and the committed result.
+the repeats. docs/scheduling.md has the definitions and the committed result.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FAULT_RATE = 0.05
 KILLS = 3
 """Rollout workers killed in a run with faults."""
 WARM_MINUTES = 4.0
-"""Simulated minutes before the window: longer than an episode, so that it begins in full swing."""
+"""Simulated minutes before the window: longer than an episode, so that all slots are out of step."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class Options:
 
 
 def run_efficiency(options: Options) -> dict[str, Any]:
-    """Play all arms, print tables, write pictures; returns what the last line of stdout says.
+    """Play all arms, print tables, write pictures; returns the JSON object of the last line of stdout.
 
-    Raises ConfigError for options that cannot be, ChildError if a run could not be kept alive.
+    Raises ConfigError for invalid options, ChildError if a run could not be kept alive.
     """
     console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 150)
     conditions = {"none": (False,), "injected": (True,), "both": (False, True)}[options.faults]
@@ -110,7 +110,7 @@ async def play_arm(arm: Arm, options: Options, *, with_faults: bool, pictured: b
     overrides.append(f"run.dir={run_dir}")
     config = load_config(options.config_path, overrides)
     check_config(config, Source(options.config_path, tuple(overrides)))
-    if (run_dir / DATABASE).exists():  # what an earlier benchmark left; nothing else is removed
+    if (run_dir / DATABASE).exists():  # the run of an earlier benchmark; nothing else is removed
         shutil.rmtree(run_dir)
     speedup = config.timing.speedup
     plan = Plan(

@@ -1,12 +1,12 @@
-"""What a recording and its run's database say: throughput, where the time went, what was lost.
+"""Evaluates a recording and its run's database: throughput, utilisation, losses.
 
     measure   Recording and database -> Measured
     Measured  one run's figures
 
 Shares are of the seconds of the window: of every environment slot, of every rollout worker, of the
-trainer. Each process splits its own time (dart_cli.runtime.phase_timer) and tells it in its heartbeats; what
-nobody accounts for, because a process was dead, counts as `dead`. All per-minute figures are of
-simulated minutes: seconds on the wall times the speedup.
+trainer. Each process measures its own time by phase (dart_cli.runtime.phase_timer) and reports it in
+its heartbeats; time that no process reports, because it was down, counts as `dead`. All per-minute
+figures are per simulated minute: wall-clock seconds times the speedup.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AT_WORK = ("playing", "waiting", "resetting")
 ACTING = ("playing", "resetting")
 """Of these, the ones in which the GUI itself works."""
 LOST = ("worker_lost", "lease_expired", "incomplete")
-"""Drop reasons of trajectories that a fault took; curation's reasons are none."""
+"""Drop reasons of trajectories that were lost to a fault; curation's reasons are not among them."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Measured:
     staleness_max: int
     dropped: dict[str, int]  # trajectories by reason
     wasted_steps: float  # share of the steps played that were dropped
-    finished_lost: int  # trajectories that ended with a verdict and that nobody has
-    aborted: int  # episodes that ended for no reason of their own
+    finished_lost: int  # trajectories that ended with a verdict and are not in the database
+    aborted: int  # episodes that were cut off
     updates: int
     syncs: int
     sync_refused: int
@@ -153,8 +153,8 @@ def most_at_once(intervals: Iterable[tuple[float, float]]) -> int:
 def increase(points: Sequence[tuple[float, float]], began: float, ended: float) -> float:
     """How much a cumulative counter rose in [began, ended], between samples interpolated.
 
-    `points` are (moment, value), ascending; before the first it is 0 at that moment, after the last
-    it stands still.
+    `points` are (moment, value), ascending; before the first the counter is 0, after the last it is
+    constant.
     """
     return _at(points, ended) - _at(points, began)
 
@@ -180,7 +180,7 @@ def _by_role(beats: Iterable[Heartbeat]) -> dict[str, list[Heartbeat]]:
 
 
 def _increments(beats: Sequence[Heartbeat], gauge: str, began: float, ended: float) -> float:
-    """The rise of one gauge in the window, over all lives of all workers."""
+    """The rise of one gauge in the window, summed over all processes of all workers."""
     lives: dict[tuple[str, float], list[tuple[float, float]]] = defaultdict(list)
     for beat in beats:
         if gauge in beat.gauges:
@@ -207,10 +207,10 @@ def _shares(spent: Mapping[str, float], whole_s: float) -> dict[str, float]:
 
 
 def _finished_lost(episodes: Sequence[EpisodeTimes], env_beats: Sequence[Heartbeat]) -> int:
-    """Ends that environments handed in and that are neither kept nor dropped by curation.
+    """Ends that environments handed in and that were neither kept nor dropped by curation.
 
-    A trajectory with a verdict whose drop reason is a fault's was lost; so was one that an
-    environment process counts as accepted and that the database does not have. An end that came
+    A trajectory with a verdict that was dropped because of a fault was lost; so was one that an
+    environment process counts as accepted and the database does not have. An end that came
     after its lease was taken back was never accepted: `dropped` and `aborted` count it.
     """
     judged = [episode for episode in episodes if episode.outcome in ("pass", "fail")]
@@ -223,7 +223,7 @@ def _finished_lost(episodes: Sequence[EpisodeTimes], env_beats: Sequence[Heartbe
         told_at[beat.worker] = max(beat.sent_at, told_at.get(beat.worker, 0.0))
     missing = 0
     for worker, last in told_at.items():
-        # What was filed after the last heartbeat was not told, and must not make up for a loss.
+        # Ends after the last heartbeat are not in its counts and must not make up for a loss.
         kept = sum(each.worker == worker and (each.ended_at or 0.0) <= last for each in judged)
         counted = sum(number for (name, _), number in told.items() if name == worker)
         missing += max(0, int(counted) - kept)

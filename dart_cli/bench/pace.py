@@ -1,8 +1,9 @@
-"""How fast a run learned, and how much faster one that nobody disturbed.
+"""How fast a run with kills learned, compared with a run without.
 
-    Course      success over batches, and when each batch was in the weights, from a run's database
-    pace_ratio  how much of an undisturbed run's pace a disturbed one kept
-    draw        both courses in one PNG
+    LearningCurve    success over batches, and when each batch was in the weights
+    learning_curve   reads it from a run's database
+    pace_ratio       the share of an undisturbed run's pace that a disturbed run kept
+    draw             both learning curves in one PNG
 
 A batch counts when it went into the weights that hold it: one that was trained again from an older
 checkpoint counts once, at its last time.
@@ -19,26 +20,26 @@ from pathlib import Path
 from dart_cli.data.store.reader import Reader
 
 POINTS = 30
-"""Of a learning curve, at most."""
+"""Most points of a learning curve."""
 
 
 @dataclass(frozen=True)
-class Course:
-    """What one run did with its time."""
+class LearningCurve:
+    """One run's progress over time."""
 
     trained_at: list[float]  # of each batch in order, seconds since all processes worked
-    success: list[tuple[int, float]]  # (batches trained, success of what was played by then)
+    success: list[tuple[int, float]]  # (batches trained, success of the episodes they played)
 
 
-def course_of(reader: Reader, began: float) -> Course:
+def learning_curve(reader: Reader, began: float) -> LearningCurve:
     """Read it from a run that is over; `began` in unix seconds."""
     batches = [row for row in reader.batches() if row.state == "trained"]
     times = [max(0.0, row.trained_at - began) for row in batches if row.trained_at is not None]
-    return Course(sorted(times), _success(reader, len(batches)))
+    return LearningCurve(sorted(times), _success(reader, len(batches)))
 
 
 def _success(reader: Reader, batches: int) -> list[tuple[int, float]]:
-    """Success by the batches in the weights that played, mean over tasks, where most have a point."""
+    """Success by number of batches in the weights that played: mean over tasks, where most have data."""
     marks = [
         (row.trained_version, row.id)
         for row in reader.batches()
@@ -62,10 +63,10 @@ def _success(reader: Reader, batches: int) -> list[tuple[int, float]]:
 
 
 def pace_ratio(disturbed: Sequence[float], undisturbed: Sequence[float]) -> float | None:
-    """Time of the undisturbed run over the disturbed one's, to as many batches; None if too few.
+    """Time of the undisturbed run over that of the disturbed run, to equally many batches; None if too few.
 
-    Compared at the most batches that both have, so at the same point of learning. The arguments are
-    `Course.trained_at`.
+    Compared at the largest number of batches that both reached, so at the same point of learning. The arguments are
+    `LearningCurve.trained_at`.
     """
     both = min(len(disturbed), len(undisturbed))
     if both < 2 or not disturbed[both - 1]:
@@ -73,7 +74,9 @@ def pace_ratio(disturbed: Sequence[float], undisturbed: Sequence[float]) -> floa
     return undisturbed[both - 1] / disturbed[both - 1]
 
 
-def draw(path: Path, disturbed: Course, undisturbed: Course, kills_at: Sequence[float]) -> None:
+def draw(
+    path: Path, disturbed: LearningCurve, undisturbed: LearningCurve, kills_at: Sequence[float]
+) -> None:
     """Write success over batches beside batches over minutes; `kills_at` in seconds."""
     from matplotlib.figure import Figure
 

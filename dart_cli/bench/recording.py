@@ -1,7 +1,7 @@
-"""One run, watched from outside: its processes started, disturbed and ended; what they said.
+"""One run, observed from outside: its processes are started, killed at times, and ended.
 
-    record      start a run's processes, let it warm up, watch it for a while, end it
-    Recording   every heartbeat, what each process cost, who was killed
+    record      start a run's processes, let it warm up, record it for a time, end it
+    Recording   every heartbeat, the CPU and memory of each process, the kills
 
 The processes are the commands that a person would type; the heartbeats come from the run's own
 telemetry. A worker that is killed is started again as `dart up` would start it.
@@ -29,14 +29,14 @@ from dart_cli.runtime.logs import log_dir
 from dart_cli.runtime.supervisor import Supervisor
 
 START_S = 60.0
-"""Longest time until every process of a run has been heard and plays."""
+"""Longest time until every process of a run has sent a heartbeat and works."""
 SAMPLE_S = 1.0
 _RESTARTS = 1000
 
 
 @dataclass(frozen=True)
 class ProcessCost:
-    """What one process had used at one moment."""
+    """CPU and memory of one process at one moment."""
 
     at: float  # unix seconds
     worker: str
@@ -47,7 +47,7 @@ class ProcessCost:
 
 @dataclass
 class Recording:
-    """A window [began, ended] of a run, unix seconds, and what was seen in and around it."""
+    """A window [began, ended] of a run, unix seconds, and what was recorded in and around it."""
 
     began: float = 0.0
     ended: float = 0.0
@@ -63,7 +63,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to watch, and how often a rollout worker is killed meanwhile."""
+    """How long to record, and how often a rollout worker is killed meanwhile."""
 
     warm_s: float
     seconds: float
@@ -75,10 +75,10 @@ class Plan:
 
 
 async def record(config: Config, commands: Mapping[str, Sequence[str]], plan: Plan) -> Recording:
-    """Run `commands` (name -> arguments of `dart`) and watch them as `plan` says.
+    """Run `commands` (name -> arguments of `dart`) and record them according to `plan`.
 
-    Raises DeadlineError if a process is not heard in time, ChildError if one cannot be kept alive,
-    DartError if the run is over before its window is.
+    Raises DeadlineError if a process sends no heartbeat in time, ChildError if one cannot be kept
+    alive, DartError if the run is over before the window is.
     """
     recording = Recording()
     stop = asyncio.Event()
@@ -118,7 +118,7 @@ async def record(config: Config, commands: Mapping[str, Sequence[str]], plan: Pl
 
 
 async def _conduct(recording: Recording, workers: Sequence[str], plan: Plan) -> None:
-    """Wait until all play, warm up, mark the window, kill whom the plan says."""
+    """Wait until all work, warm up, mark the window, kill the workers of the plan."""
     deadline = time.monotonic() + START_S
     while missing := [name for name in workers if not _plays(recording, name)]:
         if time.monotonic() > deadline:
@@ -134,7 +134,7 @@ async def _conduct(recording: Recording, workers: Sequence[str], plan: Plan) -> 
         _kill(recording, rollouts[number % len(rollouts)])
     await asyncio.sleep(max(0.0, recording.began + plan.seconds - time.time()))
     recording.ended = time.time()
-    await asyncio.sleep(1.2)  # one more heartbeat of everyone, to know where the window ended
+    await asyncio.sleep(1.2)  # one more heartbeat of each process, for values at the window's end
 
 
 def _plays(recording: Recording, worker: str) -> bool:
@@ -161,7 +161,7 @@ async def _listen(heartbeats: Subscriber, recording: Recording) -> None:
 
 
 async def _sample(recording: Recording) -> None:
-    """Note each second what every process has used."""
+    """Record the CPU and memory of every process each second."""
     while True:
         pids = {beat.worker: beat.pid for beat in recording.beats[-100:]}
         recording.costs += [
@@ -171,7 +171,7 @@ async def _sample(recording: Recording) -> None:
 
 
 def cost_of(worker: str, pid: int) -> ProcessCost | None:
-    """What a process of this host has used so far; None if it is gone."""
+    """CPU and memory of a process of this host; None if it does not exist."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():

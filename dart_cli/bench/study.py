@@ -1,13 +1,13 @@
-"""Studies of many runs, an arm times a seed each: what was played is kept and not played again.
+"""Studies of many runs, an arm times a seed each: results are kept and not measured again.
 
     Cell           one run of a study
-    Cells          their results on disk, one JSON file each
-    play_missing   plays what is not there, telling how far it is
-    settings_of    what a kept result must agree in with the study that would use it
+    ResultCache    their results on disk, one JSON file each
+    play_missing   plays the missing runs and reports progress
+    settings_of    the settings in which a kept result must agree with the study that uses it
     dart, call     command lines, and a child process whose last line of output is JSON
     call_until     a child process that is stopped, as by Ctrl-C, when it has done enough
 
-A study that was stopped goes on where it was: start it again with the same `--work`.
+A study that was stopped resumes where it was: start it again with the same `--work`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Result = dict[str, Any]
 
 _POLL_S = 1.0
 _END_S = 60.0
-"""How long a child that was told to stop may take."""
+"""How long a child may take to stop."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Cells:
+class ResultCache:
     """Results by cell in a folder. `settings` says what a cell's result depends on."""
 
     folder: Path
@@ -73,7 +73,7 @@ class Cells:
         return result
 
     def put(self, cell: Cell, result: Result) -> None:
-        """Keep a result; it stands whole or not at all."""
+        """Keep a result; the file is complete or absent."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self._path(cell)
         partial = path.with_suffix(".tmp")
@@ -86,14 +86,14 @@ class Cells:
 
 
 def _as_json(value: object) -> Any:
-    """`value` as it comes back from a file, to compare with one that did."""
+    """`value` after a round trip through JSON, to compare it with one read from a file."""
     return json.loads(json.dumps(value))
 
 
 def settings_of(config: Config) -> object:
-    """What of a configuration decides about results: all but where its files are, and the seed.
+    """The part of a configuration that results depend on: all but file locations and the seed.
 
-    Only what differs from the defaults, so that a field added later leaves results valid.
+    Only values that differ from the defaults, so that a field added later leaves results valid.
     """
     fields = config.model_dump(mode="json", exclude_defaults=True)
     fields.pop("run", None)
@@ -104,7 +104,7 @@ def settings_of(config: Config) -> object:
 
 def play_missing(
     wanted: Sequence[Cell],
-    cells: Cells,
+    cells: ResultCache,
     play: Callable[[Cell], Result],
     *,
     at_once: int = 1,
@@ -112,8 +112,8 @@ def play_missing(
 ) -> dict[Cell, Result]:
     """The results of all wanted cells, in their order; plays those that are not on disk.
 
-    `at_once` cells are played together, in threads. What `play` raises ends the study once the
-    others in play have ended; what was played is kept.
+    `at_once` cells are played together, in threads. An error that `play` raises ends the study once
+    the others in play have ended; finished results are kept.
     """
     found = {cell: result for cell in wanted if (result := cells.get(cell)) is not None}
     missing = [cell for cell in wanted if cell not in found]
@@ -140,7 +140,7 @@ def play_missing(
             for done, future in enumerate(as_completed(playing), start=1):
                 try:
                     found[playing[future]] = future.result()
-                except CancelledError:  # of a failure that is among the others
+                except CancelledError:  # because another cell failed; its future raises the error
                     continue
                 minutes = (time.monotonic() - began) / 60
                 left = minutes / done * (len(missing) - done)
@@ -188,9 +188,9 @@ def call(command: Sequence[str], log: Path, root: Path) -> Result:
 def call_until(
     enough: Callable[[], bool], command: Sequence[str], log: Path, root: Path, deadline_s: float
 ) -> None:
-    """Run a command in `root`, all it prints added to `log`, until it ends or `enough` says so.
+    """Run a command in `root`, all it prints added to `log`, until it ends or `enough()` is true.
 
-    Raises ChildError if it fails, or has not done enough by the deadline.
+    Raises ChildError if it fails, or `enough()` is still false at the deadline.
     """
     deadline = time.monotonic() + deadline_s
     with _logged(command, log) as file:

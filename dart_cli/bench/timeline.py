@@ -1,10 +1,10 @@
-"""Who is busy when: one picture of a run's window, slots, rollout workers and trainer over time.
+"""Who was busy when: one picture of a run's window, slots, rollout workers and trainer over time.
 
     phases_of_slots   the database's steps and episodes -> phase of every slot at every moment
     draw              that, the workers' load and the trainer's work, one above the other
 
-Read from the database, not from heartbeats: each step says when it was filed and how long the model
-and the environment took, so the picture is exact to a cell's width.
+Read from the database, not from heartbeats: each step records when it was stored and how long the
+model and the environment took, so the picture is exact to a cell's width.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _draw_workers(
 
 
 def _turns(reader: Reader, ended: float) -> list[tuple[float, float]]:
-    """When a coupled run's rollouts stood still: from a batch until all have its weights."""
+    """When the rollouts of a coupled run paused: from a batch until all workers have its weights."""
     syncs = reader.syncs()
     turns = []
     for batch in reader.batches():
@@ -172,7 +172,7 @@ def _turns(reader: Reader, ended: float) -> list[tuple[float, float]]:
 def _suspend(
     grid: NDArray[np.uint8], turns: Sequence[tuple[float, float]], began: float, ended: float
 ) -> None:
-    """Slots that wait in the trainer's turn wait for the trainer, not for the model."""
+    """Mark slots that wait during the trainer's turn as suspended, not as waiting for the model."""
     cells = grid.shape[1]
     for turn in turns:
         first, last = (max(0, round((at - began) / (ended - began) * cells)) for at in turn)

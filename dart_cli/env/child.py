@@ -36,13 +36,13 @@ TOO_MANY = 75
 
 def main() -> None:
     """Serve until the pipe ends or `close` is called."""
-    asked, told = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    requests, output = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
     adopt_orphans()
     when_orphaned(os.getppid(), _end)
-    first = read_from(asked)
+    first = read_from(requests)
     if first is None:
         return
     about, _ = first
@@ -51,19 +51,19 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     if most := about["max_processes"]:
         threading.Thread(target=_end_beyond, args=(most,), daemon=True).start()
-    answers = EnvServer(about["suite"], about["options"])
+    server = EnvServer(about["suite"], about["options"])
     try:
         with contextlib.suppress(BrokenPipeError):  # the slot is gone, as at the end of the pipe
-            while (call := read_from(asked)) is not None and call[0]["call"] != "close":
-                told.write(pack(*answers.answer(call[0])))
-                told.flush()
+            while (call := read_from(requests)) is not None and call[0]["call"] != "close":
+                output.write(pack(*server.answer(call[0])))
+                output.flush()
         # The slot has closed it, or is gone; then _end is the deadline.
-        answer = answers.answer({"call": "close"})
+        answer = server.answer({"call": "close"})
     finally:
         kill_below(os.getpid())
     with contextlib.suppress(BrokenPipeError):
-        told.write(pack(*answer))
-        told.flush()
+        output.write(pack(*answer))
+        output.flush()
 
 
 class EnvServer:
@@ -81,7 +81,7 @@ class EnvServer:
         except BaseException as error:  # noqa: BLE001 - it rises again in the slot
             if not isinstance(error, DartError):
                 traceback.print_exc()
-            return _told(error, call["call"]), b""
+            return _error_reply(error, call["call"]), b""
 
     def _answer(self, call: dict[str, Any]) -> PipeMessage:
         what = call["call"]
@@ -95,27 +95,27 @@ class EnvServer:
         if what == "reset":
             task = find_task(self._suite, call["task"])
             screen, instruction = calls.reset(env, task, call["seed"])
-            return {"instruction": instruction, **_shape(screen)}, screen.screenshot
+            return {"instruction": instruction, **_image_header(screen)}, screen.screenshot
         if what == "step":
             stepped = calls.step(env, action_from_dict(call["action"]))
             ends = {"terminated": stepped.terminated, "truncated": stepped.truncated}
-            return ends | _shape(stepped.observation), stepped.observation.screenshot
+            return ends | _image_header(stepped.observation), stepped.observation.screenshot
         if what == "solve":
             action, hint = calls.solve(env)
             return {"action": action_to_dict(action), "hint": hint}, b""
         verdict = calls.judge_start(env) if what == "judge_start" else calls.evaluate(env)
-        return {"verdict": _plain(verdict)}, b""
+        return {"verdict": _verdict_fields(verdict)}, b""
 
 
-def _shape(screen: Observation) -> dict[str, Any]:
+def _image_header(screen: Observation) -> dict[str, Any]:
     return {"media_type": screen.media_type, "width": screen.width, "height": screen.height}
 
 
-def _plain(verdict: Verdict | None) -> list[str] | None:
+def _verdict_fields(verdict: Verdict | None) -> list[str] | None:
     return None if verdict is None else [verdict.outcome, verdict.reason]
 
 
-def _told(error: BaseException, what: str) -> dict[str, Any]:
+def _error_reply(error: BaseException, what: str) -> dict[str, Any]:
     if isinstance(error, EnvError):
         return {"error": str(error), "no_oracle": isinstance(error, NoOracleError)}
     return {"error": f"{what}: {type(error).__name__}: {error}", "no_oracle": False}

@@ -1,7 +1,7 @@
 """The way to data: leases and hand-ins, however long data is away.
 
-DataLink     asks, and asks again; an episode's Journal
-LeaseWaits   how long leases were waited for
+DataClient     asks, and asks again; an episode's Journal
+LeaseWaitStats   how long leases were waited for
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LEAST_PAUSE_S = 0.02
 """Between two questions for a lease, whatever data says."""
 
 
-class LeaseWaits:
+class LeaseWaitStats:
     """Seconds from a slot's first question for a lease until it has one, work or no work."""
 
     def __init__(self, newest: int = 1000) -> None:
@@ -68,14 +68,14 @@ class LeaseWaits:
         }
 
 
-class DataLink:
+class DataClient:
     """Leases and hand-ins. Data may be away, or its disk full, for any time: it is waited out."""
 
-    def __init__(self, requester: Requester, deadline_s: float, heart: HeartbeatSender) -> None:
+    def __init__(self, requester: Requester, deadline_s: float, heartbeat: HeartbeatSender) -> None:
         self._requester = requester
         self._deadline_s = deadline_s
-        self._heart = heart
-        self.leases = LeaseWaits()
+        self._heartbeat = heartbeat
+        self.leases = LeaseWaitStats()
 
     async def lease(self, request: LeaseRequest) -> Lease:
         """A task to play, whenever there is one; the heartbeat tells why there is none."""
@@ -88,7 +88,7 @@ class DataLink:
                 return reply.lease
             what = f"a lease from data: {reply.reason}"
             pause_s = max(reply.retry_after_s, LEAST_PAUSE_S)
-            await self._told(asyncio.sleep(pause_s), what, since, "lease")
+            await self._reporting(asyncio.sleep(pause_s), what, since, "lease")
 
     async def step(self, record: StepRecord) -> Ack:
         """Hand a step in; returns when data has it."""
@@ -120,14 +120,14 @@ class DataLink:
         while True:
             asking = self._requester.request(request, self._deadline_s, request_id=request_id)
             try:
-                return await self._told(asking, what, since, on)
+                return await self._reporting(asking, what, since, on)
             except DeadlineError as error:
                 logger.warning("%s; asking again", error)
             except StoreError as error:
                 logger.warning("data: %s; asking again", error)
                 request_id = uuid.uuid4().bytes  # under the old one it would only repeat itself
-                await self._told(asyncio.sleep(STORE_PAUSE_S), what, since, on)
+                await self._reporting(asyncio.sleep(STORE_PAUSE_S), what, since, on)
 
-    async def _told(self, wait: Awaitable[_T], what: str, since: float, on: str) -> _T:
-        with self._heart.waiting(what, since=since, on=on):
+    async def _reporting(self, wait: Awaitable[_T], what: str, since: float, on: str) -> _T:
+        with self._heartbeat.waiting(what, since=since, on=on):
             return await wait

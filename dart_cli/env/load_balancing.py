@@ -3,7 +3,7 @@
 Fewest requests of our own in flight wins, then fewest trajectories at home, then chance. What other
 processes have in flight is left out on purpose: it is known from heartbeats that are up to a second
 old, and by them all processes of a run would pick the same worker until the next (Mitzenmacher,
-"How useful is old information?", 2000). tests/env/test_choice.py simulates both.
+"How useful is old information?", 2000). tests/env/test_load_balancing.py simulates both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Candidate:
 
     name: str
     in_flight: int  # requests of this process
-    homes: int  # trajectories of this process whose newest completion it gave
+    assigned: int  # trajectories of this process whose newest completion it gave
     policy_version: int
 
 
@@ -40,7 +40,7 @@ def choose(candidates: Sequence[Candidate], former: str, rng: Random) -> str:
     The number of trajectories at home stands for the load to come, so that a worker that has just
     joined is given the next new trajectories.
     """
-    least = min(candidates, key=lambda each: (each.in_flight, each.homes, rng.random()))
+    least = min(candidates, key=lambda each: (each.in_flight, each.assigned, rng.random()))
     for each in candidates:
         if each.name == former and each.in_flight <= least.in_flight + AFFINITY:
             return former

@@ -2,7 +2,7 @@
 
 A worker is asked if it lives, is connected, and says `ready` (or, where none does, `syncing`), and
 unless others have weights that are newer by more than `max_staleness` versions. Of those
-`choice.choose` takes one. When its connection is lost, or it falls silent or stops, the same request,
+`load_balancing.choose` takes one. When its connection is lost, or it falls silent or stops, the same request,
 with the same id, goes to another. Silence is told from what others say meanwhile: where nobody at
 all is heard it is data that is away, and the workers go on.
 """
@@ -23,7 +23,7 @@ from bus.errors import BusError, DartError, DeadlineError
 from bus.heartbeat import REROUTE_AFTER_S, Liveness, WaitReporter
 from bus.messages import ActRequest, Completion, Heartbeat
 from bus.requester import Requester
-from dart_cli.env.choice import Candidate, choose, fresh
+from dart_cli.env.load_balancing import Candidate, choose, fresh
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ _NOBODY = "no rollout worker is ready: start `dart rollout`"
 
 
 @dataclass
-class Routed:
+class RoutingStats:
     """What a router has done so far."""
 
     rerouted: int = 0  # requests asked again elsewhere
@@ -57,7 +57,7 @@ class _RolloutWorker:
     endpoint: str
     requester: Requester
     in_flight: int = 0  # of ours
-    homes: int = 0  # trajectories in _served_by
+    assigned: int = 0  # trajectories in _served_by
 
 
 class RolloutRouter:
@@ -77,7 +77,7 @@ class RolloutRouter:
 
         A worker more than `max_staleness` versions behind the newest is avoided; None: none is.
         """
-        self.routed = Routed()
+        self.routed = RoutingStats()
         self._name = name
         self._deadline_s = deadline_s
         self._curve = curve
@@ -158,7 +158,7 @@ class RolloutRouter:
         """The trajectory is over: nobody serves it any more."""
         former = self._served_by.pop(trajectory_id, None)
         if former is not None:
-            former.homes -= 1
+            former.assigned -= 1
 
     async def close(self) -> None:
         """Give up what is in flight and close all connections."""
@@ -204,7 +204,7 @@ class RolloutRouter:
 
     def _candidate(self, heartbeat: Heartbeat) -> Candidate:
         worker = self._workers[heartbeat.worker]
-        return Candidate(worker.name, worker.in_flight, worker.homes, heartbeat.policy_version)
+        return Candidate(worker.name, worker.in_flight, worker.assigned, heartbeat.policy_version)
 
     def _is_reachable(self, name: str) -> bool:
         """Whether its connection stands, or has not been made yet."""
@@ -215,7 +215,7 @@ class RolloutRouter:
         """Note who serves the trajectory from now on."""
         self.forget(trajectory_id)
         self._served_by[trajectory_id] = worker
-        worker.homes += 1
+        worker.assigned += 1
         while len(self._served_by) > _MAX_TRAJECTORIES:
             self.forget(next(iter(self._served_by)))
 

@@ -26,10 +26,10 @@ from bus.pubsub import Publisher, Subscriber
 from bus.requester import Requester
 from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config
+from dart_cli.env.data_client import DataClient
 from dart_cli.env.episode import ActionSpec, Episode, conventions_of, slot_split
 from dart_cli.env.gate import Resuming, SuspendGate
 from dart_cli.env.isolated import hosted
-from dart_cli.env.link import DataLink
 from dart_cli.env.router import RolloutRouter
 from dart_cli.runtime.phase_timer import as_gauges
 from dart_cli.runtime.telemetry import receive_telemetry
@@ -66,7 +66,7 @@ async def run(config: Config, worker: str, slots: int, stop: asyncio.Event) -> N
             waits=heart,
         )
         stack.push_async_callback(router.close)
-        data, gate = DataLink(requester, config.bus.deadline_s, heart), SuspendGate()
+        data, gate = DataClient(requester, config.bus.deadline_s, heart), SuspendGate()
         context = WorkerContext(worker, config, action_spec, data, router, gate, heart, counters)
         playing = [EnvSlot(index, context) for index in range(slots)]
         await stack.enter_async_context(heart)
@@ -113,7 +113,7 @@ class WorkerContext:
     worker: str
     config: Config
     action_spec: ActionSpec
-    data: DataLink
+    data: DataClient
     router: RolloutRouter
     gate: SuspendGate
     heart: HeartbeatSender

@@ -1,9 +1,9 @@
 """A worker's end of the run's weight channel.
 
-    receiving      the one that a configuration asks for, removed at the end
-    FileReceiver   that of plain files
+    receiving      the receiver that a configuration asks for, closed at the end
+    FileReceiver   the receiver of plain files
 
-The others import torch, which a scripted worker does without: dart_cli.weights.mirror, collective.
+The others are in dart_cli.weights: they import torch, which a scripted worker does not need.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class FileReceiver:
     """Takes the directory that was announced, as it stands. See dart_cli.weights.base.Receiver."""
 
     async def receive(self, path: Path, policy_version: int, digest: str) -> Received:
-        """The announced directory; whoever loads it checks its files. Raises WeightsError."""
+        """The announced directory; its files are checked when they are loaded. Raises WeightsError."""
         await asyncio.to_thread(check_announced, path, policy_version, digest)
         return Received(path, policy_version)
 
     def close(self) -> None:
-        """It keeps nothing."""
+        """Nothing to free."""
 
 
 @contextlib.asynccontextmanager

@@ -1,18 +1,18 @@
 """Taking new weights while serving, in turn with the other workers.
 
-    WeightSync.hear     notes what data announces (RunState)
-    WeightSync.follow   whenever the engine is behind: permit, receive, take, tell
+    WeightSync.observe  notes the version that data announces (RunState)
+    WeightSync.follow   whenever the engine is behind: get a permit, receive, update, report
 
-One round: SyncRequest to data, held until it is this worker's turn (at most sync.concurrent take
-weights at once, so that the others serve); the reply names the newest set of that moment, so
+One round: SyncRequest to data, held until it is this worker's turn (at most sync.concurrent workers
+take weights at once, so that the others serve); the reply names the newest set at that moment, so
 versions in between are skipped; the set is received over the run's channel (dart_cli/weights) and
-checked; the engine takes it in flight; SyncDone gives the permit back and says how long each part took.
+checked; the engine takes it in flight; SyncDone returns the permit and reports how long each part took.
 
 The set is checked before the engine is touched: its manifest against the digest that the trainer
-announced, its file against the manifest, its tensors against the model. A set that is refused
-leaves the old weights serving; the cause is told in SyncDone and in the heartbeat until a set is
-taken, and it is tried again after `RETRY_S`, since a full disk or a slow mount may have been the
-cause. While data is away the old weights serve too. Versions only ever rise.
+announced, its file against the manifest, its tensors against the model. When a set is refused, the
+old weights go on serving; the cause is in SyncDone, and in the heartbeat until a set is taken. It is
+tried again after `RETRY_S`, because a full disk or a slow mount may have been the cause. While data
+is absent the old weights serve too. Versions never decrease.
 """
 
 from __future__ import annotations
@@ -35,15 +35,18 @@ from dart_cli.weights.base import Received, Receiver
 log = logging.getLogger(__name__)
 
 RETRY_S = 10.0
-"""From a refused set, or a refused question, to the next try."""
+"""From a refused set, or a refused request, to the next attempt."""
 ASK_AGAIN_S = 0.1
-"""Between two questions at least, should data not hold them."""
-_REFUSALS = (RefusedError, StoreError)  # of data; the latter before it ends, its disk full
-TELL_S = 5.0
-"""How long SyncDone is tried; data frees a permit that never comes back after sync.deadline_s."""
+"""Shortest time between two requests, in case data does not hold them."""
+_REFUSALS = (
+    RefusedError,
+    StoreError,
+)  # of data; StoreError before it ends because its disk is full
+REPORT_S = 5.0
+"""How long SyncDone is tried; data frees a permit that is not returned after sync.deadline_s."""
 
 
-class Beats(WaitReporter, Protocol):
+class HeartbeatReporter(WaitReporter, Protocol):
     """The part of bus.heartbeat.HeartbeatSender that is needed here."""
 
     def beat(self) -> object:
@@ -71,11 +74,11 @@ class WeightSync:
         engine: Engine,
         worker: str,
         data: RequestClient,
-        heartbeat: Beats,
+        heartbeat: HeartbeatReporter,
         deadline_s: float,
         receiver: Receiver,
     ) -> None:
-        """`deadline_s` bounds a question to `data`; `receiver` gets the sets that permits name."""
+        """`deadline_s` bounds a request to `data`; `receiver` gets the sets that permits name."""
         self._engine = engine
         self._receiver = receiver
         self._worker = worker
@@ -87,32 +90,32 @@ class WeightSync:
         self.ready = asyncio.Event()  # set once published weights serve
         self.syncing = False  # from the permit until the set serves or is refused
         self.refusal = ""  # why the newest set does not serve; empty if it does
-        self._refused = ExitStack()  # tells the refusal
+        self._refused = ExitStack()  # keeps the refusal in the heartbeat
         self._refused_at: float | None = None  # monotonic seconds, the first in a row
         self.totals = SyncTotals()
 
-    def hear(self, state: RunState) -> None:
+    def observe(self, state: RunState) -> None:
         """Note an announcement; `follow` acts on it."""
         if state.policy_version > self._announced:
             self._announced = state.policy_version
             self._news.set()
 
     async def follow(self) -> None:
-        """Take what is announced, for ever.
+        """Take each announced set, until cancelled.
 
-        Ends by cancellation, or an error of the bus or the engine: weights that do not fit are
-        refused, but an engine that breaks as it takes them serves no others either.
+        Raises errors of the bus and the engine: weights that do not fit are refused, but an engine
+        that breaks while it takes them can no longer serve.
         """
         with self._refused:
             while True:
                 if self.refusal or not self._is_behind():
-                    await self._hear_news()
+                    await self._wait_for_news()
                 self._news.clear()
                 if self._is_behind():
                     await self._sync()
 
-    async def _hear_news(self) -> None:
-        """Until something is announced, or a refused set may be tried again."""
+    async def _wait_for_news(self) -> None:
+        """Wait for an announcement, or until a refused set may be tried again."""
         try:
             # Not asyncio.wait_for: until Python 3.12 it may swallow a cancellation.
             async with asyncio.timeout(RETRY_S if self.refusal else None):
@@ -125,11 +128,11 @@ class WeightSync:
 
     @property
     def _version(self) -> int:
-        """That serves; -1 before the first."""
+        """The version that serves; -1 before the first."""
         return self._engine.policy_version if self.ready.is_set() else -1
 
     async def _sync(self) -> None:
-        """One round: wait for the permit, take what it names, tell how it went."""
+        """One round: wait for the permit, take the set that it names, report the result."""
         began = time.monotonic()
         permit = await self._permit()
         waited_s = time.monotonic() - began
@@ -139,7 +142,7 @@ class WeightSync:
         error, timing, version = "", UpdateTiming(0.0, 0.0, 0.0), permit.policy_version
         broken: EngineError | None = None
         try:
-            if version > self._version:  # else it serves already; only the permit goes back
+            if version > self._version:  # else it already serves; only the permit is returned
                 received, receive_s = await self._receive(permit)
                 version = received.policy_version
                 timing = await self._engine.update_weights(received.source, version)
@@ -154,7 +157,7 @@ class WeightSync:
             self._note(version, error)
         self._heartbeat.beat()
         self._count(waited_s, timing, error)
-        await self._tell(
+        await self._report(
             SyncDone(
                 worker=self._worker,
                 policy_version=version,
@@ -171,7 +174,7 @@ class WeightSync:
             raise broken
 
     async def _permit(self) -> SyncReply:
-        """Data's leave to take the set it names, however long that takes; the old weights serve."""
+        """Wait for data's permit, however long that takes; the old weights serve meanwhile."""
         reason, began = "data to answer", time.monotonic()
         while True:
             what = f"its turn to take weights v{self._announced}: {reason}"
@@ -204,7 +207,7 @@ class WeightSync:
         return received, time.monotonic() - began
 
     def _note(self, version: int, error: str) -> None:
-        """The set serves, or `error` says why it does not, which the heartbeat tells from now on."""
+        """Record that the set serves, or the `error`, which heartbeats report from now on."""
         self._refused.close()
         self.refusal = error and f"weights v{version} refused: {error}"
         if error:
@@ -231,8 +234,8 @@ class WeightSync:
             totals.pause_s += pause_s
             totals.pause_last_s = pause_s
 
-    async def _tell(self, done: SyncDone) -> None:
+    async def _report(self, done: SyncDone) -> None:
         try:
-            await self._data.request(done, TELL_S)
+            await self._data.request(done, REPORT_S)
         except (DeadlineError, *_REFUSALS) as error:
-            log.warning("%s; data takes the permit back in time", error)
+            log.warning("%s; data takes the permit back after sync.deadline_s", error)

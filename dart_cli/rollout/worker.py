@@ -276,7 +276,7 @@ class _Service:
         async for state in states:
             assert isinstance(state, RunState)
             self._suspend(state.suspended)
-            self._sync.hear(state)
+            self._sync.observe(state)
             if state.stopping:
                 log.info("the run is over: %s", state.reason)
                 stop.set()

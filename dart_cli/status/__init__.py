@@ -1,8 +1,10 @@
-"""What a person sees of a run.
+"""`dart status`: a run's state for people and for monitoring.
 
-health        what is wrong with it, in words
-page          a snapshot as a terminal page; `dart status` and `dart up` show the same
-utilisation   its part that says who is busy and who waits
-tables        how its tables look
 watch         asks the data process for snapshots and shows them
+page          a snapshot as a terminal page; `dart status` and `dart up` show the same
+utilisation   the section of the page about time: who is busy, who waits
+health        the problems of a run, one line each
+absent        why no data process answers
+prometheus    the snapshot as Prometheus metrics
+stacks        the stacks of all processes of a run on this host
 """

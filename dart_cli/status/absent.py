@@ -17,9 +17,9 @@ _OVER = re.compile(r": the run is over: (.+)")
 
 
 def why_absent(run_dir: Path, *, tcp: bool = False) -> str:
-    """What has become of the run's data process, who waits for it, and the likely cure.
+    """The state of the run's data process, the processes that wait for it, and the likely cure.
 
-    Over `tcp` it may be well, and of other keys than ours.
+    Over `tcp` it may run well, with other keys than ours.
     """
     workers = {worker.name: worker for worker in workers_of(run_dir)}
     data = workers.pop("data", None)
@@ -32,7 +32,7 @@ def why_absent(run_dir: Path, *, tcp: bool = False) -> str:
     elif data.liveness == "gone":
         what = _how_it_ended(where, run_dir)
     else:
-        what = f"{where} lives but does not answer; dart status --stacks shows what it does"
+        what = f"{where} runs but does not answer; dart status --stacks shows what it does"
         what = f"{what}; {_OVER_TCP}" if tcp else what
     waiting = [name for name, each in workers.items() if each.liveness not in ("", "gone")]
     return f"{what}; {', '.join(waiting)} wait for it" if waiting else what
@@ -41,12 +41,12 @@ def why_absent(run_dir: Path, *, tcp: bool = False) -> str:
 def _how_it_ended(where: str, run_dir: Path) -> str:
     again = "start it again: `dart data CONFIG` or `dart up CONFIG`"
     if error := ended_badly(run_dir):
-        return f"{where} has ended: {error}; mend that and {again}"
+        return f"{where} has ended: {error}; fix that and {again}"
     return over(run_dir) or f"{where} has ended; {again}"
 
 
 def over(run_dir: Path) -> str:
-    """That the run has ended well, why, and what shows it; empty where that is not so."""
+    """One line about a run that has ended normally: why, and how to view it; empty otherwise."""
     reason = ended_well(run_dir)
     return f"the run is over: {reason}; `dart view {run_dir}` shows it" if reason else ""
 
@@ -76,7 +76,7 @@ def why_over(log_file: Path) -> str:
 
 
 def _found_last(log_file: Path, wanted: re.Pattern[str]) -> str:
-    """What the newest fitting line of the process's last life says; empty if none does."""
+    """The match in the newest matching line since the process last started; empty without one."""
     try:
         with log_file.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))

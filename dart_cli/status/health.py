@@ -1,4 +1,4 @@
-"""What is wrong with a run, in words a person can act on."""
+"""The problems of a run, in words that a person can act on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bus.snapshot import Snapshot
 def problems(snapshot: Snapshot) -> list[str]:
     """One line for each stall, refused weight set and warning; empty where the run is healthy.
 
-    Dead processes are stalls. A process that ended because the run is over is no problem.
+    Dead processes are stalls. A process that ended because the run is over is not a problem.
     """
     if snapshot.stopping:
         return []

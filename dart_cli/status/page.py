@@ -32,8 +32,8 @@ _METRICS = (  # shown first and in this order, as far as the trainer sends them
     *("samples", "step_s", "waiting_s"),
 )
 _MAX_METRICS = 10
-_TROUBLE = frozenset({"restarts", "hung"})  # gauges that are worth a word where they are not 0
-_GAUGES = {  # what says most about a role's load; the others are in --json
+_TROUBLE = frozenset({"restarts", "hung"})  # gauges that are shown only if they are not 0
+_GAUGES = {  # the most telling gauges of a role's load; the others are in --json
     "env": ("playing", "slots", "episodes", "restarts", "hung"),
     "rollout": ("in_flight", "waiting", "tokens"),
     "data": ("leases", "open_groups", "ready_groups"),
@@ -94,7 +94,7 @@ def minutes(seconds: float) -> str:
 
 
 def fraction(value: float | None) -> str:
-    """Two digits, or a dash where nothing is known yet."""
+    """Two digits, or a dash for None."""
     return "-" if value is None else f"{value:.2f}"
 
 
@@ -211,7 +211,7 @@ def _tasks(snapshot: Snapshot) -> Table:
     table = page_table(
         "tasks", *columns, right=("success", "trajectories", "invalid", "played next")
     )
-    table.columns[2].no_wrap = True  # a curve has gaps, which are no places to break it
+    table.columns[2].no_wrap = True  # a curve may hold spaces; it must not be broken there
     for task in snapshot.tasks:
         invalid = Text(str(task.invalid), "yellow" if task.invalid else "")
         table.add_row(

@@ -1,10 +1,10 @@
 """`dart status --prometheus PORT`: the snapshot as Prometheus metrics, on loopback.
 
     samples          a snapshot as named numbers
-    run_prometheus   serves them until the run ends or somebody interrupts
+    run_prometheus   serves them until the run ends or Ctrl-C
 
 Every scrape gives the newest snapshot, at most `every_s` old. While no data process answers,
-dart_up is 0 and nothing else is told.
+dart_up is 0 and no other metric is exported.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Metric(NamedTuple):
 
 
 def samples(seen: Snapshot) -> Iterator[Metric]:
-    """All that is told of a run; those of one name stand together."""
+    """All metrics of a run; those of one name follow each other."""
     yield Metric("dart_healthy", "1 where nothing needs attention", float(not problems(seen)))
     yield Metric("dart_stalls", "Things that stand still for too long", len(seen.stalls))
     yield Metric("dart_updates", "Batches in the weights", seen.updates)
@@ -80,8 +80,8 @@ def _labels(process: ProcessView) -> tuple[tuple[str, str], ...]:
     return (("worker", process.worker), ("role", process.role), ("host", process.host))
 
 
-class _Newest:
-    """What a prometheus_client registry asks at each scrape."""
+class _SnapshotCollector:
+    """The collector that a prometheus_client registry calls at each scrape."""
 
     def __init__(self, family: Callable[..., Any]) -> None:
         """`family` is prometheus_client's GaugeMetricFamily."""
@@ -117,7 +117,7 @@ async def run_prometheus(
             "--prometheus needs the package prometheus-client: pip install 'dart-cli[metrics]'"
         ) from None
 
-    newest, registry = _Newest(GaugeMetricFamily), CollectorRegistry()
+    newest, registry = _SnapshotCollector(GaugeMetricFamily), CollectorRegistry()
     registry.register(newest)
     async with Watcher(config) as watcher:
         try:

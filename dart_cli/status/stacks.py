@@ -1,4 +1,4 @@
-"""`dart status --stacks`: what every process of the run on this host is doing at this moment."""
+"""`dart status --stacks`: the stacks of every process of the run on this host."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _ASKED = ("running", "blocked")
 
 
 def run_stacks(run_dir: Path, say: Callable[[str], None]) -> int:
-    """Ask all living processes for their stacks and say them; 1 where one gave none.
+    """Ask all living processes for their stacks and print them; 1 where one gave none.
 
-    Needs no data process. Raises RunDirectoryError where nothing of the run lives on this host.
+    Needs no data process. Raises RunDirectoryError where no process of the run lives on this host.
     """
     living = [worker for worker in workers_of(run_dir) if worker.liveness not in ("", "gone")]
     if not living:
@@ -40,7 +40,7 @@ def run_stacks(run_dir: Path, say: Callable[[str], None]) -> int:
 def _say_one(
     run_dir: Path, worker: RunProcess, begin: int, deadline: float, say: Callable[[str], None]
 ) -> int:
-    """Say one process's stacks once they are whole, or what there is at the deadline."""
+    """Print one process's stacks once they are complete, or what was written by the deadline."""
     say(f"=== {worker.name} (pid {worker.pid})")
     if worker.liveness not in _ASKED:
         say(f"is stopped (SIGSTOP or Ctrl-Z); kill -CONT {worker.pid} lets it go on")

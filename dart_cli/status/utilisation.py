@@ -1,8 +1,9 @@
-"""The part of the page that says who is busy, who waits for whom, and how weights are taken.
+"""The section of the page about time: which roles are busy or wait, queues, weight updates.
 
 utilisation   the section: a bar of the last minute for each role, with percentages by phase;
-              what waits for whom; each rollout worker's newest weights and what they cost
-shares        seconds by phase -> fractions        cells   fractions -> whole cells of a bar
+              the queues; each rollout worker's newest weights and what taking them cost
+shares        seconds by phase -> fractions
+cells         fractions -> whole cells of a bar
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from bus.snapshot import Snapshot, SyncView, UsageView
 from dart_cli.runtime.tables import page_table
 
 ROLES = ("env", "rollout", "train")
-_PHASES = {  # in a bar's order: what earns its keep first, what is lost last
+_PHASES = {  # in a bar's order: useful work first, lost time last
     "playing": ("█", "green"),
     "busy": ("█", "green"),
     "training": ("█", "green"),
@@ -35,12 +36,12 @@ _LEAST_SHARE = 0.005
 _LABEL_CELLS = 9
 _BAR_CELLS = 32
 _BESIDE_CELLS = 116
-"""From this width on a bar's legend stands beside it."""
+"""From this width on, a bar's legend is beside it."""
 _MAX_SYNCS = 8
 
 
 def utilisation(snapshot: Snapshot) -> RenderableType | None:
-    """The section, or None where no process has told yet where its time goes."""
+    """The section, or None where no process has reported yet where its time goes."""
     bars = [_Bar(role, snapshot.usage[role]) for role in _known(snapshot)]
     parts: list[RenderableType] = [Text("\nutilisation, last minute", "bold"), *bars]
     if bars:
@@ -59,7 +60,7 @@ def shares(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def cells(parts: Sequence[float], width: int) -> list[int]:
-    """Whole cells for fractions that add up to one: `width` in all, the largest remainders up."""
+    """Whole cells for fractions that add up to one: `width` in all, largest remainders rounded up."""
     exact = [part * width for part in parts]
     whole = [int(each) for each in exact]
     by_rest = sorted(range(len(parts)), key=lambda i: whole[i] - exact[i])
@@ -69,7 +70,7 @@ def cells(parts: Sequence[float], width: int) -> list[int]:
 
 
 def _known(snapshot: Snapshot) -> Iterator[str]:
-    """Roles of which time is known, the three of a run first."""
+    """Roles with a known split of time, the three of a run first."""
     for role in (*ROLES, *sorted(set(snapshot.usage) - set(ROLES))):
         if role in snapshot.usage:
             yield role
@@ -131,7 +132,7 @@ def _packed(start: Text, entries: Sequence[Text], width: int) -> list[Text]:
 
 
 class _Queues:
-    """What waits for whom."""
+    """One line: requests, trajectories and slots that are served or wait."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         queues = snapshot.queues

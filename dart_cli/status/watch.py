@@ -1,7 +1,7 @@
-"""Asks the data process of a run how it is, and shows it: the `dart status` verb.
+"""Asks the data process of a run for snapshots and shows them: the `dart status` verb.
 
 Watcher     an open connection that gives snapshots
-run_status  once, as lines of JSON, or as a live page; returns the exit code
+run_status  shows them: once, as lines of JSON, or as a live page; returns the exit code
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Watcher:
         await self._requester.close()
 
     async def snapshot(self) -> Snapshot:
-        """The run now; one that has ended well since the last look is given as it was then, stopping.
+        """The run now; if it has ended normally since the last call, the last snapshot, as stopping.
 
-        Raises DeadlineError, in words, where no data process answers in time.
+        Raises DeadlineError, which says why, where no data process answers in time.
         """
         try:
             reply = await self._requester.request(StatusRequest(), ANSWER_S)
@@ -79,9 +79,9 @@ class Watcher:
 async def run_status(config: Config, *, once: bool, as_json: bool, every_s: float) -> int:
     """Show the run once or until interrupted, every `every_s` seconds; returns the exit code.
 
-    0 where the run is healthy or has ended well, 1 where it needs attention. The live page waits for
-    a run that has not begun; else it raises RunDirectoryError where there is none. Raises
-    DeadlineError where nobody answers; lines of JSON that have begun wait for data's successor.
+    0 where the run is healthy or has ended normally, 1 where it needs attention. The live page waits
+    for a run that has not started; the other forms raise RunDirectoryError then. Raises DeadlineError
+    where no data process answers; lines of JSON that have begun wait for data's successor.
     """
     console = Console(markup=False, highlight=False)
     try:
@@ -105,7 +105,7 @@ async def run_status(config: Config, *, once: bool, as_json: bool, every_s: floa
 
 
 async def _lines(config: Config, every_s: float) -> Snapshot:
-    """A line of JSON for each look until the run ends; once begun, data's absences are waited out."""
+    """A line of JSON for each snapshot until the run ends; once begun, it waits while data is absent."""
     snapshot: Snapshot | None = None
     is_told = False
     async with Watcher(config) as watcher:
@@ -118,7 +118,7 @@ async def _lines(config: Config, every_s: float) -> Snapshot:
                 if snapshot is None or ended_badly(config.run.dir):
                     raise
                 if not is_told:
-                    sys.stderr.write(f"{error}; goes on asking\n")
+                    sys.stderr.write(f"{error}; keeps trying\n")
                 is_told = True
             else:
                 is_told = False
@@ -127,7 +127,7 @@ async def _lines(config: Config, every_s: float) -> Snapshot:
 
 
 async def _live(config: Config, console: Console, every_s: float) -> Snapshot:
-    """A page that is redrawn until the run ends, begun or not."""
+    """A page that is redrawn until the run ends; it may start before the run does."""
     with Live(console=console, auto_refresh=False, screen=True) as live:
         while _has_no_place(config):
             live.update(Text(_no_such_run(config), "red"), refresh=True)
@@ -137,7 +137,7 @@ async def _live(config: Config, console: Console, every_s: float) -> Snapshot:
             while True:
                 try:
                     snapshot = await watcher.snapshot()
-                except DeadlineError as error:  # data may be started yet, or again
+                except DeadlineError as error:  # data may still start, or restart
                     if not page and over(config.run.dir):
                         raise
                     live.update(Group(Text(str(error), "red"), *page), refresh=True)
@@ -152,7 +152,7 @@ async def _live(config: Config, console: Console, every_s: float) -> Snapshot:
 
 
 def _has_no_place(config: Config) -> bool:
-    """Whether the run directory, where processes of one host meet, is not there."""
+    """Whether the run directory, where processes of one host meet, does not exist."""
     return config.bus.transport == "ipc" and not config.run.dir.is_dir()
 
 

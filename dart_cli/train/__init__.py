@@ -1,1 +1,13 @@
-"""`dart train`: takes batches, updates the policy, publishes its weights."""
+"""`dart train`: takes batches, updates the policy, publishes its weights.
+
+loop            the process: take a batch, update, checkpoint, publish, acknowledge
+base            what the loop needs of a learner (protocols), and metrics of a batch
+learner         one update from one batch: PolicyLearner
+batch           a batch -> tensors, in micro-batches
+model           log-probabilities of given tokens, with gradient
+parity          compares engine and trainer on tokens of the same weights; stops the run if they differ
+logprob_gaps    the log-prob mismatch of each step, for the viewer
+checkpoint      saves and loads the trainer's state
+metric_writer   metrics to TensorBoard and Weights & Biases
+timed           a learner that only takes time, to measure scheduling
+"""

@@ -1,4 +1,4 @@
-"""What the training loop asks of a learner, and how it describes a batch; without a model.
+"""What the training loop needs of a learner, and metrics of a batch; needs no model.
 
 Learner     dart_cli.train.learner.PolicyLearner, or dart_cli.train.timed.TimedLearner
 describe   staleness and size of a batch, as metrics
@@ -16,7 +16,7 @@ from bus.messages import Batch, StepMismatch
 Tensors = dict[str, torch.Tensor]
 
 
-class Updated(Protocol):
+class UpdateResult(Protocol):
     """What an update did."""
 
     @property
@@ -26,7 +26,7 @@ class Updated(Protocol):
 
     @property
     def gaps(self) -> list[StepMismatch]:
-        """How far engine and trainer were apart, by step."""
+        """How far engine and trainer differ, by step."""
         ...
 
     @property
@@ -36,24 +36,24 @@ class Updated(Protocol):
 
     @property
     def note(self) -> str:
-        """Why the weights stayed, or what was unusual; empty as a rule."""
+        """Why the weights stayed the same, or what was unusual; usually empty."""
         ...
 
     @property
     def alarm(self) -> str:
-        """Why the run must stop, with the weights as they were; empty as a rule."""
+        """Why the run must stop, with unchanged weights; usually empty."""
         ...
 
 
 class WeightSource(Protocol):
-    """What has weights to publish."""
+    """A model whose weights are published."""
 
     def weights(self) -> Tensors:
         """All tensors that are published, by name."""
         ...
 
     def frozen(self) -> frozenset[str]:
-        """Those of them that training leaves as they are."""
+        """Names of those that training does not change."""
         ...
 
 
@@ -62,10 +62,12 @@ class Learner(Protocol):
 
     @property
     def model(self) -> WeightSource:
-        """What is trained."""
+        """The model under training."""
         ...
 
-    def update(self, batch: Batch, updates_done: int, policy_version: int | None = None) -> Updated:
+    def update(
+        self, batch: Batch, updates_done: int, policy_version: int | None = None
+    ) -> UpdateResult:
         """Take one step on `batch`. Raises ProtocolError if it does not fit the model."""
         ...
 
@@ -74,7 +76,7 @@ class Learner(Protocol):
         ...
 
     def restore(self, weights: Tensors, optimizer: Tensors) -> None:
-        """Stand where a checkpoint stood. Raises ValueError if it is of another model."""
+        """Restore a checkpoint's state. Raises ValueError if it is of another model."""
         ...
 
 

@@ -1,11 +1,11 @@
 """Checkpoints of the trainer: whole or absent, without pickle, resumed bit for bit.
 
-    TrainerProgress       where the run stands, as JSON
-    save           RUN/checkpoints/c000010/{model,optimizer}.safetensors, state.json
-    load_newest    the newest checkpoint that is sound
+    TrainerProgress   where the run is, as JSON
+    save              RUN/checkpoints/c000010/{model,optimizer}.safetensors, state.json
+    load_newest       the newest checkpoint that is intact
 
-A checkpoint that fails its digests is put aside, with a warning, for the one before it. The
-trainer draws no random numbers; torch's generator is kept all the same, so that it stays so.
+A checkpoint that fails its digests is set aside, with a warning, and the one before it is used. The
+trainer draws no random numbers; torch's generator is saved nevertheless, in case it ever does.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NAME = re.compile(r"c(\d{6,})")
 
 
 class TrainerProgress(BaseModel):
-    """Where the trainer stands."""
+    """How far the trainer is."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -54,7 +54,7 @@ class _State(BaseModel):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A trainer, as it stood."""
+    """The trainer's state."""
 
     path: Path
     progress: TrainerProgress
@@ -72,8 +72,8 @@ def save(
 ) -> Path:
     """Write a checkpoint and remove all but the newest `keep`.
 
-    Saving the same number of updates twice keeps the first. Raises CheckpointError if the disk
-    refuses; older checkpoints are then untouched.
+    Saving the same number of updates twice keeps the first. Raises CheckpointError if it cannot be
+    written; older checkpoints are then untouched.
     """
     target = directory / f"c{progress.updates:06d}"
     if target.exists():
@@ -93,9 +93,9 @@ def save(
 
 
 def load_newest(directory: Path) -> Checkpoint | None:
-    """The newest sound checkpoint; None where there is no checkpoint at all.
+    """The newest intact checkpoint; None where there is no checkpoint at all.
 
-    Raises CheckpointError where there are some and none is sound.
+    Raises CheckpointError where there are some and none is intact.
     """
     paths = _paths(directory)
     for path in reversed(paths):
@@ -103,7 +103,7 @@ def load_newest(directory: Path) -> Checkpoint | None:
             return _load(path)
         except CheckpointError as error:
             aside = path.with_name(f"{path.name}.damaged")
-            log.warning("passes over a checkpoint: %s; it is kept as %s", error, aside.name)
+            log.warning("skips a checkpoint: %s; it is kept as %s", error, aside.name)
             shutil.rmtree(aside, ignore_errors=True)
             path.rename(aside)
     if paths:

@@ -1,20 +1,24 @@
 """`dart train`: the process that turns batches into new weights.
 
-    _begin     load the model or the last checkpoint, publish what it holds, greet data
-    _train     take a batch, update, checkpoint, publish, acknowledge; repeat
-    _listen    RunState from data: the end of the run
-    Heartbeat  each second, while torch works in a thread of its own
+    run                connects the parts; `_Trainer.run` is the life of the process
+    _Trainer._begin    load the model or the last checkpoint, publish its weights, send TrainerHello
+    _Trainer._train    take a batch, update, checkpoint, publish, acknowledge; repeat
+    _Trainer._step     one update, with its checkpoint and publication where due
+    _listen            RunState from data: the end of the run
+    HeartbeatSender    a heartbeat each second, while torch works in a thread of its own
+    make_channel       the weight channel that the configuration asks for
+    make_learner       the learner that the configuration asks for
 
-Each second of the process is one of `seconds.starting`, `waiting` (for a batch, or for data to take
-what it is told), `training` (the update) and `publishing` (weights and checkpoints).
+Each second of the process is counted as one of `seconds.starting`, `waiting` (for a batch, or for
+data to accept a message), `training` (the update) and `publishing` (weights and checkpoints).
 
 The order of an update, and what a crash after each step costs:
 
     update        nothing: the batch is not acknowledged, data serves it again
     checkpoint    nothing: TrainerHello says that the batch is in it, data marks it trained
-    publish       workers hold weights that no checkpoint has: the resumed trainer publishes its own
-                  under the next number (WeightChannel.resume), so versions never go backwards
-    acknowledge   what came after the last checkpoint is trained again from it: TrainerHello gives
+    publish       workers hold weights that no checkpoint holds: the resumed trainer publishes its
+                  own under the next number (WeightChannel.resume), so versions never decrease
+    acknowledge   batches after the last checkpoint are trained again from it: TrainerHello names
                   its last batch, data serves the later ones again, in order
 
 So each batch is in the weights exactly once, relative to the checkpoint they descend from.
@@ -57,9 +61,9 @@ from dart_cli.config.schema import Config
 from dart_cli.runtime.background import background
 from dart_cli.runtime.phase_timer import TimeSplit, as_gauges
 from dart_cli.runtime.role import finishing
-from dart_cli.train.base import Learner, Updated, describe
+from dart_cli.train.base import Learner, UpdateResult, describe
 from dart_cli.train.checkpoint import TrainerProgress, load_newest, save
-from dart_cli.train.curves import Curves, check_wandb
+from dart_cli.train.metric_writer import MetricWriter, check_wandb
 from dart_cli.weights.base import Published, WeightChannel
 from dart_cli.weights.collective import CollectiveChannel, meeting_place
 from dart_cli.weights.file import FileChannel
@@ -70,12 +74,12 @@ WORKER = "train"
 MOST_SKIPPED = 20
 """Updates skipped in a row after which the run ends with an error."""
 RETRY_S = 1.0
-"""From a database that failed to the next question."""
+"""Pause after an error of data's database, before the next request."""
 BATCH_RETRY_S = 15.0
-"""From a question for a batch to its repetition: a large one takes seconds to come, and a repetition
-brings it once more. A data process that was lost is asked at once when it is back."""
+"""Time after which a request for a batch is repeated: a large batch takes seconds to arrive, and a
+repetition sends it once more. A data process that comes back is asked at once."""
 FAREWELL_S = 3.0
-"""How long a trainer that was told to stop still tries to tell data what it did."""
+"""How long a stopping trainer still tries to report to data."""
 PHASES = {
     "starting": "starting",
     "waiting": "waiting",
@@ -91,7 +95,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     """Train until `train.updates` are done, data says that the run is over, or `stop` is set.
 
     Writes a last checkpoint at the end. Raises ModelError, CheckpointError, WeightsError,
-    ParityError, and whatever data refuses with.
+    ParityError, and the errors that data answers with.
     """
     check_wandb(config)
     endpoints, curve = run_endpoints(config), run_curve(config)
@@ -121,7 +125,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
 
 
 async def _listen(states: Subscriber, stop: asyncio.Event) -> None:
-    """The end of the run is ours."""
+    """Set `stop` when data announces the end of the run."""
     async for state in states:
         assert isinstance(state, RunState)
         if state.stopping and not stop.is_set():
@@ -129,12 +133,12 @@ async def _listen(states: Subscriber, stop: asyncio.Event) -> None:
             stop.set()
 
 
-class _Stopped(Exception):  # noqa: N818 - no error
-    """The trainer was told to stop while it waited."""
+class _StopRequested(Exception):  # noqa: N818 - no error
+    """A stop was requested while the trainer waited."""
 
 
 class _Trainer:
-    """The training of one process's life."""
+    """The trainer, from the start of its process to the end."""
 
     def __init__(
         self,
@@ -156,11 +160,11 @@ class _Trainer:
         self._skipped_in_a_row = 0
         self._time = TimeSplit(PHASES, "starting")
         self._stopping = False
-        self._tokens = 0.0  # trained on in this process's life
+        self._tokens = 0.0  # trained on since this process started
         self._gaps: dict[int, list[StepMismatch]] = {}  # by batch, until it is acknowledged
 
     async def run(self) -> None:
-        """Begin where the last checkpoint ends, train, end with a checkpoint and weights on disk."""
+        """Resume from the last checkpoint, train, end with a checkpoint and weights on disk."""
         try:
             await self._run()
         finally:
@@ -169,11 +173,11 @@ class _Trainer:
 
     async def _run(self) -> None:
         learner = await self._begin()
-        with Curves(self._config, self._progress.updates) as curves:
+        with MetricWriter(self._config, self._progress.updates) as curves:
             await self._train(learner, curves)
         self._stopping = True
         self._time.enter("publishing")
-        self.heartbeat.beat()  # the next one in turn may come too late
+        self.heartbeat.beat()  # the next regular one may come too late
         if self._progress.batches_trained:
             with finishing("writing its last checkpoint"):
                 await self._checkpoint(learner)
@@ -197,7 +201,7 @@ class _Trainer:
     # --- begin ------------------------------------------------------------------------------
 
     async def _begin(self) -> Learner:
-        """A learner at its last checkpoint, its weights published, data told."""
+        """Load the learner at its last checkpoint, publish its weights, report both to data."""
         with self.heartbeat.waiting("the model to load", on="model"):
             learner = await self._in_torch(self._load)
             published = await self._in_torch(self._resume_weights, learner)
@@ -217,7 +221,7 @@ class _Trainer:
 
     def _load(self) -> Learner:
         learner = make_learner(self._config)
-        torch.manual_seed(self._config.run.seed % 2**64)  # whatever a library has left it at
+        torch.manual_seed(self._config.run.seed % 2**64)  # libraries may have changed it
         checkpoint = load_newest(self._checkpoints)
         if checkpoint is not None:
             try:
@@ -229,7 +233,7 @@ class _Trainer:
                 ) from None
             torch.set_rng_state(checkpoint.generator)
             self._progress = checkpoint.progress
-            log.info("goes on from %s, batch %d", checkpoint.path, self._progress.last_batch_id)
+            log.info("resumes from %s, batch %d", checkpoint.path, self._progress.last_batch_id)
         return learner
 
     def _resume_weights(self, learner: Learner) -> Published:
@@ -237,18 +241,18 @@ class _Trainer:
 
     # --- train ------------------------------------------------------------------------------
 
-    async def _train(self, learner: Learner, curves: Curves) -> None:
-        """Take a batch, update, checkpoint, publish, acknowledge; until done or told to stop."""
+    async def _train(self, learner: Learner, curves: MetricWriter) -> None:
+        """Take a batch, update, checkpoint, publish, acknowledge; until done or stopped."""
         while self._progress.updates < self._config.train.updates and not self._stop.is_set():
             self._time.enter("waiting")
             began = time.monotonic()
             try:
                 batch = await self._next_batch()
-            except _Stopped:
+            except _StopRequested:
                 return
             waiting_s = time.monotonic() - began
             if batch.batch_id <= self._progress.last_batch_id:
-                log.warning("batch %d is in the weights already", batch.batch_id)
+                log.warning("batch %d is already in the weights", batch.batch_id)
                 await self._acknowledge(batch, {})
                 continue
             with finishing("in an update"):
@@ -258,7 +262,7 @@ class _Trainer:
             await self._acknowledge(batch, metrics)
 
     async def _next_batch(self) -> Batch:
-        """The next batch, however long it takes to fill. Raises _Stopped."""
+        """The next batch, however long it takes to fill. Raises _StopRequested."""
         reason, began = "data to answer", time.monotonic()
         while True:
             with self.heartbeat.waiting(f"a batch: {reason}", since=began, on="batch"):
@@ -269,7 +273,7 @@ class _Trainer:
                 await self._unless_stopped(asyncio.sleep(reply.retry_after_s))
             reason = reply.reason
 
-    async def _step(self, learner: Learner, batch: Batch, curves: Curves) -> dict[str, float]:
+    async def _step(self, learner: Learner, batch: Batch, curves: MetricWriter) -> dict[str, float]:
         """Update on `batch`, checkpoint and publish where due; returns the metrics.
 
         Raises ParityError where engine and trainer disagree; the batch is then not acknowledged.
@@ -278,7 +282,7 @@ class _Trainer:
         self._time.enter("training")
         seen = describe(batch, self._version)
         with self.heartbeat.waiting(f"its update on batch {batch.batch_id}", on="update"):
-            update: Updated = await self._in_torch(
+            update: UpdateResult = await self._in_torch(
                 learner.update,
                 batch,
                 self._progress.updates,
@@ -303,8 +307,8 @@ class _Trainer:
             | {"publish_s": publish_s, "checkpoint_s": checkpoint_s, "step_s": step_s}
         )
 
-    def _note(self, batch: Batch, update: Updated) -> None:
-        """The batch is in the weights, or was found useless."""
+    def _note(self, batch: Batch, update: UpdateResult) -> None:
+        """Record that the batch is in the weights, or was skipped. Raises DartError after too many."""
         progress = self._progress
         self._gaps[batch.batch_id] = update.gaps
         self._skipped_in_a_row = 0 if update.applied else self._skipped_in_a_row + 1
@@ -313,8 +317,8 @@ class _Trainer:
             log.warning("batch %d: %s", batch.batch_id, update.note)
         if self._skipped_in_a_row >= MOST_SKIPPED:
             raise DartError(
-                f"{MOST_SKIPPED} batches in a row were skipped, the last for {update.note}; go back "
-                "to an earlier checkpoint and lower train.lr or train.min_ess"
+                f"{MOST_SKIPPED} batches in a row were skipped, the last because of {update.note}; go "
+                "back to an earlier checkpoint and lower train.lr or train.min_ess"
             )
         self._progress = progress.model_copy(
             update={
@@ -343,7 +347,7 @@ class _Trainer:
         self._progress = self._progress.model_copy(update={"batches_trained": []})
 
     async def _publish(self, learner: Learner) -> None:
-        """The weights as the next version."""
+        """Publish the weights as the next version."""
         version = self._version + 1
         published = await self._in_torch(self.channel.publish, learner.model.weights(), version)
         self._is_published = True
@@ -369,7 +373,7 @@ class _Trainer:
             )
         )
 
-    def _record(self, curves: Curves, metrics: dict[str, float]) -> None:
+    def _record(self, curves: MetricWriter, metrics: dict[str, float]) -> None:
         curves.add(self._progress.updates, metrics)
         log.info(
             "update %d on batch %d: loss %.4f, entropy %.3f, grad norm %.3f, %d samples in %.1f s, v%d",
@@ -382,28 +386,28 @@ class _Trainer:
     # --- waiting ----------------------------------------------------------------------------
 
     async def _tell(self, message: Request) -> None:
-        """Tell data something that must not be lost, for as long as it takes.
+        """Send data a message that must not be lost; repeat until it is answered.
 
-        Once told to stop it is tried a moment longer; what data then has not heard it learns from
-        the next TrainerHello.
+        Once a stop is requested, it is tried for `FAREWELL_S` more; what data then has not received
+        it learns from the next TrainerHello.
         """
         with self.heartbeat.waiting(f"data to take {type(message).__name__}", on="data"):
             try:
                 reply = await self._ask(message)
-            except _Stopped:
+            except _StopRequested:
                 try:
                     reply = await self._data.request(message, FAREWELL_S)
                 except (DeadlineError, StoreError) as error:
-                    log.warning("%s; data will learn it from the next hello", error)
+                    log.warning("%s; data will learn it from the next TrainerHello", error)
                     return
         assert isinstance(reply, Ack)
         if not reply.accepted:
             log.warning("data: %s", reply.note)
 
     async def _ask(self, message: Request) -> Reply:
-        """Data's answer, through its absence and its full disk, which ends it.
+        """Data's answer; waits while data is absent, or restarts because its disk is full.
 
-        Raises _Stopped, and what else data refuses with.
+        Raises _StopRequested, and the other errors that data answers with.
         """
         retry_s = BATCH_RETRY_S if isinstance(message, BatchRequest) else REPEAT_S
         while True:
@@ -412,19 +416,19 @@ class _Trainer:
                     self._data.request(message, self._config.bus.deadline_s, retry_s)
                 )
             except DeadlineError as error:
-                log.warning("%s; goes on asking", error)
+                log.warning("%s; keeps trying", error)
             except StoreError as error:
-                log.warning("data: %s; goes on asking", error)
+                log.warning("data: %s; keeps trying", error)
                 await self._unless_stopped(asyncio.sleep(RETRY_S))
 
     async def _unless_stopped(self, waiting: Coroutine[Any, Any, _T]) -> _T:
-        """What `waiting` returns. Raises _Stopped, and gives it up, when told to stop."""
+        """What `waiting` returns. Cancels it and raises _StopRequested when a stop is requested."""
         task = asyncio.create_task(waiting)
         stopped = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                raise _Stopped
+                raise _StopRequested
             return task.result()
         finally:
             for each in (task, stopped):
@@ -432,12 +436,12 @@ class _Trainer:
             await asyncio.gather(task, stopped, return_exceptions=True)
 
     async def _in_torch(self, function: Callable[..., _T], *arguments: Any) -> _T:
-        """Run torch's work beside the event loop."""
+        """Run a function in torch's thread, beside the event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._torch_thread, function, *arguments)
 
     async def _timed(self, work: Awaitable[None]) -> float:
-        """Seconds that `work` took."""
+        """Await `work`; returns the seconds it took."""
         began = time.monotonic()
         await work
         return time.monotonic() - began

@@ -1,11 +1,11 @@
-"""A trainer's metrics by update, where people look at curves.
+"""Writes the trainer's metrics by update, for TensorBoard and Weights & Biases.
 
-    Curves        TensorBoard event files in RUN/tensorboard, always; Weights & Biases where
-                  train.wandb names a project
-    check_wandb   refuses early where its package is missing
+    MetricWriter   TensorBoard event files in RUN/tensorboard, always; Weights & Biases where
+                   train.wandb names a project
+    check_wandb    an early error where its package is missing
 
-W&B keeps one run for a run directory, resumed with it; what its service cannot take is its own
-affair (WANDB_MODE=offline keeps everything here).
+W&B keeps one run for a run directory and resumes it with it; failures of its service do not reach the
+trainer (WANDB_MODE=offline keeps everything local).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def check_wandb(config: Config) -> None:
         )
 
 
-class Curves:
+class MetricWriter:
     """A context manager; `add` takes the metrics of an update."""
 
     def __init__(self, config: Config, updates: int) -> None:
-        """The run stands at `updates`: what was written of later ones is written again."""
-        self._board = SummaryWriter(
+        """The run has done `updates`: metrics that were written of later ones are dropped."""
+        self._tensorboard = SummaryWriter(
             str(config.run.dir / "tensorboard"), purge_step=updates + 1, flush_secs=FLUSH_S
         )
         self._wandb = _begin_wandb(config) if config.train.wandb else None
@@ -48,7 +48,7 @@ class Curves:
         """Write the metrics of an update under `train/`."""
         named = {f"train/{name}": value for name, value in metrics.items()}
         for name, value in named.items():
-            self._board.add_scalar(name, value, update)
+            self._tensorboard.add_scalar(name, value, update)
         if self._wandb is not None:
             self._wandb.log({**named, "update": update})
 
@@ -61,7 +61,7 @@ class Curves:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._board.close()
+        self._tensorboard.close()
         if self._wandb is not None:
             self._wandb.finish(exit_code=int(error is not None))
 
@@ -78,7 +78,7 @@ def _begin_wandb(config: Config) -> Any:
         config=config.model_dump(mode="json"),
         settings=wandb.Settings(silent=True),
     )
-    # A trainer that went back to its checkpoint sends updates again: the newest value counts.
+    # A trainer that resumed from its checkpoint sends updates again: the newest value counts.
     run.define_metric("train/*", step_metric="update")
     return run
 

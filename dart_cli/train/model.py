@@ -24,15 +24,15 @@ from dart_cli.train.batch import MicroBatch
 
 @dataclass(frozen=True)
 class TokenScores:
-    """What a model says of the completion tokens of a micro-batch."""
+    """Log-probabilities and entropies of the completion tokens of a micro-batch."""
 
     logprobs: torch.Tensor  # [N], nats, of the distribution sampled from; with gradient
-    entropies: torch.Tensor  # [N], nats, of the same; without, unless asked for
+    entropies: torch.Tensor  # [N], nats, of the same; without gradient, unless requested
 
 
 @dataclass(frozen=True)
 class TrainModel:
-    """The policy under training. `reference` is the model the run began with, or None."""
+    """The policy under training. `reference` is the model that the run started from, or None."""
 
     policy: LoadedPolicy
     reference: LoadedPolicy | None = None
@@ -74,7 +74,7 @@ class TrainModel:
         return weight_tensors(self.policy.model)
 
     def frozen(self) -> frozenset[str]:
-        """Those of them that training leaves as they are."""
+        """Names of those that training does not change."""
         return frozenset(self.weights()) - self.trainable().keys()
 
 

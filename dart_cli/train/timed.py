@@ -1,8 +1,8 @@
 """A learner that takes as long as a real one would and learns nothing: to measure scheduling.
 
-Section [timing] of the configuration says how long. Everything around it is real: batches are taken
-and acknowledged, checkpoints and weight sets written; only they hold a few numbers instead of a
-model, which no start has to load.
+Section [timing] of the configuration sets the times. Everything around it is real: batches are taken
+and acknowledged, checkpoints and weight sets written; they hold a few numbers instead of a model, so
+that no model has to be loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NAME = "timed.updates"
 
 @dataclass(frozen=True)
 class TimedUpdate:
-    """What a pretended update did: see dart_cli.train.base.Updated."""
+    """The result of a simulated update. See dart_cli.train.base.UpdateResult."""
 
     applied: bool
     gaps: list[StepMismatch] = field(default_factory=list, kw_only=True)  # none: it scores nothing
@@ -37,11 +37,11 @@ class TimedModel:
         self._updates = torch.zeros(1, dtype=torch.int64)
 
     def weights(self) -> Tensors:
-        """What is published; it shares the model's memory."""
+        """The tensors that are published; they share the model's memory."""
         return {_NAME: self._updates}
 
     def frozen(self) -> frozenset[str]:
-        """It changes with each update."""
+        """None: the tensor changes with each update."""
         return frozenset()
 
 
@@ -73,7 +73,7 @@ class TimedLearner:
         return {}
 
     def restore(self, weights: Tensors, optimizer: Tensors) -> None:  # noqa: ARG002 - there is none
-        """Go on counting. Raises ValueError if the checkpoint is a real model's."""
+        """Restore the count. Raises ValueError if the checkpoint is a real model's."""
         if weights.keys() != {_NAME}:
             raise ValueError('it is a model\'s, and train.learner = "timed" has none')
         self.model.weights()[_NAME].copy_(weights[_NAME])

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from bus.messages import Outcome
-from dart_cli.bench.audit import Lineage, Witness, audit, lineage
-from dart_cli.bench.chaos import Advance, report, run_chaos
-from dart_cli.bench.pace import course_of, pace_ratio
+from dart_cli.bench.audit import FinishedTrajectories, Lineage, audit, lineage
+from dart_cli.bench.chaos import CheckpointProgress, report, run_chaos
+from dart_cli.bench.pace import learning_curve, pace_ratio
 from dart_cli.bench.supervise import STATUS
 from dart_cli.config.load import load_config
 from dart_cli.config.task_split import training_tasks
@@ -47,7 +47,7 @@ x INFO t: update 1 on batch 1: loss 0
 x INFO t: update 2 on batch 2: loss 0
 x INFO t: update 3 on batch 3: loss 0
 x INFO p: train starts, pid 2, run r
-x INFO t: goes on from r/c000002, batch 2
+x INFO t: resumes from r/c000002, batch 2
 x INFO t: update 3 on batch 3: loss 0
 """
 
@@ -80,7 +80,7 @@ async def test_each_role_killed_in_turn_nothing_finished_is_lost_or_trained_twic
     assert found["steps_lost_max"] <= 1
     assert found["ended_alone"] == []
     assert found["trajectories"] > 0
-    assert 0 < found["batches"] == len(played.course().trained_at)
+    assert 0 < found["batches"] == len(played.curve().trained_at)
     assert found["effective_time_ratio"] < 1
 
 
@@ -101,7 +101,7 @@ def test_a_batch_that_came_twice_or_never_is_a_fault(line: str, fault: Lineage) 
 
 def test_the_audit_finds_a_trajectory_that_is_no_longer_finished(tmp_path: Path) -> None:
     config = small_config(tmp_path / "run")
-    witness = Witness()
+    finished = FinishedTrajectories()
     with open_store(config.run.dir) as store:
         tasks = training_tasks(config)
         store.begin_run(0, "{}", tasks)
@@ -112,18 +112,18 @@ def test_the_audit_finds_a_trajectory_that_is_no_longer_finished(tmp_path: Path)
         a_batch(ledger.next_batch(0))
         store.commit()
         with open_reader(config.run.dir) as reader:
-            witness.look(reader)
-            assert len(witness.finished) == 12
-            kept = audit(reader, witness, [])
+            finished.update(reader)
+            assert len(finished.ids) == 12
+            kept = audit(reader, finished, [])
             assert (kept.finished_lost, kept.double_trained, kept.trajectories) == (0, 0, 12)
-        *_, gone, wrong = sorted(witness.finished)
+        *_, gone, wrong = sorted(finished.ids)
         store._write("UPDATE trajectories SET reason = 'worker_lost' WHERE id = ?", (wrong,))
         store._write("UPDATE trajectories SET state = 'playing' WHERE id = ?", (gone,))
-        first = min(witness.finished)
+        first = min(finished.ids)
         store._write("DELETE FROM steps WHERE trajectory_id = ? AND step = 0", (first,))
         store.commit()
         with open_reader(config.run.dir) as reader:
-            assert audit(reader, witness, LOG.splitlines()).finished_lost == 3
+            assert audit(reader, finished, LOG.splitlines()).finished_lost == 3
 
 
 def test_a_trainer_that_is_killed_before_each_checkpoint_is_reported_with_the_cure(
@@ -132,15 +132,15 @@ def test_a_trainer_that_is_killed_before_each_checkpoint_is_reported_with_the_cu
     config = small_config(tmp_path / "run")
     folder = config.run.dir / "checkpoints"
     (folder / "c000002").mkdir(parents=True)
-    advance = Advance(config)
-    assert advance.trainer_killed() == ""  # it has written one
-    assert advance.trainer_killed() == ""  # once is chance
-    told = advance.trainer_killed()
+    progress = CheckpointProgress(config)
+    assert progress.trainer_killed() == ""  # it has written one
+    assert progress.trainer_killed() == ""  # once is chance
+    told = progress.trainer_killed()
     assert "killed 2 times since its newest checkpoint (c000002)" in told
     assert "train.checkpoint_every" in told
     (folder / "c000004").mkdir()
-    assert advance.trainer_killed() == ""
-    assert advance.lost_lives == 2
+    assert progress.trainer_killed() == ""
+    assert progress.lost_lives == 2
 
 
 def test_success_is_reported_by_the_batches_in_the_weights_when_it_was_played(
@@ -157,7 +157,7 @@ def test_success_is_reported_by_the_batches_in_the_weights_when_it_was_played(
             batch = a_batch(ledger.next_batch(version))
             ledger.batch_trained(trained(batch.batch_id, version + 3))
         store.commit()
-        course = course_of(store, began=0.0)
+        course = learning_curve(store, began=0.0)
     assert course.success == [(0, 0.25), (1, 0.5)]
     assert len(course.trained_at) == 2
     assert all(at > 0 for at in course.trained_at)

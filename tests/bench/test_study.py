@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bus.errors import ConfigError
-from dart_cli.bench.study import Cell, Cells, call, call_until, play_missing, settings_of
+from dart_cli.bench.study import Cell, ResultCache, call, call_until, play_missing, settings_of
 from dart_cli.config.load import load_config
 from dart_cli.runtime.supervisor import ChildError
 
@@ -20,8 +20,8 @@ def silent(_text: str) -> None:
     pass
 
 
-def cells(folder: Path, settings: object = "same") -> Cells:
-    return Cells(folder, lambda _cell: settings)
+def cells(folder: Path, settings: object = "same") -> ResultCache:
+    return ResultCache(folder, lambda _cell: settings)
 
 
 def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path) -> None:

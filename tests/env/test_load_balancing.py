@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from dart_cli.env.choice import AFFINITY, Candidate, choose, fresh
+from dart_cli.env.load_balancing import AFFINITY, Candidate, choose, fresh
 
 Choose = Callable[[Sequence[Candidate], Sequence[int], str, Random], str]
 """(candidates, requests of all processes at the last heartbeats, former, rng) -> name."""
@@ -33,8 +33,8 @@ def by_heartbeats(
 
 def workers(*loads: tuple[int, int]) -> list[Candidate]:
     return [
-        Candidate(str(index), in_flight, homes, policy_version=0)
-        for index, (in_flight, homes) in enumerate(loads)
+        Candidate(str(index), in_flight, assigned, policy_version=0)
+        for index, (in_flight, assigned) in enumerate(loads)
     ]
 
 
@@ -67,12 +67,12 @@ class Process:
     """One env process: what it has in flight and at home, by worker."""
 
     in_flight: list[int]
-    homes: list[int]
+    assigned: list[int]
     former: list[int | None] = field(default_factory=list)  # by slot
     left: list[int] = field(default_factory=list)  # steps of the slot's episode
 
     def candidates(self, count: int) -> list[Candidate]:
-        pairs = zip(self.in_flight[:count], self.homes[:count], strict=True)
+        pairs = zip(self.in_flight[:count], self.assigned[:count], strict=True)
         return workers(*pairs)
 
 
@@ -123,15 +123,15 @@ def simulate(pick: Choose, *, processes: int, slots: int, count: int, joins_s: f
             if process.left[slot] == 0:
                 process.left[slot] = min(30, max(1, round(rng.lognormvariate(2.3, 0.7))))
                 if former is not None:
-                    process.homes[former] -= 1
+                    process.assigned[former] -= 1
                 former = None
             process.left[slot] -= 1
             name = "" if former is None else str(former)
             worker = int(pick(process.candidates(present), told[:present], name, rng))
             if former is not None:
                 returning, affine = returning + 1, affine + (former == worker)
-                process.homes[former] -= 1
-            process.homes[worker] += 1
+                process.assigned[former] -= 1
+            process.assigned[worker] += 1
             process.former[slot] = worker
             process.in_flight[worker] += 1
             total[worker] += 1

@@ -393,7 +393,7 @@ async def test_lines_go_on_when_data_is_started_again(
         data_told(config.run.dir, "x INFO s: the run is over: all done")
     assert await status == 0
     assert all("no data process answers" in line for line in hear())
-    assert all(line.endswith("; goes on asking") for line in told)
+    assert all(line.endswith("; keeps trying") for line in told)
     assert json.loads(lines[-1])["reason"] == "all done"
 
 

@@ -11,7 +11,7 @@ import pytest
 from bus.errors import ConfigError, MissingPartError
 from dart_cli.config.schema import Config
 from dart_cli.status.prometheus import run_prometheus
-from dart_cli.train.curves import Curves, check_wandb
+from dart_cli.train.metric_writer import MetricWriter, check_wandb
 from tests.data.client import serving
 from tests.data.parts import MIXED, small_config
 
@@ -67,7 +67,7 @@ def test_wandb_gets_the_metrics_of_one_run_for_a_run_directory(
     monkeypatch.setenv("WANDB_MODE", "offline")
     config = Config.model_validate({"run": {"dir": tmp_path}, "train": {"wandb": "gui"}})
     for first in (1, 2):
-        with Curves(config, first - 1) as curves:
+        with MetricWriter(config, first - 1) as curves:
             curves.add(first, {"loss": 0.5})
     runs = list((tmp_path / "wandb").glob("offline-run-*"))
     run_id = (tmp_path / "wandb.id").read_text()

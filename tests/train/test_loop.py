@@ -244,7 +244,7 @@ async def test_the_trainer_waits_for_a_data_process_that_is_not_there_yet(
     data = Data(batches)
     async with asyncio.timeout(PATIENCE_S):
         task = asyncio.create_task(run(impatient, asyncio.Event()))
-        while caplog.text.count("goes on asking") < 2:  # noqa: ASYNC110 - the log alone shows it
+        while caplog.text.count("keeps trying") < 2:  # noqa: ASYNC110 - the log alone shows it
             await asyncio.sleep(0.05)
         assert not task.done()
         async with serving(config.run.dir, data):
