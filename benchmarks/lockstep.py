@@ -36,8 +36,8 @@ from dart_cli.config.task_split import trained_tasks
 from dart_cli.data.scheduler import task_seed
 from dart_cli.engines.completions import completion, generate_request
 from dart_cli.engines.transformers_engine import TransformersEngine
-from dart_cli.env.calls import Stepped
-from dart_cli.env.episode import conventions_of, play_episode
+from dart_cli.env.calls import StepResult
+from dart_cli.env.episode import action_spec_of, play_episode
 from dart_cli.evaluation.in_process import MemorySink
 from dart_cli.policy.device import pick_device
 from dart_cli.policy.model import LoadedPolicy, load_policy
@@ -129,21 +129,21 @@ class _Direct:
         self._env = env
 
     async def reset(self, task: Task, seed: int) -> tuple[Observation, str]:
-        """See PlaysTasks."""
+        """See EpisodeEnv."""
         observation, info = self._env.reset(seed=seed, options={"task": task})
         return observation, str(info["instruction"])
 
     async def judge_start(self) -> Verdict | None:
-        """See PlaysTasks."""
+        """See EpisodeEnv."""
         return self._env.evaluate()
 
-    async def step(self, action: Action) -> Stepped:
-        """See PlaysTasks."""
+    async def step(self, action: Action) -> StepResult:
+        """See EpisodeEnv."""
         observation, _, terminated, truncated, _ = self._env.step(action)
-        return Stepped(observation, terminated, truncated)
+        return StepResult(observation, terminated, truncated)
 
     async def evaluate(self) -> Verdict:
-        """See PlaysTasks."""
+        """See EpisodeEnv."""
         return self._env.evaluate()
 
 
@@ -153,7 +153,7 @@ class Player:
     def __init__(self, config: Config, policy: LoadedPolicy, engine: TransformersEngine) -> None:
         self._config = config
         self._rounds = Rounds(policy, engine, config)
-        self._action_spec = conventions_of(config)
+        self._action_spec = action_spec_of(config)
         make = [make_env(config.env.suite, **config.env.options) for _ in range(self._slots)]
         self._envs = [_Direct(env) for env in make]
 

@@ -6,7 +6,7 @@
 For each class a small random folder (dart_cli/policy/random_models.py) in float32. An engine plays
 multi-turn trajectories whose prompts show none, one and several screens, at each temperature; the
 trainer's forward pass scores the same tokens; then the trainer takes a real step on them, publishes,
-and the engine takes the weights while another trial is being played, and so on. Compared are
+and the engine takes the weights while another trial is being played, and so on. ComparedTokens are
 tokens that one version alone sampled, with the weights of that version. `moved` is how far the
 policy has gone by the end: what a mismatch would look like. vLLM takes part where it is installed.
 The limit is rounding in float32; the last line is JSON, and the exit code is 1 beyond 1e-4.
@@ -45,7 +45,7 @@ from dart_cli.policy.random_models import build
 from dart_cli.rollout.worker import Model, load_model
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
-from dart_cli.train.parity import SEEN, Compared, joined, rescore
+from dart_cli.train.parity import SEEN, ComparedTokens, joined, rescore
 from dart_cli.weights.file import FileChannel
 
 LIMIT = 1e-4  # nats, float32
@@ -128,8 +128,10 @@ def settings(engine: str, updates: int) -> list[str]:
 class Comparisons:
     """What has been compared of one model with one engine."""
 
-    at: dict[float, list[Compared]] = field(default_factory=lambda: {t: [] for t in TEMPERATURES})
-    in_flight: list[Compared] = field(default_factory=list)
+    at: dict[float, list[ComparedTokens]] = field(
+        default_factory=lambda: {t: [] for t in TEMPERATURES}
+    )
+    in_flight: list[ComparedTokens] = field(default_factory=list)
     before: float = 0.0  # largest difference before the first update
     mixed: int = 0  # completions that an update met on the way
     moved: float = 0.0  # mean difference of first and last weights, nats
@@ -207,7 +209,7 @@ async def count_in_flight(
     comparisons.in_flight.append(found.only(found.versions == version))
 
 
-def check(found: Compared, version: int) -> None:
+def check(found: ComparedTokens, version: int) -> None:
     """Whether all of it was sampled by these weights, on prompts of every kind."""
     versions: Sequence[int] = sorted(set(found.versions.tolist()))
     if versions != [version] or set(found.by_seen()) != set(SEEN):

@@ -24,7 +24,7 @@ from dart_cli.engines.responder import PolicyResponder
 from dart_cli.evaluation.in_process import loaded_model
 from dart_cli.runtime.role import limit_threads
 from dart_cli.train.model import TrainModel
-from dart_cli.train.parity import LEAST_TOKENS, Compared, alarm_of, limit_of, rescore
+from dart_cli.train.parity import LEAST_TOKENS, ComparedTokens, alarm_of, limit_of, rescore
 
 MOST_TOKENS = 64
 """A completion's bound, if rollout.max_tokens is larger: enough to compare."""
@@ -79,7 +79,7 @@ async def sample(config: Config) -> Batch:
         return await play(model.responder.policy, model.engine, model.responder, trial)
 
 
-def judge(compared: Compared, limit: float) -> Iterator[Finding]:
+def judge(compared: ComparedTokens, limit: float) -> Iterator[Finding]:
     """A line for each kind of prompt; one error where the means are beyond `limit`, nats."""
     for kind, each in compared.by_seen().items():
         text = (

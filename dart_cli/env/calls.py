@@ -2,8 +2,8 @@
 
 reset, judge_start, step, evaluate, solve   raise EnvError for an answer that is none
 Deadlines how long each may take
-telling   reports a call that is out to a WaitReporter
-Hosted    an environment that is called from an event loop, wherever it lives
+reporting_wait   reports a call that is out to a WaitReporter
+AsyncEnv    an environment that is called from an event loop, wherever it lives
 as_regular_exception  an error as one that ends no process
 """
 
@@ -44,7 +44,7 @@ class Deadlines:
 
 
 @dataclass(frozen=True)
-class Stepped:
+class StepResult:
     """What one action led to."""
 
     observation: Observation
@@ -52,7 +52,7 @@ class Stepped:
     truncated: bool
 
 
-def telling(
+def reporting_wait(
     waits: WaitReporter | None, what: str, deadline_s: float
 ) -> contextlib.AbstractContextManager[None]:
     """Tell `waits`, if there is one, of a call that is out."""
@@ -61,7 +61,7 @@ def telling(
     return waits.waiting(what, deadline_s, on="environment")
 
 
-class Hosted(Protocol):
+class AsyncEnv(Protocol):
     """An environment in a thread or process of its own; each call has a deadline.
 
     Whatever it raises, and its end, are EnvErrors.
@@ -80,7 +80,7 @@ class Hosted(Protocol):
         """The verdict on the state right after `reset`; None where it cannot be told."""
         ...
 
-    async def step(self, action: Action) -> Stepped:
+    async def step(self, action: Action) -> StepResult:
         """Perform one action."""
         ...
 
@@ -110,13 +110,15 @@ def reset(env: GuiEnv, task: Task, seed: int) -> tuple[Observation, str]:
             f"reset gave no info['instruction'] and {task.id} says {task.instruction!r}; "
             "fill in its fields"
         )
-    return _seen("reset", observation), sendable(str(task.instruction if told is None else told))
+    return _checked_observation("reset", observation), sendable(
+        str(task.instruction if told is None else told)
+    )
 
 
-def step(env: GuiEnv, action: Action) -> Stepped:
+def step(env: GuiEnv, action: Action) -> StepResult:
     """Perform one action."""
     observation, _, terminated, truncated, _ = env.step(action)
-    return Stepped(_seen("step", observation), bool(terminated), bool(truncated))
+    return StepResult(_checked_observation("step", observation), bool(terminated), bool(truncated))
 
 
 def evaluate(env: GuiEnv) -> Verdict:
@@ -124,7 +126,7 @@ def evaluate(env: GuiEnv) -> Verdict:
     verdict: object = env.evaluate()
     if not isinstance(verdict, Verdict) or verdict.outcome not in get_args(Outcome):
         raise EnvError(f"evaluate gave {verdict!r}; want a Verdict of {get_args(Outcome)}")
-    _refuse_others("evaluate", verdict, {"reason": str})
+    _check_types("evaluate", verdict, {"reason": str})
     return verdict
 
 
@@ -149,11 +151,11 @@ def solve(env: GuiEnv) -> tuple[Action, str]:
     return action, env.oracle_hint()
 
 
-def _seen(what: str, observation: object) -> Observation:
+def _checked_observation(what: str, observation: object) -> Observation:
     if not isinstance(observation, Observation):
         raise EnvError(f"{what} gave {observation!r}; want an Observation")
     kinds = {"screenshot": bytes, "media_type": str, "width": int, "height": int}
-    _refuse_others(what, observation, kinds)
+    _check_types(what, observation, kinds)
     if min(observation.width, observation.height) < 1:
         size = f"{observation.width}x{observation.height}"
         raise EnvError(f"{what} gave an Observation of {size} pixels; want at least 1x1")
@@ -169,7 +171,7 @@ def _seen(what: str, observation: object) -> Observation:
     return observation
 
 
-def _refuse_others(what: str, answer: object, kinds: Mapping[str, type]) -> None:
+def _check_types(what: str, answer: object, kinds: Mapping[str, type]) -> None:
     """Raise EnvError for a field of another type, a look-alike included: it is sent and stored."""
     for name, kind in kinds.items():
         given = type(getattr(answer, name))

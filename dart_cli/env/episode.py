@@ -33,7 +33,7 @@ from bus.messages import (
     Turn,
 )
 from dart_cli.config.schema import Config
-from dart_cli.env.calls import Stepped, sendable
+from dart_cli.env.calls import StepResult, sendable
 from dart_cli.policy.codec import Codec, make_codec
 from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map, resize_of
 from dart_cli.policy.history import History
@@ -71,8 +71,8 @@ class TrajectorySink(Protocol):
         ...
 
 
-class PlaysTasks(Protocol):
-    """The part of Hosted that an episode uses."""
+class EpisodeEnv(Protocol):
+    """The part of AsyncEnv that an episode uses."""
 
     async def reset(self, task: Task, seed: int) -> tuple[Observation, str]:
         """Start the task; returns the first observation and the instruction."""
@@ -82,7 +82,7 @@ class PlaysTasks(Protocol):
         """Judge the state right after reset; None where it cannot be told."""
         ...
 
-    async def step(self, action: Action) -> Stepped:
+    async def step(self, action: Action) -> StepResult:
         """Perform one action."""
         ...
 
@@ -103,7 +103,7 @@ class ActionSpec:
     malformed: Literal["end", "noop"] = "end"
 
 
-def conventions_of(config: Config) -> ActionSpec:
+def action_spec_of(config: Config) -> ActionSpec:
     """What the configuration says about codec, coordinates, history and malformed texts."""
     policy = config.policy
     return ActionSpec(
@@ -144,7 +144,7 @@ def already_true(task: Task, verdict: Verdict | None) -> str | None:
     return f"{task.id} is true at reset: {verdict.reason}"
 
 
-def stop_reason_after(action: Action, stepped: Stepped) -> StopReason | None:
+def stop_reason_after(action: Action, stepped: StepResult) -> StopReason | None:
     """Why an action ended the episode; None where it goes on."""
     if isinstance(action, Fail):
         return "gave_up"
@@ -161,7 +161,7 @@ def admitted(task: Task, stop_reason: StopReason, verdict: Verdict) -> Verdict:
 
 
 async def play_episode(
-    env: PlaysTasks,
+    env: EpisodeEnv,
     lease: Lease,
     task: Task,
     policy: Policy,
@@ -177,7 +177,7 @@ class Episode:
 
     def __init__(
         self,
-        env: PlaysTasks,
+        env: EpisodeEnv,
         lease: Lease,
         task: Task,
         policy: Policy,
@@ -305,7 +305,7 @@ class Episode:
         completion: Completion,
         action: Action,
         model_s: float,
-    ) -> Stepped:
+    ) -> StepResult:
         """Perform the action and hand the step in, also where the environment broke on it."""
         self._enter("env")
         began = time.monotonic()

@@ -1,7 +1,7 @@
 """The trainer's turn in a coupled run: no completion is begun or goes on until it is over.
 
     SuspendGate       open, or closed while data says that the run is suspended
-    Resuming   a Policy that waits at the gate, and asks again for what the gate cut off
+    ResumingPolicy   a Policy that waits at the gate, and asks again for what the gate cut off
 
 The environment and its lease are kept; data hears of the trajectory by the heartbeat as ever.
 """
@@ -51,7 +51,7 @@ class SuspendGate:
             return
 
 
-class Resuming:
+class ResumingPolicy:
     """Completions as a whole, however often they are suspended.
 
     A suspended completion is no answer: the same request is put again with its tokens, to whichever
@@ -88,9 +88,9 @@ class Resuming:
             return
         self._split.enter("suspended")
         turn = "the end of the trainer's turn"
-        telling = self._waits.waiting(turn, on="train") if self._waits else nullcontext()
+        reporting = self._waits.waiting(turn, on="train") if self._waits else nullcontext()
         try:
-            with telling:
+            with reporting:
                 await self._gate.opened()
         finally:
             self._split.enter("waiting")

@@ -1,7 +1,7 @@
 """An environment in a process of its own: it may hang, crash or eat memory, and is killed.
 
     IsolatedEnv   starts the process, calls it with a deadline, ends it with all that it started
-    hosted        an environment as the configuration wants it: in a thread or in a process
+    make_async_env        an environment as the configuration wants it: in a thread or in a process
 
 A thread that hangs cannot be ended, and a process that runs out of memory takes all slots with it:
 what is not to be trusted runs here. It costs a Python process for each slot (40 MB and more), and
@@ -23,7 +23,7 @@ from typing import Any
 from bus.errors import EnvError, NoOracleError, TaskError
 from bus.heartbeat import WaitReporter
 from dart_cli.config.schema import EnvConfig
-from dart_cli.env.calls import Deadlines, Hosted, Stepped, telling
+from dart_cli.env.calls import Deadlines, AsyncEnv, StepResult, reporting_wait
 from dart_cli.env.child import TOO_MANY
 from dart_cli.env.pipe import PipeMessage, pack, read
 from dart_cli.env.threaded import CLOSE_DEADLINE_S, ThreadedEnv
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 KILL_DEADLINE_S = 5.0
 
 
-def hosted(config: EnvConfig, name: str, waits: WaitReporter | None = None) -> Hosted:
+def make_async_env(config: EnvConfig, name: str, waits: WaitReporter | None = None) -> AsyncEnv:
     """An environment of the run's suite, where env.isolation says; `name` stands in errors.
 
     `waits` is told each call that is out, e.g. "env-0/2 to reset mini/popup".
@@ -64,7 +64,7 @@ def hosted(config: EnvConfig, name: str, waits: WaitReporter | None = None) -> H
 
 
 class IsolatedEnv:
-    """Calls one GuiEnv in a process. See dart_cli.env.calls.Hosted.
+    """Calls one GuiEnv in a process. See dart_cli.env.calls.AsyncEnv.
 
     The process is started at the first call and again after `renew`, or after it was killed: for a
     call that overran its deadline or was cancelled, or because it ended by itself.
@@ -125,13 +125,13 @@ class IsolatedEnv:
         header, _ = await self._call("judge_start", self._deadlines.evaluate_s)
         return _verdict(header["verdict"]) if header["verdict"] else None
 
-    async def step(self, action: Action) -> Stepped:
+    async def step(self, action: Action) -> StepResult:
         """Perform one action. Raises EnvError."""
         self._steps_left -= 1
         deadline_s = self._deadlines.of_step(action, last=self._steps_left <= 0)
         call = {"action": action_to_dict(action)}
         header, blob = await self._call("step", deadline_s, call)
-        return Stepped(_screen(header, blob), header["terminated"], header["truncated"])
+        return StepResult(_screen(header, blob), header["terminated"], header["truncated"])
 
     async def evaluate(self) -> Verdict:
         """Judge the present state. Raises EnvError where the evaluator broke."""
@@ -161,7 +161,9 @@ class IsolatedEnv:
         self, what: str, deadline_s: float, call: Mapping[str, Any] | None = None
     ) -> PipeMessage:
         try:
-            told = telling(self._waits, f"{self._name} to {what} {self._task_id}", deadline_s)
+            told = reporting_wait(
+                self._waits, f"{self._name} to {what} {self._task_id}", deadline_s
+            )
             with told:
                 async with asyncio.timeout(deadline_s):
                     process = self._process or await self._start()

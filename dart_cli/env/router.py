@@ -121,7 +121,7 @@ class RolloutRouter:
             return
         began = time.monotonic()
         while not self.ready():
-            with self._telling(self._missing(), "rollout", since=began):
+            with self._reporting(self._missing(), "rollout", since=began):
                 await self._look()
 
     def _missing(self) -> str:
@@ -182,7 +182,7 @@ class RolloutRouter:
 
     async def _candidates_before(self, deadline: float) -> list[Candidate]:
         """The first that can be asked; none where the deadline passes without. Raises BusError."""
-        with self._telling("a rollout worker to be ready", "rollout"):
+        with self._reporting("a rollout worker to be ready", "rollout"):
             while not (found := self._candidates()):
                 if self._closed:
                     raise BusError(f"{self._name}: the router is closed")
@@ -230,7 +230,7 @@ class RolloutRouter:
         )
         losing = asyncio.create_task(worker.requester.lost.wait())
         try:
-            with self._telling(f"a completion from {worker.name}", worker.name):
+            with self._reporting(f"a completion from {worker.name}", worker.name):
                 while not asking.done():
                     await asyncio.wait(
                         [asking, losing], timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED
@@ -297,7 +297,7 @@ class RolloutRouter:
         except TimeoutError:
             return
 
-    def _telling(
+    def _reporting(
         self, what: str, on: str, since: float | None = None
     ) -> AbstractContextManager[None]:
         return self._waits.waiting(what, on=on, since=since) if self._waits else nullcontext()

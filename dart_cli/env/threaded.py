@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from bus.errors import DartError, EnvError
 from bus.heartbeat import WaitReporter
 from dart_cli.env import calls
-from dart_cli.env.calls import Deadlines, Stepped, telling
+from dart_cli.env.calls import Deadlines, StepResult, reporting_wait
 from envs.actions import Action
 from envs.base import GuiEnv, Observation, Task, Verdict
 
@@ -87,7 +87,7 @@ class ThreadedEnv:
         """
         return await self._call("evaluate", self._deadlines.evaluate_s, calls.judge_start)
 
-    async def step(self, action: Action) -> Stepped:
+    async def step(self, action: Action) -> StepResult:
         """Perform one action. Raises EnvError."""
         self._steps_left -= 1
         deadline_s = self._deadlines.of_step(action, last=self._steps_left <= 0)
@@ -141,7 +141,7 @@ class ThreadedEnv:
         self._jobs.put(job)
         try:
             # Not asyncio.timeout: its TimeoutError could be one that the environment raised.
-            with telling(self._waits, f"{self._name} to {what} {self._task_id}", deadline_s):
+            with reporting_wait(self._waits, f"{self._name} to {what} {self._task_id}", deadline_s):
                 await asyncio.wait([job.answer], timeout=deadline_s)
             if not job.answer.done():
                 self._jobs.put(None)  # should it come back, it closes the environment and ends

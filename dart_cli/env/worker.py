@@ -27,9 +27,9 @@ from bus.requester import Requester
 from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.env.data_client import DataClient
-from dart_cli.env.episode import ActionSpec, Episode, conventions_of, slot_split
-from dart_cli.env.gate import Resuming, SuspendGate
-from dart_cli.env.isolated import hosted
+from dart_cli.env.episode import ActionSpec, Episode, action_spec_of, slot_split
+from dart_cli.env.gate import ResumingPolicy, SuspendGate
+from dart_cli.env.isolated import make_async_env
 from dart_cli.env.router import RolloutRouter
 from dart_cli.runtime.phase_timer import as_gauges
 from dart_cli.runtime.telemetry import receive_telemetry
@@ -44,7 +44,7 @@ BACK_OFF_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 async def run(config: Config, worker: str, slots: int, stop: asyncio.Event) -> None:
     """Play in `slots` environments until `stop` is set or data says that the run is over."""
     endpoints, curve = run_endpoints(config), run_curve(config)
-    action_spec = conventions_of(config)
+    action_spec = action_spec_of(config)
     over = asyncio.Event()
     counters = EpisodeCounters()
     async with AsyncExitStack() as stack:
@@ -173,10 +173,10 @@ class EnvSlot:
         self.index = index
         self.episode: Episode | None = None  # in play
         self.split = slot_split()
-        self.policy = Resuming(context.router, context.gate, self.split, context.heart)
+        self.policy = ResumingPolicy(context.router, context.gate, self.split, context.heart)
         self._context = context
         self._request = LeaseRequest(worker=context.worker, slot=index, suites=[env.suite])
-        self._env = hosted(env, f"{context.worker}/{index}", context.heart)
+        self._env = make_async_env(env, f"{context.worker}/{index}", context.heart)
         self.restarts = 0  # environments made anew because one broke
         self._consecutive_failures = 0  # episodes in a row
 

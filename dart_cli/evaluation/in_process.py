@@ -10,7 +10,7 @@
     random_click      what a random player does in `dart env play` and `dart env check`
 
 Episodes are those of `dart env` (play_episode). Each call of an environment has its deadline of
-[env], see dart_cli.env.calls.Hosted.
+[env], see dart_cli.env.calls.AsyncEnv.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from bus.errors import UserError
 from bus.messages import Ack, ActRequest, Completion, Lease, Sampling, StepRecord, TrajectoryEnd
 from dart_cli.config.endpoints import weights_dir
 from dart_cli.config.schema import Config, EnvConfig
-from dart_cli.env.calls import Hosted
-from dart_cli.env.episode import ActionSpec, Policy, conventions_of, play_episode
-from dart_cli.env.isolated import hosted
+from dart_cli.env.calls import AsyncEnv
+from dart_cli.env.episode import ActionSpec, Policy, action_spec_of, play_episode
+from dart_cli.env.isolated import make_async_env
 from envs.actions import Click
 from envs.base import Observation, Task
 
@@ -139,7 +139,7 @@ def lease_of(
 
 
 async def play_one(
-    env: Hosted,
+    env: AsyncEnv,
     task: Task,
     lease: Lease,
     policy: Policy,
@@ -174,7 +174,7 @@ def slots_at_once(config: Config) -> int:
 
 
 async def in_slots(
-    config: EnvConfig, name: str, slots: int, work: Callable[[Hosted], Awaitable[None]]
+    config: EnvConfig, name: str, slots: int, work: Callable[[AsyncEnv], Awaitable[None]]
 ) -> None:
     """Run `work` in `slots` environments at once, each closed at the end.
 
@@ -183,7 +183,7 @@ async def in_slots(
     """
 
     async def run(slot: int) -> None:
-        env = hosted(config, f"{name}/{slot}")
+        env = make_async_env(config, f"{name}/{slot}")
         try:
             await work(env)
         finally:
@@ -210,12 +210,12 @@ async def play_all(
     Steps are kept of the first episodes, FILMS_PER_TASK for each task. `advance(1)` is called
     after each episode.
     """
-    policy, action_spec = InProcessPolicy(responder), conventions_of(config)
+    policy, action_spec = InProcessPolicy(responder), action_spec_of(config)
     waiting = deque(enumerate(episodes))
     filmed = FILMS_PER_TASK * len({episode.task.id for episode in episodes})
     played: list[PlayedEpisode] = []
 
-    async def play_some(env: Hosted) -> None:
+    async def play_some(env: AsyncEnv) -> None:
         while waiting:
             index, episode = waiting.popleft()
             name, greedy = f"eval-{mode}-{index}", mode == "greedy"

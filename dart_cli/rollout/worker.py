@@ -97,7 +97,7 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
         )
         await stack.enter_async_context(heartbeat)
         with heartbeat.waiting("the model to load", on="model"):
-            model = await _unless(stop, lambda: load_model(config))
+            model = await _unless_stopped(stop, lambda: load_model(config))
         if model is None:
             return
         receiver = await stack.enter_async_context(receiving(config, worker))
@@ -117,7 +117,7 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
             await replier.close(DRAIN_S)
 
 
-async def _unless(stop: asyncio.Event, work: Callable[[], _T]) -> _T | None:
+async def _unless_stopped(stop: asyncio.Event, work: Callable[[], _T]) -> _T | None:
     """What `work` returns; None, and `work` left alone, if `stop` is set before.
 
     A thread of its own, which no end waits for: imports and model files take minutes at times.
@@ -321,7 +321,7 @@ class _Service:
         try:
             screens = await self._model.responder.preload_images(request)
             if self._suspended:
-                return _as_it_came(request, self._worker)
+                return _suspended_completion(request, self._worker)
             completion = await self._model.responder.answer(request)
             del screens
         except EngineError as error:
@@ -333,7 +333,7 @@ class _Service:
         return completion.model_copy(update={"worker": self._worker})
 
 
-def _as_it_came(request: ActRequest, worker: str) -> Completion:
+def _suspended_completion(request: ActRequest, worker: str) -> Completion:
     """A request that is not begun: suspended, with the tokens of its partial and no others."""
     so_far = request.partial or SampledTokens(
         token_ids=[], behaviour_logprobs=[], entropies=[], version_spans=[]

@@ -1,7 +1,7 @@
 """What the training loop needs of a learner, and metrics of a batch; needs no model.
 
 Learner     dart_cli.train.learner.PolicyLearner, or dart_cli.train.timed.TimedLearner
-describe   staleness and size of a batch, as metrics
+batch_metrics   staleness and size of a batch, as metrics
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Learner(Protocol):
         ...
 
 
-def describe(batch: Batch, policy_version: int) -> dict[str, float]:
+def batch_metrics(batch: Batch, policy_version: int) -> dict[str, float]:
     """Metrics of a batch by itself: staleness in versions over its tokens, size of advantages."""
     tokens: Counter[int] = Counter()  # by the versions they are behind
     for sample in batch.samples:

@@ -26,12 +26,11 @@ from dart_cli.algo.loss import TokenStats, policy_loss
 from dart_cli.algo.normalise import Shares, loss_shares
 from dart_cli.algo.objective import Objective, ess_factor
 from dart_cli.config.schema import TrainConfig
+from dart_cli.train.base import Tensors
 from dart_cli.train.batch import MicroBatch, check, completion_tokens, micro_batches
 from dart_cli.train.logprob_gaps import step_mismatches
 from dart_cli.train.model import TokenScores, TrainModel
-from dart_cli.train.parity import Compared, ParityGate, compare, joined
-
-Tensors = dict[str, torch.Tensor]
+from dart_cli.train.parity import ComparedTokens, ParityGate, compare, joined
 
 _MASTER = "master"
 TIMES = ("prepare_s", "forward_s", "backward_s", "optimizer_s")
@@ -84,7 +83,7 @@ class PolicyLearner:
         """
         check(batch, self.model.policy)
         rate = learning_rate(updates_done, self._config)
-        work = _BatchInHand(batch, self._shares(batch))
+        work = _BatchProgress(batch, self._shares(batch))
         looked_back = self._gate.look_back(batch, policy_version)
         norms: list[float] = []  # of the steps that were taken
         factor, note, alarm = 1.0, "", ""
@@ -127,7 +126,7 @@ class PolicyLearner:
             work.gaps,
         )
 
-    def _accumulate(self, work: _BatchInHand) -> float:
+    def _accumulate(self, work: _BatchProgress) -> float:
         """Pass over the batch: gradients of the whole loss; returns their norm before clipping.
 
         Adds the pass to `work`, and what the first one finds out for those behind it.
@@ -308,19 +307,19 @@ def _described(passes: Sequence[TokenStats]) -> dict[str, float]:
 
 
 @dataclass
-class _BatchInHand:
+class _BatchProgress:
     """A batch in hand, and what the passes over it have found so far."""
 
     batch: Batch
     shares: Shares
     proximal: list[torch.Tensor] = field(default_factory=list)  # by micro-batch [N]
-    compared: list[Compared] = field(default_factory=list)  # the first pass, by micro-batch
+    compared: list[ComparedTokens] = field(default_factory=list)  # the first pass, by micro-batch
     stats: list[TokenStats] = field(default_factory=list)  # by pass
-    clock: _Laps = field(default_factory=lambda: _Laps(TIMES))
+    clock: _StageTimer = field(default_factory=lambda: _StageTimer(TIMES))
     gaps: list[StepMismatch] = field(default_factory=list)  # of the first pass
 
 
-class _Laps:
+class _StageTimer:
     """Adds the time since the last lap to one of several sums."""
 
     def __init__(self, names: Iterable[str]) -> None:

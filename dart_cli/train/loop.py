@@ -61,7 +61,7 @@ from dart_cli.config.schema import Config
 from dart_cli.runtime.background import background
 from dart_cli.runtime.phase_timer import TimeSplit, as_gauges
 from dart_cli.runtime.role import finishing
-from dart_cli.train.base import Learner, UpdateResult, describe
+from dart_cli.train.base import Learner, UpdateResult, batch_metrics
 from dart_cli.train.checkpoint import TrainerProgress, load_newest, save
 from dart_cli.train.metric_writer import MetricWriter, check_wandb
 from dart_cli.weights.base import Published, WeightChannel
@@ -280,7 +280,7 @@ class _Trainer:
         """
         began = time.monotonic()
         self._time.enter("training")
-        seen = describe(batch, self._version)
+        seen = batch_metrics(batch, self._version)
         with self.heartbeat.waiting(f"its update on batch {batch.batch_id}", on="update"):
             update: UpdateResult = await self._in_torch(
                 learner.update,

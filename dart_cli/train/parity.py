@@ -1,6 +1,6 @@
 """Do engine and trainer mean the same distribution? The gate that asks it of each batch.
 
-    Compared   tokens with both log-probabilities, the version that sampled them, what was seen
+    ComparedTokens   tokens with both log-probabilities, the version that sampled them, what was seen
     compare    those of a micro-batch that has just been scored
     ParityGate       what is told of them, which weights are kept to compare with, when the run must stop
     describe, alarm_of   numbers and an explanation; `dart doctor --parity` tells the same
@@ -52,7 +52,7 @@ SEEN = ("text", "one", "several")
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedTokens:
     """Tokens [N] that an engine sampled; log-probabilities in nats."""
 
     engine: NDArray[np.float64]
@@ -60,9 +60,9 @@ class Compared:
     versions: NDArray[np.int64]  # whose weights sampled it; -1 where no single one did
     seen: NDArray[np.int64]  # index into SEEN
 
-    def only(self, chosen: NDArray[np.bool_]) -> Compared:
+    def only(self, chosen: NDArray[np.bool_]) -> ComparedTokens:
         """Those of the tokens."""
-        return Compared(*(part[chosen] for part in vars(self).values()))
+        return ComparedTokens(*(part[chosen] for part in vars(self).values()))
 
     def mismatch(self) -> Mismatch:
         """How far apart they are."""
@@ -74,11 +74,11 @@ class Compared:
         return {name: part.mismatch() for name, part in kinds.items() if part.engine.size}
 
 
-def compare(scores: TokenScores, part: MicroBatch) -> Compared:
+def compare(scores: TokenScores, part: MicroBatch) -> ComparedTokens:
     """The sampled tokens of a micro-batch; demonstrations, which no engine sampled, are left out."""
     lengths = [len(sample.sampled.token_ids) for sample in part.samples]
     seen = [min(len(sample.image_hashes), len(SEEN) - 1) for sample in part.samples]
-    whole = Compared(
+    whole = ComparedTokens(
         part.behaviour_logprobs.double().numpy(),
         scores.logprobs.detach().double().cpu().numpy(),
         part.versions.numpy(),
@@ -87,16 +87,18 @@ def compare(scores: TokenScores, part: MicroBatch) -> Compared:
     return whole.only(~part.unknown.numpy())
 
 
-def joined(parts: Sequence[Compared]) -> Compared:
+def joined(parts: Sequence[ComparedTokens]) -> ComparedTokens:
     """All of their tokens."""
     if not parts:
-        return Compared(np.zeros(0), np.zeros(0), *(np.zeros(0, dtype=np.int64) for _ in range(2)))
+        return ComparedTokens(
+            np.zeros(0), np.zeros(0), *(np.zeros(0, dtype=np.int64) for _ in range(2))
+        )
     columns = zip(*(vars(part).values() for part in parts), strict=True)
-    return Compared(*(np.concatenate(column) for column in columns))
+    return ComparedTokens(*(np.concatenate(column) for column in columns))
 
 
 @torch.no_grad()
-def rescore(model: TrainModel, batch: Batch, size: int) -> Compared:
+def rescore(model: TrainModel, batch: Batch, size: int) -> ComparedTokens:
     """The trainer's forward pass over a batch, in parts of `size` samples."""
     parts = micro_batches(batch, model.policy, size)
     return joined([compare(model.score(part, batch.temperature), part) for part in parts])
@@ -112,7 +114,7 @@ class ParityGate:
         self._due = -1  # the first version that is to be compared with
         self._kept: _Kept | None = None
 
-    def look_back(self, batch: Batch, version: int | None) -> Compared:
+    def look_back(self, batch: Batch, version: int | None) -> ComparedTokens:
         """Tokens of the batch that the kept weights sampled, scored with them.
 
         None where these are the present ones, `version`'s: an update that was skipped left them.
@@ -137,7 +139,7 @@ class ParityGate:
         return scored.only(scored.versions == kept.version)
 
     def report(
-        self, tokens: Compared, looked_back: Compared, version: int | None
+        self, tokens: ComparedTokens, looked_back: ComparedTokens, version: int | None
     ) -> tuple[dict[str, float], str]:
         """(metrics, why the run must stop; empty if it need not) of a batch.
 
@@ -201,7 +203,7 @@ def limit_of(asked: float, model: TrainModel) -> float:
     return asked or LIMITS.get(model.policy.model.dtype, max(LIMITS.values()))
 
 
-def describe(prefix: str, tokens: Compared) -> dict[str, float]:
+def describe(prefix: str, tokens: ComparedTokens) -> dict[str, float]:
     """Metrics of tokens, `prefix_mean` and so on; nothing where there are none."""
     if not tokens.engine.size:
         return {}
@@ -213,7 +215,7 @@ def describe(prefix: str, tokens: Compared) -> dict[str, float]:
     return metrics
 
 
-def alarm_of(same: Compared, limit: float) -> str:
+def alarm_of(same: ComparedTokens, limit: float) -> str:
     """Why engine and trainer do not agree on tokens of the same weights; empty if they do."""
     whole, kinds = same.mismatch(), same.by_seen()
     judged = {"all": whole, **kinds}

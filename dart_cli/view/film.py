@@ -32,7 +32,7 @@ _ACTION_WORD = "Action:"
 
 
 @dataclass(frozen=True)
-class Screen:
+class ShownScreenshot:
     """A screenshot that can be shown."""
 
     href: str
@@ -59,7 +59,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Use:
+class BatchUse:
     """What a step weighed in one batch."""
 
     batch: int
@@ -76,7 +76,7 @@ class StepView:
     """One step."""
 
     row: StepRow
-    screen: Screen | None  # None where the image is gone
+    screen: ShownScreenshot | None  # None where the image is gone
     marks: Markup
     thought: str  # what stands before the action, as the model wrote it
     said: str  # the action as the model wrote it
@@ -86,7 +86,7 @@ class StepView:
     entropy: float | None
     logprob_bars: Markup
     entropy_bars: Markup
-    uses: list[Use]
+    uses: list[BatchUse]
 
 
 def frames(
@@ -95,29 +95,29 @@ def frames(
     """The steps `rows` with what they weighed in their batches."""
     shown = screens(reader, site, [row.screenshot for row in rows])
     colours = _colours(row for row in rows)
-    uses: dict[int, list[Use]] = {}
+    uses: dict[int, list[BatchUse]] = {}
     for sample in samples:
         uses.setdefault(sample.step, []).append(_use(sample))
     return [_frame(row, shown.get(row.screenshot), colours, uses.get(row.step, [])) for row in rows]
 
 
-def final_screen(reader: Reader, site: Site, row: TrajectoryRow | None) -> Screen | None:
+def final_screen(reader: Reader, site: Site, row: TrajectoryRow | None) -> ShownScreenshot | None:
     """The screen after the last action, where there is one."""
     if row is None or row.final_screenshot is None:
         return None
     return screens(reader, site, [row.final_screenshot]).get(row.final_screenshot)
 
 
-def screens(reader: Reader, site: Site, hashes: Iterable[str]) -> dict[str, Screen]:
+def screens(reader: Reader, site: Site, hashes: Iterable[str]) -> dict[str, ShownScreenshot]:
     """Address and size of each image that is there and can be shown, by content hash."""
     found = {}
     for key, image in reader.screenshots(hashes).items():
         if (size := _size(image)) is not None:
-            found[key] = Screen(site.image(key), *size)
+            found[key] = ShownScreenshot(site.image(key), *size)
     return found
 
 
-def marks(action: Mapping[str, Any] | None, screen: Screen) -> Markup:
+def marks(action: Mapping[str, Any] | None, screen: ShownScreenshot) -> Markup:
     """What the action did, drawn over its screenshot; nothing for one without a place."""
     if action is None:
         return Markup("")
@@ -165,7 +165,7 @@ def spans(row: StepRow, colours: Mapping[int, str]) -> list[Span]:
 
 
 def _frame(
-    row: StepRow, screen: Screen | None, colours: Mapping[int, str], uses: list[Use]
+    row: StepRow, screen: ShownScreenshot | None, colours: Mapping[int, str], uses: list[BatchUse]
 ) -> StepView:
     parts = spans(row, colours)
     thought, action, said = row.text.rpartition(_ACTION_WORD)
@@ -194,9 +194,9 @@ def _bars(values: Sequence[float], kinds: Sequence[str], label: str) -> Markup:
     return token_bars(values, kinds[: len(values)], label=label)
 
 
-def _use(row: SampleRow) -> Use:
+def _use(row: SampleRow) -> BatchUse:
     why = LEFT_OUT.get(row.reason, "") if row.weight == 0 else ""
-    return Use(
+    return BatchUse(
         batch=row.batch_id,
         advantage=row.advantage,
         weight=row.weight,

@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 
 from dart_cli.config.schema import EnvConfig
-from dart_cli.env.isolated import hosted
+from dart_cli.env.isolated import make_async_env
 from envs.actions import Action, Answer, Click, Done, Fail
 from tests.env.parts import RecordedWaits
 from tests.env.unruly_suite import SUITE, UnrulySuite
@@ -37,7 +37,7 @@ async def test_a_step_that_ends_its_episode_may_take_the_evaluators_time_too(
         step_deadline_s=20.0,
         evaluate_deadline_s=50.0,
     )
-    env = hosted(config, "env-0/0", waits)
+    env = make_async_env(config, "env-0/0", waits)
     try:
         await env.reset(UnrulySuite.tasks["unruly/well"], 0)
         for action in actions:

@@ -14,7 +14,7 @@ from bus.messages import ActRequest, Completion, Reply, Request, RunState, Sampl
 from bus.replier import Replier
 from dart_cli.env import gate as gate_module
 from dart_cli.env.episode import play_episode, slot_split
-from dart_cli.env.gate import Resuming, SuspendGate
+from dart_cli.env.gate import ResumingPolicy, SuspendGate
 from dart_cli.env.router import RolloutRouter
 from envs.registry import find_task
 from tests.env.parts import (
@@ -82,7 +82,7 @@ def more_than(asked: list[ActRequest], times: int) -> bool:
 
 async def test_an_open_gate_changes_nothing() -> None:
     policy, request = Interrupted(WHOLE, 100), act()
-    resuming = Resuming(policy, SuspendGate(), slot_split())
+    resuming = ResumingPolicy(policy, SuspendGate(), slot_split())
     assert await resuming.act(request) == completion(WHOLE)
     assert policy.asked == [request]
     assert resuming.resumed == 0
@@ -97,7 +97,7 @@ async def test_no_completion_is_begun_while_the_run_is_suspended_and_the_wait_is
     )
     gate.observe(run_state(suspended=True))
     split.enter("waiting")
-    asking = asyncio.create_task(Resuming(policy, gate, split, waits).act(act()))
+    asking = asyncio.create_task(ResumingPolicy(policy, gate, split, waits).act(act()))
     await until(lambda: split.phase == "suspended")
     gate.observe(run_state(suspended=True))  # repeated each second
     await asyncio.sleep(0.02)
@@ -111,7 +111,7 @@ async def test_no_completion_is_begun_while_the_run_is_suspended_and_the_wait_is
 async def test_a_suspended_completion_goes_on_from_its_tokens_as_often_as_needed() -> None:
     gate, split = SuspendGate(), slot_split()
     policy = Interrupted(WHOLE, 4, gate)
-    resuming = Resuming(policy, gate, split)
+    resuming = ResumingPolicy(policy, gate, split)
     asking = asyncio.create_task(resuming.act(act()))
     for turn in range(1, 4):
         await until(lambda: split.phase == "suspended")
@@ -139,7 +139,7 @@ async def test_what_had_not_begun_is_asked_again_as_it_was() -> None:
             return completion("", stop="suspended") if len(self.asked) == 1 else completion(WHOLE)
 
     policy = Nothing(WHOLE, 0)
-    assert (await Resuming(policy, SuspendGate(), slot_split()).act(act())).text == WHOLE
+    assert (await ResumingPolicy(policy, SuspendGate(), slot_split()).act(act())).text == WHOLE
     assert policy.asked[0] == policy.asked[1]
 
 
@@ -149,7 +149,7 @@ async def test_a_worker_that_is_suspended_first_is_not_asked_in_a_hurry(
     monkeypatch.setattr(gate_module, "NOTICE_S", 1000.0)  # however slow this machine is
     gate, split = SuspendGate(), slot_split()
     policy = Interrupted(WHOLE, 10)
-    asking = asyncio.create_task(Resuming(policy, gate, split).act(act()))
+    asking = asyncio.create_task(ResumingPolicy(policy, gate, split).act(act()))
     await until(lambda: policy.asked)
     assert split.phase != "suspended"
     gate.observe(run_state(suspended=True))
@@ -165,12 +165,12 @@ async def test_errors_of_the_policy_rise() -> None:
             raise EngineError("the engine is closed")
 
     with pytest.raises(EngineError, match="closed"):
-        await Resuming(Broken(), SuspendGate(), slot_split()).act(act())
+        await ResumingPolicy(Broken(), SuspendGate(), slot_split()).act(act())
 
 
 async def test_an_episode_records_a_suspended_completion_as_one_step() -> None:
     gate, split, sink = SuspendGate(), slot_split(), Memory()
-    resuming = Resuming(Interrupted("done()", 4, gate), gate, split)
+    resuming = ResumingPolicy(Interrupted("done()", 4, gate), gate, split)
     player = threaded(mini)
     playing = asyncio.create_task(
         play_episode(player, lease(), find_task("mini", "mini/menu"), resuming, sink, action_spec())
@@ -206,7 +206,7 @@ async def test_over_sockets_another_worker_goes_on_with_a_new_request(tmp_path: 
     first, second = Worker("rollout-0"), Worker("rollout-1")
     router, gate, split = RolloutRouter("env-0", 20.0), SuspendGate(), slot_split()
     router.observe(heartbeat("rollout-0", first.replier.endpoint))
-    resuming = Resuming(router, gate, split)
+    resuming = ResumingPolicy(router, gate, split)
     asking = asyncio.create_task(resuming.act(act()))
     await until(lambda: first.asked)
     gate.observe(run_state(suspended=True))

@@ -15,7 +15,7 @@ from bus.errors import EnvError, NoOracleError, TaskError
 from dart_cli.config.schema import EnvConfig
 from dart_cli.env.calls import Deadlines
 from dart_cli.env.episode import play_episode
-from dart_cli.env.isolated import IsolatedEnv, hosted
+from dart_cli.env.isolated import IsolatedEnv, make_async_env
 from dart_cli.env.pipe import MOST_BLOB, pack, read, read_from
 from envs.actions import Click
 from envs.registry import find_task, make_env
@@ -108,7 +108,7 @@ async def test_one_that_starts_processes_without_end_is_ended_with_all_of_them(
 
 async def test_it_plays_as_one_in_a_thread_does() -> None:
     task, plain = find_task("mini", "mini/popup"), make_env("mini", encoding="jpeg")
-    env = hosted(
+    env = make_async_env(
         EnvConfig(suite="mini", options={"encoding": "jpeg"}, isolation="process"), "env-0/0"
     )
     screen, info = plain.reset(seed=5, options={"task": task})
@@ -128,7 +128,7 @@ async def test_it_plays_as_one_in_a_thread_does() -> None:
 
 async def test_where_there_is_no_oracle_the_error_says_so() -> None:
     suite = f"{Path(__file__).parents[2] / 'docs/examples/lights_env.py'}:LightsSuite"
-    env = hosted(EnvConfig(suite=suite, isolation="process"), "env-0/0")
+    env = make_async_env(EnvConfig(suite=suite, isolation="process"), "env-0/0")
     await env.reset(find_task(suite, "lights/on"), 0)
     with pytest.raises(NoOracleError):
         await env.solve()

@@ -34,8 +34,8 @@ from dart_cli.data.exchange.parquet_write import write_folder
 from dart_cli.data.exchange.transfer import join
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.rows import PoolRow, PoolSource, StepRow
-from dart_cli.env.calls import Hosted
-from dart_cli.env.episode import Policy, conventions_of
+from dart_cli.env.calls import AsyncEnv
+from dart_cli.env.episode import Policy, action_spec_of
 from dart_cli.evaluation.demonstrations.policies import HintedPolicy, OraclePolicy
 from dart_cli.evaluation.demonstrations.quotas import CollectOptions, Quota
 from dart_cli.evaluation.in_process import (
@@ -112,7 +112,7 @@ def collected_tasks(config: Config, options: CollectOptions) -> list[Task]:
 
 
 Keep = Callable[[Trajectory], None]
-PolicyOf = Callable[[Hosted], Policy]
+PolicyOf = Callable[[AsyncEnv], Policy]
 """The policy that plays an episode in an environment."""
 
 
@@ -130,7 +130,7 @@ async def _collect(
 @contextlib.asynccontextmanager
 async def _player(config: Config, options: CollectOptions) -> AsyncIterator[PolicyOf]:
     """The policies of the episodes; the model is loaded until the end of the block."""
-    action_spec = conventions_of(config)
+    action_spec = action_spec_of(config)
     if options.player == "oracle":
         prompt_encoder = await asyncio.to_thread(load_prompt_encoder, config)
         yield lambda env: OraclePolicy(env, prompt_encoder, action_spec, config.rollout.max_tokens)
@@ -156,10 +156,10 @@ async def play_quotas(
 
     `advance(1)` is called after each success. Raises what `keep` raises.
     """
-    action_spec = conventions_of(config)
+    action_spec = action_spec_of(config)
     changed = asyncio.Event()
 
-    async def play_some(env: Hosted) -> None:
+    async def play_some(env: AsyncEnv) -> None:
         while True:
             quota = next((each for each in quotas if each.wants_more), None)
             if quota is not None:
@@ -172,7 +172,7 @@ async def play_quotas(
                 changed.set()
                 return
 
-    async def play_next(env: Hosted, quota: Quota) -> None:
+    async def play_next(env: AsyncEnv, quota: Quota) -> None:
         task, seed = quota.task, quota.next_seed()
         lease = lease_of(config, task, seed, trajectory_id=f"{task.id}#{seed}", group_id="collect")
         played = await play_one(env, task, lease, policy_of(env), action_spec)

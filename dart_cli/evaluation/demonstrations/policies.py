@@ -13,7 +13,7 @@ from __future__ import annotations
 from bus.errors import ActionError, EngineError
 from bus.messages import ActRequest, Completion, SampledTokens
 from dart_cli.engines.base import PromptEncoder, Responder
-from dart_cli.env.calls import Hosted
+from dart_cli.env.calls import AsyncEnv
 from dart_cli.env.episode import ActionSpec
 
 
@@ -21,7 +21,7 @@ class OraclePolicy:
     """Answers with the environment's own solution, as the policy would have written it."""
 
     def __init__(
-        self, env: Hosted, prompt_encoder: PromptEncoder, action_spec: ActionSpec, max_tokens: int
+        self, env: AsyncEnv, prompt_encoder: PromptEncoder, action_spec: ActionSpec, max_tokens: int
     ) -> None:
         self._env = env
         self._prompt_encoder = prompt_encoder
@@ -57,7 +57,7 @@ class OraclePolicy:
 class HintedPolicy:
     """Answers as the policy samples when it sees the next step; the prompt returned is without it."""
 
-    def __init__(self, responder: Responder, env: Hosted, action_spec: ActionSpec) -> None:
+    def __init__(self, responder: Responder, env: AsyncEnv, action_spec: ActionSpec) -> None:
         self._responder = responder
         self._env = env
         self._action_spec = action_spec

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from bus.errors import EnvError, NoOracleError
 from bus.messages import Outcome, StopReason
-from dart_cli.env.calls import Hosted
+from dart_cli.env.calls import AsyncEnv
 from dart_cli.env.episode import admitted, already_true, stop_reason_after
 from dart_cli.evaluation.in_process import player_rng
 from dart_cli.evaluation.suite_check.agents import Probe, act
@@ -42,7 +42,7 @@ class Probed:
     screenshot: bytes = b""  # the first
 
 
-async def play_probe(env: Hosted, task: Task, seed: int, probe: Probe) -> Probed:
+async def play_probe(env: AsyncEnv, task: Task, seed: int, probe: Probe) -> Probed:
     """Play one episode; after an error its outcome is `invalid`, and the environment is renewed."""
     if probe == "oracle" and not task.feasible:
         return Probed(probe, seed, None, "the task cannot be done")
@@ -86,7 +86,7 @@ async def play_probe(env: Hosted, task: Task, seed: int, probe: Probe) -> Probed
 
 
 async def play_task(
-    env: Hosted,
+    env: AsyncEnv,
     task: Task,
     seeds: Sequence[int],
     probes: Sequence[Probe],

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from bus.errors import DartError, TaskError, UserError
 from dart_cli.config.schema import EnvConfig
-from dart_cli.env.calls import Hosted
+from dart_cli.env.calls import AsyncEnv
 from dart_cli.evaluation.in_process import in_slots
 from dart_cli.evaluation.suite_check.agents import PROBES, Probe
 from dart_cli.evaluation.suite_check.episodes import play_task
@@ -126,7 +126,7 @@ async def check_tasks(
     waiting = deque(tasks)
     reports: dict[str, TaskReport] = {}
 
-    async def check_some(env: Hosted) -> None:
+    async def check_some(env: AsyncEnv) -> None:
         while waiting:
             task = waiting.popleft()
             played = await play_task(env, task, range(options.seeds), options.probes, advance)

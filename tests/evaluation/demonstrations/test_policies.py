@@ -9,7 +9,7 @@ from bus.messages import ActRequest, Completion
 from dart_cli.config.schema import Config
 from dart_cli.data.exchange.parquet_schema import Trajectory
 from dart_cli.engines.base import PromptEncoder, Responder
-from dart_cli.env.episode import conventions_of
+from dart_cli.env.episode import action_spec_of
 from dart_cli.evaluation.demonstrations.collect import collected_tasks, play_quotas
 from dart_cli.evaluation.demonstrations.policies import HintedPolicy
 from dart_cli.evaluation.demonstrations.quotas import CollectOptions, Quota
@@ -59,7 +59,7 @@ async def test_a_hint_is_sampled_under_and_stored_without(
     config = config.model_copy(update={"policy": Config().policy})
     model = load_model(config)
     responder = RecordingResponder(model.responder)
-    action_spec = conventions_of(config)
+    action_spec = action_spec_of(config)
     wanted = CollectOptions(per_task=1, tasks=("mini/popup",), player="policy", hints=True)
     quotas = [Quota(task, wanted, 5) for task in collected_tasks(config, wanted)]
     kept: list[Trajectory] = []
