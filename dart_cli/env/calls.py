@@ -1,4 +1,4 @@
-"""One call to an environment, where it lives: what comes back is what the contract says.
+"""One call to an environment, in its own thread or process; the answer is checked.
 
 reset, judge_start, step, evaluate, solve   raise EnvError for an answer that is none
 Deadlines how long each may take
@@ -45,7 +45,7 @@ class Deadlines:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one action led to."""
+    """The observation after one action, and whether the episode is over."""
 
     observation: Observation
     terminated: bool
@@ -55,7 +55,7 @@ class StepResult:
 def reporting_wait(
     waits: WaitReporter | None, what: str, deadline_s: float
 ) -> contextlib.AbstractContextManager[None]:
-    """Tell `waits`, if there is one, of a call that is out."""
+    """Report a pending call to `waits`, if given, while inside."""
     if waits is None:
         return contextlib.nullcontext()
     return waits.waiting(what, deadline_s, on="environment")
@@ -64,12 +64,12 @@ def reporting_wait(
 class AsyncEnv(Protocol):
     """An environment in a thread or process of its own; each call has a deadline.
 
-    Whatever it raises, and its end, are EnvErrors.
+    All its errors, and an unexpected exit, are raised as EnvError.
     """
 
     @property
     def hung(self) -> int:
-        """Environments that overran a deadline, and live on."""
+        """Environments that overran a deadline and still run."""
         ...
 
     async def reset(self, task: Task, seed: int) -> tuple[Observation, str]:
@@ -77,7 +77,7 @@ class AsyncEnv(Protocol):
         ...
 
     async def judge_start(self) -> Verdict | None:
-        """The verdict on the state right after `reset`; None where it cannot be told."""
+        """The verdict on the state right after `reset`; None where it cannot be judged."""
         ...
 
     async def step(self, action: Action) -> StepResult:
@@ -107,8 +107,8 @@ def reset(env: GuiEnv, task: Task, seed: int) -> tuple[Observation, str]:
     told: object = info.get("instruction")
     if told is None and _FIELD.search(task.instruction):
         raise EnvError(
-            f"reset gave no info['instruction'] and {task.id} says {task.instruction!r}; "
-            "fill in its fields"
+            f"reset gave no info['instruction'] and the instruction of {task.id} is "
+            f"{task.instruction!r}; fill in its fields"
         )
     return _checked_observation("reset", observation), sendable(
         str(task.instruction if told is None else told)
@@ -131,12 +131,12 @@ def evaluate(env: GuiEnv) -> Verdict:
 
 
 def judge_start(env: GuiEnv) -> Verdict | None:
-    """The verdict right after reset; None where it cannot be told."""
+    """The verdict right after reset; None where it cannot be judged."""
     if getattr(env, "evaluate_acts", False):
         return None
     try:
         return evaluate(env)
-    except Exception as error:  # noqa: BLE001 - an evaluator may need what the task is to make
+    except Exception as error:  # noqa: BLE001 - an evaluator may need things that the task creates
         logger.debug("no verdict at reset: %s: %s", type(error).__name__, error)
         return None
 
@@ -172,7 +172,7 @@ def _checked_observation(what: str, observation: object) -> Observation:
 
 
 def _check_types(what: str, answer: object, kinds: Mapping[str, type]) -> None:
-    """Raise EnvError for a field of another type, a look-alike included: it is sent and stored."""
+    """Raise EnvError for a field not of exactly its type, since it is sent and stored."""
     for name, kind in kinds.items():
         given = type(getattr(answer, name))
         if given is not kind:
@@ -182,12 +182,12 @@ def _check_types(what: str, answer: object, kinds: Mapping[str, type]) -> None:
 
 
 def sendable(text: str) -> str:
-    """The same without lone surrogates, as of a file's name that is no UTF-8: no message holds them."""
+    """`text` without lone surrogates (from a file name that is not UTF-8): messages cannot hold them."""
     return text.encode(errors="replace").decode()
 
 
 def as_regular_exception(error: BaseException, where: str) -> Exception:
-    """The same as an error that a future takes and that ends no process: not `sys.exit()`, say."""
+    """`error`, or an EnvError for one that a future cannot hold or that ends the process (SystemExit)."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     return EnvError(f"{where}: {type(error).__name__}: {error}")

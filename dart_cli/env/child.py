@@ -3,8 +3,8 @@
     main    reads what to make, then answers calls one by one until told to close
     Answers the environment behind the pipe
 
-Whatever the environment prints goes to stderr: stdout is the pipe. The process and all that it
-started end with the slot's process, also where that is killed.
+All output of the environment goes to stderr: stdout is the pipe. The process and all processes that
+it started end with the slot's process, even if that is killed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from envs.registry import find_task, make_env
 
 CROWD_POLL_S = 0.2
 TOO_MANY = 75
-"""Exit code of one that had more processes than it may."""
+"""Exit code of an environment that had more processes than allowed."""
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def main() -> None:
             while (call := read_from(requests)) is not None and call[0]["call"] != "close":
                 output.write(pack(*server.answer(call[0])))
                 output.flush()
-        # The slot has closed it, or is gone; then _end is the deadline.
+        # The slot has asked to close, or is gone; in the latter case _end is the deadline.
         answer = server.answer({"call": "close"})
     finally:
         kill_below(os.getpid())
@@ -75,10 +75,10 @@ class EnvServer:
         self._env: GuiEnv | None = None
 
     def answer(self, call: dict[str, Any]) -> PipeMessage:
-        """What a call comes to; an error is an answer, too."""
+        """The reply to a call; an error is a reply, too."""
         try:
             return self._answer(call)
-        except BaseException as error:  # noqa: BLE001 - it rises again in the slot
+        except BaseException as error:  # noqa: BLE001 - it is raised again in the slot
             if not isinstance(error, DartError):
                 traceback.print_exc()
             return _error_reply(error, call["call"]), b""

@@ -1,7 +1,7 @@
-"""The way to data: leases and hand-ins, however long data is away.
+"""Requests to data: leases and hand-ins, repeated for as long as data is absent.
 
-DataClient     asks, and asks again; an episode's Journal
-LeaseWaitStats   how long leases were waited for
+DataClient       leases a task, hands steps and ends in; the TrajectorySink of an episode
+LeaseWaitStats   how long slots waited for leases
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 GIVE_BACK_S = 2.0
-"""Seconds a stopping process takes to tell data which leases it drops; else they expire."""
+"""Seconds a stopping process takes to return its leases to data; else they expire."""
 
 STORE_PAUSE_S = 1.0
-"""From a failure of data's database to the next question."""
+"""Pause after a failure of data's database, before the next request."""
 
 LEAST_PAUSE_S = 0.02
-"""Between two questions for a lease, whatever data says."""
+"""Shortest pause between two requests for a lease, whatever data asks for."""
 
 
 class LeaseWaitStats:
-    """Seconds from a slot's first question for a lease until it has one, work or no work."""
+    """Seconds from a slot's first request for a lease until it has one, even if there was no work."""
 
     def __init__(self, newest: int = 1000) -> None:
         """The 99th percentile is of the `newest` leases."""
@@ -69,7 +69,7 @@ class LeaseWaitStats:
 
 
 class DataClient:
-    """Leases and hand-ins. Data may be away, or its disk full, for any time: it is waited out."""
+    """Leases and hand-ins. Waits as long as data is absent or its disk is full."""
 
     def __init__(self, requester: Requester, deadline_s: float, heartbeat: HeartbeatSender) -> None:
         self._requester = requester
@@ -78,7 +78,7 @@ class DataClient:
         self.leases = LeaseWaitStats()
 
     async def lease(self, request: LeaseRequest) -> Lease:
-        """A task to play, whenever there is one; the heartbeat tells why there is none."""
+        """Wait for a task to play; the heartbeat reports why there is none yet."""
         since, what = time.monotonic(), "a lease from data"
         while True:
             reply = await self._insist(request, what, since, "lease")
@@ -99,7 +99,7 @@ class DataClient:
         return await self._hand_in(end)
 
     async def give_back(self, end: TrajectoryEnd) -> None:
-        """Tell data that a lease is dropped, if it hears it soon; else the lease expires."""
+        """Return a lease to data, if it answers within `GIVE_BACK_S`; else the lease expires."""
         try:
             await self._requester.request(end, GIVE_BACK_S)
         except DartError as error:
@@ -112,9 +112,9 @@ class DataClient:
         return reply
 
     async def _insist(self, request: Request, what: str, since: float, on: str) -> Reply:
-        """Ask until there is an answer, under the same id unless data's database fails.
+        """Repeat the request until it is answered, under the same id unless data's database fails.
 
-        That ends its process: the next one takes what this one could not.
+        A database failure ends the data process; the next one accepts the request.
         """
         request_id = uuid.uuid4().bytes
         while True:
@@ -125,7 +125,7 @@ class DataClient:
                 logger.warning("%s; asking again", error)
             except StoreError as error:
                 logger.warning("data: %s; asking again", error)
-                request_id = uuid.uuid4().bytes  # under the old one it would only repeat itself
+                request_id = uuid.uuid4().bytes  # the old id would only get the old answer
                 await self._reporting(asyncio.sleep(STORE_PAUSE_S), what, since, on)
 
     async def _reporting(self, wait: Awaitable[_T], what: str, since: float, on: str) -> _T:

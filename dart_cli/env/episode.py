@@ -1,16 +1,16 @@
 """One episode: reset -> (ask the policy -> read its text -> act) ... -> verdict.
 
-    ActionSpec    how texts become actions and what the policy sees of the past
-    Policy         whoever answers a screen with a completion: a router, or an engine in-process
-    TrajectorySink        whoever keeps the steps and the end: data, or a list in memory
-    Episode        the control flow; `phase` says what it is at
-    slot_split     where a slot's time goes, kept up to date by the episodes it plays
-    play_episode   the same as one call
-    already_true   why an episode cannot begin
+    ActionSpec          how texts become actions, and what the policy sees of the past
+    Policy              answers a screen with a completion: a router, or an engine in-process
+    TrajectorySink      keeps the steps and the end: data, or a list in memory
+    Episode             the control flow; `phase` is what it does now
+    play_episode        the same as one call
+    slot_split          where a slot's time goes, updated by the episodes it plays
+    already_true        why an episode cannot begin
     stop_reason_after   whether an action ended it
-    admitted       what of a verdict counts
+    admitted            the verdict that counts
 
-Used by `dart env` for training and by `dart eval` for evaluation, so that both play alike.
+Used by `dart env` for training and by `dart eval` for evaluation, so that both play the same way.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class Policy(Protocol):
     """Answers screens."""
 
     async def act(self, request: ActRequest) -> Completion:
-        """What the policy says to one screen. Raises BusError, EngineError."""
+        """The policy's completion for one screen. Raises BusError, EngineError."""
         ...
 
 
 class TrajectorySink(Protocol):
-    """Keeps what happens. An Ack that is not accepted means: the lease is not ours any more."""
+    """Keeps the trajectory. An Ack that is not accepted means that the lease was taken back."""
 
     async def step(self, record: StepRecord) -> Ack:
         """Keep one step."""
@@ -93,7 +93,7 @@ class EpisodeEnv(Protocol):
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """How the policy's world is read and written, the same for all episodes of a run."""
+    """How observations become prompts and texts become actions, the same for all episodes of a run."""
 
     codec: Codec
     history: History
@@ -104,7 +104,7 @@ class ActionSpec:
 
 
 def action_spec_of(config: Config) -> ActionSpec:
-    """What the configuration says about codec, coordinates, history and malformed texts."""
+    """The codec, coordinates, history and rule for malformed texts of a configuration."""
     policy = config.policy
     return ActionSpec(
         codec=make_codec(policy.codec),
@@ -119,18 +119,18 @@ def action_spec_of(config: Config) -> ActionSpec:
 def slot_split() -> TimeSplit:
     """Where a slot's time goes, every second in one phase.
 
-    idle       no lease, or handing in: it waits for data, or for there to be rollout workers
-    resetting  the environment is brought to a task's beginning
+    idle       no lease, or handing in: it waits for data or for rollout workers
+    resetting  the environment is reset to the start of a task
     waiting    for a completion
     playing    the environment acts or is judged
-    suspended  at a turn's boundary while it is the trainer's turn (coupled runs), lease in hand
-    dead       after a break, until it leases again
+    suspended  between two completions during the trainer's turn (coupled runs), the lease is kept
+    dead       after a failure, until it leases again
     """
     return TimeSplit(("idle", "resetting", "waiting", "playing", "suspended", "dead"), "idle")
 
 
 class _AbandonedError(DartError):
-    """The episode cannot go on though the environment is well: no policy."""
+    """The episode cannot go on although the environment works: the policy is missing."""
 
 
 class _LeaseLostError(_AbandonedError):
@@ -154,7 +154,7 @@ def stop_reason_after(action: Action, stepped: StepResult) -> StopReason | None:
 
 
 def admitted(task: Task, stop_reason: StopReason, verdict: Verdict) -> Verdict:
-    """The verdict; but what cannot be done is passed by saying so alone, not by doing nothing."""
+    """The verdict that counts: an infeasible task is passed only by action `fail`, not by doing nothing."""
     if task.feasible or verdict.outcome != "pass" or stop_reason == "gave_up":
         return verdict
     return Verdict("fail", "the task cannot be done, and the policy did not say so")

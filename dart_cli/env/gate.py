@@ -1,9 +1,9 @@
-"""The trainer's turn in a coupled run: no completion is begun or goes on until it is over.
+"""The trainer's turn in a coupled run: completions are neither started nor continued until it is over.
 
-    SuspendGate       open, or closed while data says that the run is suspended
-    ResumingPolicy   a Policy that waits at the gate, and asks again for what the gate cut off
+    SuspendGate      open, or closed while data announces that the run is suspended
+    ResumingPolicy   a Policy that waits at the gate and continues completions that were cut off
 
-The environment and its lease are kept; data hears of the trajectory by the heartbeat as ever.
+The environment and its lease are kept; heartbeats still report the trajectory to data.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dart_cli.env.episode import Policy
 from dart_cli.runtime.phase_timer import TimeSplit
 
 NOTICE_S = 0.05
-"""A worker may hear of the suspension before us; what it cut off is not asked again sooner."""
+"""Pause before a cut-off completion is continued: a worker may learn of the suspension before us."""
 
 
 class SuspendGate:
@@ -29,11 +29,11 @@ class SuspendGate:
 
     @property
     def is_open(self) -> bool:
-        """Whether completions may be begun."""
+        """Whether completions may start."""
         return self._open.is_set()
 
     def observe(self, state: RunState) -> None:
-        """Do as data says."""
+        """Open or close, as data announces."""
         now, before = (self._closed, self._open) if state.suspended else (self._open, self._closed)
         before.clear()
         now.set()
@@ -43,7 +43,7 @@ class SuspendGate:
         await self._open.wait()
 
     async def closed(self, at_most_s: float) -> None:
-        """Wait until it is closed, or for so long."""
+        """Wait until it is closed, or for `at_most_s`."""
         try:
             async with asyncio.timeout(at_most_s):
                 await self._closed.wait()
@@ -54,8 +54,8 @@ class SuspendGate:
 class ResumingPolicy:
     """Completions as a whole, however often they are suspended.
 
-    A suspended completion is no answer: the same request is put again with its tokens, to whichever
-    worker, until one brings it to its end. The last answer holds all tokens; its times are the sums.
+    A suspended completion is not passed on: the same request is sent again with its tokens, to any
+    worker, until one completes it. The last answer holds all tokens; its times are the sums.
     """
 
     def __init__(

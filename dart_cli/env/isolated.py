@@ -1,11 +1,11 @@
-"""An environment in a process of its own: it may hang, crash or eat memory, and is killed.
+"""An environment in a process of its own, which is killed if it hangs, crashes or uses too much memory.
 
-    IsolatedEnv   starts the process, calls it with a deadline, ends it with all that it started
-    make_async_env        an environment as the configuration wants it: in a thread or in a process
+    IsolatedEnv      starts the process, calls it with a deadline, ends it with its child processes
+    make_async_env   an environment in a thread or in a process, as the configuration says
 
 A thread that hangs cannot be ended, and a process that runs out of memory takes all slots with it:
-what is not to be trusted runs here. It costs a Python process for each slot (40 MB and more), and
-environments that share something (one browser) share it no longer.
+environments that are not trusted run here. It costs a Python process for each slot (40 MB and more),
+and environments that otherwise share something (one browser) no longer do.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ KILL_DEADLINE_S = 5.0
 
 
 def make_async_env(config: EnvConfig, name: str, waits: WaitReporter | None = None) -> AsyncEnv:
-    """An environment of the run's suite, where env.isolation says; `name` stands in errors.
+    """An environment of the run's suite, isolated as env.isolation says; `name` is used in errors.
 
-    `waits` is told each call that is out, e.g. "env-0/2 to reset mini/popup".
+    Each pending call is reported to `waits`, e.g. "env-0/2 to reset mini/popup".
     """
     deadlines = Deadlines(
         config.reset_deadline_s, config.step_deadline_s, config.evaluate_deadline_s
@@ -104,7 +104,7 @@ class IsolatedEnv:
 
     @property
     def hung(self) -> int:
-        """None: what hangs is killed."""
+        """Always 0: a process that hangs is killed."""
         return 0
 
     @property
@@ -197,9 +197,9 @@ class IsolatedEnv:
         return self._process
 
     async def _end(self) -> str:
-        """Kill the process and all that it started; says how it had ended, if it had.
+        """Kill the process and its child processes; returns how it had ended, if it had.
 
-        Whoever is cancelled meanwhile waits for it all the same: it would be left behind.
+        Waits for this even if cancelled: the process would be left behind otherwise.
         """
         process, self._process = self._process, None
         if process is None:
@@ -213,7 +213,7 @@ class IsolatedEnv:
 
     async def _kill(self, process: asyncio.subprocess.Process) -> str:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.2):  # one that ends by itself is to tell how
+            async with asyncio.timeout(0.2):  # if it is exiting by itself, get its exit code
                 await process.wait()
         code = process.returncode
         if code is None:

@@ -1,8 +1,9 @@
 """Which of several rollout workers a request goes to: pure, so that it can be simulated.
 
-Fewest requests of our own in flight wins, then fewest trajectories at home, then chance. What other
-processes have in flight is left out on purpose: it is known from heartbeats that are up to a second
-old, and by them all processes of a run would pick the same worker until the next (Mitzenmacher,
+The worker with the fewest requests of this process in flight wins, then the one with the fewest
+trajectories assigned, then chance. Requests of other processes are left out on purpose: they are known
+from heartbeats up to a second old, and by these all processes of a run would choose the same worker
+until the next heartbeat (Mitzenmacher,
 "How useful is old information?", 2000). tests/env/test_load_balancing.py simulates both.
 """
 
@@ -15,7 +16,7 @@ from random import Random
 AFFINITY = 2
 """Requests that a trajectory's former worker may have in flight beyond the least loaded one.
 
-A prefix cache that hits saves most of a prefill; two more requests in a batch cost it little."""
+A hit in the prefix cache saves most of a prefill; two more requests in a batch cost little."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Candidate:
 
 
 def fresh(candidates: Sequence[Candidate], max_staleness: int) -> list[Candidate]:
-    """Those at most `max_staleness` versions behind the newest: what others say is soon too old."""
+    """Those at most `max_staleness` versions behind the newest: completions of others would be too old."""
     newest = max((each.policy_version for each in candidates), default=0)
     return [each for each in candidates if newest - each.policy_version <= max_staleness]
 
@@ -37,8 +38,8 @@ def fresh(candidates: Sequence[Candidate], max_staleness: int) -> list[Candidate
 def choose(candidates: Sequence[Candidate], former: str, rng: Random) -> str:
     """The name of the worker to ask, of at least one; `former` served this trajectory before.
 
-    The number of trajectories at home stands for the load to come, so that a worker that has just
-    joined is given the next new trajectories.
+    The number of assigned trajectories estimates the coming load, so that a worker that has just
+    joined gets the next new trajectories.
     """
     least = min(candidates, key=lambda each: (each.in_flight, each.assigned, rng.random()))
     for each in candidates:

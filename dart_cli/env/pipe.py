@@ -1,9 +1,9 @@
-"""What an environment's process and its slot say to each other, over a pair of pipes.
+"""The messages between an environment's process and its slot, over a pair of pipes.
 
     pack, read, read_from   a JSON header and a blob (a screenshot) as one frame, and back
 
-A frame is two lengths of four bytes, big-endian, then header and blob. Both are bounded: a process
-that runs wild cannot make its slot allocate more.
+A frame is two lengths of four bytes, big-endian, then header and blob. Both are bounded, so that a
+faulty process cannot make its slot allocate more.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Which rollout worker answers: learned from heartbeats, least loaded first, no episode lost.
+"""Routes each request to a rollout worker: the least loaded one, and another one if it fails.
 
-A worker is asked if it lives, is connected, and says `ready` (or, where none does, `syncing`), and
-unless others have weights that are newer by more than `max_staleness` versions. Of those
-`load_balancing.choose` takes one. When its connection is lost, or it falls silent or stops, the same request,
-with the same id, goes to another. Silence is told from what others say meanwhile: where nobody at
-all is heard it is data that is away, and the workers go on.
+A worker may be asked if it is alive and connected, its state is `ready` (or `syncing`, where none is
+ready), and its weights are at most `max_staleness` versions behind the newest. Of these,
+`load_balancing.choose` takes one. When its connection is lost, or it falls silent or stops, the same
+request, with the same id, goes to another. A worker counts as silent only while other processes are
+heard: if no heartbeat arrives at all, data is absent, and the workers stay in use.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from dart_cli.env.load_balancing import Candidate, choose, fresh
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.25
-"""How often one who waits looks whether its worker still lives, or any does."""
+"""How often a waiting caller checks whether its worker, or any worker, is alive."""
 REPEAT_S = 15.0
-"""From a request to its repeat at the same worker. A lost connection is told at once; before that a
-repeat of some megabytes of screenshots only costs, and a completion may take long."""
+"""Time after which a request is repeated at the same worker. A lost connection is noticed at once; an
+earlier repeat would only cost, with megabytes of screenshots, and a completion may take long."""
 
 _MAX_TRAJECTORIES = 16_384
 _NOBODY = "no rollout worker is ready: start `dart rollout`"
@@ -39,11 +39,11 @@ _NOBODY = "no rollout worker is ready: start `dart rollout`"
 
 @dataclass
 class RoutingStats:
-    """What a router has done so far."""
+    """Counters of a router."""
 
-    rerouted: int = 0  # requests asked again elsewhere
+    rerouted: int = 0  # requests that went to another worker
     returning: int = 0  # requests of a trajectory that had a former worker
-    affine: int = 0  # of these, the ones that met it again
+    affine: int = 0  # of these, the ones that went to it again
 
     def gauges(self) -> dict[str, float]:
         """For the heartbeat: `rerouted`, and `affine` as a share of those that could be."""
@@ -75,7 +75,7 @@ class RolloutRouter:
     ) -> None:
         """`name` is the client's name at the workers; `deadline_s` bounds `act` over all workers.
 
-        A worker more than `max_staleness` versions behind the newest is avoided; None: none is.
+        A worker more than `max_staleness` versions behind the newest is avoided; None: no limit.
         """
         self.routed = RoutingStats()
         self._name = name
@@ -83,13 +83,13 @@ class RolloutRouter:
         self._curve = curve
         self._max_staleness = max_staleness
         self._waits = waits
-        self._heard_at = time.monotonic()  # anybody
+        self._heard_at = time.monotonic()  # newest heartbeat of any process
         self._liveness = Liveness(dead_after_s, clock=lambda: self._heard_at)
         self._workers: dict[str, _RolloutWorker] = {}
         self._served_by: OrderedDict[str, _RolloutWorker] = (
             OrderedDict()
         )  # by trajectory, newest last
-        self._chance = Random()  # noqa: S311 - of the many processes no two should draw alike
+        self._chance = Random()  # noqa: S311 - unseeded: no two processes should draw alike
         self._news = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -104,7 +104,7 @@ class RolloutRouter:
         return [candidate.name for candidate in self._candidates()]
 
     def observe(self, heartbeat: Heartbeat) -> None:
-        """Learn from a rollout worker's heartbeat; from others, that whoever is silent is so."""
+        """Learn from a rollout worker's heartbeat; any other shows that heartbeats arrive."""
         self._heard_at = time.monotonic()
         if heartbeat.role != "rollout" or not heartbeat.endpoint:
             return
@@ -125,7 +125,7 @@ class RolloutRouter:
                 await self._look()
 
     def _missing(self) -> str:
-        """What there must be before anybody can be asked."""
+        """What is missing before a worker can be asked."""
         alive = self._liveness.alive("rollout")
         if not alive:
             return "a rollout worker: start `dart rollout`"
@@ -134,9 +134,9 @@ class RolloutRouter:
         return f"{first.worker} to be ready: it {its}"
 
     async def act(self, request: ActRequest) -> Completion:
-        """One completion, from whichever worker; asked again elsewhere when one dies.
+        """One completion, from any worker; asks another one when a worker dies.
 
-        Raises DeadlineError that names what was waited for; ProtocolError, EngineError and others
+        Raises DeadlineError, which names what was waited for; ProtocolError, EngineError and others
         as a worker raised them.
         """
         request_id = uuid.uuid4().bytes
@@ -155,7 +155,7 @@ class RolloutRouter:
             last = worker
 
     def forget(self, trajectory_id: str) -> None:
-        """The trajectory is over: nobody serves it any more."""
+        """The trajectory is over: it is no longer assigned to a worker."""
         former = self._served_by.pop(trajectory_id, None)
         if former is not None:
             former.assigned -= 1
@@ -250,8 +250,8 @@ class RolloutRouter:
     def _gone(self, worker: _RolloutWorker) -> bool:
         """Whether to stop waiting: it is dead, replaced, or stopping while another is ready.
 
-        One that says `starting` was ready when it was asked: it is a new process of the same name,
-        which knows nothing of the request and may load its model for longer than we may wait.
+        State `starting` means a new process of the same name, since the worker was ready when asked:
+        it does not know the request and may load its model for longer than we may wait.
         """
         heartbeat = self._liveness.get(worker.name)
         if self._workers.get(worker.name) is not worker or heartbeat is None:
@@ -267,7 +267,7 @@ class RolloutRouter:
             requester = Requester(
                 heartbeat.endpoint, name=self._name, peer="dart rollout", curve=self._curve
             )
-        except DartError as error:  # its address is none, or not for us
+        except DartError as error:  # its address is invalid, or not reachable for us
             logger.error("%s cannot be asked: %s", heartbeat.worker, error)
             return
         self._disconnect(heartbeat.worker)
@@ -284,12 +284,12 @@ class RolloutRouter:
             task.add_done_callback(self._closing.discard)
 
     def _drop_forgotten(self) -> None:
-        """Close connections to workers that have been dead for so long that nobody knows them."""
+        """Close connections to workers that have been dead for so long that they were forgotten."""
         for name in [name for name in self._workers if self._liveness.get(name) is None]:
             self._disconnect(name)
 
     async def _look(self, at_most_s: float = LOOK_S) -> None:
-        """Wait for a heartbeat, or for a moment: silence and connections are news too."""
+        """Wait for a heartbeat, or for `LOOK_S`: silence and lost connections matter, too."""
         self._news.clear()
         try:
             async with asyncio.timeout(min(LOOK_S, at_most_s)):

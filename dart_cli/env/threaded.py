@@ -41,11 +41,11 @@ class _EnvCall:
 
 
 class ThreadedEnv:
-    """Calls one GuiEnv from the event loop; `name` stands in errors.
+    """Calls one GuiEnv from the event loop; `name` is used in errors.
 
-    The environment is made at the first call and again after `renew`. Whatever it raises becomes
-    an EnvError; a call that overruns its deadline leaves its thread to itself and the next call
-    begins with a fresh environment, as long as no more than `MOST_HUNG` have not come back.
+    The environment is made at the first call and again after `renew`. All its errors become EnvError.
+    When a call overruns its deadline, its thread is abandoned and the next call makes a fresh
+    environment, as long as fewer than `MOST_HUNG` abandoned ones still hang.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ThreadedEnv:
         deadlines: Deadlines,
         waits: WaitReporter | None = None,
     ) -> None:
-        """`waits` is told each call that is out, e.g. "env-0/2 to reset mini/popup"."""
+        """Each pending call is reported to `waits`, e.g. "env-0/2 to reset mini/popup"."""
         self._make = make
         self._name = name
         self._deadlines = deadlines
@@ -65,7 +65,7 @@ class ThreadedEnv:
         self._steps_left = 0  # until it is cut off
         self._jobs: queue.SimpleQueue[_EnvCall | None] | None = None
         self._ended: asyncio.Future[None] | None = None
-        self._left: list[asyncio.Future[None]] = []  # ends of threads that were left to themselves
+        self._left: list[asyncio.Future[None]] = []  # done when an abandoned thread ends
 
     @property
     def hung(self) -> int:
@@ -115,7 +115,7 @@ class ThreadedEnv:
         if not ended.done():
             self._left.append(ended)
             logger.warning(
-                "%s: did not close in %g s; left to itself", self._name, CLOSE_DEADLINE_S
+                "%s: did not close in %g s; its thread is abandoned", self._name, CLOSE_DEADLINE_S
             )
 
     async def close(self) -> None:
@@ -127,7 +127,7 @@ class ThreadedEnv:
         if self._jobs is None:
             if self.hung >= MOST_HUNG:
                 raise EnvError(
-                    f"{self._name}: {MOST_HUNG} of its environments hang; mend the suite, or set "
+                    f"{self._name}: {MOST_HUNG} of its environments hang; fix the suite, or set "
                     'env.isolation = "process"'
                 )
             self._jobs, self._ended = queue.SimpleQueue(), loop.create_future()
@@ -144,7 +144,7 @@ class ThreadedEnv:
             with reporting_wait(self._waits, f"{self._name} to {what} {self._task_id}", deadline_s):
                 await asyncio.wait([job.answer], timeout=deadline_s)
             if not job.answer.done():
-                self._jobs.put(None)  # should it come back, it closes the environment and ends
+                self._jobs.put(None)  # if the call ever returns, the thread closes the environment
                 if self._ended is not None:
                     self._left.append(self._ended)
                 self._jobs = self._ended = None
@@ -158,7 +158,7 @@ class ThreadedEnv:
             logger.exception("%s: %s failed", self._name, what)
             raise EnvError(f"{self._name}: {what}: {type(error).__name__}: {error}") from error
         finally:
-            job.answer.cancel()  # nobody waits for it any more
+            job.answer.cancel()  # its result is no longer needed
 
     def _serve(
         self,
@@ -171,7 +171,7 @@ class ThreadedEnv:
             try:
                 env = self._make() if env is None else env
                 result = job.work(env)
-            except BaseException as error:  # noqa: BLE001 - it rises again in _call
+            except BaseException as error:  # noqa: BLE001 - it is raised again in _call
                 _post(
                     job.loop,
                     job.answer,
@@ -194,7 +194,7 @@ def _post(
     result: Any = None,
     error: Exception | None = None,
 ) -> None:
-    """Settle a future of another thread's loop, unless nobody waits for it any more."""
+    """Settle a future of another thread's loop, unless it was cancelled."""
 
     def settle() -> None:
         if future.done():

@@ -1,12 +1,16 @@
-"""`dart env`: slots that lease a task, play it, hand the trajectory in, and begin again.
+"""`dart env`: slots that lease a task, play it, hand the trajectory in, and repeat.
 
-    run       the process: connections, heartbeat, slots; returns when stopped or the run is over
-    EnvSlot      one environment and its endless loop
+    run               the process: connections, heartbeat, slots; until stopped or the run is over
+    EnvSlot           one environment: lease a task, play it, hand the trajectory in; repeat
+    DataClient        requests to data: leases, steps, ends             (data_client.py)
+    RolloutRouter     requests to rollout workers                       (router.py)
+    SuspendGate       holds completions back during the trainer's turn  (gate.py)
+    _listen           heartbeats -> router; RunState -> gate, and the end of the run
+    EpisodeCounters   what the slots have done so far, for the heartbeat
     WorkerContext     what the slots of the process share
-    EpisodeCounters     what they have done so far, for the heartbeat
 
-Nothing here ends because another process is away: without data or rollout workers the slots wait,
-say so in their heartbeats, and go on when these appear.
+The process does not end because another one is absent: without data or rollout workers the slots
+wait, report it in heartbeats, and continue when these appear.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ from envs.registry import find_task
 logger = logging.getLogger(__name__)
 
 BACK_OFF_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-"""Pauses after a first, second, ... episode in a row that came to nothing."""
+"""Pauses after the first, second, ... failed episode in a row."""
 
 
 async def run(config: Config, worker: str, slots: int, stop: asyncio.Event) -> None:
@@ -85,7 +89,7 @@ async def run(config: Config, worker: str, slots: int, stop: asyncio.Event) -> N
             results = await asyncio.gather(*tasks, return_exceptions=True)
             await asyncio.gather(*(slot.close() for slot in playing))
     for result in results:
-        # A slot ends by itself only for a mistake that no retry mends.
+        # A slot ends by itself only for an error that no retry can fix.
         if isinstance(result, Exception):
             raise result
 
@@ -124,7 +128,7 @@ class WorkerContext:
 class EpisodeCounters:
     """What the slots of this process have done."""
 
-    state: str = ""  # empty: told by the slots
+    state: str = ""  # empty: derived from the slots
     episodes: Counter[str] = field(default_factory=Counter)  # by outcome
     steps: int = 0
     lost: int = 0  # leases that data took back
@@ -136,7 +140,7 @@ class EpisodeCounters:
         self.lost += episode.lease_lost
 
     def load(self, context: WorkerContext, slots: list[EnvSlot]) -> Load:
-        """For the heartbeat: what the slots are at, where their time goes, the leases in play."""
+        """For the heartbeat: what the slots do, where their time goes, the leases in play."""
         episodes = [slot.episode for slot in slots if slot.episode is not None]
         phases = Counter(episode.phase for episode in episodes)
         gauges = {
@@ -166,7 +170,7 @@ class EpisodeCounters:
 
 
 class EnvSlot:
-    """One environment, played without end."""
+    """One environment and the loop that plays in it."""
 
     def __init__(self, index: int, context: WorkerContext) -> None:
         env = context.config.env
@@ -177,7 +181,7 @@ class EnvSlot:
         self._context = context
         self._request = LeaseRequest(worker=context.worker, slot=index, suites=[env.suite])
         self._env = make_async_env(env, f"{context.worker}/{index}", context.heart)
-        self.restarts = 0  # environments made anew because one broke
+        self.restarts = 0  # environments replaced because one broke
         self._consecutive_failures = 0  # episodes in a row
 
     @property
@@ -188,7 +192,7 @@ class EnvSlot:
     async def run(self) -> None:
         """Lease a task, play it, hand the trajectory in; repeat until cancelled.
 
-        Raises UserError where data or the suite finds a mistake that no retry mends.
+        Raises UserError where data or the suite finds an error that no retry can fix.
         """
         while True:
             self.split.enter("idle")
@@ -225,7 +229,7 @@ class EnvSlot:
             context.counters.note(episode, outcome)
         if end.outcome != "invalid":
             self._consecutive_failures = 0
-        elif episode.lease_lost and episode.steps > 1:  # it was ours for a while: all is well
+        elif episode.lease_lost and episode.steps > 1:  # the environment worked: no failure
             logger.info("%s (%s): %s", lease.trajectory_id, task.id, end.reason)
         else:
             logger.error("%s (%s) is invalid: %s", lease.trajectory_id, task.id, end.reason)
@@ -241,6 +245,8 @@ class EnvSlot:
         self._consecutive_failures += 1
         if not pause_s:
             return
-        what = f"the pause of slot {self.index}, {self._consecutive_failures} episodes in a row came to nothing"
+        what = (
+            f"the pause of slot {self.index}, {self._consecutive_failures} failed episodes in a row"
+        )
         with self._context.heart.waiting(what, pause_s):
             await asyncio.sleep(pause_s)

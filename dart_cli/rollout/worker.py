@@ -1,14 +1,19 @@
 """`dart rollout`: one worker process.
 
-    Replier        the worker's own address: ActRequest -> Completion           -> Responder, Engine
-    Subscriber     RunState from data: newest weights, suspension, the end      -> WeightSync, Engine
-    Requester      to data: may I take new weights? How it went                 -> WeightSync
-    Heartbeat      each second: address, version, load, what it waits for
+    run               connects the parts; serves until stopped or the run is over
+    _Service.serve    Replier: ActRequest -> Responder, Engine -> Completion
+    _Service.listen   Subscriber: RunState from data -> WeightSync (newest weights), Engine
+                      (suspension), the end of the run
+    _Service.watch    ends the worker with an error when its engine is broken
+    WeightSync        Requester to data: permits to take new weights, and reports  (sync.py)
+    HeartbeatSender   a heartbeat each second: address, version, load, what it waits for
+    load_model        the engine that the configuration asks for
 
 The worker keeps no state of an episode: any request may come to any worker. It answers nothing
 until it has taken a published weight set, so every completion carries a version that exists.
-While data says that the run is suspended, what is in work ends with what it has and what comes is
-answered at once with what it came with; any worker may go on from there. Weights are taken still.
+While data announces that the run is suspended, completions in progress end with the tokens they have,
+and new requests are answered at once with the tokens they came with; any worker may continue from
+there. Weights are still taken.
 """
 
 from __future__ import annotations
@@ -48,29 +53,29 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 WAITING_PER_PLACE = 8
-"""Requests taken in for each place in a batch; more wait in the socket, and then at their sender."""
+"""Requests accepted for each place in a batch; more wait in the socket, then at their sender."""
 FAULTS_PER_PLACE = 3
 """Requests failed in a row, for each place in a batch, after which the worker ends with an error:
-its GPU is broken, and as the least loaded worker it would draw, and fail, everybody's requests."""
+its GPU is broken, and as the least loaded worker it would attract all requests and fail them."""
 DRAIN_S = 2.0
-"""How long requests in work may still be answered after the end."""
+"""How long requests in progress may still be answered after the end."""
 STARTING = f"{PREFIX}starting"
 """Gauge: seconds before the first weights served, those of loading included."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """What a worker serves with."""
+    """The parts that answer a worker's requests."""
 
     engine: Engine
     responder: Responder
 
 
 async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
-    """Serve completions until `stop` is set or data says that the run is over.
+    """Serve completions until `stop` is set or data announces that the run is over.
 
     Raises ModelError if the model cannot be loaded, BusError if the address is taken, EngineError
-    if the engine answers nothing any more.
+    if the engine no longer answers.
     """
     endpoints, curve = run_endpoints(config), run_curve(config)
     name = worker if worker.startswith("rollout-") else f"rollout-{worker}"
@@ -118,9 +123,9 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
 
 
 async def _unless_stopped(stop: asyncio.Event, work: Callable[[], _T]) -> _T | None:
-    """What `work` returns; None, and `work` left alone, if `stop` is set before.
+    """What `work` returns; None if `stop` is set before, with `work` left running.
 
-    A thread of its own, which no end waits for: imports and model files take minutes at times.
+    It runs in a daemon thread, which no exit waits for: imports and model files may take minutes.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()
@@ -136,7 +141,7 @@ async def _unless_stopped(stop: asyncio.Event, work: Callable[[], _T]) -> _T | N
             outcome = partial(done.set_exception, error)
         else:
             outcome = partial(done.set_result, result)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
             loop.call_soon_threadsafe(tell, outcome)
 
     threading.Thread(target=run, name="load", daemon=True).start()
@@ -256,7 +261,7 @@ class _Service:
         self._suspended = False
 
     def start(self, model: Model, sync: WeightSync) -> None:
-        """The model is there; weights may be taken."""
+        """The model is loaded; from now on weights may be taken."""
         self._model, self._sync = model, sync
         self._loading_s = time.monotonic() - self._began
 
@@ -271,7 +276,7 @@ class _Service:
             await replier.serve(self._answer)
 
     async def listen(self, states: AsyncIterator[Message], stop: asyncio.Event) -> None:
-        """Follow what data announces; its end is ours."""
+        """Follow data's RunState; set `stop` at the end of the run."""
         assert self._sync is not None
         async for state in states:
             assert isinstance(state, RunState)
@@ -306,7 +311,7 @@ class _Service:
         return self._model.engine.policy_version
 
     def _suspend(self, suspended: bool) -> None:
-        """Nothing is begun or continued from now on; or it is again."""
+        """Interrupt the engine and answer no request in full while suspended."""
         assert self._model is not None
         if suspended and not self._suspended:
             self._model.engine.interrupt()
@@ -334,7 +339,7 @@ class _Service:
 
 
 def _suspended_completion(request: ActRequest, worker: str) -> Completion:
-    """A request that is not begun: suspended, with the tokens of its partial and no others."""
+    """The answer to a request that is not started: suspended, with the tokens of its partial only."""
     so_far = request.partial or SampledTokens(
         token_ids=[], behaviour_logprobs=[], entropies=[], version_spans=[]
     )
@@ -350,7 +355,7 @@ def _suspended_completion(request: ActRequest, worker: str) -> Completion:
 
 
 def _address_towards(host: str, port: int) -> str:
-    """This host's own address on the way to `host`; nothing is sent. Raises ConfigError."""
+    """This host's own address on the route to `host`; nothing is sent. Raises ConfigError."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, port))

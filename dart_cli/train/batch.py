@@ -1,10 +1,10 @@
 """Batches to tensors.
 
-    check           refuses a batch that does not fit the model, naming the sample
-    micro_batches   a batch in parts of bounded size that waste little, ready for a forward pass
+    check           an error for a batch that does not fit the model, which names the sample
+    micro_batches   a batch in micro-batches of bounded size with little padding, ready for a forward pass
 
-What a forward pass costs is padding, prompts and screens, and in a group these repeat: all its
-trajectories begin with the same screen, and a click on nothing changes none. So
+The cost of a forward pass is in padding, prompts and screens, and in a group these repeat: all its
+trajectories begin with the same screen, and a click on nothing does not change it. Therefore
 
 - samples with the same prompt share a row, `prompt | completion | completion ...`, in which each
   completion sees the prompt and itself (a mask, and positions that begin again after the prompt);
@@ -42,7 +42,7 @@ class MicroBatch:
     columns: torch.Tensor  # [N], int64, index into their position axis
     token_ids: torch.Tensor  # [N], int64
     behaviour_logprobs: torch.Tensor  # [N], nats; 0 where unknown
-    unknown: torch.Tensor  # [N], bool: of a demonstration, whose behaviour policy nobody knows
+    unknown: torch.Tensor  # [N], bool: of a demonstration, whose behaviour policy is unknown
     advantages: torch.Tensor  # [N]
     weights: torch.Tensor  # [N], each sample's weight
     versions: (

@@ -1,6 +1,6 @@
 """One update from one batch.
 
-    PolicyLearner         model, AdamW and learning-rate schedule; `update` is the whole of learning
+    PolicyLearner   model, AdamW and learning-rate schedule; `update` learns from one batch
     learning_rate   the schedule
 
 An update is `train.epochs` passes over the batch, each with one optimizer step on all of it. The
@@ -8,9 +8,9 @@ first pass runs on the weights before the update, which are the proximal policy:
 log-probabilities, detached, are the proximal ones of every pass, and nothing is computed twice
 (docs/objective.md).
 
-AdamW steps on float32 masters. Parameters of float32 are their own; those of bfloat16 have eight
-bits, in which an update of 1e-6 on a weight of 0.1 is nothing, so they are rounded from a master
-after each step, and the gradients of the micro-batches add up in float32.
+AdamW steps on float32 master weights. Parameters of float32 are their own masters; those of bfloat16
+have eight bits, too few for an update of 1e-6 on a weight of 0.1, so they are rounded from a master
+after each step, and the gradients of the micro-batches are summed in float32.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TIMES = ("prepare_s", "forward_s", "backward_s", "optimizer_s")
 
 @dataclass(frozen=True)
 class Update:
-    """What an update did."""
+    """The result of an update."""
 
     applied: bool  # False where the weights stayed as they were
     metrics: dict[str, float]  # see docs/objective.md
@@ -129,7 +129,7 @@ class PolicyLearner:
     def _accumulate(self, work: _BatchProgress) -> float:
         """Pass over the batch: gradients of the whole loss; returns their norm before clipping.
 
-        Adds the pass to `work`, and what the first one finds out for those behind it.
+        Adds the pass to `work`, and the first pass's log-probabilities for the later ones.
         """
         is_first = not work.stats
         total: TokenStats | None = None
@@ -200,7 +200,7 @@ class PolicyLearner:
         )
 
     def _guard(self, ess: float) -> tuple[float, str]:
-        """(factor of the learning rate, what to say) for a batch of this effective sample size."""
+        """(factor of the learning rate, note) for a batch of this effective sample size."""
         factor = ess_factor(ess, self._config.min_ess, self._config.low_ess)
         if factor == 1:
             return factor, ""
@@ -219,7 +219,7 @@ class PolicyLearner:
     # --- masters ------------------------------------------------------------------------------
 
     def _rounded(self) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
-        """Parameters that have a master apart from themselves, with it."""
+        """Parameters whose master is another tensor, with it."""
         for name, parameter in self._parameters.items():
             if self._masters[name] is not parameter:
                 yield parameter, self._masters[name]
@@ -258,7 +258,7 @@ class PolicyLearner:
 
     @torch.no_grad()
     def restore(self, weights: Tensors, optimizer: Tensors) -> None:
-        """Stand where a checkpoint stood. Raises ValueError if it is of another model."""
+        """Restore a checkpoint's state. Raises ValueError if it is of another model."""
         mine = self.model.weights()
         if {name: value.shape for name, value in mine.items()} != {
             name: value.shape for name, value in weights.items()
@@ -299,7 +299,7 @@ def learning_rate(updates_done: int, config: TrainConfig) -> float:
 
 
 def _described(passes: Sequence[TokenStats]) -> dict[str, float]:
-    """The first pass's metrics; how far the passes went is the last one's to say."""
+    """The first pass's metrics; those of how far the policy moved are the last pass's."""
     if not passes:
         return {}
     last = passes[-1].metrics()
@@ -308,7 +308,7 @@ def _described(passes: Sequence[TokenStats]) -> dict[str, float]:
 
 @dataclass
 class _BatchProgress:
-    """A batch in hand, and what the passes over it have found so far."""
+    """A batch, and the results of the passes over it so far."""
 
     batch: Batch
     shares: Shares

@@ -1,6 +1,6 @@
-"""How far trainer and engine are apart on each step, for the viewer: told with the acknowledgement.
+"""The log-prob mismatch of trainer and engine on each step, for the viewer; sent with BatchTrained.
 
-step_mismatches   a scored micro-batch -> one StepGap for each sample whose behaviour policy is known
+step_mismatches   a scored micro-batch -> one StepMismatch for each sample with a known behaviour policy
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
-"""Do engine and trainer mean the same distribution? The gate that asks it of each batch.
+"""Checks on each batch that engine and trainer compute the same distribution.
 
-    ComparedTokens   tokens with both log-probabilities, the version that sampled them, what was seen
-    compare    those of a micro-batch that has just been scored
-    ParityGate       what is told of them, which weights are kept to compare with, when the run must stop
-    describe, alarm_of   numbers and an explanation; `dart doctor --parity` tells the same
+    ComparedTokens       tokens with both log-probabilities, their version, the screens of their prompt
+    compare              those of a micro-batch that has just been scored
+    ParityGate           metrics, which weights are kept for comparison, when the run must stop
+    describe, alarm_of   metrics and an explanation; `dart doctor --parity` reports the same
 
 Only tokens that one version alone sampled can be compared, and only with that version's weights:
 
-- Those of the present weights are scored by the update's first pass anyway.
+- Tokens of the present weights are scored by the update's first pass anyway.
 - With a trainer that is always ahead of its batches there are none. Then, every `parity_every`
-  versions, the gate keeps a copy of the weights until samples of theirs arrive, and scores a few of
-  them with the copy in the place of the present weights.
+  versions, the gate keeps a copy of the weights until their samples arrive, and scores a few of them
+  with the copy in place of the present weights.
 
 All others are stale: their difference is how far the policy has moved, and stops nothing.
 
-Screens are told apart, since what goes wrong with images does so in one of them: prompts of text
-alone, of one screen, and of several, where positions and the order of images come in.
+Prompts are distinguished by their screens, because errors with images show in one kind: text alone,
+one screen, or several, where positions and the order of images matter.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LIMITS = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 engine and trainer add in another order; other weights or another temperature make more than that."""
 
 LEAST_TOKENS = 32
-"""Of fewer tokens a mean says nothing: one that was unlikely may be far apart in bfloat16."""
+"""Of fewer tokens the mean is not meaningful: one unlikely token may differ much in bfloat16."""
 
 RESCORED = 64
 """Samples that are scored with kept weights."""
@@ -195,11 +195,11 @@ def _in_place(model: TrainModel, tensors: Mapping[str, torch.Tensor]) -> Iterato
         exchange()
 
 
-# --- what is told -----------------------------------------------------------------------------
+# --- metrics and alarm ------------------------------------------------------------------------
 
 
 def limit_of(asked: float, model: TrainModel) -> float:
-    """Nats that the mean may be apart; 0 asks for what the model's precision allows."""
+    """Nats by which the mean may differ; 0 asks for the limit of the model's precision."""
     return asked or LIMITS.get(model.policy.model.dtype, max(LIMITS.values()))
 
 
@@ -238,7 +238,7 @@ def alarm_of(same: ComparedTokens, limit: float) -> str:
 
 
 def _likely(beyond: Mapping[str, Mismatch]) -> str:
-    """What is probably wrong, from where it is."""
+    """The likely cause, by the kind of prompt that differs."""
     if "text" in beyond or "one" in beyond:
         return (
             "Likely a rollout worker with another model folder, dtype or temperature, an engine that "

@@ -1,4 +1,4 @@
-"""One trajectory for the eye: each screen with its action on it, what the policy said, what it weighed.
+"""One trajectory as a filmstrip: each screen with its action, the completion, its weight in batches.
 
 frames        the steps of a trajectory, ready for the template
 final_screen  the screen after the last action
@@ -60,14 +60,14 @@ class Span:
 
 @dataclass(frozen=True)
 class BatchUse:
-    """What a step weighed in one batch."""
+    """A step's advantage and weight in one batch."""
 
     batch: int
     advantage: float
     weight: float
     reason: str
     why: str  # in words where it is left out
-    gap_mean: float | None  # trainer minus engine, mean over tokens, nats; None if nobody told
+    gap_mean: float | None  # trainer minus engine, mean over tokens, nats; None if unknown
     gap_largest: float | None  # of the absolute differences
 
 
@@ -92,7 +92,7 @@ class StepView:
 def frames(
     reader: Reader, site: Site, rows: Sequence[StepRow], samples: Sequence[SampleRow]
 ) -> list[StepView]:
-    """The steps `rows` with what they weighed in their batches."""
+    """The steps `rows` with their weights in batches."""
     shown = screens(reader, site, [row.screenshot for row in rows])
     colours = _colours(row for row in rows)
     uses: dict[int, list[BatchUse]] = {}
@@ -109,7 +109,7 @@ def final_screen(reader: Reader, site: Site, row: TrajectoryRow | None) -> Shown
 
 
 def screens(reader: Reader, site: Site, hashes: Iterable[str]) -> dict[str, ShownScreenshot]:
-    """Address and size of each image that is there and can be shown, by content hash."""
+    """Address and size of each image that exists and can be shown, by content hash."""
     found = {}
     for key, image in reader.screenshots(hashes).items():
         if (size := _size(image)) is not None:
@@ -118,7 +118,7 @@ def screens(reader: Reader, site: Site, hashes: Iterable[str]) -> dict[str, Show
 
 
 def marks(action: Mapping[str, Any] | None, screen: ShownScreenshot) -> Markup:
-    """What the action did, drawn over its screenshot; nothing for one without a place."""
+    """The action, drawn over its screenshot; empty for an action without coordinates."""
     if action is None:
         return Markup("")
     try:

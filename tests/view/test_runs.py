@@ -110,7 +110,7 @@ def test_a_folder_that_is_moved_away_has_no_runs(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     folder.mkdir()
     with serving(folder) as server:
-        assert "no run here any more" in server.page("/")
+        assert "holds no run any more" in server.page("/")
         folder.rmdir()
-        assert "no run here any more" in server.page("/")
+        assert "holds no run any more" in server.page("/")
         assert server.get("/runs/a/").status == 404
