@@ -50,7 +50,7 @@ from envs.registry import make_env
 
 
 @dataclass(frozen=True)
-class PlannedEpisode:
+class GroupMember:
     """One episode to play."""
 
     group: str
@@ -64,7 +64,7 @@ class PlannedEpisode:
 class Played:
     """One episode that is over."""
 
-    planned: PlannedEpisode
+    planned: GroupMember
     end: TrajectoryEnd
     records: list[StepRecord]
 
@@ -161,7 +161,7 @@ class Player:
     def _slots(self) -> int:
         return self._config.rollout.max_batch
 
-    async def play(self, planned: Sequence[PlannedEpisode]) -> list[Played]:
+    async def play(self, planned: Sequence[GroupMember]) -> list[Played]:
         """Play all; results in the order of `planned`."""
         waiting = deque(enumerate(planned))
         played: dict[int, Played] = {}
@@ -185,7 +185,7 @@ class Player:
                 group.create_task(play_some(env))
         return [played[index] for index in range(len(planned))]
 
-    def _lease(self, planned: PlannedEpisode) -> Lease:
+    def _lease(self, planned: GroupMember) -> Lease:
         rollout = self._config.rollout
         return Lease(
             trajectory_id=f"{planned.group}-{planned.member:02d}",
@@ -254,7 +254,7 @@ class Loop:
     async def success(self, episodes: int) -> float:
         """On held-out episodes, each task counting alike; the same episodes at every call."""
         planned = [
-            PlannedEpisode(f"e{index}", 0, task, self.config.eval.seed + index, index)
+            GroupMember(f"e{index}", 0, task, self.config.eval.seed + index, index)
             for index, task in zip(range(episodes), _over(self._tasks), strict=False)
         ]
         played = await self._player.play(planned)
@@ -269,7 +269,7 @@ class Loop:
         seed, size = self.config.run.seed, self.config.data.group_size
         first = (self._batches - 1) * self.groups
         planned = [
-            PlannedEpisode(
+            GroupMember(
                 f"g{number:06d}",
                 member,
                 task,

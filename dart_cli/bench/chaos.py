@@ -36,7 +36,7 @@ from bus.errors import BusError, DartError
 from bus.snapshot import Snapshot
 from dart_cli.bench.audit import CUT, FinishedTrajectories, audit
 from dart_cli.bench.pace import LearningCurve, learning_curve
-from dart_cli.bench.supervise import STATUS, Supervisor, role_of
+from dart_cli.bench.supervise import STATUS, ChaosSupervisor, role_of
 from dart_cli.config.schema import Config
 from dart_cli.data.store.open import open_reader
 from dart_cli.data.store.reader import Reader
@@ -54,7 +54,7 @@ _START_S = 300.0
 class DowntimeTracker:
     """Which processes are down, and since when."""
 
-    supervisor: Supervisor
+    supervisor: ChaosSupervisor
     snapshot: Snapshot | None = None
     recoveries_s: dict[str, list[float]] = field(default_factory=dict)  # by role
     down_s: float = 0.0  # seconds in which any process but STATUS was down
@@ -169,7 +169,7 @@ async def run_chaos(
     choice = Random(seed)  # noqa: S311 - of whom to kill
     with (log_dir(config.run.dir) / "chaos.log").open("a", encoding="utf-8") as log:
         played = ChaosRun(
-            config, DowntimeTracker(Supervisor(commands, log)), CheckpointProgress(config)
+            config, DowntimeTracker(ChaosSupervisor(commands, log)), CheckpointProgress(config)
         )
         watch, supervisor = played.watch, played.watch.supervisor
         keeping = [asyncio.create_task(supervisor.keep(name)) for name in commands]

@@ -1,7 +1,7 @@
 """Keeps the commands of a run alive while a benchmark kills them.
 
-    Supervisor   each command started again the moment it ends, in a session of its own
-    role_of      the role of a process, from its worker name
+    ChaosSupervisor   each command started again the moment it ends, in a session of its own
+    role_of           the role of a process, from its worker name
 
 Signals go to process groups, which psutil does not have: they reach re-parented children, too.
 """
@@ -33,7 +33,7 @@ def role_of(name: str) -> str:
 
 
 @dataclass
-class Supervisor:
+class ChaosSupervisor:
     """Keeps commands of `dart` running until `end`."""
 
     commands: Mapping[str, Sequence[str]]  # worker name -> arguments of `dart`, data last
