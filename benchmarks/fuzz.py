@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import functools
 import json
 import os
 import random
@@ -28,27 +27,28 @@ import shutil
 import sys
 import tempfile
 import time
-import types
-import typing
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import zmq
-from pydantic import ValidationError
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bus.codec import decode, encode  # noqa: E402 - after the path
+from benchmarks.fuzz_messages import (  # noqa: E402 - after the path
+    mutated,
+    random_message,
+    strangers,
+)
+from bus.codec import decode, encode  # noqa: E402
 from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT  # noqa: E402
 from bus.errors import DartError, ProtocolError  # noqa: E402
 from bus.messages import (  # noqa: E402
     MESSAGES,
     ErrorReply,
     Heartbeat,
-    Message,
     Request,
     StatusReply,
     StatusRequest,
@@ -66,135 +66,11 @@ from dart_cli.data.store.open import open_reader, open_store  # noqa: E402
 
 BURST = 200
 """Messages between two turns of the event loop, in which the services read them."""
-FRESH = 10_000
-"""Mutated messages between two sets of well-formed ones that they are made of."""
 SAY_S = 10.0
 DEADLINE_S = 60.0
-GAUGES = (
-    "slots",
-    "in_flight",
-    "waiting",
-    "tokens",
-    "updates",
-    "seconds.playing",
-    "seconds.starting",
-)
-"""That data reckons with; of other names it only tells."""
-_EDGES = (0, 1, -1, 2**31, 2**63 - 1, 2**63, -(2**63) - 1)
 
 
-# --- messages -------------------------------------------------------------------------------
-
-
-def random_value(kind: Any, chance: random.Random) -> Any:
-    """A value that a field annotated `kind` takes, edge cases among them."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is typing.Literal:
-        return chance.choice(arguments)
-    if origin is typing.Annotated:
-        return random_value(arguments[0], chance)
-    if origin in (typing.Union, types.UnionType):
-        return random_value(chance.choice(arguments), chance)
-    if origin is list:
-        return [random_value(arguments[0], chance) for _ in range(chance.randrange(4))]
-    if origin is dict:
-        keys = [random_value(str, chance) for _ in range(chance.randrange(4))]
-        return {key: random_value(arguments[1], chance) for key in keys}
-    if kind is Any:
-        return random_value(chance.choice([int, float, str, bool]), chance)
-    if isinstance(kind, type) and issubclass(kind, Message):
-        return random_message(kind, chance)
-    simple: dict[Any, Callable[[], Any]] = {
-        int: lambda: chance.choice([*_EDGES, chance.randrange(1000)]),
-        float: lambda: chance.choice(
-            [0.0, -1.0, 1e15, 1e308, float("nan"), float("inf"), chance.random()]
-        ),
-        str: lambda: chance.choice(
-            ["", "env-0", "g000001-00", "../../x", "\x00\n[red]", "é" * 300]
-        ),
-        bool: lambda: chance.random() < 0.5,
-        bytes: lambda: chance.randbytes(chance.randrange(50)),
-        type(None): lambda: None,
-    }
-    return simple[kind]()
-
-
-def random_message(kind: type[Message], chance: random.Random) -> Message:
-    """A well-formed message of random values."""
-    hints = _hints(kind)
-    while True:
-        values = {name: random_value(hints[name], chance) for name in kind.model_fields}
-        if "gauges" in values:
-            names = chance.sample(GAUGES, chance.randrange(len(GAUGES) + 1))
-            values["gauges"] |= {name: random_value(float, chance) for name in names}
-        with contextlib.suppress(ValidationError):  # a bound was missed
-            return kind.model_validate(values)
-
-
-@functools.cache
-def _hints(kind: type[Message]) -> dict[str, Any]:
-    return typing.get_type_hints(kind, include_extras=True)
-
-
-def corpus(chance: random.Random, each: int = 5) -> list[list[bytes]]:
-    """Frames of well-formed messages of every kind."""
-    found: list[list[bytes]] = []
-    while len(found) < each * len(MESSAGES):
-        with contextlib.suppress(ProtocolError):  # an int that msgpack cannot carry
-            kind = list(MESSAGES.values())[len(found) // each]
-            found.append(encode(random_message(kind, chance)))
-    return found
-
-
-def mutated(frames: list[bytes], chance: random.Random) -> list[bytes]:
-    """The frames with something wrong: noise, or bytes and frames flipped, cut, doubled, moved."""
-    if chance.random() < 0.1:
-        return [chance.randbytes(chance.randrange(80)) for _ in range(chance.randrange(5))]
-    frames = list(frames)
-    for _ in range(chance.randrange(1, 4)):
-        index = chance.randrange(len(frames)) if frames else 0
-        frame = bytearray(frames[index]) if frames else bytearray()
-        what = chance.randrange(6)
-        if what == 0 and frame:
-            frame[chance.randrange(len(frame))] ^= 1 << chance.randrange(8)
-        elif what == 1:
-            del frame[chance.randrange(len(frame) + 1) :]
-        elif what == 2:
-            at = chance.randrange(len(frame) + 1)
-            frame[at:at] = chance.randbytes(chance.randrange(1, 9))
-        elif what == 3 and frames:
-            frames.insert(chance.randrange(len(frames)), frames[index])
-            continue
-        elif what == 4 and frames:
-            del frames[index]
-            continue
-        elif what == 5:
-            chance.shuffle(frames)
-            continue
-        if frames:
-            frames[index] = bytes(frame)
-    return frames
-
-
-def is_message(frames: list[bytes]) -> bool:
-    """Whether the codec takes them."""
-    try:
-        decode(frames)
-    except ProtocolError:
-        return False
-    return True
-
-
-def strangers(count: int, chance: random.Random) -> Iterator[list[bytes]]:
-    """So many messages that are none."""
-    known: list[list[bytes]] = []
-    while count:
-        if count % FRESH == 0 or not known:
-            known = corpus(chance)
-        frames = mutated(chance.choice(known), chance)
-        if not is_message(frames):
-            count -= 1
-            yield frames
+# --- messages ---------------------------------------------------------------------------------
 
 
 def ledger_of(run_dir: Path) -> object:

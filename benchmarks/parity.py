@@ -6,7 +6,7 @@
 For each class a small random folder (dart_cli/policy/random_models.py) in float32. An engine plays
 multi-turn trajectories whose prompts show none, one and several screens, at each temperature; the
 trainer's forward pass scores the same tokens; then the trainer takes a real step on them, publishes,
-and the engine takes the weights while another trial is being played, and so on. ComparedTokens are
+and the engine takes the weights while another trial is being played, and so on. Compared are
 tokens that one version alone sampled, with the weights of that version. `moved` is how far the
 policy has gone by the end: what a mismatch would look like. vLLM takes part where it is installed.
 The limit is rounding in float32; the last line is JSON, and the exit code is 1 beyond 1e-4.

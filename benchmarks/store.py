@@ -31,11 +31,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bus.messages import Lease, LeaseRequest, SampledTokens, StepRecord, TrajectoryEnd, VersionSpan
+from benchmarks.store_messages import (
+    HISTORY_IMAGES,
+    SCREENS,
+    STEPS,
+    ScreenSize,
+    chunks,
+    end_of,
+    played,
+    step_of,
+)
+from bus.messages import Lease, LeaseRequest, StepRecord
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data.ledger import Ledger
@@ -48,30 +57,9 @@ from envs.registry import make_env
 
 TOGETHER = 16
 """Messages to a transaction: about what `dart data` gets in the 5 ms that one stays open."""
-SLOTS = 16
-"""Environment slots that play at once, so that their steps come in turn."""
-STEPS = 8
 GROUP = 8
-COMPLETION_TOKENS = 70
-HISTORY_IMAGES = 5
 MIB = 1 << 20
 TABLES = ("groups", "trajectories", "steps", "screenshots", "screenshot_uses")
-
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class ScreenSize:
-    """A size of screenshots: what one takes on the wire, and in a prompt."""
-
-    name: str
-    encoded: int  # bytes
-    tokens: int  # image placeholders of one screenshot
-    share: float  # of --trajectories that are played at this size
-
-
-SCREENS = (ScreenSize("448x336", 20_000, 192, 1.0), ScreenSize("1920x1080", 300_000, 2_691, 0.5))
 
 
 def main() -> None:
@@ -190,12 +178,6 @@ def hand_in(run_dir: Path, screen: ScreenSize, trajectories: int) -> Taken:
     return taken + timed(file_all)
 
 
-def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Parts of `size` items, the last one shorter."""
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
-
-
 def configured(run_dir: Path, suite: str = "mini") -> tuple[Config, list[Task]]:
     """A run that leases as many trajectories as are asked for."""
     config = Config.model_validate(
@@ -219,75 +201,6 @@ def lease(ledger: Ledger, slot: int, suite: str = "mini") -> Lease:
     found = ledger.lease(LeaseRequest(worker="env-0", slot=slot, suites=[suite]))
     assert isinstance(found, Lease), found
     return found
-
-
-def played(leases: Sequence[Lease], screen: ScreenSize) -> Iterator[StepRecord | TrajectoryEnd]:
-    """What SLOTS environments hand in that play these leases: every other one passes."""
-    rng = Random(0)
-    for playing in chunks(leases, SLOTS):
-        shown: dict[str, list[str]] = {each.trajectory_id: [] for each in playing}
-        for step in range(STEPS):
-            for each in playing:
-                image = b"\x89PNG" + rng.randbytes(screen.encoded - 4)
-                hashes = shown[each.trajectory_id]
-                hashes.append(content_hash(image))
-                yield step_of(
-                    each, step, image, hashes[-HISTORY_IMAGES:], prompt(screen, step, rng)
-                )
-        for number, each in enumerate(playing):
-            last = b"\x89PNG" + rng.randbytes(screen.encoded - 4)
-            yield end_of(each, STEPS, "pass" if number % 2 else "fail", last)
-
-
-def prompt(screen: ScreenSize, step: int, rng: Random) -> list[int]:
-    """Token ids [P] of a prompt with the images and texts of the past."""
-    images = min(step + 1, HISTORY_IMAGES)
-    text = [rng.randrange(150_000) for _ in range(400 + COMPLETION_TOKENS * step)]
-    return text + [151_655] * (images * screen.tokens)
-
-
-def step_of(
-    lease: Lease, step: int, image: bytes, hashes: Sequence[str], prompt: list[int]
-) -> StepRecord:
-    """One step whose completion is of the usual length."""
-    rng = Random(step)
-    length = COMPLETION_TOKENS
-    return StepRecord(
-        trajectory_id=lease.trajectory_id,
-        step=step,
-        screenshot=image,
-        media_type="image/png",
-        image_hashes=list(hashes),
-        prompt_token_ids=prompt,
-        sampled=SampledTokens(
-            token_ids=[rng.randrange(150_000) for _ in range(length)],
-            behaviour_logprobs=[-rng.random() for _ in range(length)],
-            entropies=[rng.random() for _ in range(length)],
-            version_spans=[VersionSpan(version=3, start=0, end=length)],
-        ),
-        worker="rollout-0",
-        text="Thought: the button is in the dialog's corner.\nAction: click(start_box='(1,2)')",
-        action={"kind": "click", "x": 1, "y": 2, "button": "left"},
-        error="",
-        model_s=1.5,
-        env_s=4.0,
-    )
-
-
-def end_of(lease: Lease, steps: int, outcome: str, image: bytes) -> TrajectoryEnd:
-    """The end of one trajectory."""
-    return TrajectoryEnd.model_validate(
-        {
-            "trajectory_id": lease.trajectory_id,
-            "steps": steps,
-            "outcome": outcome,
-            "reason": "as the evaluator found",
-            "stop_reason": "done",
-            "screenshot": image,
-            "reset_s": 20.0,
-            "wall_s": 60.0,
-        }
-    )
 
 
 def write_plainly(source: Path, target: Path) -> Taken:

@@ -24,8 +24,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
-import io
 import json
 import os
 import statistics
@@ -34,158 +32,19 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-SIZES = {"448x336": 700, "1920x1080": 3200}  # screenshot -> prompt tokens
+from benchmarks.transport_meter import Ask, Cell, LatencyMeter, cpu_s, measure  # noqa: E402 - after the path
+from benchmarks.transport_payload import Fields, payload, write_payload  # noqa: E402
+
 IN_FLIGHT = (1, 64)
-COMPLETION_TOKENS = 64
-WARM_UP_S = 0.3
 DEADLINE_S = 60.0
 RAY_STORE_BYTES = 200 * 2**20
-
-Fields = dict[str, Any]
-Ask = Callable[[], Awaitable[object]]
-Cell = dict[str, float]
-
-
-# --- what is sent ---------------------------------------------------------------------------
-
-
-def screenshot(size: str) -> bytes:
-    """A PNG of which an eighth is noise, as a photograph is: 0.4 bytes a pixel, like a desktop."""
-    from PIL import Image
-
-    width, height = (int(side) for side in size.split("x"))
-    image = Image.new("RGB", (width, height), "#dde3ea")
-    photo = (width // 2, height // 4)
-    image.paste(Image.frombytes("RGB", photo, os.urandom(3 * photo[0] * photo[1])), (20, 20))
-    out = io.BytesIO()
-    image.save(out, format="PNG")
-    return out.getvalue()
-
-
-def exchanges(size: str) -> dict[str, tuple[Fields, Fields]]:
-    """Name -> fields of the request and of the reply."""
-    shot = screenshot(size)
-    width, height = (int(side) for side in size.split("x"))
-    sampled: Fields = {
-        "sampled": {
-            "token_ids": list(range(1000, 1000 + COMPLETION_TOKENS)),
-            "behaviour_logprobs": [-0.125 * (i % 17) - 0.01 for i in range(COMPLETION_TOKENS)],
-            "entropies": [0.1 * (i % 13) + 0.007 for i in range(COMPLETION_TOKENS)],
-            "version_spans": [{"version": 7, "start": 0, "end": COMPLETION_TOKENS}],
-        },
-        "prompt_token_ids": [151_000 + i % 700 for i in range(SIZES[size])],
-        "text": "Thought: the form is open.\nAction: click(start_box='(211,140)')",
-    }
-    place: Fields = {"trajectory_id": uuid.uuid4().hex, "step": 4, "screenshot": shot}
-    step: Fields = {
-        **place,
-        **sampled,
-        "media_type": "image/png",
-        "image_hashes": [uuid.uuid4().hex * 2 for _ in range(5)],
-        "worker": "rollout-0",
-        "action": {"type": "click", "x": 211, "y": 140, "button": "left"},
-        "error": "",
-        "model_s": 1.25,
-        "env_s": 2.5,
-    }
-    act: Fields = {
-        **place,
-        "instruction": "Rename the report to summary.txt and close the editor.",
-        "turns": [{"text": sampled["text"], "screenshot": None} for _ in range(4)],
-        "width": width,
-        "height": height,
-        "sampling": {"temperature": 1.0, "max_tokens": 512, "seed": 11},
-    }
-    completion = {**sampled, "stop": "end", "queue_s": 0.01, "engine_s": 1.2}
-    return {
-        "StepRecord-Ack": (step, {"accepted": True, "note": ""}),
-        "ActRequest-Completion": (act, completion),
-    }
-
-
-def payload(path: Path) -> dict[str, dict[str, tuple[Fields, Fields]]]:
-    """Size -> exchange -> fields, as `write_payload` left them, screenshots as bytes again."""
-    sizes: dict[str, dict[str, tuple[Fields, Fields]]] = json.loads(path.read_text())
-    for found in sizes.values():
-        for request, _ in found.values():
-            request["screenshot"] = base64.b64decode(request["screenshot"])
-    return sizes
-
-
-def write_payload(path: Path) -> None:
-    """All arms send the same bytes."""
-    sizes = {size: exchanges(size) for size in SIZES}
-    path.write_text(json.dumps(sizes, default=lambda blob: base64.b64encode(blob).decode()))
-
-
-# --- measuring ------------------------------------------------------------------------------
-
-
-def cpu_s(pid: int) -> float:
-    """CPU seconds of a process, all threads, to the nanosecond (Linux schedstat)."""
-    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
-
-
-class LatencyMeter:
-    """Latencies of one cell and the server's CPU meanwhile."""
-
-    def __init__(self, seconds: float, server: int, shot_bytes: int) -> None:
-        self._server, self._shot_bytes = server, shot_bytes
-        self._latencies: list[float] = []
-        self._starts = time.perf_counter() + WARM_UP_S
-        self._ends = self._starts + seconds
-        self._cpu_at: float | None = None
-
-    @property
-    def running(self) -> bool:
-        """Whether to ask once more; the first time after the warm-up the clocks start."""
-        now = time.perf_counter()
-        if self._cpu_at is None and now >= self._starts:
-            self._cpu_at = cpu_s(self._server)
-            self._starts = time.perf_counter()
-        return now < self._ends
-
-    def note(self, asked_at: float) -> None:
-        """A request that was asked then is answered now."""
-        if asked_at >= self._starts:
-            self._latencies.append(time.perf_counter() - asked_at)
-
-    def result(self) -> Cell:
-        """Microseconds, requests and megabytes of screenshots a second."""
-        elapsed = time.perf_counter() - self._starts
-        assert self._cpu_at is not None
-        cpu = cpu_s(self._server) - self._cpu_at
-        self._latencies.sort()
-        count = len(self._latencies)
-        return {
-            "p50_us": 1e6 * self._latencies[count // 2],
-            "p99_us": 1e6 * self._latencies[count * 99 // 100],
-            "per_s": count / elapsed,
-            "mb_s": count * self._shot_bytes / elapsed / 1e6,
-            "server_cpu_us": 1e6 * cpu / count,
-        }
-
-
-async def measure(ask: Ask, in_flight: int, meter: LatencyMeter) -> Cell:
-    """So many askers, each asking again when it is answered."""
-
-    async def asker() -> None:
-        while meter.running:
-            asked_at = time.perf_counter()
-            await ask()
-            meter.note(asked_at)
-
-    await asyncio.gather(*(asker() for _ in range(in_flight)))
-    return meter.result()
 
 
 # --- ours -----------------------------------------------------------------------------------

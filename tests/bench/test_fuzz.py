@@ -18,8 +18,8 @@ from benchmarks.fuzz import (
     fuzz_requests,
     fuzz_sockets,
     ledger_of,
-    random_message,
 )
+from benchmarks.fuzz_messages import random_message
 from bus.errors import UserError
 from bus.messages import MESSAGES
 from dart_cli.config.load import load_config
