@@ -1,11 +1,11 @@
 """A headless Chromium that opens the viewer's pages: for benchmarks/view.py and tests/view.
 
     browsing   a browser with one page, for as long as the block lasts
-    Browser    opens addresses, takes the time, and tells what ran and what the DOM holds
+    Browser    opens addresses, takes the time, and returns the scripts that ran and the DOM
     LoadedPage     one page as the browser has it
 
-The scripts that are put into each page come from here, over the DevTools protocol: the viewer's
-policy, under which none of its own may run, is not weakened by them.
+The scripts that run in each page are injected from here over the DevTools protocol: this does not
+weaken the viewer's policy, which allows no script of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ for (const name of ['alert', 'confirm', 'prompt', 'open', 'print', 'fetch'])
 document.addEventListener('securitypolicyviolation',
   event => window.__ran.push('refused ' + event.violatedDirective));
 """
-"""Before anything of the page: what would disturb a person is noted instead."""
+"""Runs before the page: dialogs, windows and requests are recorded instead of shown."""
 
 _ELEMENTS = """
 [...document.querySelectorAll('*')].map(
@@ -62,16 +62,16 @@ class Browser:
         page.call("Page.addScriptToEvaluateOnNewDocument", source=_RECORDER)
 
     def open(self, address: str) -> LoadedPage:
-        """Load a page. Raises EnvError where it cannot be, or is not there in time."""
+        """Load a page. Raises EnvError where it cannot be loaded, or not in time."""
         self.evaluate("window.__left = true")  # until the new document is there
         began = time.perf_counter()
-        told = self._page.call("Page.navigate", url=address)
-        if error := told.get("errorText"):
+        reply = self._page.call("Page.navigate", url=address)
+        if error := reply.get("errorText"):
             raise EnvError(f"{address} cannot be loaded: {error}")
         is_there = "!window.__left && document.readyState === 'complete'"
         while not self.evaluate(is_there):
             if time.perf_counter() - began > DEADLINE_S:
-                raise EnvError(f"{address} was not there in {DEADLINE_S:g} s")
+                raise EnvError(f"{address} was not loaded in {DEADLINE_S:g} s")
             time.sleep(_POLL_S)
         self.evaluate("document.documentElement.getBoundingClientRect().height")
         seconds = time.perf_counter() - began
@@ -84,7 +84,7 @@ class Browser:
         )
 
     def box(self, selector: str) -> tuple[float, float, float, float]:
-        """Left, top, width and height of the first element that fits, in CSS pixels."""
+        """Left, top, width and height of the first element that matches, in CSS pixels."""
         found = self.evaluate(
             f"(r => [r.left, r.top, r.width, r.height])"
             f"(document.querySelector({json.dumps(selector)}).getBoundingClientRect())"

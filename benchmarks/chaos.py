@@ -4,13 +4,13 @@
     python benchmarks/chaos.py --seconds 1800 --every 60 --control            # one kill a minute
 
 The quickstart's processes and a `dart status` that watches, started again with the same commands by a
-supervisor. The roles are killed in turn, so each about seconds / (5 every) times: 72 times in half an
-hour at the default. `--control` first plays the same for as long without a kill, and then compares the
+supervisor. The roles are killed in turn, each about seconds / (5 every) times: 72 times in half an
+hour at the default. `--control` first runs the same without kills for equally long, then compares the
 pace and draws both learning curves. The runs stay in `run.dir` and `run.dir`-control for `dart view`.
 
 The last line is JSON. `finished_lost`, `double_trained` and `never_trained` must be 0, `steps_lost_max`
 at most 1, and `ended_alone`, processes that ended without being killed, empty; else the exit code is 1.
-What is counted how: dart_cli/bench/audit.py; what the times mean: dart_cli/bench/chaos.py.
+dart_cli/bench/audit.py defines the counts, dart_cli/bench/chaos.py the times.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dart_cli.runtime.commands import commands_of  # noqa: E402
 
 ROLES = ("env", "rollout", "data", "train", STATUS)
 SETTINGS = ("train.updates=1000000", "train.max_minutes=0", "train.checkpoint_every=2")
-"""A trainer that never lives to its next checkpoint never gets on."""
+"""A trainer that is always killed before its next checkpoint makes no progress: write one often."""
 
 
 def main() -> int:
@@ -45,9 +45,11 @@ def main() -> int:
     parser.add_argument("config", type=Path, nargs="?", default=ROOT / "configs/quickstart.toml")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--every", type=float, default=5.0, help="seconds between kills, mean")
-    parser.add_argument("--roles", default=",".join(ROLES), help="whom to kill")
-    parser.add_argument("--control", action="store_true", help="first the same without kills")
-    parser.add_argument("--picture", type=Path, help="draw both courses here, with --control")
+    parser.add_argument("--roles", default=",".join(ROLES), help="roles to kill")
+    parser.add_argument("--control", action="store_true", help="first run the same without kills")
+    parser.add_argument(
+        "--picture", type=Path, help="draw both learning curves here, with --control"
+    )
     parser.add_argument("--out", type=Path, help="also write the result here")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[])
@@ -116,7 +118,7 @@ def play(arguments: argparse.Namespace, *, kills: bool) -> ChaosRun:
 def commands(
     config: Config, arguments: argparse.Namespace, overrides: list[str]
 ) -> dict[str, list[str]]:
-    """Those of `dart up` and a `dart status`, where that is to be killed, too; data last."""
+    """Those of `dart up`, and a `dart status` if it is to be killed, too; data last."""
     given = [str(arguments.config), *(part for each in overrides for part in ("--set", each))]
     found = commands_of(config, given)
     if STATUS in arguments.roles.split(","):
@@ -125,7 +127,7 @@ def commands(
 
 
 def is_broken(result: dict[str, Any]) -> bool:
-    """Whether a promise is."""
+    """Whether a promise is broken."""
     lost = ("finished_lost", "double_trained", "never_trained")
     return (
         any(result[name] for name in lost)

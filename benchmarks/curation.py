@@ -1,17 +1,17 @@
-"""What is each part of curation worth? Plain GRPO, each part alone, all, each left out; some seeds.
+"""What each part of curation contributes: plain GRPO, each part alone, all parts, each left out.
 
     python benchmarks/curation.py                        # 12 arms, 3 seeds, one run after another
     python benchmarks/curation.py --quick                # plain GRPO and all parts, one seed, < 10 min
     python benchmarks/curation.py --arms uniform,pool,online --seeds 5
 
 Each run is `dart up configs/curation.toml` with parts of curation turned on (dart_cli/bench/curation.py),
-on tasks of which two fifths begin at about 0 % success. Its weights are then played on held-out
-episodes. Every run plays as many trajectories. Baseline and ours in the same code; the limit of a
-success rate is 1, that of the ratio the share of trajectories that plain GRPO spends on groups with a
-gradient.
+on tasks of which two fifths begin at about 0 % success. Its weights are then evaluated on held-out
+episodes. All runs play the same number of trajectories. Baseline and ours run the same code; the limit
+of a success rate is 1, that of the ratio is the share of trajectories that plain GRPO spends on groups
+with a gradient.
 
-Results stand in WORK, a JSON file for each run, and are not measured again: start it again after a
-stop, with more arms or more seeds. The last line is JSON; WORK/*.png show the curves.
+Results are kept in WORK, a JSON file for each run, and are not measured again: start the benchmark
+again after a stop, or with more arms or seeds. The last line is JSON; WORK/*.png show the curves.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def measure(study: Study, arms: list[str], seeds: Sequence[int], budget: int) -> dict[str, object]:
-    """All runs, and what they say."""
+    """Play all runs; returns their summary."""
     config = load_config(study.config, list(study.sets))
     if any(map(needs_pool, arms)):
         collect_pool(study, tell)
@@ -120,7 +120,7 @@ def draw_curves(path: Path, results: Mapping[Cell, Result], level: float | None)
 
 
 def draw_out_of_reach(path: Path, results: Mapping[Cell, Result]) -> None:
-    """What a pool does for the tasks that the model hardly ever solves at first."""
+    """The effect of a pool on the tasks that the model hardly ever solves at first."""
     tasks = out_of_reach(results)
     lines = []
     for arm in (UNIFORM, "pool", "no-pool", ALL):

@@ -1,13 +1,13 @@
-"""Do the scripted solutions of suite `desktop` pass, and do all its near misses fail?
+"""Checks that the scripted solutions of suite `desktop` pass and that all its near misses fail.
 
     python benchmarks/desktop_tasks.py [--times 3] [--tasks calc ...] [--slots 2]
         [--out benchmarks/results/desktop_tasks.json]
     python benchmarks/desktop_tasks.py --kill-every 20 --most 100
 
-Each time is another seed. Whatever is not as it should be is printed with the evaluator's reason, and
-every minute how far it is; the last line is one JSON object. `--kill-every N` kills an application or
-the X server in the midst of every Nth episode, which then must be invalid, and counts what is left at
-the end: processes, folders, displays, open files.
+Each repetition has another seed. Every wrong verdict is printed with the evaluator's reason, and every
+minute the progress; the last line is one JSON object. `--kill-every N` kills an application or the X
+server in the middle of every Nth episode, which must then be invalid, and counts leftovers at the end:
+processes, folders, displays, open files.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class Job(NamedTuple):
 
     @property
     def expected(self) -> Outcome:
-        """What must come of it."""
+        """The outcome that it must have."""
         return "invalid" if self.killed else "pass" if self.script < 0 else "fail"
 
 
 @dataclass
 class EpisodeCounts:
-    """What came of all episodes so far; `add` may be called by several threads."""
+    """Outcomes of all episodes so far; `add` may be called by several threads."""
 
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
@@ -70,7 +70,7 @@ class EpisodeCounts:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, job: Job, outcome: Outcome, told: str) -> None:
-        """Count an episode, and print what is not as it should be."""
+        """Count an episode, and print an unexpected outcome."""
         with self.lock:
             self.memory.append(own_mb())
             self.loads.append(os.getloadavg()[0])
@@ -137,7 +137,7 @@ class Slot:
 
 
 def strike(env: DesktopEnv, rng: Random) -> None:
-    """Kill the X server or an application, not nicely."""
+    """Kill the X server or an application with SIGKILL."""
     names = {pid: Path(f"/proc/{pid}/comm").read_text() for pid in children(env.keeper)}
     victims = [pid for pid, name in names.items() if not name.startswith(SPARED)]
     os.kill(rng.choice(victims), signal.SIGKILL)
@@ -162,7 +162,7 @@ def plan(suite: DesktopSuite, arguments: argparse.Namespace) -> list[Job]:
 
 
 def play_all(jobs: Sequence[Job], slots: Sequence[Slot], counts: EpisodeCounts) -> None:
-    """Play the jobs, a thread for each slot; say how far it is."""
+    """Play the jobs, a thread for each slot; print progress."""
     waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
     for job in jobs:
         waiting.put(job)

@@ -115,7 +115,7 @@ class CpuTimer:
         self.spent: dict[str, float] = defaultdict(float)
 
     def run(self, stage: str, work: Callable[[], T]) -> T:
-        """Do the work and book its time."""
+        """Do the work and count its time."""
         started = time.process_time()
         result = work()
         self.spent[stage] += time.process_time() - started
@@ -123,7 +123,7 @@ class CpuTimer:
 
 
 def stages_of_ours(book: CpuTimer, app: App) -> None:
-    """What one step costs after the event, and the compression alone."""
+    """The cost of one step after the event, and of the compression alone."""
     canvas = book.run("paint", app.paint)
     book.run("png", lambda: encode(canvas, "png"))
     pixels = canvas.image.tobytes()

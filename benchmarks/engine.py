@@ -10,9 +10,9 @@ on screens of 448x336. At 1, 8 and 32 requests at once, three kinds of work:
     staggered   as many clients, each with one request at a time of 4 to 64 tokens; it asks again
                 after a pause
 
-Plain `generate` takes what waits as one batch and goes on until its longest row is done. Both do
-the same requests with the same lengths. Time is CPU seconds of this process, one thread, so that
-other load on the machine counts little; where all clients pause, the clock is put forward. The
+Plain `generate` takes all waiting requests as one batch and runs until its longest row is done. Both
+serve the same requests with the same lengths. Time is CPU seconds of this process, one thread, so that
+other load on the machine matters little; where all clients pause, the clock is put forward. The
 engine also returns exact log-probabilities and entropies and masks forbidden tokens; `generate`
 does not. The physical limit is the prefill alone: one forward pass over prompts and screens, in the
 largest batches, without decoding a token. Each screen is new, so the engine's memory of screens
@@ -127,7 +127,7 @@ class Ask:
 
     @property
     def tokens(self) -> int:
-        """What will be drawn."""
+        """Completion tokens that will be sampled."""
         return self.request.sampling.max_tokens
 
 
@@ -136,7 +136,7 @@ Asks = list[list[Ask]]
 
 
 def tiny(_scratch: Path) -> tuple[Path, Screens]:
-    """The shipped model and what it was trained for."""
+    """The shipped model and the tasks it was trained for."""
     from envs.registry import load_suite, make_env
 
     tasks, env = list(load_suite("mini").tasks.values()), make_env("mini")
@@ -206,12 +206,12 @@ def qwen25(scratch: Path) -> tuple[Path, Screens]:
 MODELS = {"tiny": tiny, "qwen2.5-vl": qwen25}
 
 
-# --- who does it ------------------------------------------------------------------------------
+# --- the engines ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was done, in CPU seconds."""
+    """Tokens and completions of a measurement, in CPU seconds."""
 
     tokens: int
     completions: int
@@ -225,7 +225,7 @@ class Outcome:
 
 
 class Clock:
-    """CPU seconds of this process, put forward where everyone pauses."""
+    """CPU seconds of this process, put forward while all clients pause."""
 
     def __init__(self) -> None:
         self._put_forward_s = -time.process_time()
@@ -235,12 +235,12 @@ class Clock:
         return time.process_time() + self._put_forward_s
 
     def wait_until(self, moment: float) -> None:
-        """Nothing happens until then."""
+        """Put the clock forward to `moment`."""
         self._put_forward_s += max(0.0, moment - self.now())
 
 
 class Bench:
-    """One model, loaded once for the engine and once as transformers does by itself."""
+    """One model, loaded once for the engine and once the way transformers loads it."""
 
     def __init__(self, folder: Path, screens: Screens) -> None:
         self._policy = load_policy(folder)
@@ -256,7 +256,7 @@ class Bench:
         self._seed = 0
 
     def asks(self, clients: int, rounds: int, work: str, pause_s: float = 0.0) -> Asks:
-        """Work on screens that none has seen; pauses of up to `pause_s` where it is staggered."""
+        """Requests with new screens; pauses of up to `pause_s` for work "staggered"."""
         renderer = PromptRenderer(self._other)
         rng = Random(clients)
         asks: Asks = [[] for _ in range(clients)]
@@ -359,16 +359,16 @@ class _Crowd:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether anyone will ask by the clock alone."""
+        """Whether a client will ask by itself, at a known moment."""
         return bool(self._heap)
 
     @property
     def next_moment(self) -> float:
-        """When the next will ask."""
+        """When the next client will ask."""
         return self._heap[0][0]
 
     def due(self, now: float) -> list[tuple[int, float, Ask]]:
-        """Who asks by now: client, since when, what."""
+        """Requests that are due: client, since when, what."""
         due = []
         while self._heap and self._heap[0][0] <= now:
             asked, client = heapq.heappop(self._heap)
@@ -387,7 +387,7 @@ class _Crowd:
         self._held = []
 
     def outcome(self, seconds: float) -> Outcome:
-        """All is done."""
+        """The result, once all requests are answered."""
         return Outcome(self._tokens, len(self._latencies), seconds, mean(self._latencies))
 
 

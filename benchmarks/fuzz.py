@@ -3,16 +3,16 @@
     python benchmarks/fuzz.py --messages 1000000 --configs 20000 --run RUN --files 2000 [--seed 0]
 
 messages   at data's request address, both ends of its telemetry, and a rollout worker's address: frames
-           of noise, valid messages with bytes flipped, cut, doubled or moved (what happens to be valid is
-           left out), wrong and repeated ids. None is dropped on the way, each that has an id is answered.
-           Then the run must stand as it stood, and answer.
+           of noise, valid messages with bytes flipped, cut, doubled or moved (results that are valid are
+           left out), wrong and repeated ids. None is lost on the way, and each with an id is answered.
+           Then the run must be unchanged and must answer.
 requests   a tenth as many: well-formed requests and heartbeats with random values, which may change the
            run but must never break a handler or the process
-files      each file of a run is cut at a random place; whoever reads it must work or say why not
+files      each file of a run is cut at a random place; its readers must work or report why not
 configs    mutated configurations: valid, or one line with a cure
 
 The last line is JSON; `crashed`, `unanswered` and `changed` must be 0 and the lists empty, else the exit
-code is 1. What hangs ends in a DeadlineError. Tests play the same with small numbers.
+code is 1. A hang ends in a DeadlineError. Tests run the same with small numbers.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ GAUGES = (
     "seconds.playing",
     "seconds.starting",
 )
-"""That data reckons with; of other names it only tells."""
+"""Gauges that data computes with; others it only passes on."""
 _EDGES = (0, 1, -1, 2**31, 2**63 - 1, 2**63, -(2**63) - 1)
 
 
@@ -127,7 +127,7 @@ def mutated(frames: list[bytes], chance: random.Random) -> list[bytes]:
 
 
 def is_message(frames: list[bytes]) -> bool:
-    """Whether the codec takes them."""
+    """Whether the codec accepts them."""
     try:
         decode(frames)
     except ProtocolError:
@@ -136,7 +136,7 @@ def is_message(frames: list[bytes]) -> bool:
 
 
 def strangers(count: int, chance: random.Random) -> Iterator[list[bytes]]:
-    """So many messages that are none."""
+    """`count` mutated messages that are not valid."""
     known: list[list[bytes]] = []
     while count:
         if count % FRESH == 0 or not known:

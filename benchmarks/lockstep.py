@@ -1,12 +1,12 @@
-"""Rollouts and updates in one process, in turns: staleness exactly as asked, and repeatable.
+"""Rollouts and updates in one process, in turns: staleness exactly as requested, and repeatable.
 
     Rounds    a policy for many episodes: asks the engine once all of them wait, as one batch
     Player    episodes of dart_cli.env.episode in environments of this process
     Loop      plays a batch, puts it in a queue, trains on the one that left it; K batches wait
 
-The engine, the learner, the episodes and the advantages are those of a run. What is not here is
-time: a batch is trained on exactly `delay` versions after the weights that sampled it (fewer in the
-first `delay` updates, when there were no older weights).
+The engine, the learner, the episodes and the advantages are those of a run. Time plays no part: a
+batch is trained on exactly `delay` versions after the weights that sampled it (fewer in the first
+`delay` updates, when there were no older weights).
 """
 
 from __future__ import annotations

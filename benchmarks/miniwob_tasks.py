@@ -1,9 +1,9 @@
-"""Do the oracles of suite `miniwob` solve their pages, and what is left when browsers are killed?
+"""Checks that the oracles of suite `miniwob` solve their pages, and what killed browsers leave behind.
 
     python benchmarks/miniwob_tasks.py [--seeds 50] [--pages click-tab ...] [--slots 8]
     python benchmarks/miniwob_tasks.py --episodes 2000 --kill-every 20
 
-Pages without an oracle are left out. Whatever does not pass is printed with its reason; the last line
+Pages without an oracle are left out. Episodes that do not pass are printed with the reason; the last line
 is one JSON object. `--kill-every N` kills a process of a browser, drawn at random, after every Nth
 episode, on pages whose oracle always passes: an episode that it hits must be invalid, and none a fail;
 processes, profiles and open files that are left at the end are counted.
@@ -45,7 +45,7 @@ Job = tuple[str, int]  # task id, seed
 
 @dataclass
 class OutcomeCounts:
-    """What came of all episodes."""
+    """Outcomes of all episodes."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     by_task: dict[str, Counter[str]] = field(default_factory=dict)
@@ -78,7 +78,7 @@ def play(env: GuiEnv, task_id: str, seed: int) -> tuple[str, str]:
 def serve(
     jobs: queue.SimpleQueue[Job], counts: OutcomeCounts, rng: Random | None, every: int
 ) -> None:
-    """One slot: plays what is in the queue; after every `every` episodes something is killed."""
+    """One slot: plays the jobs of the queue; after every `every` episodes a process is killed."""
     env = make_env("miniwob")
     try:
         while True:
@@ -126,7 +126,7 @@ def plan(arguments: argparse.Namespace) -> list[Job]:
 
 
 def main() -> None:
-    """Play all, say what failed, and end in one JSON line."""
+    """Play all, print failures, and end in one JSON line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--pages", nargs="+")

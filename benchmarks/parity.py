@@ -1,4 +1,4 @@
-"""Do engines and trainer mean the same numbers? Every class of model, before and after live updates.
+"""Checks that engines and trainer agree, for every class of model, before and after live updates.
 
     python benchmarks/parity.py [--updates 20] [--engines transformers vllm] [--models qwen3_vl]
         [--set vllm.KEY=VALUE] [--out benchmarks/results/parity.json]
@@ -78,7 +78,7 @@ def main() -> None:
                 except DartError as error:
                     parser.exit(error.exit_code, f"error: {error}\n")
                 rows.append(
-                    {"model": model_type, "engine": engine, **comparisons.told()}
+                    {"model": model_type, "engine": engine, **comparisons.as_json()}
                     | {"seconds": round(time.monotonic() - began, 1)}
                 )
                 print(rows[-1], flush=True)
@@ -114,29 +114,29 @@ def engines_here() -> list[str]:
 
 
 def settings(engine: str, updates: int) -> list[str]:
-    """What the configuration says beside the model."""
+    """The configuration's settings beside the model."""
     return [
         f"rollout.engine={engine}",
         "rollout.max_batch=16",
         f"train.updates={updates}",
         "train.lr=3e-4",
-        "train.parity_every=0",  # here the numbers are told, however large
+        "train.parity_every=0",  # here the numbers are reported, however large
     ]
 
 
 @dataclass
 class Comparisons:
-    """What has been compared of one model with one engine."""
+    """The comparisons of one model with one engine."""
 
     at: dict[float, list[ComparedTokens]] = field(
         default_factory=lambda: {t: [] for t in TEMPERATURES}
     )
     in_flight: list[ComparedTokens] = field(default_factory=list)
     before: float = 0.0  # largest difference before the first update
-    mixed: int = 0  # completions that an update met on the way
+    mixed: int = 0  # completions during which an update happened
     moved: float = 0.0  # mean difference of first and last weights, nats
 
-    def told(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, object]:
         """As values of JSON."""
         by_temperature = {t: joined(parts) for t, parts in self.at.items()}
         whole = joined([*by_temperature.values(), *self.in_flight])
@@ -156,7 +156,7 @@ class Comparisons:
 
 
 async def compare(config: Config, updates: int, weights: FileChannel) -> Comparisons:
-    """Play, score, step, publish, update; so many times."""
+    """Play, score, train, publish, update; `updates` times."""
     learner = PolicyLearner(TrainModel.load(config), config.train)
     model = await asyncio.to_thread(load_model, config)
     comparisons = Comparisons()

@@ -1,12 +1,12 @@
-"""Whether `dart data` and the bus keep up: 256 environment slots, 8 rollout workers, real time.
+"""Checks that `dart data` and the bus keep up with 256 environment slots and 8 rollout workers.
 
     python benchmarks/scale.py [--minutes 10] [--slots 256] [--workers 8] [--out FILE]
 
-Environments of profile `browser` and timed engines, nothing sped up. The engines and the optimizer
-are a small model's, so that the limit is what the slots can play; screenshots of 448x336. Told are
+Environments of profile `browser` and timed engines, in real time. The engines and the optimizer have
+the times of a small model, so that the slots are the limit; screenshots are 448x336. Reported are
 actions per second, how long a slot waits for a lease (p99 over the last thousand, the worst
-heartbeat of the window), CPU and memory of `dart data` over time: memory is flat where the last
-third of the run needs no more than the middle third. The last line is one JSON object.
+heartbeat of the window), CPU and memory of `dart data` over time: memory is flat if the last third of
+the run needs no more than the middle third. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def main() -> None:
 
 
 def lease_p99_s(recording: Recording) -> float:
-    """The worst p99 that an environment process told within the window, seconds."""
+    """The worst p99 that an environment process reported within the window, seconds."""
     return max(
         (
             beat.gauges["lease_p99_s"]

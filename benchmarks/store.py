@@ -134,7 +134,7 @@ def measure_hand_in(folder: Path, rounds: int, trajectories: int) -> dict[str, d
 
 @dataclass(frozen=True)
 class Taken:
-    """What a piece of work took."""
+    """Wall-clock and CPU time of a piece of work."""
 
     wall_s: float
     cpu_s: float
@@ -144,7 +144,7 @@ class Taken:
 
 
 def timed(work: Callable[[], object]) -> Taken:
-    """Do the work; what it took."""
+    """Do the work; returns the time it took."""
     wall, cpu = time.perf_counter(), time.process_time()
     work()
     return Taken(time.perf_counter() - wall, time.process_time() - cpu)

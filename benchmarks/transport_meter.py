@@ -59,7 +59,7 @@ class LatencyMeter:
 
 
 async def measure(ask: Ask, in_flight: int, meter: LatencyMeter) -> Cell:
-    """So many askers, each asking again when it is answered."""
+    """`in_flight` clients, each of which asks again when it is answered."""
 
     async def asker() -> None:
         while meter.running:

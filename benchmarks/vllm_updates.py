@@ -1,12 +1,12 @@
-"""New weights for the real vLLM while it serves: halts, memory, and the numbers of each token.
+"""New weights for the real vLLM while it serves: pauses, memory, and the log-prob of each token.
 
     python benchmarks/vllm_updates.py [--updates 200] [--requests 8]
         [--out benchmarks/results/vllm_updates.json]
 
-So many requests are in work at any time; each that ends is replaced by the next. Meanwhile updates
-follow one another, each of weights of its own, taken from files. Then a sample of the completions
-that more than one version wrote is scored again: a forward pass of plain transformers, by the
-weights that each span names. The limit of a halt is `copy_ms`: the same tensors, copied in memory.
+`--requests` requests are in progress at any time; each that ends is replaced by the next. Meanwhile
+updates follow one another, each with its own weights, read from files. Then a sample of the completions
+that more than one version sampled is scored again: by a forward pass of plain transformers with the
+weights that each span names. The limit of a pause is `copy_ms`: the same tensors, copied in memory.
 The last line is JSON.
 """
 
@@ -166,7 +166,7 @@ async def serve(
         request = requests[number % len(requests)]
         try:
             done.append((request, await engine.generate(request)))
-        except Exception as error:  # counted, and told
+        except Exception as error:  # counted and printed
             failed.append(error)
             print(f"failed: {error}", file=sys.stderr)
             if len(failed) > 100:
