@@ -13,7 +13,7 @@ import pytest
 from dart_cli.config.schema import Config
 from dart_cli.doctor.findings import is_healthy
 from dart_cli.doctor.parity import judge, parity
-from dart_cli.train.parity import Compared
+from dart_cli.train.parity import ComparedTokens
 from tests.doctor.parts import doctor
 
 Family = Callable[[str], Path]
@@ -21,11 +21,11 @@ Family = Callable[[str], Path]
 pytestmark = pytest.mark.timeout(400)  # torch is loaded twice; on a busy machine that takes long
 
 
-def compared(several_off: float) -> Compared:
+def compared(several_off: float) -> ComparedTokens:
     """40 tokens of each kind of prompt; those of several screens are off by `several_off` nats."""
     engine = np.full(120, -2.0)
     trainer = engine + np.repeat([0.0, 1e-6, several_off], 40)
-    return Compared(engine, trainer, np.zeros(120, np.int64), np.repeat([0, 1, 2], 40))
+    return ComparedTokens(engine, trainer, np.zeros(120, np.int64), np.repeat([0, 1, 2], 40))
 
 
 def test_a_model_folder_is_compared_and_agrees(

@@ -30,7 +30,7 @@ from bus.replier import Replier
 from dart_cli.config.endpoints import run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, random_clicks
-from dart_cli.env import isolated, link, worker
+from dart_cli.env import data_client, isolated, worker
 from dart_cli.runtime import telemetry
 from tests.env.parts import heartbeat, lease
 from tests.env.unruly_suite import SUITE
@@ -314,7 +314,7 @@ async def test_a_refusal_by_data_costs_one_episode_and_no_slot(config: Config) -
 async def test_a_full_disk_of_data_costs_no_step_and_no_verdict(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "STORE_PAUSE_S", 0.02)
+    monkeypatch.setattr(data_client, "STORE_PAUSE_S", 0.02)
     data, rollout = Data(config), Rollout(config)
     async with env_process(config, slots=1):
         for kind in (LeaseRequest, StepRecord, TrajectoryEnd):

@@ -29,7 +29,7 @@ from bus.messages import (
 from bus.pubsub import Forwarder, Subscriber
 from dart_cli.config.schema import Config, TimingConfig
 from dart_cli.train import loop
-from dart_cli.train.base import describe
+from dart_cli.train.base import batch_metrics
 from dart_cli.train.loop import run
 from dart_cli.train.timed import TimedLearner, TimedUpdate
 from dart_cli.weights.delta_chain import newest_version
@@ -204,7 +204,7 @@ def test_the_trainer_of_a_timed_run_loads_no_model_code() -> None:
 
 
 def test_staleness_is_counted_over_tokens() -> None:
-    assert describe(batch(1, samples=4), 5) == {
+    assert batch_metrics(batch(1, samples=4), 5) == {
         "staleness_mean": 4.0,
         "staleness_max": 5.0,
         "advantage_abs_mean": 0.5,
