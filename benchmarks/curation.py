@@ -45,7 +45,7 @@ from dart_cli.bench.curation import (
     play_run,
     summarize,
 )
-from dart_cli.bench.study import Cell, ResultCache, Result, play_missing, settings_of
+from dart_cli.bench.study import Cell, Result, ResultCache, play_missing, settings_of
 from dart_cli.config.load import load_config
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -23,7 +23,7 @@ from typing import Any
 from bus.errors import EnvError, NoOracleError, TaskError
 from bus.heartbeat import WaitReporter
 from dart_cli.config.schema import EnvConfig
-from dart_cli.env.calls import Deadlines, AsyncEnv, StepResult, reporting_wait
+from dart_cli.env.calls import AsyncEnv, Deadlines, StepResult, reporting_wait
 from dart_cli.env.child import TOO_MANY
 from dart_cli.env.pipe import PipeMessage, pack, read
 from dart_cli.env.threaded import CLOSE_DEADLINE_S, ThreadedEnv

@@ -15,13 +15,13 @@ def test_a_data_process_that_does_not_answer_is_reported_with_its_state(tmp_path
     assert why_absent(tmp_path).endswith("or `dart up CONFIG`; env-0 wait for it")
     (tmp_path / "workers" / "env-0.lock").unlink()
     (tmp_path / "workers" / "data.lock").write_text(str(os.getpid()))
-    assert "lives but does not answer; dart status --stacks" in why_absent(tmp_path)
+    assert "runs but does not answer; dart status --stacks" in why_absent(tmp_path)
     os.utime(tmp_path / "workers" / "data.lock", (0, 0))  # its number is another's by now
     assert f"data (pid {os.getpid()}) has ended; start it again" in why_absent(tmp_path)
     (tmp_path / "logs").mkdir()
     log = tmp_path / "logs" / "data.log"
     log.write_text("x INFO p: data starts, pid 1, run r\nStoreError: run.db: disk is full\n")
-    assert "has ended: StoreError: run.db: disk is full; mend that" in why_absent(tmp_path)
+    assert "has ended: StoreError: run.db: disk is full; fix that" in why_absent(tmp_path)
     log.write_text(
         "x INFO p: data starts, pid 1, run r\n"
         "x INFO s: the run is over: 30 updates are done\n"
