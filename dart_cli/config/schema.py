@@ -41,7 +41,7 @@ def _without_null(path: _AnyPath) -> _AnyPath:
 
 
 Positive = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0)]
+PositiveSeconds = Annotated[float, Field(gt=0)]
 Folder = Annotated[Path, Strict(False), AfterValidator(_without_null)]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -73,10 +73,10 @@ class BusConfig(Section):
     keys: Folder | None = None
     """Folder of CURVE keys that `dart keys` made, the same on every host; required beyond loopback."""
 
-    deadline_s: Seconds = 30.0
+    deadline_s: PositiveSeconds = 30.0
     """Seconds a request may take before it is an error that names both processes."""
 
-    stall_s: Seconds = 20.0
+    stall_s: PositiveSeconds = 20.0
     """Seconds without progress after which `dart status` and the log report a stall: which process
     waits for which."""
 
@@ -150,14 +150,14 @@ class EnvConfig(Section):
     options: dict[str, Any] = {}
     """Passed to the environment, e.g. its resolution."""
 
-    reset_deadline_s: Seconds = 60.0
+    reset_deadline_s: PositiveSeconds = 60.0
     """Seconds a reset may take before the episode is invalid and the slot starts afresh."""
 
-    step_deadline_s: Seconds = 30.0
+    step_deadline_s: PositiveSeconds = 30.0
     """Seconds an action may take, likewise; an action that ends its episode is judged at once, and
     may take `evaluate_deadline_s` more."""
 
-    evaluate_deadline_s: Seconds = 60.0
+    evaluate_deadline_s: PositiveSeconds = 60.0
     """Seconds an evaluator may take, likewise."""
 
     isolation: Literal["thread", "process"] = "thread"
@@ -210,7 +210,7 @@ class RolloutConfig(Section):
     threads: Positive = 1
     """CPU threads of torch; with more threads than free cores it stalls."""
 
-    deadline_s: Seconds = 60.0
+    deadline_s: PositiveSeconds = 60.0
     """Seconds an environment waits for a completion, over all workers."""
 
 
@@ -311,7 +311,7 @@ class DataConfig(Section):
     pool_per_task: Positive = 32
     """Trajectories of a task that the pool keeps: the newest of each source."""
 
-    lease_s: Seconds = 60.0
+    lease_s: PositiveSeconds = 60.0
     """Seconds without a step or heartbeat after which a lease is taken back."""
 
     max_gb: float = Field(default=50.0, gt=0)
@@ -464,7 +464,7 @@ class SyncConfig(Section):
     concurrent: int = Field(default=1, ge=0)
     """Workers that take weights at once; 0 for all."""
 
-    deadline_s: Seconds = 120.0
+    deadline_s: PositiveSeconds = 120.0
     """Seconds after which a worker's permit to take weights is given to the next worker."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from dart_cli.runtime.phase_timer import TimeSplit, as_gauges
+from dart_cli.runtime.phase_timer import PhaseTimer, as_gauges
 
 PHASES = ("starting", "idle", "busy", "syncing")
 
@@ -21,7 +21,7 @@ class LoadMeter:
         self, max_batch: int, *, serves: bool, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`serves`: the engine has weights already."""
-        self._split = TimeSplit(PHASES, "idle" if serves else "starting", clock)
+        self._split = PhaseTimer(PHASES, "idle" if serves else "starting", clock)
         self._clock = clock
         self._max_batch = max_batch
         self._serves = serves

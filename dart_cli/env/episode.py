@@ -5,7 +5,7 @@
     TrajectorySink      keeps the steps and the end: data, or a list in memory
     Episode             the control flow; `phase` is what it does now
     play_episode        the same as one call
-    slot_split          where a slot's time goes, updated by the episodes it plays
+    slot_timer          where a slot's time goes, updated by the episodes it plays
     already_true        why an episode cannot begin
     stop_reason_after   whether an action ended it
     admitted            the verdict that counts
@@ -37,7 +37,7 @@ from dart_cli.env.calls import StepResult, sendable
 from dart_cli.policy.codec import Codec, make_codec
 from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map, resize_of
 from dart_cli.policy.history import History
-from dart_cli.runtime.phase_timer import TimeSplit
+from dart_cli.runtime.phase_timer import PhaseTimer
 from envs.actions import Action, Answer, Done, Fail, action_to_dict
 from envs.base import Observation, Task, Verdict, content_hash
 
@@ -116,7 +116,7 @@ def action_spec_of(config: Config) -> ActionSpec:
     )
 
 
-def slot_split() -> TimeSplit:
+def slot_timer() -> PhaseTimer:
     """Where a slot's time goes, every second in one phase.
 
     idle       no lease, or handing in: it waits for data or for rollout workers
@@ -126,7 +126,7 @@ def slot_split() -> TimeSplit:
     suspended  between two completions during the trainer's turn (coupled runs), the lease is kept
     dead       after a failure, until it leases again
     """
-    return TimeSplit(("idle", "resetting", "waiting", "playing", "suspended", "dead"), "idle")
+    return PhaseTimer(("idle", "resetting", "waiting", "playing", "suspended", "dead"), "idle")
 
 
 class _AbandonedError(DartError):
@@ -183,15 +183,15 @@ class Episode:
         policy: Policy,
         sink: TrajectorySink,
         action_spec: ActionSpec,
-        split: TimeSplit | None = None,
+        split: PhaseTimer | None = None,
     ) -> None:
-        """`split` is the slot's, a `slot_split`."""
+        """`split` is the slot's, a `slot_timer`."""
         self.lease = lease
         self.phase: Phase = "reset"
         self.steps = 0  # handed in
         self.lease_lost = False  # data took it back; the end counts for nothing
         self.reset_s = 0.0
-        self._split = split or slot_split()
+        self._split = split or slot_timer()
         self._env = env
         self._task = task
         self._policy = policy

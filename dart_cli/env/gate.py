@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from bus.heartbeat import WaitReporter
 from bus.messages import ActRequest, Completion, RunState
 from dart_cli.env.episode import Policy
-from dart_cli.runtime.phase_timer import TimeSplit
+from dart_cli.runtime.phase_timer import PhaseTimer
 
 NOTICE_S = 0.05
 """Pause before a cut-off completion is continued: a worker may learn of the suspension before us."""
@@ -59,7 +59,11 @@ class ResumingPolicy:
     """
 
     def __init__(
-        self, policy: Policy, gate: SuspendGate, split: TimeSplit, waits: WaitReporter | None = None
+        self,
+        policy: Policy,
+        gate: SuspendGate,
+        split: PhaseTimer,
+        waits: WaitReporter | None = None,
     ) -> None:
         """`split` is told when a completion is `suspended` and when it is `waiting` again."""
         self.resumed = 0  # completions that went on after a suspension

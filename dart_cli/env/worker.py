@@ -31,7 +31,7 @@ from bus.requester import Requester
 from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.env.data_client import DataClient
-from dart_cli.env.episode import ActionSpec, Episode, action_spec_of, slot_split
+from dart_cli.env.episode import ActionSpec, Episode, action_spec_of, slot_timer
 from dart_cli.env.gate import ResumingPolicy, SuspendGate
 from dart_cli.env.isolated import make_async_env
 from dart_cli.env.router import RolloutRouter
@@ -176,7 +176,7 @@ class EnvSlot:
         env = context.config.env
         self.index = index
         self.episode: Episode | None = None  # in play
-        self.split = slot_split()
+        self.split = slot_timer()
         self.policy = ResumingPolicy(context.router, context.gate, self.split, context.heart)
         self._context = context
         self._request = LeaseRequest(worker=context.worker, slot=index, suites=[env.suite])

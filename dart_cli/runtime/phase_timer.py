@@ -1,6 +1,6 @@
 """Where a process's time goes: one phase at a time, every second in exactly one of them.
 
-TimeSplit  seconds by phase
+PhaseTimer  seconds by phase
 as_gauges  the same in a heartbeat
 """
 
@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterable
 
 PREFIX = "seconds."
-"""Prefix of the gauges that hold a TimeSplit; `dart data` keeps their newest values by process."""
+"""Prefix of the gauges that hold a PhaseTimer; `dart data` keeps their newest values by process."""
 
 
-class TimeSplit:
+class PhaseTimer:
     """Seconds by phase since it was made, the present phase up to now included."""
 
     def __init__(
@@ -42,7 +42,7 @@ class TimeSplit:
         return self._seconds | {self._phase: self._seconds[self._phase] + running}
 
 
-def as_gauges(splits: Iterable[TimeSplit]) -> dict[str, float]:
+def as_gauges(splits: Iterable[PhaseTimer]) -> dict[str, float]:
     """The sum of several splits, as gauges of a heartbeat: `seconds.PHASE`."""
     gauges: dict[str, float] = {}
     for split in splits:

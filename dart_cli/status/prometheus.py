@@ -25,7 +25,7 @@ from dart_cli.status.watch import Watcher
 HOST = "127.0.0.1"
 
 
-class Metric(NamedTuple):
+class PrometheusSample(NamedTuple):
     """One number; samples of one name have labels of the same names."""
 
     name: str
@@ -34,46 +34,64 @@ class Metric(NamedTuple):
     labels: tuple[tuple[str, str], ...] = ()
 
 
-def samples(seen: Snapshot) -> Iterator[Metric]:
+def samples(seen: Snapshot) -> Iterator[PrometheusSample]:
     """All metrics of a run; those of one name follow each other."""
-    yield Metric("dart_healthy", "1 where nothing needs attention", float(not problems(seen)))
-    yield Metric("dart_stalls", "Things that stand still for too long", len(seen.stalls))
-    yield Metric("dart_updates", "Batches in the weights", seen.updates)
-    yield Metric("dart_policy_version", "Newest published weights", seen.policy_version)
-    yield Metric("dart_store_bytes", "Database on disk", seen.store_bytes)
+    yield PrometheusSample(
+        "dart_healthy", "1 where nothing needs attention", float(not problems(seen))
+    )
+    yield PrometheusSample("dart_stalls", "Things that stand still for too long", len(seen.stalls))
+    yield PrometheusSample("dart_updates", "Batches in the weights", seen.updates)
+    yield PrometheusSample("dart_policy_version", "Newest published weights", seen.policy_version)
+    yield PrometheusSample("dart_store_bytes", "Database on disk", seen.store_bytes)
     if seen.success is not None:
-        yield Metric("dart_success", "Mean over tasks of their moving averages", seen.success)
+        yield PrometheusSample(
+            "dart_success", "Mean over tasks of their moving averages", seen.success
+        )
     for state, number in seen.trajectories.items():
-        yield Metric("dart_trajectories", "By state in the ledger", number, (("state", state),))
+        yield PrometheusSample(
+            "dart_trajectories", "By state in the ledger", number, (("state", state),)
+        )
     for verdict, number in seen.verdicts.items():
-        yield Metric("dart_verdicts", "Judged trajectories", number, (("verdict", verdict),))
+        yield PrometheusSample(
+            "dart_verdicts", "Judged trajectories", number, (("verdict", verdict),)
+        )
     for name in ("trajectories", "steps", "actions", "train_steps"):
         rate = getattr(seen.rates, name)
-        yield Metric("dart_per_minute", "Throughput of the last minute", rate, (("of", name),))
+        yield PrometheusSample(
+            "dart_per_minute", "Throughput of the last minute", rate, (("of", name),)
+        )
     for name in ("open", "ready", "batched"):
         number = getattr(seen.groups, name)
-        yield Metric("dart_groups", "Groups by where they stand", number, (("state", name),))
-    yield Metric("dart_staleness_mean", "Versions behind, recent batches", seen.staleness.mean)
+        yield PrometheusSample(
+            "dart_groups", "Groups by where they stand", number, (("state", name),)
+        )
+    yield PrometheusSample(
+        "dart_staleness_mean", "Versions behind, recent batches", seen.staleness.mean
+    )
     for task in seen.tasks:
         if task.success is not None:
             task_label = (("task", task.task_id),)
-            yield Metric("dart_task_success", "Moving average", task.success, task_label)
+            yield PrometheusSample("dart_task_success", "Moving average", task.success, task_label)
     for name, value in seen.metrics.items():
-        yield Metric("dart_train", "Newest metrics of the trainer", value, (("metric", name),))
+        yield PrometheusSample(
+            "dart_train", "Newest metrics of the trainer", value, (("metric", name),)
+        )
     for role, usage in seen.usage.items():
         for phase, seconds in usage.total.items():
             labels = (("role", role), ("phase", phase))
-            yield Metric("dart_seconds", "Time by role and phase", seconds, labels)
+            yield PrometheusSample("dart_seconds", "Time by role and phase", seconds, labels)
     yield from _of_processes(seen.processes)
 
 
-def _of_processes(processes: list[ProcessView]) -> Iterator[Metric]:
+def _of_processes(processes: list[ProcessView]) -> Iterator[PrometheusSample]:
     for process in processes:
         alive = float(process.alive)
-        yield Metric("dart_alive", "Heard within the limit", alive, _labels(process))
+        yield PrometheusSample("dart_alive", "Heard within the limit", alive, _labels(process))
     for process in processes:
         waiting_s = process.waiting_s
-        yield Metric("dart_waiting_seconds", "Its longest wait", waiting_s, _labels(process))
+        yield PrometheusSample(
+            "dart_waiting_seconds", "Its longest wait", waiting_s, _labels(process)
+        )
 
 
 def _labels(process: ProcessView) -> tuple[tuple[str, str], ...]:

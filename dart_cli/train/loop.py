@@ -59,7 +59,7 @@ from bus.requester import Requester
 from dart_cli.config.endpoints import run_curve, run_endpoints, weights_dir
 from dart_cli.config.schema import Config
 from dart_cli.runtime.background import background
-from dart_cli.runtime.phase_timer import TimeSplit, as_gauges
+from dart_cli.runtime.phase_timer import PhaseTimer, as_gauges
 from dart_cli.runtime.role import finishing
 from dart_cli.train.base import Learner, UpdateResult, batch_metrics
 from dart_cli.train.checkpoint import TrainerProgress, load_newest, save
@@ -158,7 +158,7 @@ class _Trainer:
         self._progress = TrainerProgress()
         self._is_published = True  # the newest version is exactly the present weights
         self._skipped_in_a_row = 0
-        self._time = TimeSplit(PHASES, "starting")
+        self._time = PhaseTimer(PHASES, "starting")
         self._stopping = False
         self._tokens = 0.0  # trained on since this process started
         self._gaps: dict[int, list[StepMismatch]] = {}  # by batch, until it is acknowledged

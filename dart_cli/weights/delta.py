@@ -42,7 +42,7 @@ _SAMPLE_BYTES = 1 << 16
 _WORTH = 0.97
 """If deflating the first bytes of a plane leaves more than this share, it is stored as it is: noise."""
 
-Count = Field(ge=0)
+PackedCount = Field(ge=0)
 Words = NDArray[Any]  # unsigned integers, one for each value
 
 
@@ -51,7 +51,7 @@ class Plane(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    size: int = Count  # bytes in delta.bin
+    size: int = PackedCount  # bytes in delta.bin
     deflated: bool
 
 
@@ -61,7 +61,7 @@ class Patch(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     width: int  # bytes of a value
-    begin: int = Count  # byte in the set at which the block begins
+    begin: int = PackedCount  # byte in the set at which the block begins
     values: int = Field(ge=1, le=BLOCK)
     changed: int = Field(ge=1, le=BLOCK)
     gaps: list[Plane]  # unchanged values before each change; empty if the patch holds all values
@@ -76,10 +76,10 @@ class Delta(BaseModel):
     base_version: int
     base_digest: str  # of the base's manifest, as it was announced
     policy_version: int
-    size_bytes: int = Count  # of delta.bin
+    size_bytes: int = PackedCount  # of delta.bin
     digest: str  # BLAKE2b of delta.bin, hex
-    changed: int = Count  # values
-    values: int = Count  # of the whole set
+    changed: int = PackedCount  # values
+    values: int = PackedCount  # of the whole set
     patches: list[Patch]
 
 

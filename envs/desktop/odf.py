@@ -18,7 +18,7 @@ from xml.etree import ElementTree as ET
 MOST_BYTES = 64 << 20  # of a file's content, unpacked
 MOST_CELLS = 1 << 20  # of a row; LibreOffice has 16,384 columns
 
-Value = str | float | bool | None
+CellValue = str | float | bool | None
 
 _SPACE = "urn:oasis:names:tc:opendocument:xmlns"
 _NAME = re.compile(r"([A-Z]{1,3})([1-9]\d{0,6})")
@@ -40,7 +40,9 @@ def read_paragraphs(path: Path) -> list[str]:
     return [_text(each) for each in body.iter() if each.tag in _BLOCKS and each not in deleted]
 
 
-def read_cells(path: Path, names: Sequence[str], sheet: str = "", *, formulas: bool) -> list[Value]:
+def read_cells(
+    path: Path, names: Sequence[str], sheet: str = "", *, formulas: bool
+) -> list[CellValue]:
     """Values of cells by name (B6), or their formulas; of the first sheet if none is named."""
     tables = {
         table.get(_tag("table", "name"), ""): table
@@ -104,7 +106,7 @@ def _find(table: ET.Element, rows: set[int]) -> dict[tuple[int, int], ET.Element
     return found
 
 
-def _value(cell: ET.Element | None, formulas: bool) -> Value:
+def _value(cell: ET.Element | None, formulas: bool) -> CellValue:
     if cell is None:
         return None
     formula = cell.get(_tag("table", "formula"))

@@ -21,7 +21,7 @@ from typing import Any
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Perform the request; an exception becomes an answer, too."""
     try:
-        guest = Guest(request["guest"], request["folder"])
+        guest = DesktopEnvView(request["guest"], request["folder"])
         if request["do"] == "setup":
             step = request["step"]
             perform = getattr(guest.setup_controller, "_" + step["type"] + "_setup")
@@ -32,7 +32,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"error": " ".join(f"{type(error).__name__}: {error}".split())[:500]}
 
 
-class Guest:
+class DesktopEnvView:
     """What getters use of OSWorld's DesktopEnv: the guest's address, its controllers, a folder."""
 
     current_use_proxy = False
@@ -70,7 +70,7 @@ class Guest:
         return self.controller.get_vm_screen_size()
 
 
-def score(guest: Guest, check: dict[str, Any]) -> Any:
+def score(guest: DesktopEnvView, check: dict[str, Any]) -> Any:
     """One metric of one result; a missing file is a wrong result."""
     getters = importlib.import_module("desktop_env.evaluators.getters")
     metrics = importlib.import_module("desktop_env.evaluators.metrics")

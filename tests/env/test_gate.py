@@ -13,7 +13,7 @@ from bus.errors import EngineError
 from bus.messages import ActRequest, Completion, Reply, Request, RunState, Sampling, VersionSpan
 from bus.replier import Replier
 from dart_cli.env import gate as gate_module
-from dart_cli.env.episode import play_episode, slot_split
+from dart_cli.env.episode import play_episode, slot_timer
 from dart_cli.env.gate import ResumingPolicy, SuspendGate
 from dart_cli.env.router import RolloutRouter
 from envs.registry import find_task
@@ -82,7 +82,7 @@ def more_than(asked: list[ActRequest], times: int) -> bool:
 
 async def test_an_open_gate_changes_nothing() -> None:
     policy, request = Interrupted(WHOLE, 100), act()
-    resuming = ResumingPolicy(policy, SuspendGate(), slot_split())
+    resuming = ResumingPolicy(policy, SuspendGate(), slot_timer())
     assert await resuming.act(request) == completion(WHOLE)
     assert policy.asked == [request]
     assert resuming.resumed == 0
@@ -91,7 +91,7 @@ async def test_an_open_gate_changes_nothing() -> None:
 async def test_no_completion_is_begun_while_the_run_is_suspended_and_the_wait_is_reported() -> None:
     gate, split, waits, policy = (
         SuspendGate(),
-        slot_split(),
+        slot_timer(),
         RecordedWaits(),
         Interrupted(WHOLE, 100),
     )
@@ -109,7 +109,7 @@ async def test_no_completion_is_begun_while_the_run_is_suspended_and_the_wait_is
 
 
 async def test_a_suspended_completion_goes_on_from_its_tokens_as_often_as_needed() -> None:
-    gate, split = SuspendGate(), slot_split()
+    gate, split = SuspendGate(), slot_timer()
     policy = Interrupted(WHOLE, 4, gate)
     resuming = ResumingPolicy(policy, gate, split)
     asking = asyncio.create_task(resuming.act(act()))
@@ -139,7 +139,7 @@ async def test_what_had_not_begun_is_asked_again_as_it_was() -> None:
             return completion("", stop="suspended") if len(self.asked) == 1 else completion(WHOLE)
 
     policy = Nothing(WHOLE, 0)
-    assert (await ResumingPolicy(policy, SuspendGate(), slot_split()).act(act())).text == WHOLE
+    assert (await ResumingPolicy(policy, SuspendGate(), slot_timer()).act(act())).text == WHOLE
     assert policy.asked[0] == policy.asked[1]
 
 
@@ -147,7 +147,7 @@ async def test_a_worker_that_is_suspended_first_is_not_asked_in_a_hurry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(gate_module, "NOTICE_S", 1000.0)  # however slow this machine is
-    gate, split = SuspendGate(), slot_split()
+    gate, split = SuspendGate(), slot_timer()
     policy = Interrupted(WHOLE, 10)
     asking = asyncio.create_task(ResumingPolicy(policy, gate, split).act(act()))
     await until(lambda: policy.asked)
@@ -165,11 +165,11 @@ async def test_errors_of_the_policy_rise() -> None:
             raise EngineError("the engine is closed")
 
     with pytest.raises(EngineError, match="closed"):
-        await ResumingPolicy(Broken(), SuspendGate(), slot_split()).act(act())
+        await ResumingPolicy(Broken(), SuspendGate(), slot_timer()).act(act())
 
 
 async def test_an_episode_records_a_suspended_completion_as_one_step() -> None:
-    gate, split, sink = SuspendGate(), slot_split(), Memory()
+    gate, split, sink = SuspendGate(), slot_timer(), Memory()
     resuming = ResumingPolicy(Interrupted("done()", 4, gate), gate, split)
     player = threaded(mini)
     playing = asyncio.create_task(
@@ -204,7 +204,7 @@ async def test_over_sockets_another_worker_goes_on_with_a_new_request(tmp_path: 
             await self.serving
 
     first, second = Worker("rollout-0"), Worker("rollout-1")
-    router, gate, split = RolloutRouter("env-0", 20.0), SuspendGate(), slot_split()
+    router, gate, split = RolloutRouter("env-0", 20.0), SuspendGate(), slot_timer()
     router.observe(heartbeat("rollout-0", first.replier.endpoint))
     resuming = ResumingPolicy(router, gate, split)
     asking = asyncio.create_task(resuming.act(act()))
