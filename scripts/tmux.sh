@@ -104,7 +104,7 @@ fill() { # WINDOW LAYOUT COMMAND...: a pane for each command, the first is there
 }
 
 if ! tmux has-session -t "=$session" 2> /dev/null; then
-    # Of a session nobody looks at yet tmux must be told how large it is, or panes do not fit.
+    # A session without a client needs an explicit size, or panes do not fit.
     tmux new-session -d -s "$session" -n run -x 240 -y 64 -c "$PWD"
     tmux set-option -w -t "$session:run" main-pane-height 60% 2> /dev/null ||
         tmux set-option -w -t "$session:run" main-pane-height 38 # tmux before 3.2 knows no shares

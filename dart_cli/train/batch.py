@@ -222,7 +222,7 @@ def _versions(sample: Sample) -> list[int]:
     """The version that alone gave each completion token its log-probability, [A]; -1 where none did.
 
     Tokens after a swap in flight are sampled by the new weights on the cache that the old ones
-    left, which no single version reproduces; tokens of no span are nobody's.
+    left, which no single version reproduces; tokens of no span belong to no version.
     """
     versions = [-1] * len(sample.sampled.token_ids)
     if sample.sampled.version_spans and sample.sampled.version_spans[0].start == 0:
