@@ -176,7 +176,9 @@ def wait_for(run_dir: Path, goal: int, children: dict[str, subprocess.Popen[str]
     while updates(run_dir) < goal:
         dead = [role for role, child in children.items() if child.poll() is not None]
         if dead or time.monotonic() > deadline:
-            raise SystemExit(f"{dead or 'no process'} ended at update {updates(run_dir)}, want {goal}")
+            raise SystemExit(
+                f"{dead or 'no process'} ended at update {updates(run_dir)}, want {goal}"
+            )
         time.sleep(0.5)
 
 
