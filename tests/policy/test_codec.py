@@ -300,3 +300,10 @@ def test_the_language_side_of_the_policy_never_loads_torch() -> None:
         "import dart_cli.policy.history; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["compact", "uitars"])
+def test_no_terminal_of_a_grammar_matches_the_empty_text(name: str) -> None:
+    terminals = make_codec(name)._grammar._parser.terminals  # type: ignore[attr-defined]
+    assert len(terminals) > 5
+    assert all(terminal.pattern.min_width > 0 for terminal in terminals)

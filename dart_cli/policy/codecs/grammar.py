@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lark import Lark, Token, Tree
+from lark.common import LexerConf
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
-from lark.lexer import PatternStr
+from lark.lexer import ContextualLexer, PatternStr
 
 from bus.errors import ActionError
 
@@ -12,12 +15,31 @@ LONGEST = 16_384  # characters; a longer completion is refused without parsing
 _SHOWN = 24  # characters of the offending text in a message
 
 
+class _UncheckedLexer(ContextualLexer):
+    """Without lark's validation of terminals.
+
+    Where the package interegular is installed, which vLLM brings, lark searches for terminals that
+    collide: seconds in each process that makes a codec, for a line of its debug log. That no
+    terminal is empty, the other half of the validation, a test checks.
+    """
+
+    def __init__(self, conf: LexerConf, *args: Any, **options: Any) -> None:
+        conf.skip_validation = True
+        super().__init__(conf, *args, **options)
+
+
 class Grammar:
     """Parses a whole text or raises ActionError with the position, what was found and what was expected."""
 
     def __init__(self, rules: str, readable: dict[str, str]) -> None:
         """`readable` names the pattern terminals of `rules` for messages."""
-        self._parser = Lark(rules, parser="lalr", lexer="contextual", maybe_placeholders=False)
+        self._parser = Lark(
+            rules,
+            parser="lalr",
+            lexer="contextual",
+            maybe_placeholders=False,
+            _plugins={"ContextualLexer": _UncheckedLexer},
+        )
         self._readable = readable | {
             terminal.name: terminal.pattern.value
             for terminal in self._parser.terminals
