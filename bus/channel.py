@@ -24,7 +24,7 @@ _BURST = 4
 """Messages taken before other callbacks of the loop run."""
 
 _COPY_BYTES = 256 * 2**10
-"""Smaller frames are copied to be sent: lending Python's bytes to ZeroMQ's thread costs more."""
+"""Smaller frames are copied to be sent: sending without a copy costs more for them."""
 
 
 class Channel:

@@ -361,7 +361,7 @@ class BatchTrained(Request):
     batch_id: Integer
     policy_version: Integer  # after the update
     metrics: dict[str, float]  # of a skipped update perhaps not finite: data files those that are
-    gaps: list[
+    mismatches: list[
         StepMismatch
     ] = []  # of steps that were trained on and whose behaviour policy is known
 

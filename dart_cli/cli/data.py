@@ -22,7 +22,7 @@ from dart_cli.cli.options import (
     ProcessOrTool,
     config_of,
     load_checked,
-    tell,
+    print_dry_run,
 )
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def serve(config_path: ConfigPath, overrides: Overrides = None, dry_run: DryRun 
     """
     config = load_checked(config_path, overrides, "data")
     if dry_run:
-        tell(config, "data")
+        print_dry_run(config, "data")
         return
     from dart_cli.runtime.role import run_role
 

@@ -21,7 +21,7 @@ from dart_cli.cli.options import (
     WorkerOption,
     check_out,
     load_checked,
-    tell,
+    print_dry_run,
 )
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def run_(
     if slots is not None:
         config = config.model_copy(update={"env": config.env.model_copy(update={"slots": slots})})
     if dry_run:
-        tell(config, "env")
+        print_dry_run(config, "env")
         return
     from dart_cli.runtime.role import run_role
 

@@ -29,7 +29,7 @@ from dart_cli.cli.options import (
     WorkerOption,
     config_of,
     load_checked,
-    tell,
+    print_dry_run,
 )
 from dart_cli.cli.tools import tools
 
@@ -125,7 +125,7 @@ def rollout(
     """
     config = load_checked(config_path, overrides, "rollout")
     if dry_run:
-        tell(config, "rollout")
+        print_dry_run(config, "rollout")
         return
     from dart_cli.runtime.role import run_role
 
@@ -148,7 +148,7 @@ def train(config_path: ConfigPath, overrides: Overrides = None, dry_run: DryRun 
     """
     config = load_checked(config_path, overrides, "train")
     if dry_run:
-        tell(config, "train")
+        print_dry_run(config, "train")
         return
     from dart_cli.runtime.role import run_role
 
@@ -180,7 +180,7 @@ def up(
     """
     config = load_checked(config_path, overrides, None)
     if dry_run:
-        tell(config, None)
+        print_dry_run(config, None)
         return
     from dart_cli.cli.up import run_up
 

@@ -80,7 +80,9 @@ def load_checked(path: Path, overrides: list[str] | None, role: Role | None) -> 
     return config
 
 
-def tell(config: Config, role: Role | None, sharper: Mapping[str, str] | None = None) -> None:
+def print_dry_run(
+    config: Config, role: Role | None, sharper: Mapping[str, str] | None = None
+) -> None:
     """Print what `--dry-run` shows; `sharper` replaces texts of subjects by the verb's own."""
     from dart_cli.config.dry_run import describe
 

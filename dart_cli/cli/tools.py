@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from dart_cli.cli.options import ConfigPath, DryRun, Overrides, check_out, load_checked, tell
+from dart_cli.cli.options import ConfigPath, DryRun, Overrides, check_out, load_checked
 
 tools = typer.Typer()
 
@@ -162,7 +162,7 @@ def evaluate(
             tasks=chosen,
             name=keep_as,
         )
-        tell(config, "eval", plan)
+        print_dry_run(config, "eval", plan)
         return
     run_eval(
         config,

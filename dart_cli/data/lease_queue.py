@@ -12,7 +12,7 @@ from bus.errors import DartError
 from bus.messages import Lease, LeaseRequest
 from dart_cli.data.groups import SlotKey
 from dart_cli.data.ledger import Ledger
-from dart_cli.data.scheduler import NoLease
+from dart_cli.data.scheduler import NotYet
 
 
 @dataclass(eq=False)
@@ -20,7 +20,7 @@ class FreeSlot:
     """An environment slot whose request for a lease may be held."""
 
     request: LeaseRequest
-    answer: asyncio.Future[Lease | NoLease]
+    answer: asyncio.Future[Lease | NotYet]
     reason: str = ""  # why it waits
 
     @property
@@ -46,19 +46,19 @@ class LeaseQueue:
         """
         slot = FreeSlot(request, asyncio.get_running_loop().create_future())
         if before := self._slots.pop(slot.key, None):
-            before.answer.set_result(NoLease("the slot has asked again since"))
+            before.answer.set_result(NotYet("the slot has asked again since"))
         gave_up = self._ledger.give_up(*slot.key)
         self._lease_to(slot)  # before those that wait: what it has been leased is its own
         if not slot.answer.done():
             self._slots[slot.key] = slot
         return slot, gave_up
 
-    async def answer(self, slot: FreeSlot, hold_s: float) -> Lease | NoLease:
+    async def answer(self, slot: FreeSlot, hold_s: float) -> Lease | NotYet:
         """The slot's lease, or after `hold_s` what it waited for. Raises what leasing raised."""
         await asyncio.wait([slot.answer], timeout=hold_s)
         if not slot.answer.done():
             del self._slots[slot.key]
-            return NoLease(slot.reason)
+            return NotYet(slot.reason)
         return slot.answer.result()
 
     def serve(self) -> None:
@@ -77,16 +77,16 @@ class LeaseQueue:
         """Answer the slots that wait, all or one worker's, with no lease."""
         for key in list(self._slots):
             if worker in (None, key[0]):
-                self._slots.pop(key).answer.set_result(NoLease(reason))
+                self._slots.pop(key).answer.set_result(NotYet(reason))
 
-    def _lease_to(self, slot: FreeSlot) -> NoLease | None:
+    def _lease_to(self, slot: FreeSlot) -> NotYet | None:
         """Answer the slot, or return what it must wait for."""
         try:
             found = self._ledger.lease(slot.request)
         except DartError as error:
             slot.answer.set_exception(error)
             return None
-        if isinstance(found, NoLease):
+        if isinstance(found, NotYet):
             slot.reason = found.reason
             return found
         slot.answer.set_result(found)

@@ -56,7 +56,7 @@ from dart_cli.data.permits import Versions
 from dart_cli.data.pool import StoredPool
 from dart_cli.data.progress import RunProgress
 from dart_cli.data.restore import newest_weights, restore_progress, restored_groups
-from dart_cli.data.scheduler import NewGroup, NoLease, Scheduler, Situation
+from dart_cli.data.scheduler import NewGroup, NotYet, Scheduler, Situation
 from dart_cli.data.step_checks import check_end, check_step
 from dart_cli.data.store.rows import Decision
 from dart_cli.data.store.writer import Store
@@ -135,7 +135,7 @@ class Ledger:
 
     # --- playing ------------------------------------------------------------------------
 
-    def lease(self, request: LeaseRequest) -> Lease | NoLease:
+    def lease(self, request: LeaseRequest) -> Lease | NotYet:
         """The next trajectory for a free slot.
 
         A slot that asks again before its first step gets the same lease again: the answer was
@@ -147,7 +147,7 @@ class Ledger:
                 attempt.renewed_at = self._monotonic()
                 return self.leasing.as_lease(group, attempt)
         choice = self._scheduler.next(self._situation(), request)
-        if isinstance(choice, NoLease):
+        if isinstance(choice, NotYet):
             return choice
         group = self.leasing.open_group(choice) if isinstance(choice, NewGroup) else choice
         return self.leasing.as_lease(group, self.leasing.add_attempt(group, request))
@@ -239,7 +239,7 @@ class Ledger:
 
     # --- training -----------------------------------------------------------------------
 
-    def next_batch(self, trainer_version: int) -> Batch | NoLease:
+    def next_batch(self, trainer_version: int) -> Batch | NotYet:
         """The oldest batch that is not trained on yet; else a new one, if there is enough.
 
         Raises ConfigError if it cannot be sent; a new one is then not filed, its groups stay ready.
@@ -376,7 +376,7 @@ class Ledger:
             if is_stale(group.oldest_version, version, limit):
                 self._drop_group(group, "stale")
 
-    def _form_batch(self) -> Batch | NoLease:
+    def _form_batch(self) -> Batch | NotYet:
         data = self._config.data
         curation = curate(
             [finished_group(group) for group in self.group_table.ready],
@@ -389,7 +389,7 @@ class Ledger:
         for group, reason in curation.dropped:
             self._drop_group(self.group_table.groups[group.id], reason)
         if not curation.chosen:
-            return NoLease(
+            return NotYet(
                 f"{len(curation.waiting)} of {data.groups_per_batch} groups with a gradient are "
                 f"ready, {len(self.group_table.open)} more play{drops_hint(self._dropped)}"
             )

@@ -60,8 +60,8 @@ class NewGroup:
 
 
 @dataclass(frozen=True)
-class NoLease:
-    """Nothing may be leased now; `reason` is what has to happen first."""
+class NotYet:
+    """No lease or batch can be given now; `reason` is what has to happen first."""
 
     reason: str
     one_slot: bool = False  # it holds for the slot that asked; another may be given something
@@ -70,7 +70,7 @@ class NoLease:
 class Scheduler(Protocol):
     """Chooses the next trajectory."""
 
-    def next(self, seen: Situation, request: LeaseRequest) -> Group | NewGroup | NoLease:
+    def next(self, seen: Situation, request: LeaseRequest) -> Group | NewGroup | NotYet:
         """What a free slot does next.
 
         Raises TaskError if it plays none of the run's suites.
@@ -124,13 +124,13 @@ class RolloutWise:
         self._publish_every = config.weights.publish_every
         self._tasks = list(tasks)
 
-    def next(self, seen: Situation, request: LeaseRequest) -> Group | NewGroup | NoLease:
+    def next(self, seen: Situation, request: LeaseRequest) -> Group | NewGroup | NotYet:
         """See Scheduler."""
         if self._suite not in request.suites:
             only = ", ".join(request.suites)
             raise TaskError(f"the run plays {self._suite}, this worker only {only}")
         if seen.turn:
-            return NoLease(seen.turn)
+            return NotYet(seen.turn)
         return self._next(seen, request)
 
     def limit(self, seen: Situation) -> int:
@@ -143,13 +143,13 @@ class RolloutWise:
 
     # --- inside -------------------------------------------------------------------------
 
-    def _next(self, seen: Situation, _request: LeaseRequest) -> Group | NewGroup | NoLease:
+    def _next(self, seen: Situation, _request: LeaseRequest) -> Group | NewGroup | NotYet:
         for group in seen.group_table.groups.values():
             if self._wants(group):
                 return group
         limit, why = min(self._bounds(seen))
         if len(seen.group_table.groups) >= limit:
-            return NoLease(f"{_described(seen)}; {why}")
+            return NotYet(f"{_described(seen)}; {why}")
         number = seen.group_table.opened + 1
         # One generator for each group: which task comes next depends on no hidden state.
         choice = random.Random(f"{self._seed}:{number}")  # noqa: S311 - not for secrets
@@ -191,7 +191,7 @@ class TaskWise(RolloutWise):
     It must help: a group may want more members than there are slots, or one in another's place.
     """
 
-    def _next(self, seen: Situation, request: LeaseRequest) -> Group | NewGroup | NoLease:
+    def _next(self, seen: Situation, request: LeaseRequest) -> Group | NewGroup | NotYet:
         played = seen.group_table.played_by(request.worker, request.slot)
         unfinished = [group for group, _ in played if group.state == "open"]
         for group in unfinished:
@@ -200,7 +200,7 @@ class TaskWise(RolloutWise):
         if unfinished:
             group = unfinished[-1]
             reason = f"group {group.id} is not over, {len(group.live)} of its trajectories play"
-            return NoLease(reason, one_slot=True)
+            return NotYet(reason, one_slot=True)
         return super()._next(seen, request)
 
 

@@ -1,6 +1,6 @@
 """`dart data`: the process that owns the run's database and decides what is played and trained.
 
-    Replier         the `data` address: leases, steps, hand-ins, batches, status  -> `handle`
+    Replier         the `data` address: leases, steps, ends, batches, sync, status  -> `handle`
     Forwarder       telemetry of all processes, in a thread of its own
     _listen         heartbeats: live processes, leases they renew, weights they serve  -> WorkerWatch
     _housekeeping   each second: expired leases, dead workers, RunState, limits of the run
@@ -60,7 +60,7 @@ from dart_cli.data.lease_queue import LeaseQueue
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.overview import Moment, Overview
 from dart_cli.data.permits import Permits
-from dart_cli.data.scheduler import NoLease, Scheduler, make_scheduler
+from dart_cli.data.scheduler import NotYet, Scheduler, make_scheduler
 from dart_cli.data.stall_monitor import AlertLog
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.rows import RunRow
@@ -254,7 +254,7 @@ class DataService:
         if gave_up:
             self._wake()
         found = await self._lease_queue.answer(slot, HOLD_S)
-        if isinstance(found, NoLease):
+        if isinstance(found, NotYet):
             return LeaseReply(reason=found.reason)
         await self._commits.durable()
         return LeaseReply(lease=found)
@@ -268,7 +268,7 @@ class DataService:
             except ConfigError as error:  # the trainer ends with it
                 log.warning("%s", error)
                 raise
-            if not isinstance(found, NoLease):
+            if not isinstance(found, NotYet):
                 self._wake()
                 await self._commits.durable()
                 return BatchReply.model_construct(batch=found, retry_after_s=0.0, reason="")

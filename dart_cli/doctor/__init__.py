@@ -4,7 +4,8 @@
     machine    this host: Python, packages, GPUs, programs, memory, limits
     run        one configuration on this host: mistakes, directory, ports, model, tasks
     play       one episode end to end, environment and engine in this process
-    parity     engine against trainer on the same tokens, over the drawn screens of `trial`
+    parity     engine against trainer on the same tokens, over the batch of `trial`
+    trial      the drawn screens of `parity`, answered by the engine, as a batch
     examine    all of them in order
 
 Every call of another program has a deadline. Only the environment of `play` writes anything.

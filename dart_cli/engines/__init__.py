@@ -1,6 +1,6 @@
 """Inference engines: prompts in, exact samples out.
 
-base                 the interface: Engine, GenerateRequest, Generation, UpdateTiming
+base                 the interfaces Engine, PromptEncoder, Responder, and the types they exchange
 completions          a completion under construction, and its conversion to messages
 responder            answers an ActRequest: renders the prompt, asks the engine, decodes the text
 request_validator    checks a request before it waits

@@ -21,7 +21,7 @@ class LoadMeter:
         self, max_batch: int, *, serves: bool, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`serves`: the engine has weights already."""
-        self._split = PhaseTimer(PHASES, "idle" if serves else "starting", clock)
+        self._timer = PhaseTimer(PHASES, "idle" if serves else "starting", clock)
         self._clock = clock
         self._max_batch = max_batch
         self._serves = serves
@@ -52,11 +52,11 @@ class LoadMeter:
     def gauges(self) -> dict[str, float]:
         """`seconds.PHASE`, and `load_s`: the integral of running requests / max_batch over `busy`."""
         self._settle()
-        return as_gauges([self._split]) | {"load_s": self._load_s}
+        return as_gauges([self._timer]) | {"load_s": self._load_s}
 
     def _settle(self) -> None:
         now = self._clock()
-        if self._split.phase == "busy":
+        if self._timer.phase == "busy":
             self._load_s += (now - self._since) * self._running / self._max_batch
         self._since = now
 
@@ -66,5 +66,5 @@ class LoadMeter:
             phase = "starting"
         elif self._halted:
             phase = "syncing"
-        if phase != self._split.phase:
-            self._split.enter(phase)
+        if phase != self._timer.phase:
+            self._timer.enter(phase)

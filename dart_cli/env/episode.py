@@ -183,15 +183,15 @@ class Episode:
         policy: Policy,
         sink: TrajectorySink,
         action_spec: ActionSpec,
-        split: PhaseTimer | None = None,
+        timer: PhaseTimer | None = None,
     ) -> None:
-        """`split` is the slot's, a `slot_timer`."""
+        """`timer` is the slot's, a `slot_timer`."""
         self.lease = lease
         self.phase: Phase = "reset"
         self.steps = 0  # handed in
         self.lease_lost = False  # data took it back; the end counts for nothing
         self.reset_s = 0.0
-        self._split = split or slot_timer()
+        self._timer = timer or slot_timer()
         self._env = env
         self._task = task
         self._policy = policy
@@ -236,7 +236,7 @@ class Episode:
 
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
-        self._split.enter(_COUNTS_AS[phase])
+        self._timer.enter(_COUNTS_AS[phase])
 
     async def _play(self) -> tuple[StopReason, Verdict]:
         self._enter("reset")

@@ -62,14 +62,14 @@ class ResumingPolicy:
         self,
         policy: Policy,
         gate: SuspendGate,
-        split: PhaseTimer,
+        timer: PhaseTimer,
         waits: WaitReporter | None = None,
     ) -> None:
-        """`split` is told when a completion is `suspended` and when it is `waiting` again."""
+        """`timer` is told when a completion is `suspended` and when it is `waiting` again."""
         self.resumed = 0  # completions that went on after a suspension
         self._policy = policy
         self._gate = gate
-        self._split = split
+        self._timer = timer
         self._waits = waits
 
     async def act(self, request: ActRequest) -> Completion:
@@ -90,11 +90,11 @@ class ResumingPolicy:
     async def _pass(self) -> None:
         if self._gate.is_open:
             return
-        self._split.enter("suspended")
+        self._timer.enter("suspended")
         turn = "the end of the trainer's turn"
         reporting = self._waits.waiting(turn, on="train") if self._waits else nullcontext()
         try:
             with reporting:
                 await self._gate.opened()
         finally:
-            self._split.enter("waiting")
+            self._timer.enter("waiting")

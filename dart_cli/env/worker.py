@@ -61,19 +61,23 @@ async def run(config: Config, worker: str, slots: int, stop: asyncio.Event) -> N
         requester = await stack.enter_async_context(
             Requester(endpoints.address(DATA), name=worker, peer="dart data", curve=curve)
         )
-        heart = HeartbeatSender(publisher, "env", worker, lambda: counters.load(context, playing))
+        heartbeat = HeartbeatSender(
+            publisher, "env", worker, lambda: counters.load(context, playing)
+        )
         router = RolloutRouter(
             worker,
             config.rollout.deadline_s,
             curve=curve,
             max_staleness=config.data.max_staleness,
-            waits=heart,
+            waits=heartbeat,
         )
         stack.push_async_callback(router.close)
-        data, gate = DataClient(requester, config.bus.deadline_s, heart), SuspendGate()
-        context = WorkerContext(worker, config, action_spec, data, router, gate, heart, counters)
+        data, gate = DataClient(requester, config.bus.deadline_s, heartbeat), SuspendGate()
+        context = WorkerContext(
+            worker, config, action_spec, data, router, gate, heartbeat, counters
+        )
         playing = [EnvSlot(index, context) for index in range(slots)]
-        await stack.enter_async_context(heart)
+        await stack.enter_async_context(heartbeat)
         tasks = [
             asyncio.create_task(_listen(receive_telemetry(subscriber, config), router, gate, over))
         ]
@@ -83,7 +87,7 @@ async def run(config: Config, worker: str, slots: int, stop: asyncio.Event) -> N
             await asyncio.wait([*tasks, *ends], return_when=asyncio.FIRST_COMPLETED)
         finally:
             counters.state = "stopping"
-            heart.beat()
+            heartbeat.beat()
             for task in (*tasks, *ends):
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -120,7 +124,7 @@ class WorkerContext:
     data: DataClient
     router: RolloutRouter
     gate: SuspendGate
-    heart: HeartbeatSender
+    heartbeat: HeartbeatSender
     counters: EpisodeCounters
 
 
@@ -161,7 +165,7 @@ class EpisodeCounters:
             "resumed": float(sum(slot.policy.resumed for slot in slots)),
             **context.data.leases.gauges(),
             **context.router.routed.gauges(),
-            **as_gauges(slot.split for slot in slots),
+            **as_gauges(slot.timer for slot in slots),
         }
         state = self.state or ("ready" if episodes else "waiting")
         return Load(
@@ -176,11 +180,11 @@ class EnvSlot:
         env = context.config.env
         self.index = index
         self.episode: Episode | None = None  # in play
-        self.split = slot_timer()
-        self.policy = ResumingPolicy(context.router, context.gate, self.split, context.heart)
+        self.timer = slot_timer()
+        self.policy = ResumingPolicy(context.router, context.gate, self.timer, context.heartbeat)
         self._context = context
         self._request = LeaseRequest(worker=context.worker, slot=index, suites=[env.suite])
-        self._env = make_async_env(env, f"{context.worker}/{index}", context.heart)
+        self._env = make_async_env(env, f"{context.worker}/{index}", context.heartbeat)
         self.restarts = 0  # environments replaced because one broke
         self._consecutive_failures = 0  # episodes in a row
 
@@ -195,7 +199,7 @@ class EnvSlot:
         Raises UserError where data or the suite finds an error that no retry can fix.
         """
         while True:
-            self.split.enter("idle")
+            self.timer.enter("idle")
             await self._context.router.wait_ready()
             try:
                 await self._play(await self._context.data.lease(self._request))
@@ -212,7 +216,7 @@ class EnvSlot:
     async def _play(self, lease: Lease) -> None:
         context, task = self._context, find_task(lease.suite, lease.task_id)
         episode = Episode(
-            self._env, lease, task, self.policy, context.data, context.action_spec, self.split
+            self._env, lease, task, self.policy, context.data, context.action_spec, self.timer
         )
         self.episode = episode
         outcome = "invalid"
@@ -233,14 +237,14 @@ class EnvSlot:
             logger.info("%s (%s): %s", lease.trajectory_id, task.id, end.reason)
         else:
             logger.error("%s (%s) is invalid: %s", lease.trajectory_id, task.id, end.reason)
-            self.split.enter("dead")
+            self.timer.enter("dead")
             if end.stop_reason == "environment":
                 self.restarts += 1
                 await self._env.renew()
             await self._back_off()
 
     async def _back_off(self) -> None:
-        self.split.enter("dead")
+        self.timer.enter("dead")
         pause_s = BACK_OFF_S[min(self._consecutive_failures, len(BACK_OFF_S) - 1)]
         self._consecutive_failures += 1
         if not pause_s:
@@ -248,5 +252,5 @@ class EnvSlot:
         what = (
             f"the pause of slot {self.index}, {self._consecutive_failures} failed episodes in a row"
         )
-        with self._context.heart.waiting(what, pause_s):
+        with self._context.heartbeat.waiting(what, pause_s):
             await asyncio.sleep(pause_s)

@@ -24,7 +24,7 @@ _MIB = 2**20
 
 def count(reader: Reader) -> Json:
     """How much there is of everything, and the results by task."""
-    tallies = reader.tallies()
+    counters = reader.counters()
     sizes = reader.sizes()
     pool: dict[str, dict[str, int]] = {}
     for member in reader.pool():
@@ -33,10 +33,10 @@ def count(reader: Reader) -> Json:
     return {
         "run": run_id(reader),
         "run_dir": str(run_dir_of(reader)),
-        "trajectories": _summed(((t.state, t.reason), t.trajectories) for t in tallies),
+        "trajectories": _summed(((t.state, t.reason), t.trajectories) for t in counters),
         "groups": _summed(reader.count("groups").items()),
         "tasks": {
-            task: _fared([t for t in tallies if t.task_id == task]) for task in _tasks(tallies)
+            task: _fared([t for t in counters if t.task_id == task]) for task in _tasks(counters)
         },
         "pool": pool,
         "batches": reader.total("batches"),
@@ -49,8 +49,8 @@ def count(reader: Reader) -> Json:
     }
 
 
-def _tasks(tallies: Sequence[CountersRow]) -> list[str]:
-    return sorted({tally.task_id for tally in tallies})
+def _tasks(counters: Sequence[CountersRow]) -> list[str]:
+    return sorted({row.task_id for row in counters})
 
 
 def _summed(counts: Iterable[tuple[tuple[str, str], int]]) -> list[Json]:
@@ -67,17 +67,17 @@ def _summed(counts: Iterable[tuple[tuple[str, str], int]]) -> list[Json]:
     ]
 
 
-def _fared(tallies: Sequence[CountersRow]) -> Json:
+def _fared(counters: Sequence[CountersRow]) -> Json:
     by_outcome = dict.fromkeys(("pass", "fail", "invalid"), 0)
     steps = 0
-    for tally in tallies:
-        if tally.outcome is not None:
-            by_outcome[tally.outcome] += tally.trajectories
-            steps += tally.steps
+    for row in counters:
+        if row.outcome is not None:
+            by_outcome[row.outcome] += row.trajectories
+            steps += row.steps
     judged = by_outcome["pass"] + by_outcome["fail"]
     over = judged + by_outcome["invalid"]
     return {
-        "trajectories": sum(tally.trajectories for tally in tallies),
+        "trajectories": sum(row.trajectories for row in counters),
         **by_outcome,
         "success": by_outcome["pass"] / judged if judged else None,
         "mean_steps": steps / over if over else None,

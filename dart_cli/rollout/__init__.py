@@ -1,1 +1,6 @@
-"""`dart rollout`: a stateless service that answers screens with the policy's completions."""
+"""`dart rollout`: a stateless service that answers screens with the policy's completions.
+
+worker      the process: loads the engine, answers ActRequest, follows what data announces
+sync        permit, receive, take, report: new weights while the old ones serve
+receivers   the worker's end of the weight channel
+"""

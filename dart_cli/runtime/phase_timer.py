@@ -45,7 +45,7 @@ class PhaseTimer:
 def as_gauges(splits: Iterable[PhaseTimer]) -> dict[str, float]:
     """The sum of several splits, as gauges of a heartbeat: `seconds.PHASE`."""
     gauges: dict[str, float] = {}
-    for split in splits:
-        for phase, seconds in split.seconds().items():
+    for timer in splits:
+        for phase, seconds in timer.seconds().items():
             gauges[PREFIX + phase] = gauges.get(PREFIX + phase, 0.0) + seconds
     return gauges

@@ -25,7 +25,7 @@ class UpdateResult(Protocol):
         ...
 
     @property
-    def gaps(self) -> list[StepMismatch]:
+    def mismatches(self) -> list[StepMismatch]:
         """How far engine and trainer differ, by step."""
         ...
 

@@ -45,9 +45,9 @@ class MicroBatch:
     unknown: torch.Tensor  # [N], bool: of a demonstration, whose behaviour policy is unknown
     advantages: torch.Tensor  # [N]
     weights: torch.Tensor  # [N], each sample's weight
-    versions: (
-        torch.Tensor
-    )  # [N], int64, version whose log-probability a token has; -1: of none alone
+    versions: torch.Tensor
+    """[N], int64, the version that sampled a token; -1 where it is unknown, or the token was sampled
+    after a weight swap, on keys and values of the old weights."""
     samples: tuple[Sample, ...]  # whose tokens these are, in order
 
 

@@ -44,7 +44,7 @@ class Update:
     metrics: dict[str, float]  # see docs/objective.md
     note: str = ""  # why they stayed, or what was unusual
     alarm: str = ""  # why the run must stop: engine and trainer disagree (parity.py)
-    gaps: list[StepMismatch] = field(default_factory=list)  # before the update
+    mismatches: list[StepMismatch] = field(default_factory=list)  # before the update
 
 
 class PolicyLearner:
@@ -123,7 +123,7 @@ class PolicyLearner:
             },
             note,
             alarm,
-            work.gaps,
+            work.mismatches,
         )
 
     def _accumulate(self, work: _BatchProgress) -> float:
@@ -147,7 +147,7 @@ class PolicyLearner:
             loss, stats = self._loss(part, scores, work.proximal[index], temperature, work.shares)
             work.clock.lap("forward_s")
             if is_first:
-                work.gaps += step_mismatches(work.proximal[index], part)
+                work.mismatches += step_mismatches(work.proximal[index], part)
             loss.backward()  # type: ignore[no-untyped-call]
             self._gather_gradients()
             work.clock.lap("backward_s")
@@ -316,7 +316,7 @@ class _BatchProgress:
     compared: list[ComparedTokens] = field(default_factory=list)  # the first pass, by micro-batch
     stats: list[TokenStats] = field(default_factory=list)  # by pass
     clock: _StageTimer = field(default_factory=lambda: _StageTimer(TIMES))
-    gaps: list[StepMismatch] = field(default_factory=list)  # of the first pass
+    mismatches: list[StepMismatch] = field(default_factory=list)  # of the first pass
 
 
 class _StageTimer:

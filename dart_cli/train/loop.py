@@ -78,7 +78,7 @@ RETRY_S = 1.0
 BATCH_RETRY_S = 15.0
 """Time after which a request for a batch is repeated: a large batch takes seconds to arrive, and a
 repetition sends it once more. A data process that comes back is asked at once."""
-FAREWELL_S = 3.0
+LAST_REPORT_S = 3.0
 """How long a stopping trainer still tries to report to data."""
 PHASES = {
     "starting": "starting",
@@ -161,7 +161,7 @@ class _Trainer:
         self._time = PhaseTimer(PHASES, "starting")
         self._stopping = False
         self._tokens = 0.0  # trained on since this process started
-        self._gaps: dict[int, list[StepMismatch]] = {}  # by batch, until it is acknowledged
+        self._mismatches: dict[int, list[StepMismatch]] = {}  # by batch, until it is acknowledged
 
     async def run(self) -> None:
         """Resume from the last checkpoint, train, end with a checkpoint and weights on disk."""
@@ -205,15 +205,15 @@ class _Trainer:
         with self.heartbeat.waiting("the model to load", on="model"):
             learner = await self._in_torch(self._load)
             published = await self._in_torch(self._resume_weights, learner)
-        greeting = self._progress
-        self._progress = greeting.model_copy(
+        restored = self._progress
+        self._progress = restored.model_copy(
             update={"policy_version": published.policy_version, "batches_trained": []}
         )
         await self._tell(
             TrainerHello(
                 policy_version=self._version,
-                batches_trained=greeting.batches_trained,
-                last_batch_id=greeting.last_batch_id,
+                batches_trained=restored.batches_trained,
+                last_batch_id=restored.last_batch_id,
             )
         )
         await self._announce(published)
@@ -310,7 +310,7 @@ class _Trainer:
     def _note(self, batch: Batch, update: UpdateResult) -> None:
         """Record that the batch is in the weights, or was skipped. Raises DartError after too many."""
         progress = self._progress
-        self._gaps[batch.batch_id] = update.gaps
+        self._mismatches[batch.batch_id] = update.mismatches
         self._skipped_in_a_row = 0 if update.applied else self._skipped_in_a_row + 1
         self._is_published = self._is_published and not update.applied
         if update.note:
@@ -369,7 +369,7 @@ class _Trainer:
                 batch_id=batch.batch_id,
                 policy_version=self._version,
                 metrics=metrics,
-                gaps=self._gaps.pop(batch.batch_id, []),
+                mismatches=self._mismatches.pop(batch.batch_id, []),
             )
         )
 
@@ -388,7 +388,7 @@ class _Trainer:
     async def _tell(self, message: Request) -> None:
         """Send data a message that must not be lost; repeat until it is answered.
 
-        Once a stop is requested, it is tried for `FAREWELL_S` more; what data then has not received
+        Once a stop is requested, it is tried for `LAST_REPORT_S` more; what data then has not received
         it learns from the next TrainerHello.
         """
         with self.heartbeat.waiting(f"data to take {type(message).__name__}", on="data"):
@@ -396,7 +396,7 @@ class _Trainer:
                 reply = await self._ask(message)
             except _StopRequested:
                 try:
-                    reply = await self._data.request(message, FAREWELL_S)
+                    reply = await self._data.request(message, LAST_REPORT_S)
                 except (DeadlineError, StoreError) as error:
                     log.warning("%s; data will learn it from the next TrainerHello", error)
                     return

@@ -24,7 +24,9 @@ class TimedUpdate:
     """The result of a simulated update. See dart_cli.train.base.UpdateResult."""
 
     applied: bool
-    gaps: list[StepMismatch] = field(default_factory=list, kw_only=True)  # none: it scores nothing
+    mismatches: list[StepMismatch] = field(
+        default_factory=list, kw_only=True
+    )  # none: it scores nothing
     metrics: dict[str, float]
     note: str = ""
     alarm: str = ""

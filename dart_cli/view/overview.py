@@ -40,25 +40,25 @@ FIRST_METRICS = (  # shown first, as far as the trainer sends them
 
 def run(reader: Reader, site: Site, query: Query) -> Values:
     """Curves, trajectories by state, reasons of drops, processes, the newest verdicts."""
-    tallies = reader.tallies()
+    counters = reader.counters()
     curve = _curve(reader)
     newest = [row for row in reader.trajectories(limit=LOOKED_AT) if row.outcome is not None]
     return header(reader, site, query) | {
-        "facts": _facts(reader, tallies),
+        "facts": _facts(reader, counters),
         "success_chart": _success_chart(curve),
-        "tasks": _task_rows(tallies, curve),
-        "stages": _stages(tallies),
-        "drops": _drops(tallies),
+        "tasks": _task_rows(counters, curve),
+        "stages": _stages(counters),
+        "drops": _drops(counters),
         "metrics": _metric_cards(reader.metric_curves(MOST_POINTS)),
         "newest": with_groups(reader, newest[: -NEWEST - 1 : -1]),
     }
 
 
-def _facts(reader: Reader, tallies: Sequence[CountersRow]) -> list[tuple[str, str]]:
+def _facts(reader: Reader, counters: Sequence[CountersRow]) -> list[tuple[str, str]]:
     """The run in a few numbers."""
     version = reader.newest_version()
     judged = {
-        outcome: sum(t.trajectories for t in tallies if t.outcome == outcome)
+        outcome: sum(t.trajectories for t in counters if t.outcome == outcome)
         for outcome in OUTCOMES
     }
     config = config_of(reader)
@@ -68,8 +68,8 @@ def _facts(reader: Reader, tallies: Sequence[CountersRow]) -> list[tuple[str, st
     return [
         ("weights", "none yet" if version is None else f"v{version.policy_version}"),
         ("batches", f"{batches}" + (f" of {updates}" if updates else "")),
-        ("trajectories", f"{sum(t.trajectories for t in tallies)}"),
-        ("steps", f"{sum(t.steps for t in tallies)}"),
+        ("trajectories", f"{sum(t.trajectories for t in counters)}"),
+        ("steps", f"{sum(t.steps for t in counters)}"),
         ("success so far", f"{judged['pass'] / over:.2f}" if over else "-"),
         ("invalid", f"{judged['invalid']}"),
         ("on disk", f"{reader.bytes_on_disk() / 2**20:.1f} MiB"),
@@ -119,20 +119,20 @@ def _points(curve: Iterable[CurvePoint]) -> list[tuple[float, float]]:
     return [(float(point.policy_version), point.success) for point in curve]
 
 
-def _stages(tallies: Sequence[CountersRow]) -> list[Values]:
+def _stages(counters: Sequence[CountersRow]) -> list[Values]:
     """How many trajectories are in which state, in the order of their life cycle."""
     return _shares(
-        (state, {"state": state}, sum(t.trajectories for t in tallies if t.state == state), state)
+        (state, {"state": state}, sum(t.trajectories for t in counters if t.state == state), state)
         for state in STATES
     )
 
 
-def _drops(tallies: Sequence[CountersRow]) -> list[Values]:
+def _drops(counters: Sequence[CountersRow]) -> list[Values]:
     """Why trajectories were dropped, the most frequent reason first."""
     counts: dict[str, int] = {}
-    for tally in tallies:
-        if tally.state == "dropped":
-            counts[tally.reason] = counts.get(tally.reason, 0) + tally.trajectories
+    for row in counters:
+        if row.state == "dropped":
+            counts[row.reason] = counts.get(row.reason, 0) + row.trajectories
     return _shares(
         (reason, {"state": "dropped", "reason": reason}, number, "dropped")
         for reason, number in sorted(counts.items(), key=lambda item: -item[1])
@@ -174,7 +174,7 @@ def _metric_cards(points: Sequence[MetricPoint]) -> list[Values]:
 def tasks(reader: Reader, site: Site, query: Query) -> Values:
     """Success, verdicts and mean steps of each task."""
     return header(reader, site, query) | {
-        "tasks": _task_rows(reader.tallies(), _curve(reader)),
+        "tasks": _task_rows(reader.counters(), _curve(reader)),
         "instructions": {task: text for (_, task), text in reader.instructions().items()},
     }
 
@@ -182,8 +182,8 @@ def tasks(reader: Reader, site: Site, query: Query) -> Values:
 def task(reader: Reader, site: Site, query: Query, name: str) -> Values:
     """One task: its curve, outcomes and newest groups. Raises UserError for an unknown task."""
     instructions = {task: text for (_, task), text in reader.instructions().items()}
-    tallies = [tally for tally in reader.tallies() if tally.task_id == name]
-    if not tallies and name not in instructions:
+    counters = [row for row in reader.counters() if row.task_id == name]
+    if not counters and name not in instructions:
         near = did_you_mean(name, instructions)
         raise UserError(f"no task {name} in this run{near}; the page of tasks lists them")
     curve = _curve(reader).get(name, [])
@@ -199,30 +199,30 @@ def task(reader: Reader, site: Site, query: Query, name: str) -> Values:
             high=1.0,
             label=f"success of {name} by policy version",
         ),
-        "row": _task_row(name, tallies, curve),
-        "stages": _stages(tallies),
-        "drops": _drops(tallies),
+        "row": _task_row(name, counters, curve),
+        "stages": _stages(counters),
+        "drops": _drops(counters),
         "groups": group_rows(reader, groups),
         "pool": len(reader.pool(name)),
     }
 
 
 def _task_rows(
-    tallies: Sequence[CountersRow], curve: Mapping[str, Sequence[CurvePoint]]
+    counters: Sequence[CountersRow], curve: Mapping[str, Sequence[CurvePoint]]
 ) -> list[Values]:
     by_task: dict[str, list[CountersRow]] = {}
-    for tally in tallies:
-        by_task.setdefault(tally.task_id, []).append(tally)
+    for row in counters:
+        by_task.setdefault(row.task_id, []).append(row)
     return [_task_row(name, rows, curve.get(name, [])) for name, rows in sorted(by_task.items())]
 
 
-def _task_row(name: str, tallies: Sequence[CountersRow], curve: Sequence[CurvePoint]) -> Values:
+def _task_row(name: str, counters: Sequence[CountersRow], curve: Sequence[CurvePoint]) -> Values:
     judged = {
-        outcome: sum(t.trajectories for t in tallies if t.outcome == outcome)
+        outcome: sum(t.trajectories for t in counters if t.outcome == outcome)
         for outcome in OUTCOMES
     }
     over = judged["pass"] + judged["fail"]
-    steps = sum(t.steps for t in tallies if t.outcome in ("pass", "fail"))
+    steps = sum(t.steps for t in counters if t.outcome in ("pass", "fail"))
     return {
         "id": name,
         "judged": judged,

@@ -74,9 +74,9 @@ def group_rows(reader: Reader, rows: Sequence[GroupRow]) -> list[Values]:
 
 def trajectories(reader: Reader, site: Site, query: Query) -> Values:
     """Trajectories, the newest first; by task, verdict, state, reason and version."""
-    tallies = reader.tallies()
-    reasons = sorted({tally.reason for tally in tallies if tally.reason})
-    task_ids = sorted({tally.task_id for tally in tallies})
+    counters = reader.counters()
+    reasons = sorted({row.reason for row in counters if row.reason})
+    task_ids = sorted({row.task_id for row in counters})
     wanted: Values = {
         "task_id": query.one_of("task", task_ids),
         "outcome": query.one_of("outcome", OUTCOMES),

@@ -27,7 +27,7 @@ from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data.curate import FinishedGroup, Member
 from dart_cli.data.ledger import Ledger
-from dart_cli.data.scheduler import NoLease, make_scheduler
+from dart_cli.data.scheduler import NotYet, make_scheduler
 from dart_cli.data.store.rows import PoolRow, PoolSource, StepRow
 from dart_cli.data.store.writer import Store
 from envs.base import content_hash
@@ -188,7 +188,7 @@ def play_group(ledger: Ledger, outcomes: list[Outcome], *, steps: int = 2, versi
 MIXED: list[Outcome] = ["pass", "fail", "fail", "pass"]
 
 
-def a_batch(found: Batch | NoLease) -> Batch:
+def a_batch(found: Batch | NotYet) -> Batch:
     """A batch that must be there."""
     assert isinstance(found, Batch), found
     return found

@@ -15,7 +15,7 @@ from bus.messages import (
 )
 from dart_cli.config.schema import Config
 from dart_cli.data.ledger import Ledger
-from dart_cli.data.scheduler import NoLease
+from dart_cli.data.scheduler import NotYet
 from dart_cli.data.store.writer import Store
 from envs.base import content_hash
 from tests.data.parts import (
@@ -77,7 +77,7 @@ def test_without_enough_groups_the_trainer_gets_what_is_missing(ledger: Ledger) 
     play_group(ledger, MIXED)
     ask_lease(ledger, 0)
     found = ledger.next_batch(0)
-    assert isinstance(found, NoLease)
+    assert isinstance(found, NotYet)
     assert found.reason == "1 of 2 groups with a gradient are ready, 1 more play"
 
 
@@ -85,18 +85,18 @@ def test_a_trainer_that_waits_because_all_is_solved_gets_that_reason(ledger: Led
     for _ in range(3):
         play_group(ledger, ["pass"] * 4)
     found = ledger.next_batch(0)
-    assert isinstance(found, NoLease)
+    assert isinstance(found, NotYet)
     assert found.reason.endswith("dropped since the last batch: 3 all_success")
     for _ in range(30):
         play_group(ledger, ["pass"] * 4)
     found = ledger.next_batch(0)
-    assert isinstance(found, NoLease)
+    assert isinstance(found, NotYet)
     assert found.reason.endswith("33 all_success; the policy solves these tasks, add harder ones")
     for _ in range(2):
         play_group(ledger, MIXED)
     ledger.batch_trained(trained(a_batch(ledger.next_batch(0)).batch_id))
     found = ledger.next_batch(1)
-    assert isinstance(found, NoLease)
+    assert isinstance(found, NotYet)
     assert "dropped" not in found.reason
 
 
@@ -147,7 +147,7 @@ def test_batches_after_the_checkpoint_are_served_again_in_order_and_earlier_ones
         again.append(a_batch(ledger.next_batch(number - 1)))
         ledger.batch_trained(trained(number))
     assert again == batches[2:]
-    assert isinstance(ledger.next_batch(4), NoLease)
+    assert isinstance(ledger.next_batch(4), NotYet)
     assert ledger.updates == 4
 
 
@@ -157,7 +157,7 @@ def test_a_checkpoint_that_holds_a_batch_acknowledges_it(ledger: Ledger, store: 
     a_batch(ledger.next_batch(0))
     ledger.hello(hello(1))
     assert ledger.updates == 1
-    assert isinstance(ledger.next_batch(1), NoLease)
+    assert isinstance(ledger.next_batch(1), NotYet)
     assert {t.state for t in store.trajectories()} == {"trained"}
 
 

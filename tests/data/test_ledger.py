@@ -12,7 +12,7 @@ from bus.messages import (
 )
 from dart_cli.config.schema import Config
 from dart_cli.data.ledger import Ledger
-from dart_cli.data.scheduler import NoLease
+from dart_cli.data.scheduler import NotYet
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.writer import Store
 from tests.data.parts import (
@@ -186,7 +186,7 @@ def test_back_pressure_bounds_groups_that_play_or_wait(ledger: Ledger, config: C
         ask_lease(ledger, slot)
     assert len(ledger.group_table.groups) == bound
     refused = ledger.lease(LeaseRequest(worker="env-0", slot=99, suites=["mini"]))
-    assert isinstance(refused, NoLease)
+    assert isinstance(refused, NotYet)
     a_batch(ledger.next_batch(0))  # the consumer frees the places
     assert ask_lease(ledger, 99)
 

@@ -17,7 +17,7 @@ from dart_cli.config.task_split import training_tasks
 from dart_cli.data.groups import Attempt, Group, GroupTable
 from dart_cli.data.scheduler import (
     NewGroup,
-    NoLease,
+    NotYet,
     Scheduler,
     Situation,
     Success,
@@ -43,7 +43,7 @@ def ask(
     slot: int = 99,
     success: Success | None = None,
     **seen: Any,
-) -> Group | NewGroup | NoLease:
+) -> Group | NewGroup | NotYet:
     """The reason that a slot gets."""
     request = LeaseRequest(worker="env-0", slot=slot, suites=["t"])
     return scheduler.next(Situation(group_table, success or {}, **seen), request)
@@ -73,7 +73,7 @@ def test_full_groups_hold_no_slot_back() -> None:
 def test_no_group_is_opened_beyond_the_bound() -> None:
     group_table = a_board(*(a_group(n, attempts=2) for n in (1, 2, 3)))
     found = ask(make(max_open_groups=3), group_table)
-    assert isinstance(found, NoLease)
+    assert isinstance(found, NotYet)
     assert "max_open_groups = 3" in found.reason
 
 
@@ -88,7 +88,7 @@ def test_in_the_trainers_turn_nothing_is_leased_and_the_wait_has_a_reason(
 ) -> None:
     scheduler = make(scheduling=scheduling, coupled=True)
     for group_table in (GroupTable(), a_board(a_group(1, attempts=1))):
-        assert ask(scheduler, group_table, turn="batch 3 is trained") == NoLease(
+        assert ask(scheduler, group_table, turn="batch 3 is trained") == NotYet(
             "batch 3 is trained"
         )
 
@@ -101,7 +101,7 @@ def test_task_wise_a_slot_waits_alone_until_its_group_is_over() -> None:
     finish(group_table.groups["g1"], True)
     scheduler = make(scheduling="task")
     found = ask(scheduler, group_table, slot=0)
-    assert found == NoLease("group g1 is not over, 1 of its trajectories play", one_slot=True)
+    assert found == NotYet("group g1 is not over, 1 of its trajectories play", one_slot=True)
     assert isinstance(ask(scheduler, group_table, slot=7), NewGroup)
     assert isinstance(ask(make(scheduling="rollout"), group_table, slot=0), NewGroup)
     group_table.groups["g1"].state = "ready"
@@ -139,7 +139,7 @@ def test_so_many_groups_are_opened_and_no_more(data: dict[str, Any], most: int) 
         assert isinstance(ask(scheduler, group_table), NewGroup)
         group_table.add(a_group(number, attempts=2))
     found = ask(scheduler, group_table)
-    assert isinstance(found, NoLease)
+    assert isinstance(found, NotYet)
     assert not found.one_slot
     assert found.reason.startswith(f"{most} groups play and 0 wait for the trainer; ")
 

@@ -20,7 +20,7 @@ from bus.messages import Batch, Lease, LeaseRequest, Outcome, SyncDone, WeightsP
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data.ledger import Ledger
-from dart_cli.data.scheduler import NoLease
+from dart_cli.data.scheduler import NotYet
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.writer import Store
 from tests.data.parts import (
@@ -89,7 +89,7 @@ class World:
         ledger, turn = self.ledger, self.ledger.turn
         assert ledger.suspended == bool(turn)
         found = ledger.lease(LeaseRequest(worker="env-0", slot=slot, suites=["mini"]))
-        if isinstance(found, NoLease):
+        if isinstance(found, NotYet):
             assert found.reason
             self.told[found.reason] += 1
             return
@@ -157,7 +157,7 @@ class World:
         if self.batch is None:
             formed = len(self.store.batches())
             found = self.ledger.next_batch(self.version)
-            if isinstance(found, NoLease):
+            if isinstance(found, NotYet):
                 self.told[found.reason] += 1
                 return
             self.batch = found

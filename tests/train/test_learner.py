@@ -522,7 +522,9 @@ def test_each_step_carries_how_far_trainer_and_engine_are_apart(
         altered(samples[2], behaviour_logprobs=[], version_spans=[]),
     ]
     batch = batches[0].model_copy(update={"samples": given})
-    gaps = {(gap.trajectory_id, gap.step): gap for gap in learner(config).update(batch, 0).gaps}
+    gaps = {
+        (gap.trajectory_id, gap.step): gap for gap in learner(config).update(batch, 0).mismatches
+    }
     assert gaps.keys() == {(sample.trajectory_id, sample.step) for sample in samples[:2]}
     shifted, same = (gaps[sample.trajectory_id, sample.step] for sample in samples[:2])
     assert (shifted.mean, shifted.largest) == (pytest.approx(0.25, abs=1e-3),) * 2

@@ -85,7 +85,7 @@ async def test_an_acknowledgement_carries_the_metrics_that_are_documented(
     page = (Path(__file__).parents[2] / "docs" / "objective.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`.*`) \|", page, re.MULTILINE)
     documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    assert all(message.gaps for message in data.of(BatchTrained))  # type: ignore[attr-defined]
+    assert all(message.mismatches for message in data.of(BatchTrained))  # type: ignore[attr-defined]
     sent = [message.metrics.keys() for message in data.of(BatchTrained)]  # type: ignore[attr-defined]
     assert len(sent) == 4
     for names in sent:

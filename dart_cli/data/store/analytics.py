@@ -23,7 +23,7 @@ from dart_cli.data.store.rows import (
 class Analytics(Connection):
     """Sums and series over a whole run."""
 
-    def tallies(self) -> list[CountersRow]:
+    def counters(self) -> list[CountersRow]:
         """How many trajectories of each task are in which state, why, and how they were judged."""
         rows = self._rows(
             "SELECT g.task_id, t.state, t.reason, t.outcome, COUNT(*) AS trajectories, "

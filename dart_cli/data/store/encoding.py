@@ -3,7 +3,7 @@
 ids      int32                      token ids, version spans
 prompt   three bytes an id, in planes, of which the one that most often comes in a row, the image
          placeholder, is written once for every 8 or 128 of them: 50 KB of a five-screenshot
-         prompt become 3 KB. What this cannot hold is int32, deflated, as older darts wrote it
+         prompt become 3 KB. What this cannot hold is int32, deflated, as older versions wrote it
 floats   float64                    log-probabilities and entropies, bit for bit as they came
 """
 

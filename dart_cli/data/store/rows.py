@@ -124,7 +124,7 @@ class SampleRow:
     step: int
     advantage: float
     weight: float  # 0 where it is left out
-    reason: str  # e.g. mixed, pool, low_entropy; empty in rows of before
+    reason: str  # e.g. mixed, pool, low_entropy; empty in rows of older versions
     entropy: float | None  # mean over its tokens, nats
     gap_mean: (
         float | None

@@ -187,7 +187,7 @@ class Store(StepWriter):
             "WHERE batch_id = ? AND trajectory_id = ? AND step = ?",
             [
                 (gap.mean, gap.largest, trained.batch_id, gap.trajectory_id, gap.step)
-                for gap in trained.gaps
+                for gap in trained.mismatches
             ],
         )
 
