@@ -5,7 +5,7 @@ check_out      the file of an --out, refused before anything is played
 ProcessOrTool  a verb that is a process of the run, and has tools beside it
 load_checked   a configuration file, checked for a role
 config_of      a configuration file, or a run directory
-tell           prints what `--dry-run` shows
+print_dry_run  prints what `--dry-run` shows
 """
 
 from __future__ import annotations
