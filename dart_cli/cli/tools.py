@@ -14,7 +14,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from dart_cli.cli.options import ConfigPath, DryRun, Overrides, check_out, load_checked
+from dart_cli.cli.options import (
+    ConfigPath,
+    DryRun,
+    Overrides,
+    check_out,
+    load_checked,
+    print_dry_run,
+)
 
 tools = typer.Typer()
 

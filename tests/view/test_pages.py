@@ -153,7 +153,7 @@ def test_a_step_that_was_trained_on_shows_how_far_trainer_and_engine_were_apart(
         name = f"{group}-01"
         batch = a_batch(ledger.next_batch(0))
         gap = StepMismatch(trajectory_id=name, step=1, mean=-0.0125, largest=0.5)
-        told = trained(batch.batch_id).model_copy(update={"gaps": [gap]})
+        told = trained(batch.batch_id).model_copy(update={"mismatches": [gap]})
         assert ledger.batch_trained(told).accepted
         store.commit()
         steps = store.sample_rows(name)
