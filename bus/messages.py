@@ -242,7 +242,9 @@ class ActRequest(Request):
     instruction: str
     turns: list[Turn]  # oldest first; history has already chosen what is visible
     screenshot: bytes  # encoded image
-    image_hashes: list[str] = []  # [I], of the turns' screenshots and this one; [] if unknown
+    image_hashes: list[str] = []
+    """[I], content hashes of the turns' screenshots and of this one; [] if unknown. The worker checks the
+    hash of a screenshot that it has not seen, and data the newest one's in the StepRecord."""
     width: Integer  # pixels of the screenshot
     height: Integer
     sampling: Sampling

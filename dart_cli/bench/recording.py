@@ -176,6 +176,6 @@ def cost_of(worker: str, pid: int) -> ProcessCost | None:
         process = psutil.Process(pid)
         with process.oneshot():
             times, rss = process.cpu_times(), process.memory_info().rss
-    except psutil.Error:
+    except (psutil.Error, ValueError):
         return None
     return ProcessCost(time.time(), worker, pid, times.user + times.system, rss)

@@ -94,6 +94,8 @@ class PolicyResponder:
         screens = [turn.screenshot for turn in request.turns if turn.screenshot is not None]
         screens.append(request.screenshot)
         hashes = request.image_hashes or [""] * len(screens)
+        if len(hashes) != len(screens):
+            raise EngineError(f"a request with {len(screens)} screenshots has {len(hashes)} hashes")
         prepare = self.policy.images.prepare
         return await asyncio.to_thread(lambda: [*map(prepare, screens, hashes)])
 

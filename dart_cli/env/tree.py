@@ -61,6 +61,7 @@ def _below(pid: int) -> list[psutil.Process]:
 
 def _readable_below(pid: int) -> list[psutil.Process]:
     """As `children` finds them, among the processes that may be read; slower."""
+    psutil.process_iter.cache_clear()  # it leaves out a pid that was reused since the last call
     children: dict[int | None, list[psutil.Process]] = {}
     for process in psutil.process_iter(["ppid"]):
         children.setdefault(process.info["ppid"], []).append(process)

@@ -87,11 +87,17 @@ class ImagePreparer:
     def prepare(self, encoded: bytes, key: str = "") -> PreparedImage:
         """Patches of a screenshot, from the cache if it was seen before.
 
-        `key` is its content hash, computed if empty. Raises EngineError if `encoded` is not an image.
+        `key` is its content hash, computed if empty, and checked where the screenshot is new. Raises
+        EngineError if `encoded` is not an image, or another one.
         """
-        key = key or content_hash(encoded)
+        own = "" if key else content_hash(encoded)
+        key = key or own
         with self._lock:
             known = self._known.get(key)
+        if known is None and key != (own or content_hash(encoded)):
+            raise EngineError(
+                f"a screenshot of {len(encoded)} bytes has another content hash than {key}"
+            )
         prepared = known or self._prepare(key, encoded)
         with self._lock:
             if key not in self._cache:

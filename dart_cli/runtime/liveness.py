@@ -39,7 +39,7 @@ def process_liveness(pid: int, heard_at: float) -> str:
         if process.create_time() > heard_at + _SLACK_S:
             return "gone"  # this one began later
         return _STATES.get(process.status(), "running")
-    except psutil.NoSuchProcess:
+    except (psutil.NoSuchProcess, ValueError):  # a heartbeat may name a pid that cannot be one
         return "gone"
     except psutil.AccessDenied:
         return ""

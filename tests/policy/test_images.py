@@ -11,6 +11,7 @@ from transformers import Qwen2VLImageProcessorPil
 from bus.errors import EngineError
 from dart_cli.policy.images import ImagePreparer
 from dart_cli.policy.tiny import build_image_processor
+from envs.base import content_hash
 from envs.embedded.suites import MiniSuite
 
 
@@ -114,6 +115,16 @@ def test_what_somebody_holds_is_found_though_the_cache_has_let_it_go() -> None:
     assert all(preparer.prepare(blob) is image for blob, image in zip(blobs, held, strict=True))
     del held
     assert len(preparer._known) == 1
+
+
+def test_a_screenshot_under_the_hash_of_another_is_refused_and_kept_nowhere() -> None:
+    preparer = ImagePreparer(PROCESSORS["tiny"])
+    blob, other = encoded(noise(168, 168)), encoded(noise(168, 182))
+    with pytest.raises(EngineError, match="another content hash"):
+        preparer.prepare(blob, content_hash(other))
+    assert torch.equal(
+        preparer.prepare(other, content_hash(other)).patches, preparer.prepare(other).patches
+    )
 
 
 def test_bytes_that_are_no_image_are_refused() -> None:

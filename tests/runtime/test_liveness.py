@@ -15,6 +15,10 @@ def test_a_number_that_another_process_has_by_now_is_gone() -> None:
     assert process_liveness(os.getpid(), heard_at=0.0) == "gone"
 
 
+def test_a_number_that_no_process_can_have_is_gone() -> None:
+    assert process_liveness(-5, heard_at=time.time()) == "gone"
+
+
 def test_a_zombie_is_gone_though_its_parent_did_not_collect_it() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
