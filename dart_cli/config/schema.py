@@ -40,6 +40,9 @@ def _without_null(path: _AnyPath) -> _AnyPath:
     return path
 
 
+TRAIN_SEEDS = 1_000_000
+"""Training episodes have task seeds below this, held-out ones from here on: they never meet."""
+
 Positive = Annotated[int, Field(ge=1)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
 Folder = Annotated[Path, Strict(False), AfterValidator(_without_null)]
@@ -141,7 +144,7 @@ class EnvConfig(Section):
     """Tasks (ids, patterns) kept out of training, in addition to those that the suite holds out;
     they are evaluated as compositions."""
 
-    seeds: Annotated[tuple[int, int], Strict(False)] = (0, 1_000_000)
+    seeds: Annotated[tuple[int, int], Strict(False)] = (0, TRAIN_SEEDS)
     """Seeds of training instances: from the first number up to, but not including, the second."""
 
     slots: Positive = 16
@@ -517,7 +520,7 @@ class EvalConfig(Section):
     compositions: list[str] = []
     """Tasks never trained on, as in env.tasks, reported separately; empty for all that are held out."""
 
-    seed: int = Field(default=1_000_000, ge=0)
+    seed: int = Field(default=TRAIN_SEEDS, ge=0)
     """First seed of the evaluation's episodes."""
 
     around: bool = False

@@ -5,7 +5,7 @@
     trained_tasks    trained on, and evaluated on held-out seeds
     composed_tasks   never trained on, and reported separately
 
-A run is split twice: by id, by the functions above, and by seed: TRAIN_SEEDS.
+A run is split twice: by id, by the functions above, and by seed: TRAIN_SEEDS of the schema.
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ from dart_cli.config.schema import Config
 from envs.base import Task
 from envs.registry import tasks_of
 from envs.selection import select_tasks
-
-TRAIN_SEEDS = 1_000_000
-"""Training episodes have task seeds below this, held-out ones from here on: they never meet."""
 
 
 def heldout_tasks(config: Config) -> list[Task]:

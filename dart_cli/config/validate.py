@@ -20,8 +20,8 @@ from bus.messages import Role
 from dart_cli.config.endpoints import KEY_FILE
 from dart_cli.config.load import Source, shown
 from dart_cli.config.models import BUILTIN, model_folder, model_problem
-from dart_cli.config.schema import MODEL_ENGINES, Config, DataConfig, TrainConfig
-from dart_cli.config.task_split import TRAIN_SEEDS, composed_tasks, trained_tasks, training_tasks
+from dart_cli.config.schema import MODEL_ENGINES, TRAIN_SEEDS, Config, DataConfig, TrainConfig
+from dart_cli.config.task_split import composed_tasks, trained_tasks, training_tasks
 from dart_cli.config.vllm_support import VLLM_OWN, vllm_problem
 from envs.registry import (
     SHIPPED,

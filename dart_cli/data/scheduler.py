@@ -27,8 +27,7 @@ from typing import Protocol
 from bus.errors import TaskError
 from bus.messages import LeaseRequest
 from dart_cli.algo.schedule import frontier_weights, uniform_weights
-from dart_cli.config.schema import Config
-from dart_cli.config.task_split import TRAIN_SEEDS
+from dart_cli.config.schema import TRAIN_SEEDS, Config
 from dart_cli.data.groups import Group, GroupTable
 from envs.base import Task
 

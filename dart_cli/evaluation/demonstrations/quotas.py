@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from bus.messages import TrajectoryEnd
-from dart_cli.config.task_split import TRAIN_SEEDS
+from dart_cli.config.schema import TRAIN_SEEDS
 from dart_cli.data.store.rows import PoolSource
 from envs.base import Task
 
