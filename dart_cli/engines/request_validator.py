@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bus.errors import EngineError
 from dart_cli.engines.base import GenerateRequest
-from dart_cli.policy.images import PreparedImage
+from dart_cli.policy.images import PreparedImage, with_hashes
 from dart_cli.policy.model import LoadedPolicy
 
 
@@ -36,13 +36,8 @@ class RequestValidator:
             raise EngineError(
                 f"request {request.request_id} continues from tokens that this model never samples"
             )
-        hashes = request.image_hashes or [""] * len(request.images)
-        if len(hashes) != len(request.images):
-            raise EngineError(
-                f"request {request.request_id} has {len(request.images)} images and "
-                f"{len(hashes)} content hashes"
-            )
-        images = [*map(self._policy.images.prepare, request.images, hashes)]
+        keyed = with_hashes(request.images, request.image_hashes)
+        images = [self._policy.images.prepare(*each) for each in keyed]
         placeholders = request.prompt_token_ids.count(self._policy.image_token_id)
         needed = sum(image.tokens for image in images)
         if placeholders != needed:

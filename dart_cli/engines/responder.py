@@ -14,7 +14,7 @@ from bus.messages import ActRequest, Completion
 from dart_cli.engines.base import Engine
 from dart_cli.engines.completions import completion, generate_request
 from dart_cli.policy.coordinates import CoordinateConvention, Resize, make_coordinate_map
-from dart_cli.policy.images import PreparedImage
+from dart_cli.policy.images import PreparedImage, with_hashes
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.prompt import PromptRenderer, RenderedPrompt
 
@@ -93,11 +93,9 @@ class PolicyResponder:
         """
         screens = [turn.screenshot for turn in request.turns if turn.screenshot is not None]
         screens.append(request.screenshot)
-        hashes = request.image_hashes or [""] * len(screens)
-        if len(hashes) != len(screens):
-            raise EngineError(f"a request with {len(screens)} screenshots has {len(hashes)} hashes")
+        keyed = with_hashes(screens, request.image_hashes)
         prepare = self.policy.images.prepare
-        return await asyncio.to_thread(lambda: [*map(prepare, screens, hashes)])
+        return await asyncio.to_thread(lambda: [prepare(*each) for each in keyed])
 
     async def answer(self, request: ActRequest) -> Completion:
         """Sample the policy's completion for `request`.

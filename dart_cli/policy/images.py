@@ -14,7 +14,7 @@ import contextlib
 import io
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -38,6 +38,16 @@ class PreparedImage:
     patches: torch.Tensor  # [patches, channels * temporal * patch * patch], float32
     grid: tuple[int, int, int]  # time, rows, columns, in patches
     tokens: int  # placeholders it takes in a prompt
+
+
+def with_hashes(images: Sequence[bytes], hashes: Sequence[str]) -> list[tuple[bytes, str]]:
+    """Each image [I] with its content hash [I]; an empty one where none are known.
+
+    Raises EngineError if there are hashes, but not one for each image.
+    """
+    if hashes and len(hashes) != len(images):
+        raise EngineError(f"{len(images)} screenshots come with {len(hashes)} content hashes")
+    return list(zip(images, hashes or [""] * len(images), strict=True))
 
 
 class ImagePreparer:

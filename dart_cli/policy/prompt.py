@@ -16,6 +16,7 @@ from typing import Any
 
 from bus.errors import EngineError
 from bus.messages import Turn
+from dart_cli.policy.images import with_hashes
 from dart_cli.policy.model import LoadedPolicy
 
 
@@ -59,10 +60,7 @@ class PromptRenderer:
             instruction, tuple((turn.text, turn.screenshot is not None) for turn in turns)
         )
         token_ids: list[int] = []
-        hashes = list(image_hashes) or [""] * len(images)
-        if len(hashes) != len(images):
-            raise EngineError(f"a request with {len(images)} screenshots has {len(hashes)} hashes")
-        remaining = iter(zip(images, hashes, strict=True))
+        remaining = iter(with_hashes(images, image_hashes))
         for token in compact:
             if token == self._policy.image_token_id:
                 token_ids += [token] * self._policy.images.token_count(*next(remaining))

@@ -73,7 +73,7 @@ def test_a_run_that_was_started_by_hand_is_left_alone(
         run_up(config, config_path, [], fresh=False)
     assert supervisors == []
     run_up(config, config_path, [], fresh=False)
-    assert supervisors, "what has ended is in nobody's way"
+    assert supervisors, "an ended process blocks no new one"
 
 
 def test_fresh_moves_the_old_run_aside_and_never_a_live_one(tmp_path: Path) -> None:

@@ -69,12 +69,12 @@ async def test_a_turn_waits_for_no_dead_worker_and_ends_when_another_has_the_wei
     tmp_path: Path,
 ) -> None:
     config = small_config(tmp_path / "run", coupled=True)
-    nobody = "no rollout worker serves weights v1 yet"
+    unserved = "no rollout worker serves weights v1 yet"
     async with serving(config) as client, asyncio.timeout(DEADLINE_S):
         await client.publish(0)
         await client.be_heard("rollout-0", version=0)  # and never again
         await client.publish(1)
-        while (told := (await client.lease(0)).reason) != nobody:
+        while (told := (await client.lease(0)).reason) != unserved:
             assert told == "rollout-0 must take weights v1 first"
         await client.until(lambda state: state.suspended)  # older ones may come before it
         held = asyncio.create_task(client.must_lease(0))

@@ -167,7 +167,7 @@ async def test_a_worker_that_joins_gets_the_new_trajectories_until_it_has_its_sh
         for i in range(8):
             router.forget(f"old-{i}")
         texts = {(await router.act(act(f"newer-{i}"))).text for i in range(8)}
-        assert texts == {"rollout-0", "rollout-1"}, "what is over is nobody's load"
+        assert texts == {"rollout-0", "rollout-1"}, "a request that is over is no load"
         await late.kill()
 
 

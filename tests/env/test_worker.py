@@ -208,7 +208,7 @@ async def test_processes_start_in_any_order_and_waits_are_reported(config: Confi
         await until(lambda: data.heartbeats)
         await until(lambda: "start `dart rollout`" in data.heartbeats[-1].waiting_for)
         assert data.heartbeats[-1].state == "waiting"
-        assert data.leased == 0, "no lease is taken that nobody can play"
+        assert data.leased == 0, "no lease is taken that cannot be played"
         rollout = Rollout(config)
         await until(lambda: data.ends)
     await rollout.close()

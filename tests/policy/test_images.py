@@ -9,7 +9,7 @@ from PIL import Image
 from transformers import Qwen2VLImageProcessorPil
 
 from bus.errors import EngineError
-from dart_cli.policy.images import ImagePreparer
+from dart_cli.policy.images import ImagePreparer, with_hashes
 from dart_cli.policy.tiny import build_image_processor
 from envs.base import content_hash
 from envs.embedded.suites import MiniSuite
@@ -125,6 +125,13 @@ def test_a_screenshot_under_the_hash_of_another_is_refused_and_kept_nowhere() ->
     assert torch.equal(
         preparer.prepare(other, content_hash(other)).patches, preparer.prepare(other).patches
     )
+
+
+def test_hashes_are_as_many_as_screenshots_or_none() -> None:
+    assert with_hashes([b"a", b"b"], []) == [(b"a", ""), (b"b", "")]
+    assert with_hashes([b"a"], ["x"]) == [(b"a", "x")]
+    with pytest.raises(EngineError, match="2 screenshots come with 1 content hashes"):
+        with_hashes([b"a", b"b"], ["x"])
 
 
 def test_bytes_that_are_no_image_are_refused() -> None:

@@ -37,7 +37,7 @@ class SleepyEnv:
     def evaluate(self) -> Verdict:
         """Sleeps for ever."""
         threading.Event().wait()
-        raise AssertionError("nobody wakes it")
+        raise AssertionError("it is never woken")
 
     def close(self) -> None:
         """Nothing to free."""
