@@ -149,8 +149,16 @@ class PolicyConfig(Section):
     resize_max_pixels: int = Field(default=16384 * 28 * 28, ge=1, le=MOST_PIXELS)
     """`resized`: most pixels of a resized screenshot, likewise."""
 
+    history: Literal["slide", "evict"] = "slide"
+    """Which past screenshots a prompt keeps: `slide`, always the newest `history_images`; `evict`, all
+    until there would be more than `history_images_most`, then the newest `history_images` alone, so
+    that between two evictions each prompt extends the one before (docs/policy.md)."""
+
     history_images: int = Field(default=1, ge=1, le=32)
-    """Screenshots in a prompt, the current one included."""
+    """Screenshots in a prompt, the current one included; with `evict`, after an eviction."""
+
+    history_images_most: int = Field(default=0, ge=0, le=256)
+    """`evict`: most screenshots in a prompt, the current one included."""
 
     history_turns: int = Field(default=0, ge=0, le=1000)
     """Past turns whose text stays in the prompt."""
@@ -484,6 +492,30 @@ class TrainConfig(Section):
     micro_batch: Positive = 32
     """Samples in one forward; the update accumulates over all of them."""
 
+    ranks: int = Field(default=1, ge=1, le=1024)
+    """Processes that share one model (FSDP2), one per GPU; `dart train` starts them, or `torchrun`
+    does."""
+
+    pack_tokens: int = Field(default=16_384, ge=256, le=MANY)
+    """Most tokens in one forward and backward of a rank; a longer sequence goes alone."""
+
+    recompute: Literal["none", "layer"] = "none"
+    """`layer` keeps only each layer's input for the backward pass and computes the rest again: about a
+    third more work, a thirtieth of the memory."""
+
+    chunk_tokens: int = Field(default=1024, ge=1, le=MANY)
+    """Completion tokens whose distributions over the vocabulary are in memory at once."""
+
+    image_workers: Threads = 2
+    """Threads of each rank that prepare screens ahead of the model."""
+
+    offload: Literal["none", "optimizer"] = "none"
+    """`optimizer` keeps weights' masters and moments in main memory and steps there: slower, for fewer
+    GPUs."""
+
+    rank_deadline_s: PositiveSeconds = 600.0
+    """`ranks` above 1: seconds that a rank waits for the others; then all end, and the run resumes."""
+
     device: Device = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
 
@@ -602,6 +634,16 @@ class EvalConfig(Section):
     """`dart up` evaluates before and after the run and writes a report."""
 
 
+class GpusConfig(Section):
+    """Which GPUs the processes of `dart up` and scripts/tmux.sh see, by number."""
+
+    train: list[Annotated[int, Field(ge=0, le=1023)]] = []
+    """One for each of `train.ranks`; empty for all."""
+
+    rollout: list[Annotated[int, Field(ge=0, le=1023)]] = []
+    """Shared out to `up.rollouts` in order, `vllm.tensor_parallel` for each; empty for all."""
+
+
 class UpConfig(Section):
     """What `dart up` starts."""
 
@@ -631,6 +673,7 @@ class Config(Section):
     sync: SyncConfig = SyncConfig()
     timing: TimingConfig = TimingConfig()
     eval: EvalConfig = EvalConfig()
+    gpus: GpusConfig = GpusConfig()
     up: UpConfig = UpConfig()
 
 

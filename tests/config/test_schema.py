@@ -54,8 +54,11 @@ def _wrong_values(field: FieldInfo) -> Iterator[tuple[str, str, str]]:
     elif isinstance(default, list):
         yield "not a list", '"mini/popup"', "must be a list"
         [member] = get_args(field.annotation)
-        is_choice = get_origin(member) is Literal
-        yield "of wrong members", "[3]", "must be one of" if is_choice else "in quotes"
+        if get_args(member)[:1] == (int,):
+            yield "of wrong members", '["first"]', "must be a whole number"
+        else:
+            is_choice = get_origin(member) is Literal
+            yield "of wrong members", "[3]", "must be one of" if is_choice else "in quotes"
     elif isinstance(default, dict):
         yield "not a table", "3", "must be a table"
     elif isinstance(default, tuple):
