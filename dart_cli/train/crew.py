@@ -1,0 +1,56 @@
+"""The processes that train one model together, as the learner sees them.
+
+    Crew    what a rank needs of the others: sums, and short messages
+    Alone   the crew of one
+
+Everything that an update decides (to skip, to stop, the factor of its learning rate) is decided from
+numbers that went through `total` or `gathered`: these are the same on every rank, bit for bit, so all
+ranks decide alike and none waits for one that took another way.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class Crew(Protocol):
+    """The ranks of one run. Every rank makes the same calls in the same order."""
+
+    @property
+    def rank(self) -> int:
+        """This process, 0 to `size` - 1. Rank 0 alone speaks on the bus."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many processes there are."""
+        ...
+
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks of `values` (any shape, the same on each), float64, on the CPU.
+
+        Equal bit for bit on all ranks. Raises DartError where a rank is lost or does not answer in
+        time.
+        """
+        ...
+
+    def gathered(self, part: bytes) -> list[bytes]:
+        """What each rank gave, in order of rank; on all ranks. Raises as `total` does."""
+        ...
+
+
+class Alone:
+    """The crew of one process, whose sums are its own."""
+
+    rank = 0
+    size = 1
+
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        """The values themselves, in float64."""
+        return values.detach().to("cpu", torch.float64)
+
+    def gathered(self, part: bytes) -> list[bytes]:
+        """This rank's part alone."""
+        return [part]
