@@ -160,7 +160,7 @@ def logits(
     features: ImageFeatures | None = None,
     cache: Cache | None = None,
 ) -> torch.Tensor:
-    """Logits [B, last, V] in float32 of the last positions; `cache` is updated if given.
+    """Logits [B, last, V] of the last positions, in float32 or better; `cache` is updated if given.
 
     `features` are those of `inputs.images`, computed here if absent.
     """
@@ -180,20 +180,25 @@ def logits(
         **extra,
     )
     result: torch.Tensor = output.logits
-    return result.float()
+    return _precise(result)
 
 
 def masked_logprobs(
     values: torch.Tensor, forbidden: torch.Tensor, temperature: torch.Tensor | float
 ) -> torch.Tensor:
-    """Log-probabilities [..., V] of the distribution that is sampled from, natural log, float32.
+    """Log-probabilities [..., V] of the distribution that is sampled from, natural log.
 
     `values` are logits [..., V]; `forbidden` token ids [K] have probability 0; `temperature`
     divides the logits (a number, or [..., 1]). The engine samples from this distribution and the
-    trainer scores with it.
+    trainer scores with it. In float32, or float64 where `values` are.
     """
-    masked = values.float().index_fill(-1, forbidden, float("-inf"))
+    masked = _precise(values).index_fill(-1, forbidden, float("-inf"))
     return F.log_softmax(masked / temperature, dim=-1)
+
+
+def _precise(values: torch.Tensor) -> torch.Tensor:
+    """In float32, or float64 where they are."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def use_batched_vision(model: PreTrainedModel) -> None:

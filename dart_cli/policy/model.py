@@ -29,6 +29,7 @@ from transformers.utils import logging as transformers_logging
 from bus.errors import ModelError, first_line
 from dart_cli.config import model_files as files
 from dart_cli.config.models import BUILTIN, check_model, model_folder
+from dart_cli.policy.attention import use_packed
 from dart_cli.policy.forward import ModelInputs, collate, use_batched_vision
 from dart_cli.policy.images import ImagePreparer, PreparedImage
 from dart_cli.policy.vocabulary import CUT, END, LiteralText, forbidden_ids
@@ -169,6 +170,7 @@ def load_policy(
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
     use_batched_vision(model)
+    use_packed(model)
     return _assemble(folder, model.eval(), tokenizer, preparer)
 
 

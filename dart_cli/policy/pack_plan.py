@@ -1,0 +1,214 @@
+"""How the nodes of a pack attend: index tables made once and used by every layer.
+
+    PackLayout   which tokens are a node, and which nodes come before it
+    PackPlan     the index tables of a layout for a device and dtype
+    plan_pack    PackLayout -> PackPlan
+
+A node's queries attend to the keys of its ancestors and, causally, to its own. Gathering those keys
+side by side makes each node an ordinary sequence with at most as many queries as keys, causal from the
+bottom right. Two forms of plan hold them (attention.py):
+
+    varlen     cumulative lengths, for CUDA in bfloat16 and float16
+    buckets    sequences of similar length, padded
+
+A root node needs no mask in a bucket. Other nodes are cut into pieces of QUERY_BLOCK queries, so no mask
+is larger than QUERY_BLOCK times the keys of one path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+
+QUERY_BLOCK = 512  # queries; bounds the masks of the bucketed path
+BUCKET_COST = 4096  # query-key pairs whose arithmetic costs as much as one more call
+
+
+@dataclass(frozen=True)
+class PackLayout:
+    """The nodes of one or more trees, one behind another in a pack of L tokens.
+
+    Node i is tokens [starts[i], starts[i+1]); each of its tokens sees all tokens of its ancestors and
+    those of the node up to itself. A sequence alone is a root node. Raises ValueError for a layout that
+    is none.
+    """
+
+    starts: tuple[int, ...]  # [M + 1], from 0 to L, increasing
+    parents: tuple[int, ...]  # [M], an earlier node; -1 for a root
+
+    def __post_init__(self) -> None:
+        if len(self.starts) != len(self.parents) + 1 or self.starts[0] != 0:
+            raise ValueError("a pack of M nodes has M + 1 starts, the first is 0")
+        if any(start >= end for start, end in pairwise(self.starts)):
+            raise ValueError("every node of a pack has a token")
+        if not all(-1 <= parent < index for index, parent in enumerate(self.parents)):
+            raise ValueError("a node's parent comes before it")
+
+    @property
+    def length(self) -> int:
+        """L, tokens of the pack."""
+        return self.starts[-1]
+
+    def ancestors(self, node: int) -> tuple[int, ...]:
+        """The nodes whose tokens `node` sees whole, from the root down."""
+        found: list[int] = []
+        while (node := self.parents[node]) >= 0:
+            found.append(node)
+        return tuple(reversed(found))
+
+    def path(self, node: int) -> torch.Tensor:
+        """Places [P] in the pack of the tokens from the root to the end of `node`, int64."""
+        return torch.cat(
+            [
+                torch.arange(self.starts[each], self.starts[each + 1])
+                for each in (*self.ancestors(node), node)
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Sequences of similar length that attend in one call."""
+
+    count: int  # B, sequences
+    queries: int  # of the longest
+    keys: int  # of the longest
+    bias: torch.Tensor | None  # [B, 1, queries, keys], 0 or -inf; None: causal from the top left
+
+
+@dataclass(frozen=True)
+class PackPlan:
+    """How one pack attends. Either `buckets` or the cumulative lengths are set."""
+
+    keys: torch.Tensor | None  # [K], the token behind each gathered key; None: all once, in order
+    window: int  # keys that a token sees at most, itself included; 0 for all
+    queries: torch.Tensor | None = None  # [Q], the token behind each padded query; None: in order
+    places: torch.Tensor | None = None  # [L], the padded query of each token
+    buckets: tuple[Bucket, ...] = ()
+    query_ends: torch.Tensor | None = None  # [M + 1], int32, cumulative queries
+    key_ends: torch.Tensor | None = None  # [M + 1], int32, cumulative keys
+    longest: tuple[int, int] = (0, 0)  # queries and keys of the longest nodes
+
+
+def plan_pack(
+    layout: PackLayout, device: torch.device, dtype: torch.dtype, *, window: int = 0
+) -> PackPlan:
+    """The index tables of `layout` for queries and keys of `dtype` on `device`."""
+    if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
+        return _varlen_plan(layout, device, window)
+    return _bucket_plan(layout, device, dtype, window)
+
+
+def _varlen_plan(layout: PackLayout, device: torch.device, window: int) -> PackPlan:
+    lengths = [end - start for start, end in pairwise(layout.starts)]
+    seen = list(lengths)
+    for node, parent in enumerate(layout.parents):
+        seen[node] += seen[parent] if parent >= 0 else 0
+    keys = None
+    if any(parent >= 0 for parent in layout.parents):
+        keys = torch.cat([layout.path(node) for node in range(len(lengths))]).to(device)
+    ends = torch.tensor(seen).cumsum(0)
+    return PackPlan(
+        keys=keys,
+        window=window,
+        query_ends=torch.tensor(layout.starts, dtype=torch.int32).to(device),
+        key_ends=F.pad(ends, (1, 0)).to(device, torch.int32),
+        longest=(max(lengths), max(seen)),
+    )
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Consecutive queries of one node, and the keys of its path up to the last of them."""
+
+    queries: torch.Tensor  # [q], places in the pack
+    keys: torch.Tensor  # [k]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.keys), len(self.queries)
+
+
+def _bucket_plan(
+    layout: PackLayout, device: torch.device, dtype: torch.dtype, window: int
+) -> PackPlan:
+    roots: list[_Piece] = []
+    others: list[_Piece] = []
+    for node, parent in enumerate(layout.parents):
+        path = layout.path(node)
+        own = layout.starts[node + 1] - layout.starts[node]
+        if parent < 0 and not 0 < window < own:
+            roots.append(_Piece(path, path))
+            continue
+        for start in range(0, own, QUERY_BLOCK):
+            end = len(path) - own + min(start + QUERY_BLOCK, own)
+            begin = len(path) - own + start
+            first = max(0, begin - window + 1) if window else 0
+            others.append(_Piece(path[begin:end], path[first:end]))
+    groups = [(group, True) for group in _grouped(roots)]
+    groups += [(group, False) for group in _grouped(others)]
+    buckets: list[Bucket] = []
+    queries: list[torch.Tensor] = []
+    keys: list[torch.Tensor] = []
+    for group, is_plain in groups:
+        most_keys = max(len(piece.keys) for piece in group)
+        most_queries = max(len(piece.queries) for piece in group)
+        bias = None if is_plain else _bias(group, most_queries, most_keys, window, dtype)
+        buckets.append(
+            Bucket(len(group), most_queries, most_keys, bias if bias is None else bias.to(device))
+        )
+        for piece in group:
+            # Padding repeats the first token: its query's output is dropped, its key is not seen.
+            queries.append(F.pad(piece.queries, (0, most_queries - len(piece.queries)), value=-1))
+            keys.append(F.pad(piece.keys, (0, most_keys - len(piece.keys)), value=0))
+    places = torch.empty(layout.length, dtype=torch.long)
+    query_index = torch.cat(queries)
+    real = query_index >= 0
+    places[query_index[real]] = torch.arange(len(query_index))[real]
+    in_order = torch.arange(layout.length)
+    key_index = torch.cat(keys)
+    return PackPlan(
+        keys=None if torch.equal(key_index, in_order) else key_index.to(device),
+        window=window,
+        queries=None if torch.equal(query_index, in_order) else query_index.clamp(min=0).to(device),
+        places=places.to(device),
+        buckets=tuple(buckets),
+    )
+
+
+def _grouped(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
+    """Pieces in groups of similar size: padding costs less than one more call would."""
+    groups: list[list[_Piece]] = []
+    most = (0, 0)  # keys and queries of the present group
+    for piece in sorted(pieces, key=lambda each: each.shape, reverse=True):
+        own = piece.shape[0] * piece.shape[1]
+        wider = most[0], max(most[1], piece.shape[1])
+        if groups and wider[0] * wider[1] <= 2 * own + BUCKET_COST:
+            groups[-1].append(piece)
+            most = wider
+        else:
+            groups.append([piece])
+            most = piece.shape
+    return groups
+
+
+def _bias(
+    group: Sequence[_Piece], queries: int, keys: int, window: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """What hides later keys, padding and keys before the window, [B, 1, queries, keys].
+
+    Query i of a piece of q queries and k keys sees keys up to i + k - q; one that is padding sees more.
+    """
+    lengths = torch.tensor([piece.shape for piece in group])  # [B, 2]
+    order = torch.arange(queries)[None, :, None]
+    last = order + (lengths[:, 0] - lengths[:, 1])[:, None, None]
+    place = torch.arange(keys)[None, None, :]
+    hidden = place > last
+    if window:
+        hidden |= place <= last - window
+        hidden &= order < lengths[:, 1, None, None]  # a row of nothing is nan
+    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))[:, None]
