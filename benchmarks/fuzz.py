@@ -320,7 +320,7 @@ def readers(run_dir: Path) -> Iterator[tuple[str, Callable[[], object]]]:
                 reader.steps(row.id)
                 explain_trajectory(reader, find_subject(reader, row.id))
             for batch in reader.batches():
-                reader.batch_samples(batch.id)
+                reader.batch_steps(batch.id)
 
     def go_on() -> None:
         with open_store(run_dir) as store:

@@ -25,15 +25,17 @@ from bus.messages import (
     Batch,
     Completion,
     Lease,
-    Sample,
     Sampling,
     StepRecord,
     TrajectoryEnd,
 )
+from bus.packed import float64s, int32s
 from dart_cli.algo.advantage import group_advantages
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import trained_tasks
+from dart_cli.data.chains import chained
 from dart_cli.data.scheduler import task_seed
+from dart_cli.data.store.rows import BatchStep
 from dart_cli.engines.completions import completion, generate_request
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.env.calls import StepResult
@@ -289,7 +291,7 @@ class Loop:
 
 def batch_of(groups: Sequence[Sequence[Played]], number: int, config: Config) -> Batch:
     """One update's work; groups whose members all did alike have no advantage and are left out."""
-    samples: list[Sample] = []
+    steps: list[BatchStep] = []
     images: dict[str, bytes] = {}
     used: list[str] = []
     for group in groups:
@@ -301,24 +303,28 @@ def batch_of(groups: Sequence[Sequence[Played]], number: int, config: Config) ->
         for each, advantage in zip(group, advantages, strict=True):
             for record in each.records:
                 images[record.image_hashes[-1]] = record.screenshot
-                samples.append(_sample(record, advantage, used[-1]))
+                steps.append(_step(record, advantage, used[-1]))
+    chains, samples = chained(steps)
     return Batch(
         batch_id=number,
         group_ids=used,
         temperature=config.rollout.temperature,
+        chains=chains,
         samples=samples,
         images=images,
     )
 
 
-def _sample(record: StepRecord, advantage: float, group: str) -> Sample:
-    return Sample(
+def _step(record: StepRecord, advantage: float, group: str) -> BatchStep:
+    return BatchStep(
         group_id=group,
         trajectory_id=record.trajectory_id,
         step=record.step,
-        prompt_token_ids=record.prompt_token_ids,
-        sampled=record.sampled.model_copy(update={"entropies": []}),
+        prompt_token_ids=int32s(record.prompt_token_ids),
+        token_ids=int32s(record.sampled.token_ids),
         image_hashes=record.image_hashes,
+        behaviour_logprobs=float64s(record.sampled.behaviour_logprobs),
+        version_spans=record.sampled.version_spans,
         advantage=advantage,
         weight=1.0,
     )

@@ -204,7 +204,7 @@ async def count_in_flight(
     comparisons: Comparisons, model: TrainModel, batch: Batch, version: int
 ) -> None:
     """What was sampled beside an update: the new weights' part is compared."""
-    comparisons.mixed += sum(len(sample.sampled.version_spans) > 1 for sample in batch.samples)
+    comparisons.mixed += sum(len(sample.version_spans) > 1 for sample in batch.samples)
     found = await asyncio.to_thread(rescore, model, batch, 16)
     comparisons.in_flight.append(found.only(found.versions == version))
 

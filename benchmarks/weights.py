@@ -44,10 +44,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bus.endpoints import TRAIN, Endpoints
-from bus.messages import ActRequest, Batch, Sample, SampledTokens, Sampling
+from bus.messages import ActRequest, Batch, Sampling
+from bus.packed import float64s, int32s
 from bus.replier import Replier
 from bus.requester import Requester
 from dart_cli.config.schema import Config, ModelConfig, TrainConfig
+from dart_cli.data.chains import chained
+from dart_cli.data.store.rows import BatchStep
 from dart_cli.runtime.background import background
 from dart_cli.weights import delta
 from dart_cli.weights.base import Published, Receiver, WeightChannel
@@ -327,7 +330,7 @@ def played(number: int) -> Batch:
     tasks = list(load_suite("mini").tasks.values())
     images: dict[str, bytes] = {}
 
-    async def one_step(index: int) -> Sample:
+    async def one_step(index: int) -> BatchStep:
         env = make_env("mini")
         task = tasks[index % len(tasks)]
         seen, info = env.reset(seed=100 * number + index, options={"task": task})
@@ -346,32 +349,31 @@ def played(number: int) -> Batch:
         )
         key = content_hash(seen.screenshot)
         images[key] = seen.screenshot
-        return Sample(
+        return BatchStep(
             group_id=f"t{index}",
             trajectory_id=f"t{index}",
             step=0,
-            prompt_token_ids=completion.prompt_token_ids,
-            sampled=SampledTokens(
-                token_ids=completion.sampled.token_ids,
-                behaviour_logprobs=completion.sampled.behaviour_logprobs,
-                version_spans=completion.sampled.version_spans,
-                entropies=[],
-            ),
+            prompt_token_ids=int32s(completion.prompt_token_ids),
+            token_ids=int32s(completion.sampled.token_ids),
+            behaviour_logprobs=float64s(completion.sampled.behaviour_logprobs),
+            version_spans=completion.sampled.version_spans,
             image_hashes=[key],
             advantage=1.0 if index % 2 else -1.0,
             weight=1.0,
         )
 
-    async def all_of_them() -> list[Sample]:
-        samples = await asyncio.gather(*(one_step(index) for index in range(16)))
+    async def all_of_them() -> list[BatchStep]:
+        steps = await asyncio.gather(*(one_step(index) for index in range(16)))
         await engine.close()
-        return samples
+        return steps
 
+    chains, samples = chained(asyncio.run(all_of_them()))
     return Batch(
         batch_id=number,
         group_ids=["g"],
         temperature=1.0,
-        samples=asyncio.run(all_of_them()),
+        chains=chains,
+        samples=samples,
         images=images,
     )
 

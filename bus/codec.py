@@ -2,12 +2,13 @@
 
     kind    the message's class name, ASCII
     header  msgpack map {"v": PROTOCOL_VERSION, "body": fields}
-    blobs   one raw frame for each `bytes` value and each packed list of the message
+    blobs   one raw frame for each `bytes` value and for the packed numbers of a field
 
 A `bytes` value anywhere in a message (field, list element, dict value) becomes a blob; the header
 holds `ExtType(1, index)` in its place. So a screenshot is neither copied into the header nor
-base64-encoded, and sockets can send it without a copy. A list that is `Packed` (messages.py) becomes
-a blob of little-endian numbers: `ExtType(2, index)` for int32, `ExtType(3, index)` for float64.
+base64-encoded, and sockets can send it without a copy. Numbers that are `Packed` (packed.py) become
+a blob of little-endian numbers: `ExtType(2, index)` for a list of int32, `ExtType(3, index)` of float64,
+`ExtType(4, index)` and `ExtType(5, index)` for arrays of them.
 
 `decode` trusts no input: for any bytes it returns a validated message or raises
 ProtocolError with one line that names the kind and the field.
@@ -16,6 +17,7 @@ ProtocolError with one line that names the kind and the field.
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -25,7 +27,8 @@ import msgpack
 from pydantic import ValidationError
 
 from bus.errors import OversizeError, ProtocolError
-from bus.messages import MESSAGES, PROTOCOL_VERSION, BatchReply, Message, Packed
+from bus.messages import MESSAGES, PROTOCOL_VERSION, BatchReply, Message
+from bus.packed import Packed, float64s, int32s, little_endian
 
 MAX_KIND_BYTES = 64
 MAX_FRAME_BYTES = 64 * 2**20
@@ -37,18 +40,20 @@ class MessageLimits:
     """How large one message may be."""
 
     blobs: int
-    packed_bytes: int  # of its packed lists together: in memory they are ten times that
+    packed_bytes: int  # of its packed numbers together: lists are ten times that in memory
     total_bytes: int  # of all frames together
 
 
 LIMITS = MessageLimits(blobs=16_384, packed_bytes=64 * 2**20, total_bytes=2**30)
 BATCH_LIMITS = MessageLimits(blobs=65_536, packed_bytes=512 * 2**20, total_bytes=8 * 2**30)
-"""48 trajectories of 36 steps, 9,000-token prompts and full-HD screens are 6,912 blobs, 73 MB of lists
+"""48 trajectories of 36 steps, 9,000-token prompts and full-HD screens are 5,184 blobs, 73 MB of numbers
 and 1.4 GB. Only a client that asked for a batch accepts that much."""
 
 _BLOB = 1  # ExtType code of a blob's place in the header
-_PACKED = {2: "i", 3: "d"}  # the same, of a packed list
-_CODES = {code: number for number, code in _PACKED.items()}
+_LISTS = {2: "i", 3: "d"}  # the same, of a packed list
+_ARRAYS = {4: "i", 5: "d"}
+_LIST_KINDS = {code: number for number, code in _LISTS.items()}
+_ARRAY_KINDS = {code: number for number, code in _ARRAYS.items()}
 _INDEX_BYTES = 4
 _ERROR_CHARS = 300
 _SCALARS = frozenset({int, float, str, bool, type(None)})
@@ -58,7 +63,7 @@ def encode(message: Message) -> list[bytes]:
     """Frames `[kind, header, *blobs]` of a message.
 
     Raises OversizeError if the message is over a limit, ProtocolError if it holds a value that
-    msgpack, or a packed list, cannot carry.
+    msgpack, or a packed field, cannot carry.
     """
     kind = type(message).__name__
     if MESSAGES.get(kind) is not type(message):
@@ -109,11 +114,14 @@ class _Blobs:
         self.frames.append(blob)
         return msgpack.ExtType(kind, (len(self.frames) - 1).to_bytes(_INDEX_BYTES, "big"))
 
-    def pack(self, values: Sequence[float], code: str) -> msgpack.ExtType:
-        """The same, of a packed list. Raises struct.error for a number that does not fit."""
-        blob = struct.pack(f"<{len(values)}{code}", *values)
+    def pack(self, values: Sequence[float] | array[int], code: str) -> msgpack.ExtType:
+        """The same, of packed numbers. Raises struct.error for one that does not fit."""
+        if isinstance(values, array):
+            blob, kind = little_endian(values), _ARRAY_KINDS[values.typecode]
+        else:
+            blob, kind = struct.pack(f"<{len(values)}{code}", *values), _LIST_KINDS[code]
         self.packed_bytes += len(blob)
-        return self.add(blob, _CODES[code])
+        return self.add(blob, kind)
 
 
 def _lift_blobs(value: Any, blobs: _Blobs) -> Any:
@@ -126,7 +134,7 @@ def _lift_blobs(value: Any, blobs: _Blobs) -> Any:
     if isinstance(value, Message):
         fields = dict(value.__dict__)
         for name, code in _packed_fields(type(value)):
-            if fields[name]:  # an empty list needs no frame
+            if fields[name] or isinstance(fields[name], array):  # an empty list needs no frame
                 fields[name] = blobs.pack(fields[name], code)
         for name in _fields_to_walk(type(value)):
             if name in fields:
@@ -143,12 +151,17 @@ def _lift_blobs(value: Any, blobs: _Blobs) -> Any:
 def _fields_to_walk(message_type: type[Message]) -> tuple[str, ...]:
     """The fields that may hold `bytes` or messages, by their annotations; the others pass whole."""
     annotations = get_type_hints(message_type)
-    return tuple(name for name in message_type.model_fields if not _is_plain(annotations[name]))
+    packed = {name for name, _ in _packed_fields(message_type)}
+    return tuple(
+        name
+        for name in message_type.model_fields
+        if name not in packed and not _is_plain(annotations[name])
+    )
 
 
 @cache
 def _packed_fields(message_type: type[Message]) -> tuple[tuple[str, str], ...]:
-    """The fields that are packed lists, and the codes of their numbers."""
+    """The fields that are packed, and the codes of their numbers."""
     return tuple(
         (name, mark.code)
         for name, field in message_type.model_fields.items()
@@ -189,7 +202,7 @@ def _check_sizes(kind: str, frames: Sequence[bytes], limits: MessageLimits) -> N
 def _check_packed(kind: str, packed_bytes: int, limits: MessageLimits) -> None:
     if packed_bytes > limits.packed_bytes:
         raise OversizeError(
-            f"{kind}: packed lists of {packed_bytes} bytes, limit {limits.packed_bytes}"
+            f"{kind}: packed numbers of {packed_bytes} bytes, limit {limits.packed_bytes}"
         )
 
 
@@ -198,9 +211,9 @@ def _unpack(kind: str, header: bytes, blobs: Sequence[bytes], limits: MessageLim
     unused = dict(enumerate(blobs))
     packed_bytes = 0
 
-    def put_back(code: int, data: bytes) -> bytes | list[float]:
+    def put_back(code: int, data: bytes) -> bytes | list[float] | array[int] | array[float]:
         nonlocal packed_bytes
-        if code not in (_BLOB, *_PACKED) or len(data) != _INDEX_BYTES:
+        if code not in (_BLOB, *_LISTS, *_ARRAYS) or len(data) != _INDEX_BYTES:
             raise ValueError(f"unknown extension type {code}")
         index = int.from_bytes(data, "big")
         if index not in unused:
@@ -210,10 +223,12 @@ def _unpack(kind: str, header: bytes, blobs: Sequence[bytes], limits: MessageLim
             return blob
         packed_bytes += len(blob)
         _check_packed(kind, packed_bytes, limits)
-        item_code = _PACKED[code]
+        item_code = _LISTS.get(code) or _ARRAYS[code]
         length, rest = divmod(len(blob), struct.calcsize(f"<{item_code}"))
         if rest:
-            raise ValueError(f"blob {index} of {len(blob)} bytes is no packed list")
+            raise ValueError(f"blob {index} of {len(blob)} bytes holds no packed numbers")
+        if code in _ARRAYS:
+            return int32s(bytes(blob)) if item_code == "i" else float64s(bytes(blob))
         return list(struct.unpack(f"<{length}{item_code}", blob))
 
     try:

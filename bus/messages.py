@@ -1,9 +1,9 @@
 """Every type that crosses a process boundary: its sender, its reader, shapes and units.
 
 Axes: `[P]` prompt tokens, `[A]` completion tokens, `[I]` images of a prompt in reading order,
-`[S]` samples of a batch. Times are seconds; log-probabilities and entropies are in nats.
-A `bytes` field is a raw frame beside the msgpack header, never a part of it, and so is a list that is
-`Packed` (see codec.py).
+`[L]` tokens of a chain, `[S]` samples of a batch. Times are seconds; log-probabilities and entropies are in nats.
+A `bytes` field is a raw frame beside the msgpack header, never a part of it, and so are numbers that are
+`Packed` (packed.py, codec.py).
 
     env   -> data     LeaseRequest, StepRecord, TrajectoryEnd
     env   -> rollout  ActRequest
@@ -17,14 +17,14 @@ A `bytes` field is a raw frame beside the msgpack header, never a part of it, an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from bus.packed import Float64s, Int32s, IntArray, Packed
 from bus.temperatures import MAX_TEMPERATURE, MIN_TEMPERATURE
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 """Raised by any change of a message's fields or meaning; other versions are refused by name."""
 
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -50,13 +50,6 @@ StopReason = Literal[
     "unanswered",  # the policy gave no completion, e.g. the prompt is too long: the verdict is invalid
     "cancelled",  # the run or the lease ended first
 ]
-
-
-@dataclass(frozen=True)
-class Packed:
-    """Marks a list of numbers that travels as a raw frame of its own: a batch has millions."""
-
-    code: Literal["i", "d"]  # int32 or float64, little-endian, as struct names them
 
 
 class Message(BaseModel):
@@ -104,7 +97,7 @@ class VersionSpan(Message):
 class SampledTokens(Message):
     """What the policy sampled in answer to one screen: the one form of it, from engine to gradient.
 
-    The engine returns it; messages, database rows and samples embed it as it is. A completion that
+    The engine returns it; messages and database rows embed it as it is. A completion that
     was suspended before its end is one, too: any worker can continue from these tokens.
     """
 
@@ -112,7 +105,7 @@ class SampledTokens(Message):
     behaviour_logprobs: Annotated[list[float], Packed("d")]
     """[A], nats, of the distribution sampled from; [] if unknown."""
     entropies: Annotated[list[float], Packed("d")]
-    """[A], nats, of the same distribution; [] if unknown, and in a Sample: training needs none."""
+    """[A], nats, of the same distribution; [] if unknown."""
     version_spans: list[VersionSpan]  # which tokens which weights produced; [] of a pool member
 
     def __len__(self) -> int:
@@ -144,17 +137,39 @@ class Lease(Message):
     expires_s: Seconds  # without a step or heartbeat for this long, the lease is taken back
 
 
+class Chain(Message):
+    """Consecutive steps of one trajectory, whose prompts extend one another: each token travels once.
+
+    Each step's prompt is exactly the one before with its completion, and what came after; its images
+    are those of the one before, and more.
+    """
+
+    token_ids: Int32s  # [L], the last step's prompt and completion, image placeholders expanded
+    image_hashes: list[str]  # [I], the last step's; keys of Batch.images
+
+
 class Sample(Message):
-    """One step of one trajectory, ready to train on."""
+    """One step of one trajectory, ready to train on.
+
+    Its completion [A] is tokens [start, end) of its chain, its prompt [P] all before.
+    """
 
     group_id: str  # in which it is compared; a trajectory of the pool may be in several
     trajectory_id: str
     step: Integer
-    prompt_token_ids: Annotated[list[int], Packed("i")]  # [P], image placeholders expanded
-    sampled: SampledTokens
-    image_hashes: list[str]  # [I], keys of Batch.images
+    chain: Count  # index into Batch.chains
+    start: Count
+    end: Count
+    images: Count  # that its prompt shows: the chain's first so many
+    behaviour_logprobs: Float64s
+    """[A], nats, of the distribution sampled from; empty if unknown."""
+    version_spans: list[VersionSpan]
+    """Which tokens of the completion which weights produced; [] of a pool member."""
     advantage: float
     weight: float  # multiplies the sample's loss; 1.0 for a fresh sample
+
+    def __len__(self) -> int:
+        return self.end - self.start
 
 
 class VersionAge(Message):
@@ -170,10 +185,23 @@ class Batch(Message):
     batch_id: Integer
     group_ids: list[str]
     temperature: float = Field(gt=0, le=MAX_TEMPERATURE, allow_inf_nan=False)  # divides the logits
+    chains: list[Chain]
     samples: list[Sample]  # [S]
     images: dict[str, bytes]  # content hash -> encoded image
     run_s: Seconds = 0.0  # how long the run had been served when the batch was formed; never falls
     ages: list[VersionAge] = []  # of each version that sampled a token of it
+
+    def prompt(self, sample: Sample) -> IntArray:
+        """The tokens [P] that the policy read."""
+        return self.chains[sample.chain].token_ids[: sample.start]
+
+    def completion(self, sample: Sample) -> IntArray:
+        """The tokens [A] that it sampled."""
+        return self.chains[sample.chain].token_ids[sample.start : sample.end]
+
+    def image_hashes(self, sample: Sample) -> list[str]:
+        """What its prompt shows [I], in reading order."""
+        return self.chains[sample.chain].image_hashes[: sample.images]
 
 
 # --- env -> data ----------------------------------------------------------------------------

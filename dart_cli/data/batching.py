@@ -19,6 +19,7 @@ from bus.errors import CheckpointError, ConfigError, OversizeError
 from bus.messages import Batch, BatchReply, BatchTrained, Sample, VersionAge
 from dart_cli.algo.advantage import RewardKind, training_reward
 from dart_cli.config.schema import Config
+from dart_cli.data.chains import chained
 from dart_cli.data.curate import Curation, FinishedGroup, Member
 from dart_cli.data.groups import Group
 from dart_cli.data.stall_rules import NO_GRADIENT, TELLING_DROPS
@@ -161,14 +162,15 @@ class Batches:
     def _read(self, batch_id: int, behind: Behind) -> Batch:
         if self._served is not None and self._served.batch_id == batch_id:
             return self._served
-        samples = self._store.batch_samples(batch_id)
-        hashes = (name for sample in samples for name in sample.image_hashes)
+        chains, samples = chained(self._store.batch_steps(batch_id))
+        hashes = (name for chain in chains for name in chain.image_hashes)
         row = self._store.batch(batch_id)
         batch = Batch.model_construct(
             batch_id=batch_id,
             group_ids=self._store.batch_groups(batch_id),
             temperature=row.temperature,
             run_s=row.run_s,
+            chains=chains,
             samples=samples,
             images=self._store.screenshots(hashes),
             ages=[VersionAge(version=each, behind=behind(each)) for each in _sampled_by(samples)],
@@ -212,7 +214,7 @@ def drops_hint(dropped: Counter[str]) -> str:
 
 def _sampled_by(samples: Iterable[Sample]) -> list[int]:
     """The versions that sampled a token, in order."""
-    return sorted({span.version for each in samples for span in each.sampled.version_spans})
+    return sorted({span.version for each in samples for span in each.version_spans})
 
 
 def _staleness(batch: Batch, behind: Behind) -> dict[int, int]:
@@ -222,7 +224,7 @@ def _staleness(batch: Batch, behind: Behind) -> dict[int, int]:
     """
     tokens: dict[int, int] = {}
     for sample in batch.samples:
-        for span in sample.sampled.version_spans:
+        for span in sample.version_spans:
             age = behind(span.version)
             tokens[age] = tokens.get(age, 0) + span.end - span.start
     return tokens

@@ -17,7 +17,10 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw
 
-from bus.messages import ActRequest, Batch, Completion, Sample, Sampling, Turn
+from bus.messages import ActRequest, Batch, Completion, Sampling, Turn
+from bus.packed import float64s, int32s
+from dart_cli.data.chains import chained
+from dart_cli.data.store.rows import BatchStep
 from dart_cli.engines.base import Engine, GenerateRequest, Responder
 from dart_cli.engines.completions import completion
 from dart_cli.policy.history import History
@@ -60,23 +63,25 @@ async def play(policy: LoadedPolicy, engine: Engine, responder: Responder, trial
             ),
             *(_text(policy, engine, trial, number) for number in range(trial.texts)),
         )
+    chains, samples = chained([step for part in parts for step in part])
     return Batch(
         batch_id=1 + trial.seed,
         group_ids=["trial"],
         temperature=trial.temperature,
-        samples=[sample for part in parts for sample in part],
+        chains=chains,
+        samples=samples,
         images=images,
     )
 
 
 async def _trajectory(
     responder: Responder, trial: Trial, number: int, images: dict[str, bytes]
-) -> list[Sample]:
+) -> list[BatchStep]:
     rng = random.Random(f"{trial.seed} {number}")  # noqa: S311 - no secret
     width, height = trial.sizes[number % len(trial.sizes)]
     instruction = _instruction(rng)
     turns: list[Turn] = []
-    samples: list[Sample] = []
+    steps: list[BatchStep] = []
     for step in range(trial.steps):
         screen = draw(rng, width, height)
         visible = HISTORY.visible(turns)
@@ -94,12 +99,12 @@ async def _trajectory(
         )
         shown = [turn.screenshot for turn in visible if turn.screenshot is not None] + [screen]
         images.update({content_hash(blob): blob for blob in shown})
-        samples.append(_sample(f"trial-{number}", step, said, shown, rng))
+        steps.append(_step(f"trial-{number}", step, said, shown, rng))
         turns.append(Turn(text=said.text, screenshot=screen, token_ids=said.sampled.token_ids))
-    return samples
+    return steps
 
 
-async def _text(policy: LoadedPolicy, engine: Engine, trial: Trial, number: int) -> list[Sample]:
+async def _text(policy: LoadedPolicy, engine: Engine, trial: Trial, number: int) -> list[BatchStep]:
     """One completion of a prompt without a screen, which a run never asks for."""
     rng = random.Random(f"{trial.seed} text {number}")  # noqa: S311 - no secret
     content = [{"type": "text", "text": _instruction(rng)}]
@@ -109,19 +114,21 @@ async def _text(policy: LoadedPolicy, engine: Engine, trial: Trial, number: int)
     prompt = list(policy.tokenizer.encode(text, add_special_tokens=False))
     name = f"text-{trial.seed}-{number}"
     generation = await engine.generate(GenerateRequest(name, prompt, [], _sampling(trial, rng)))
-    return [_sample(name, 0, completion(prompt, generation, ""), [], rng)]
+    return [_step(name, 0, completion(prompt, generation, ""), [], rng)]
 
 
-def _sample(
+def _step(
     trajectory: str, step: int, said: Completion, shown: Sequence[bytes], rng: random.Random
-) -> Sample:
-    return Sample(
+) -> BatchStep:
+    return BatchStep(
         group_id=trajectory,
         trajectory_id=trajectory,
         step=step,
-        prompt_token_ids=said.prompt_token_ids,
-        sampled=said.sampled.model_copy(update={"entropies": []}),
+        prompt_token_ids=int32s(said.prompt_token_ids),
+        token_ids=int32s(said.sampled.token_ids),
         image_hashes=[content_hash(blob) for blob in shown],
+        behaviour_logprobs=float64s(said.sampled.behaviour_logprobs),
+        version_spans=said.sampled.version_spans,
         advantage=rng.uniform(-1.5, 1.5),
         weight=1.0,
     )

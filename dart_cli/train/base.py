@@ -85,7 +85,7 @@ def batch_metrics(batch: Batch, policy_version: int) -> dict[str, float]:
     ages = {age.version: age.behind for age in batch.ages}
     tokens: Counter[int] = Counter()  # by the versions they are behind
     for sample in batch.samples:
-        for span in sample.sampled.version_spans:
+        for span in sample.version_spans:
             behind = ages.get(span.version, max(policy_version - span.version, 0))
             tokens[behind] += span.end - span.start
     behind = sum(versions * count for versions, count in tokens.items())

@@ -69,21 +69,24 @@ def _fault(
     sample: Sample, batch: Batch, vocabulary: int, forbidden: frozenset[int], longest: int
 ) -> str:
     """What is wrong with a sample; empty if nothing is."""
-    length = len(sample.prompt_token_ids) + len(sample.sampled.token_ids)
-    missing = [key for key in sample.image_hashes if key not in batch.images]
-    if not sample.sampled.token_ids or not sample.prompt_token_ids:
+    if not sample.chain < len(batch.chains):
+        return f"chain {sample.chain} is missing"
+    chain = batch.chains[sample.chain]
+    if not 0 < sample.start < sample.end:
         return "its prompt or completion is empty"
-    if len(sample.sampled.behaviour_logprobs) not in (0, len(sample.sampled.token_ids)):
-        return f"{len(sample.sampled.token_ids)} tokens, {len(sample.sampled.behaviour_logprobs)} log-probabilities"
-    if length > longest:
-        return f"{length} tokens, the model has {longest} positions"
-    if not all(
-        0 <= token < vocabulary for token in sample.prompt_token_ids + sample.sampled.token_ids
-    ):
+    if sample.end > len(chain.token_ids) or sample.images > len(chain.image_hashes):
+        return "its chain ends before it"
+    missing = [key for key in batch.image_hashes(sample) if key not in batch.images]
+    if len(sample.behaviour_logprobs) not in (0, len(sample)):
+        return f"{len(sample)} tokens, {len(sample.behaviour_logprobs)} log-probabilities"
+    if sample.end > longest:
+        return f"{sample.end} tokens, the model has {longest} positions"
+    token_ids = chain.token_ids[: sample.end]
+    if not 0 <= min(token_ids) <= max(token_ids) < vocabulary:
         return "a token id is not in the vocabulary"
-    if not forbidden.isdisjoint(sample.sampled.token_ids):
+    if not forbidden.isdisjoint(batch.completion(sample)):
         return "its completion holds a token that is never sampled"
-    numbers = [*sample.sampled.behaviour_logprobs, sample.advantage, sample.weight]
+    numbers = [*sample.behaviour_logprobs, sample.advantage, sample.weight]
     if not all(map(math.isfinite, numbers)):
         return "a log-probability, advantage or weight is not finite"
     return f"image {missing[0]} is missing" if missing else ""
@@ -96,7 +99,7 @@ def micro_batches(batch: Batch, policy: LoadedPolicy, size: int) -> Iterator[Mic
     agree with its images, EngineError for an image that does not decode.
     """
     part: list[PromptRow] = []
-    for row in arrange([sample for sample in batch.samples if sample.weight != 0], size):
+    for row in arrange(batch, [each for each in batch.samples if each.weight != 0], size):
         if part and sum(len(held.samples) for held in part) + len(row.samples) > size:
             yield _collate(part, batch, policy)
             part = []
@@ -112,42 +115,44 @@ class PromptRow:
     samples: tuple[Sample, ...]
     starts: tuple[int, ...]  # per sample; equal completions share their place
     token_ids: tuple[int, ...]  # the prompt and the distinct completions
+    images: tuple[str, ...]
 
     @property
     def prompt(self) -> int:
         """Tokens of the prompt."""
-        return len(self.samples[0].prompt_token_ids)
+        return self.samples[0].start
 
 
-def arrange(samples: Sequence[Sample], size: int) -> list[PromptRow]:
+def arrange(batch: Batch, samples: Sequence[Sample], size: int) -> list[PromptRow]:
     """Rows of at most `size` samples, in the order in which they are cut into parts."""
     by_prompt: dict[tuple[tuple[int, ...], tuple[str, ...]], list[Sample]] = {}
     for sample in sorted(samples, key=lambda each: (each.trajectory_id, each.step)):
-        prompt = tuple(sample.prompt_token_ids), tuple(sample.image_hashes)
+        prompt = tuple(batch.prompt(sample)), tuple(batch.image_hashes(sample))
         by_prompt.setdefault(prompt, []).append(sample)
-    rows = [row for sharing in by_prompt.values() for row in _rows(sharing, size)]
+    rows = [row for sharing in by_prompt.values() for row in _rows(batch, sharing, size)]
 
-    def key(row: PromptRow) -> tuple[int, list[str], str, int]:
+    def key(row: PromptRow) -> tuple[int, tuple[str, ...], str, int]:
         first = row.samples[0]
         bucket = len(row.token_ids) // LENGTH_BUCKET
-        return bucket, first.image_hashes, first.trajectory_id, first.step
+        return bucket, row.images, first.trajectory_id, first.step
 
     return sorted(rows, key=key)
 
 
-def _rows(sharing: Sequence[Sample], size: int) -> Iterator[PromptRow]:
+def _rows(batch: Batch, sharing: Sequence[Sample], size: int) -> Iterator[PromptRow]:
     """Rows of samples with one prompt; a row at most doubles the prompt's length."""
-    prompt = sharing[0].prompt_token_ids
+    prompt = batch.prompt(sharing[0])
+    images = tuple(batch.image_hashes(sharing[0]))
     held: list[Sample] = []
     starts: dict[tuple[int, ...], int] = {}
     tokens = list(prompt)
 
     def row() -> PromptRow:
-        places = [starts[tuple(sample.sampled.token_ids)] for sample in held]
-        return PromptRow(tuple(held), tuple(places), tuple(tokens))
+        places = [starts[tuple(batch.completion(sample))] for sample in held]
+        return PromptRow(tuple(held), tuple(places), tuple(tokens), images)
 
     for sample in sharing:
-        completion = tuple(sample.sampled.token_ids)
+        completion = tuple(batch.completion(sample))
         is_long = completion not in starts and len(tokens) + len(completion) > 2 * len(prompt)
         if held and (is_long or len(held) == size):
             yield row()
@@ -167,11 +172,7 @@ def trajectory_of(sample: Sample) -> tuple[str, str]:
 def batch_shares(batch: Batch, normalise: Normalise, constant_tokens: float = 0.0) -> Shares:
     """The weight of each token in the batch's loss; samples of weight 0 count nowhere."""
     return loss_shares(
-        (
-            (trajectory_of(sample), len(sample.sampled.token_ids))
-            for sample in batch.samples
-            if sample.weight != 0
-        ),
+        ((trajectory_of(sample), len(sample)) for sample in batch.samples if sample.weight != 0),
         normalise,
         constant_tokens,
     )
@@ -179,20 +180,14 @@ def batch_shares(batch: Batch, normalise: Normalise, constant_tokens: float = 0.
 
 def completion_tokens(batch: Batch) -> int:
     """How many tokens the batch's loss is over."""
-    return sum(len(sample.sampled.token_ids) for sample in batch.samples if sample.weight != 0)
+    return sum(len(sample) for sample in batch.samples if sample.weight != 0)
 
 
 def _collate(part: Sequence[PromptRow], batch: Batch, policy: LoadedPolicy) -> MicroBatch:
     try:
         inputs = policy.inputs_of(
             [row.token_ids for row in part],
-            [
-                [
-                    policy.images.prepare(batch.images[key], key)
-                    for key in row.samples[0].image_hashes
-                ]
-                for row in part
-            ],
+            [[policy.images.prepare(batch.images[key], key) for key in row.images] for row in part],
         )
     except ValueError as error:
         raise ProtocolError(f"batch {batch.batch_id}: {error}; one model must serve both") from None
@@ -204,11 +199,11 @@ def _collate(part: Sequence[PromptRow], batch: Batch, policy: LoadedPolicy) -> M
         # Rows end together, so of the last `behind + 1` positions the prompt's last one is:
         end_of_prompt = behind - (len(row.token_ids) - row.prompt)
         for sample, start in zip(row.samples, row.starts, strict=True):
-            rows += [index] * len(sample.sampled.token_ids)
+            rows += [index] * len(sample)
             # The end of the prompt predicts each completion's first token.
             first = end_of_prompt + start + 1
-            columns += [end_of_prompt, *range(first, first + len(sample.sampled.token_ids) - 1)]
-    lengths = torch.tensor([len(sample.sampled.token_ids) for sample in samples])
+            columns += [end_of_prompt, *range(first, first + len(sample) - 1)]
+    lengths = torch.tensor([len(sample) for sample in samples])
 
     def spread(values: list[float]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float32).repeat_interleave(lengths)
@@ -218,18 +213,17 @@ def _collate(part: Sequence[PromptRow], batch: Batch, policy: LoadedPolicy) -> M
         last=behind + 1,
         rows=torch.tensor(rows),
         columns=torch.tensor(columns),
-        token_ids=torch.tensor([token for sample in samples for token in sample.sampled.token_ids]),
+        token_ids=torch.tensor([token for sample in samples for token in batch.completion(sample)]),
         behaviour_logprobs=torch.tensor(
             [
                 value
                 for sample in samples
-                for value in sample.sampled.behaviour_logprobs
-                or [0.0] * len(sample.sampled.token_ids)
+                for value in sample.behaviour_logprobs or [0.0] * len(sample)
             ],
             dtype=torch.float32,
         ),
         unknown=torch.tensor(
-            [not sample.sampled.behaviour_logprobs for sample in samples]
+            [not sample.behaviour_logprobs for sample in samples]
         ).repeat_interleave(lengths),
         advantages=spread([sample.advantage for sample in samples]),
         weights=spread([sample.weight for sample in samples]),
@@ -244,9 +238,9 @@ def _versions(sample: Sample) -> list[int]:
     Tokens after a swap in flight are sampled by the new weights on the cache that the old ones
     left, which no single version reproduces; tokens of no span belong to no version.
     """
-    versions = [-1] * len(sample.sampled.token_ids)
-    if sample.sampled.version_spans and sample.sampled.version_spans[0].start == 0:
-        first = sample.sampled.version_spans[0]
+    versions = [-1] * len(sample)
+    if sample.version_spans and sample.version_spans[0].start == 0:
+        first = sample.version_spans[0]
         end = min(first.end, len(versions))
         versions[:end] = [first.version] * end
     return versions

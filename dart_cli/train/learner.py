@@ -174,12 +174,9 @@ class PolicyLearner:
         shares: Shares,
     ) -> tuple[torch.Tensor, TokenStats]:
         device = scores.logprobs.device
-        lengths = [len(sample.sampled.token_ids) for sample in part.samples]
+        lengths = [len(sample) for sample in part.samples]
         share = torch.tensor(
-            [
-                shares.of(trajectory_of(sample), len(sample.sampled.token_ids))
-                for sample in part.samples
-            ]
+            [shares.of(trajectory_of(sample), len(sample)) for sample in part.samples]
         ).repeat_interleave(torch.tensor(lengths))
         output = policy_loss(
             scores.logprobs,

@@ -19,7 +19,7 @@ def step_mismatches(proximal: torch.Tensor, part: MicroBatch) -> list[StepMismat
     A gap that is not finite is left out: the update says what is wrong there.
     """
     gaps = proximal.double().cpu() - part.behaviour_logprobs.double()
-    pieces = torch.split(gaps, [len(sample.sampled.token_ids) for sample in part.samples])
+    pieces = torch.split(gaps, [len(sample) for sample in part.samples])
     return [
         StepMismatch(
             trajectory_id=sample.trajectory_id,
@@ -28,5 +28,5 @@ def step_mismatches(proximal: torch.Tensor, part: MicroBatch) -> list[StepMismat
             largest=piece.abs().max().item(),
         )
         for sample, piece in zip(part.samples, pieces, strict=True)
-        if sample.sampled.behaviour_logprobs and isfinite(mean := piece.mean().item())
+        if sample.behaviour_logprobs and isfinite(mean := piece.mean().item())
     ]

@@ -76,8 +76,8 @@ class ComparedTokens:
 
 def compare(scores: TokenScores, part: MicroBatch) -> ComparedTokens:
     """The sampled tokens of a micro-batch; demonstrations, which no engine sampled, are left out."""
-    lengths = [len(sample.sampled.token_ids) for sample in part.samples]
-    seen = [min(len(sample.image_hashes), len(SEEN) - 1) for sample in part.samples]
+    lengths = [len(sample) for sample in part.samples]
+    seen = [min(sample.images, len(SEEN) - 1) for sample in part.samples]
     whole = ComparedTokens(
         part.behaviour_logprobs.double().numpy(),
         scores.logprobs.detach().double().cpu().numpy(),
@@ -126,10 +126,8 @@ class ParityGate:
             sample
             for sample in batch.samples
             if sample.weight != 0
-            and sample.sampled.behaviour_logprobs
-            and any(
-                s.start == 0 and s.version == kept.version for s in sample.sampled.version_spans
-            )
+            and sample.behaviour_logprobs
+            and any(s.start == 0 and s.version == kept.version for s in sample.version_spans)
         ]
         if not theirs:
             return joined([])

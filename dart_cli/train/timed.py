@@ -64,9 +64,7 @@ class TimedLearner:
         """Sleep as long as an update on `batch` takes, and count it."""
         time.sleep(self._update_s + self._sample_s * len(batch.samples))
         self.model.weights()[_NAME] += 1
-        tokens = sum(
-            len(sample.sampled.token_ids) for sample in batch.samples if sample.weight != 0
-        )
+        tokens = sum(len(sample) for sample in batch.samples if sample.weight != 0)
         metrics = {"samples": float(len(batch.samples)), "tokens": float(tokens), "skipped": 0.0}
         return TimedUpdate(applied=True, metrics=metrics)
 

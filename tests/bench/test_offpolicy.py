@@ -45,9 +45,7 @@ def played(delay: int, updates: int, tmp_path: Path) -> tuple[Loop, list[Batch]]
 def test_a_batch_is_trained_exactly_so_many_versions_late(delay: int, tmp_path: Path) -> None:
     loop, batches = played(delay, 4, tmp_path)
     for version, batch in enumerate(batches):
-        behind = {
-            version - span.version for each in batch.samples for span in each.sampled.version_spans
-        }
+        behind = {version - span.version for each in batch.samples for span in each.version_spans}
         assert behind <= {min(version, delay)}
     assert any(batch.samples for batch in batches)
     assert loop.trajectories == (4 + delay) * 16

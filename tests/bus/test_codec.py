@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+from array import array
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from bus.messages import (
     ActRequest,
     Batch,
     BatchReply,
+    Chain,
     Heartbeat,
     LeaseRequest,
     Message,
@@ -34,6 +36,7 @@ from bus.messages import (
     Turn,
     VersionSpan,
 )
+from bus.packed import float64s, int32s
 from tests.altered import altered
 
 SHOT = os.urandom(40_000)
@@ -78,16 +81,18 @@ BATCH = BatchReply(
         batch_id=1,
         group_ids=["g"],
         temperature=1.0,
+        chains=[Chain(token_ids=int32s([1, 2]), image_hashes=["h1", "h2"])],
         samples=[
             Sample(
                 group_id="g",
                 trajectory_id="t-1",
                 step=0,
-                prompt_token_ids=[1],
-                sampled=SampledTokens(
-                    token_ids=[2], behaviour_logprobs=[-0.1], version_spans=[], entropies=[]
-                ),
-                image_hashes=["h1", "h2"],
+                chain=0,
+                start=1,
+                end=2,
+                images=2,
+                behaviour_logprobs=float64s([-0.1]),
+                version_spans=[],
                 advantage=-0.5,
                 weight=1.0,
             )
@@ -250,8 +255,8 @@ def test_a_hostile_field_name_stays_on_one_short_line() -> None:
         (step_record(), "frame", 39_999, "StepRecord: blob of 40000 bytes, limit 39999"),
         (step_record(), "blobs", 0, "StepRecord: 4 blobs, limit 0"),
         (step_record(), "total_bytes", 40_000, r"StepRecord: \d+ bytes in all, limit 40000"),
-        (BATCH, "blobs", 4, "BatchReply: 5 blobs, limit 4"),
-        (BATCH, "packed_bytes", 15, "BatchReply: packed lists of 16 bytes, limit 15"),
+        (BATCH, "blobs", 3, "BatchReply: 4 blobs, limit 3"),
+        (BATCH, "packed_bytes", 15, "BatchReply: packed numbers of 16 bytes, limit 15"),
     ],
 )
 def test_oversize_messages_are_refused_on_both_sides(
@@ -271,21 +276,30 @@ def test_oversize_messages_are_refused_on_both_sides(
 
 
 def large_batch(prompt: int, images: int) -> BatchReply:
-    """6 groups of 8 trajectories of 36 steps, 512-token completions, five screens a prompt."""
-    sample = altered(
-        BATCH.batch.samples[0],  # type: ignore[union-attr]
-        prompt_token_ids=[151_655] * prompt,
-        token_ids=[100_000] * 512,
-        behaviour_logprobs=[-0.1234567] * 512,
-        image_hashes=["0" * 32] * 5,
+    """6 groups of 8 trajectories of 36 steps that do not extend one another, 512-token completions, five
+    screens a prompt."""
+    assert BATCH.batch is not None
+    sample = BATCH.batch.samples[0].model_copy(
+        update={
+            "start": prompt,
+            "end": prompt + 512,
+            "images": 5,
+            "behaviour_logprobs": float64s([-0.1234567] * 512),
+        }
     )
-    screen = b"\x89PNG"
+    chain = Chain(
+        token_ids=int32s([151_655] * prompt + [100_000] * 512), image_hashes=["0" * 32] * 5
+    )
+    screen, steps = b"\x89PNG", 6 * 8 * 36
     return BatchReply.model_construct(
         batch=Batch.model_construct(
             batch_id=1,
             group_ids=["g000001"],
             temperature=1.0,
-            samples=[sample.model_copy(update={"step": step}) for step in range(6 * 8 * 36)],
+            chains=[chain] * steps,
+            samples=[
+                sample.model_copy(update={"step": step, "chain": step}) for step in range(steps)
+            ],
             images={f"{index:032d}": screen for index in range(images)},
         ),
         retry_after_s=0.0,
@@ -310,31 +324,58 @@ def test_a_batch_beyond_the_common_limits_is_accepted_only_as_a_batch_reply() ->
     assert limits_of(StepRecord) is LIMITS
 
 
-def test_the_lists_of_a_sample_are_raw_frames_and_come_back_exactly() -> None:
+def test_the_numbers_of_a_batch_are_raw_frames_and_come_back_exactly() -> None:
     batch = BATCH.model_copy(update={"batch": batch_of([151_655, 0, 2**31 - 1], [-0.1, -1e-300])})
     _, _, *blobs = frames = encode(batch)
-    assert blobs[:3] == [
+    assert blobs[:2] == [
         bytes.fromhex("67500200 00000000 ffffff7f"),
-        bytes.fromhex("02000000"),
         struct.pack("<2d", -0.1, -1e-300),
     ]
-    assert decode(frames) == batch
+    decoded = decode(frames)
+    assert decoded == batch
+    assert isinstance(decoded, BatchReply)
+    assert decoded.batch is not None
+    assert isinstance(decoded.batch.chains[0].token_ids, array)
+    assert isinstance(decoded.batch.samples[0].behaviour_logprobs, array)
 
 
-def batch_of(prompt: list[int], logprobs: list[float]) -> Batch:
+def batch_of(token_ids: list[int], logprobs: list[float]) -> Batch:
     assert BATCH.batch is not None
-    [sample] = BATCH.batch.samples
-    changed = altered(sample, prompt_token_ids=prompt, behaviour_logprobs=logprobs)
-    return BATCH.batch.model_copy(update={"samples": [changed]})
+    [sample], [chain] = BATCH.batch.samples, BATCH.batch.chains
+    return BATCH.batch.model_copy(
+        update={
+            "chains": [chain.model_copy(update={"token_ids": int32s(token_ids)})],
+            "samples": [sample.model_copy(update={"behaviour_logprobs": float64s(logprobs)})],
+        }
+    )
 
 
-def test_a_packed_list_that_is_cut_or_does_not_fit_is_refused() -> None:
+def test_a_demonstration_has_an_empty_array_of_log_probabilities() -> None:
+    batch = BATCH.model_copy(update={"batch": batch_of([1, 2], [])})
+    assert decode(encode(batch)) == batch
+
+
+def test_packed_numbers_that_are_cut_or_do_not_fit_are_refused() -> None:
     frames = encode(BATCH)
     frames[2] += b"?"
-    with pytest.raises(ProtocolError, match="blob 0 of 5 bytes is no packed list"):
+    with pytest.raises(ProtocolError, match="blob 0 of 9 bytes holds no packed numbers"):
         decode(frames)
-    with pytest.raises(ProtocolError, match=r"^BatchReply: cannot be sent: "):
-        encode(BATCH.model_copy(update={"batch": batch_of([2**31], [])}))
+    with pytest.raises(ProtocolError, match=r"^StepRecord: cannot be sent: "):
+        encode(altered(step_record(), token_ids=[2**31]))
+
+
+def test_a_list_is_no_array_and_an_array_no_list() -> None:
+    _, _, tokens, logprobs, *_ = encode(BATCH)
+    header = header_of(BATCH)
+    for kind, words in ((2, "BatchReply.batch.chains.0.token_ids: "), (5, "token_ids: ")):
+        header["body"]["batch"]["chains"][0]["token_ids"] = msgpack.ExtType(kind, b"\0\0\0\0")
+        with pytest.raises(ProtocolError, match=words):
+            decode(with_header(BATCH, header))
+    assert (len(tokens), len(logprobs)) == (8, 8)
+    header = header_of(step_record())
+    header["body"]["sampled"]["token_ids"] = msgpack.ExtType(4, b"\0\0\0\1")
+    with pytest.raises(ProtocolError, match=r"StepRecord\.sampled\.token_ids: "):
+        decode(with_header(step_record(), header))
 
 
 @pytest.mark.parametrize("value", [object(), 2**70, "\ud800", {1, 2}])

@@ -288,7 +288,7 @@ def _assert_steps_are_conserved(store: Store, batch_id: int) -> None:
     assert sorted((s.trajectory_id, s.step) for s in told if s.reason == "pool") == sorted(pooled)
     assert all((s.weight == 0) == (s.reason == "low_entropy") for s in told)
     assert [(s.trajectory_id, s.step, s.advantage) for s in told if s.weight] == [
-        (s.trajectory_id, s.step, s.advantage) for s in store.batch_samples(batch_id)
+        (s.trajectory_id, s.step, s.advantage) for s in store.batch_steps(batch_id)
     ]
     for group in groups:
         of_group = [row for row in members if row.group_id == group.id]

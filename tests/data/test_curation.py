@@ -55,12 +55,12 @@ def test_a_group_that_failed_throughout_is_compared_with_a_success_of_its_task(
         for step, sample in enumerate((first, second)):
             filed = step_record("xa", step)
             assert (sample.trajectory_id, sample.step, sample.weight) == ("xa", step, 1.0)
-            assert sample.sampled.token_ids == filed.sampled.token_ids
-            assert sample.sampled.behaviour_logprobs == (
+            assert list(batch.completion(sample)) == filed.sampled.token_ids
+            assert list(sample.behaviour_logprobs) == (
                 filed.sampled.behaviour_logprobs if known else []
             )
-            assert sample.sampled.version_spans == []
-            assert [batch.images[name] for name in sample.image_hashes] == [filed.screenshot]
+            assert sample.version_spans == []
+            assert [batch.images[name] for name in batch.image_hashes(sample)] == [filed.screenshot]
         assert [(d.subject, d.reason) for d in store.decisions() if d.used] == [
             (group, "pool"),
             *((f"{group}-{i:02d}", "mixed") for i in range(4)),
@@ -131,8 +131,8 @@ def test_a_success_of_the_run_joins_when_its_group_is_done_with_and_is_drawn_how
         play_group(ledger, FAILED, version=far)
         batch = a_batch(ledger.next_batch(far))
         drawn = [each for each in batch.samples if each.trajectory_id == member.trajectory_id]
-        assert [each.sampled.version_spans for each in drawn] == [[], []]
-        assert [each.sampled.behaviour_logprobs for each in drawn] == [
+        assert [each.version_spans for each in drawn] == [[], []]
+        assert [list(each.behaviour_logprobs) for each in drawn] == [
             step_record(member.trajectory_id, step).sampled.behaviour_logprobs for step in range(2)
         ]
         assert store.trajectory(member.trajectory_id).batch_id == 1  # type: ignore[union-attr]
@@ -238,7 +238,7 @@ def test_a_member_that_is_evicted_after_its_draw_is_still_trained_on(
         assert batch.group_ids == [failed]
         drawn = [each for each in batch.samples if each.trajectory_id == "xa"]
         assert len(drawn) == 2
-        assert all(each.image_hashes[-1] in batch.images for each in drawn)
+        assert all(batch.image_hashes(each)[-1] in batch.images for each in drawn)
 
 
 def test_screenshots_of_the_pool_are_never_removed_for_room(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_steps_of_low_entropy_are_left_out_with_the_reason_and_again_after_a_res
             assert (row.weight, row.reason) == ((1.0, "mixed") if is_kept else (0.0, "low_entropy"))
         kept = [(row.trajectory_id, row.step) for row in rows if row.weight]
         assert [(s.trajectory_id, s.step) for s in batch.samples] == kept
-        assert set(batch.images) == {name for s in batch.samples for name in s.image_hashes}
+        assert set(batch.images) == {n for s in batch.samples for n in batch.image_hashes(s)}
         assert a_batch(ledger_of(config, store).next_batch(0)) == batch
         ledger.batch_trained(trained(1))
         assert ledger.progress.metrics()["steps_left_out"] == pytest.approx(1 - len(kept) / 20)

@@ -167,14 +167,14 @@ class World:
             told = {(s.trajectory_id, s.step): s for s in self.store.batch_rows(found.batch_id)}
             fresh = [s for s in found.samples if told[s.trajectory_id, s.step].reason != "pool"]
             oldest = min(
-                self.updates[span.version] for each in fresh for span in each.sampled.version_spans
+                self.updates[span.version] for each in fresh for span in each.version_spans
             )
             limit = data.max_staleness * self.config.weights.publish_every
             assert self.updates[row.formed_version] - oldest <= limit
             tokens = self.store.staleness(found.batch_id - 1)
             if row.id == len(self.store.batches()):
-                assert sum(tokens.values()) == sum(len(each.sampled.token_ids) for each in fresh)
-            shown = {name for each in found.samples for name in each.image_hashes}
+                assert sum(tokens.values()) == sum(len(each) for each in fresh)
+            shown = {name for each in found.samples for name in found.image_hashes(each)}
             assert found.images.keys() == shown  # however old a member of the pool is
             assert self.ledger.suspended == data.coupled
             is_new = found.batch_id > formed

@@ -95,7 +95,7 @@ async def test_a_run_from_lease_to_trained(config: Config) -> None:
             groups = [await client.play_group(MIXED, version=version) for _ in range(2)]
             batch = await client.must_batch(version)
             assert batch.group_ids == groups
-            assert set(batch.images) == {h for s in batch.samples for h in s.image_hashes}
+            assert set(batch.images) == {h for s in batch.samples for h in batch.image_hashes(s)}
             assert await train(client, version) == version + 1
     with open_reader(config.run.dir) as reader:
         assert {t.state for t in reader.trajectories()} == {"trained"}
@@ -429,10 +429,7 @@ async def test_a_success_from_outside_makes_a_failed_group_a_batch(config: Confi
         batch = await client.must_batch()
         outside = [each for each in batch.samples if each.trajectory_id.startswith("x")]
         assert len(outside) == 4
-        assert all(
-            not each.sampled.behaviour_logprobs and not each.sampled.version_spans
-            for each in outside
-        )
+        assert all(not each.behaviour_logprobs and not each.version_spans for each in outside)
         assert all(each.advantage > 0 for each in outside)
         done = BatchTrained(batch_id=batch.batch_id, policy_version=1, metrics={})
         assert (await client.tell(done)).accepted
@@ -491,6 +488,6 @@ async def test_kill_9_loses_nothing_acknowledged_and_clients_go_on(
         sampled = [
             (sample.trajectory_id, sample.step)
             for batch in reader.batches()
-            for sample in reader.batch_samples(batch.id)
+            for sample in reader.batch_steps(batch.id)
         ]
         assert len(sampled) == len(set(sampled))

@@ -11,8 +11,11 @@ import pytest
 import torch
 
 from bus.errors import ActionError
-from bus.messages import ActRequest, Batch, Sample, SampledTokens, Sampling, Turn
+from bus.messages import ActRequest, Batch, Sampling, Turn
+from bus.packed import float64s, int32s
 from dart_cli.config.schema import Config, ModelConfig, RunConfig, TrainConfig
+from dart_cli.data.chains import chained
+from dart_cli.data.store.rows import BatchStep
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.codec import make_codec
@@ -89,10 +92,10 @@ def _play(
     """Multi-turn trajectories in the real environment; a malformed completion clicks the middle."""
     images: dict[str, bytes] = {}
 
-    async def all_of_them() -> list[list[Sample]]:
+    async def all_of_them() -> list[list[BatchStep]]:
         return await asyncio.gather(*(one(number) for number in range(trajectories)))
 
-    async def one(number: int) -> list[Sample]:
+    async def one(number: int) -> list[BatchStep]:
         tasks = list(load_suite(SUITE).tasks.values())
         task = tasks[number % len(tasks)]
         env = make_env(SUITE)
@@ -100,7 +103,7 @@ def _play(
         observation, info = env.reset(seed=number // 2, options={"task": task})
         advantage = random.Random(number).uniform(-1.5, 1.5)
         turns: list[Turn] = []
-        samples: list[Sample] = []
+        steps_made: list[BatchStep] = []
         for step in range(steps):
             visible = HISTORY.visible(turns)
             completion = await responder.answer(
@@ -122,18 +125,15 @@ def _play(
             shown = [turn.screenshot for turn in visible if turn.screenshot is not None]
             shown.append(observation.screenshot)
             images.update({content_hash(blob): blob for blob in shown})
-            samples.append(
-                Sample(
+            steps_made.append(
+                BatchStep(
                     group_id="g0",
                     trajectory_id=f"t{number}",
                     step=step,
-                    prompt_token_ids=completion.prompt_token_ids,
-                    sampled=SampledTokens(
-                        token_ids=completion.sampled.token_ids,
-                        behaviour_logprobs=completion.sampled.behaviour_logprobs,
-                        version_spans=completion.sampled.version_spans,
-                        entropies=[],
-                    ),
+                    prompt_token_ids=int32s(completion.prompt_token_ids),
+                    token_ids=int32s(completion.sampled.token_ids),
+                    behaviour_logprobs=float64s(completion.sampled.behaviour_logprobs),
+                    version_spans=completion.sampled.version_spans,
                     image_hashes=[content_hash(blob) for blob in shown],
                     advantage=advantage,
                     weight=1.0,
@@ -149,13 +149,14 @@ def _play(
             if terminated or truncated:
                 observation, info = env.reset(seed=number, options={"task": task})
         env.close()
-        return samples
+        return steps_made
 
-    samples = [sample for trajectory in asyncio.run(all_of_them()) for sample in trajectory]
+    chains, samples = chained([s for trajectory in asyncio.run(all_of_them()) for s in trajectory])
     return Batch(
         batch_id=batch_id,
         group_ids=["g0"],
         temperature=temperature,
+        chains=chains,
         samples=samples,
         images=images,
     )

@@ -21,7 +21,7 @@ from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.train.parity import rescore
 from dart_cli.weights.file import load, publish
-from tests.altered import altered
+from tests.steps import steps_of, with_changes, with_steps
 
 Family = Callable[[str], Path]
 
@@ -50,7 +50,7 @@ def test_engine_and_trainer_agree_before_and_after_a_step_that_moves_both_parts(
     engine = TransformersEngine(load_policy(folder), load_weights=load)
     learner = PolicyLearner(TrainModel.load(config), config.train)
     batch = trial_of(engine, temperature=0.7)
-    assert {len(sample.image_hashes) for sample in batch.samples} == {0, 1, 2, 3}
+    assert {sample.images for sample in batch.samples} == {0, 1, 2, 3}
     update = learner.update(batch, 0, policy_version=0)
     assert update.applied
     assert update.metrics["parity_tokens"] == update.metrics["tokens"]
@@ -84,25 +84,25 @@ def test_samples_that_share_a_row_score_as_alone(model_type: str, family: Family
     engine = TransformersEngine(model.policy)
     batch = trial_of(engine, temperature=1.0)
     asyncio.run(engine.close())
-    by_prompt = sorted(batch.samples, key=lambda sample: len(sample.image_hashes))[-3:]
+    by_prompt = sorted(steps_of(batch), key=lambda step: len(step.image_hashes))[-3:]
     crowd = [
-        altered(
-            sample,
-            trajectory_id=f"{sample.trajectory_id}-{number}",
-            token_ids=sample.sampled.token_ids[number:],
-            behaviour_logprobs=sample.sampled.behaviour_logprobs[number:],
+        with_changes(
+            step,
+            trajectory_id=f"{step.trajectory_id}-{number}",
+            token_ids=step.token_ids[number:],
+            behaviour_logprobs=step.behaviour_logprobs[number:],
         )
-        for sample in by_prompt
+        for step in by_prompt
         for number in range(3)
     ]
-    crowded = batch.model_copy(update={"samples": crowd})
+    crowded = with_steps(batch, crowd)
 
     def scored(size: int) -> dict[tuple[str, int], list[float]]:
         held: dict[tuple[str, int], list[float]] = {}
         for part in micro_batches(crowded, model.policy, size):
             values = model.score(part, 1.0).logprobs.tolist()
             for sample in part.samples:
-                count = len(sample.sampled.token_ids)
+                count = len(sample)
                 held[sample.trajectory_id, sample.step] = values[:count]
                 values = values[count:]
         return held

@@ -11,17 +11,16 @@ import pytest
 import torch
 
 from bus.errors import ParityError
-from bus.messages import Batch, BatchTrained, Sample, VersionSpan
+from bus.messages import Batch, BatchTrained, VersionSpan
 from dart_cli.config.schema import Config
+from dart_cli.data.store.rows import BatchStep
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.model import load_policy
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.train.parity import LEAST_TOKENS, LIMITS, STALEST
-from tests.altered import altered
+from tests.steps import changed, steps_of, with_changes, with_steps
 from tests.train.parts import Data, train
-
-Change = Callable[[Sample], dict[str, object]]
 
 
 def learner(config: Config, **changes: object) -> PolicyLearner:
@@ -33,23 +32,16 @@ def weights(made: PolicyLearner) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in made.model.weights().items()}
 
 
-def changed(batch: Batch, change: Change) -> Batch:
-    samples = [altered(sample, **change(sample)) for sample in batch.samples]
-    return batch.model_copy(update={"samples": samples})
-
-
-def shifted(sample: Sample, by: float = 0.01) -> dict[str, object]:
-    return {"behaviour_logprobs": [value - by for value in sample.sampled.behaviour_logprobs]}
+def shifted(step: BatchStep, by: float = 0.01) -> dict[str, object]:
+    return {"behaviour_logprobs": [value - by for value in step.behaviour_logprobs]}
 
 
 def of_version(batch: Batch, version: int) -> Batch:
     """The batch as if these weights had sampled it."""
     return changed(
         batch,
-        lambda sample: {
-            "version_spans": [
-                VersionSpan(version=version, start=0, end=len(sample.sampled.token_ids))
-            ]
+        lambda step: {
+            "version_spans": [VersionSpan(version=version, start=0, end=len(step.token_ids))]
         },
     )
 
@@ -63,12 +55,12 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 def test_fresh_and_stale_tokens_are_distinguished(config: Config, batches: list[Batch]) -> None:
     """Half of the samples are of other weights, and a long way off: that is no fault."""
-    half = len(batches[0].samples) // 2
-    mixed = batches[0].samples[:half] + [
-        altered(sample, **shifted(sample, by=1.0))
-        for sample in of_version(batches[0], 3).samples[half:]
+    steps, half = steps_of(batches[0]), len(batches[0].samples) // 2
+    mixed = steps[:half] + [
+        with_changes(step, **shifted(step, by=1.0))
+        for step in steps_of(of_version(batches[0], 3))[half:]
     ]
-    batch = batches[0].model_copy(update={"samples": mixed})
+    batch = with_steps(batches[0], mixed)
     update = learner(config).update(batch, 0, policy_version=0)
     metrics = update.metrics
     assert update.applied
@@ -86,10 +78,10 @@ WRONG: dict[str, Callable[[Batch], Batch]] = {
     "another temperature": lambda batch: batch.model_copy(update={"temperature": 1.05}),
     "log-probabilities off by 0.01": lambda batch: changed(batch, shifted),
     "numbers that are none": lambda batch: changed(
-        batch, lambda sample: {"behaviour_logprobs": [-40.0] * len(sample.sampled.token_ids)}
+        batch, lambda step: {"behaviour_logprobs": [-40.0] * len(step.token_ids)}
     ),
     "images in another order": lambda batch: changed(
-        batch, lambda sample: {"image_hashes": sample.image_hashes[::-1]}
+        batch, lambda step: {"image_hashes": step.image_hashes[::-1]}
     ),
 }
 
@@ -115,7 +107,7 @@ def test_only_prompts_of_several_screens_are_blamed_where_one_agrees(
 ) -> None:
     spoilt = changed(
         batches[0],
-        lambda sample: shifted(sample, by=0.5) if len(sample.image_hashes) > 1 else {},
+        lambda step: shifted(step, by=0.5) if len(step.image_hashes) > 1 else {},
     )
     update = learner(config).update(spoilt, 0, policy_version=0)
     assert "One screen agrees" in update.alarm
@@ -139,7 +131,7 @@ def test_what_is_not_asked_for_stops_nothing(
 
 def test_a_few_tokens_are_reported_and_not_judged(config: Config, batches: list[Batch]) -> None:
     few = batches[0].model_copy(update={"samples": batches[0].samples[:2]})
-    assert sum(len(sample.sampled.token_ids) for sample in few.samples) < LEAST_TOKENS
+    assert sum(map(len, few.samples)) < LEAST_TOKENS
     update = learner(config).update(changed(few, shifted), 0, policy_version=0)
     assert update.applied
     assert update.metrics["parity_mean"] == pytest.approx(0.01, abs=1e-4)

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.errors import ProtocolError
-from bus.messages import Batch, Sample, VersionSpan
+from bus.messages import Batch, VersionSpan
 from dart_cli.config.schema import Config, TrainConfig
+from dart_cli.data.store.rows import BatchStep
 from dart_cli.policy.forward import logits
 from dart_cli.train.batch import (
     MicroBatch,
@@ -23,7 +24,7 @@ from dart_cli.train.batch import (
 )
 from dart_cli.train.learner import PolicyLearner, learning_rate
 from dart_cli.train.model import TrainModel
-from tests.altered import altered
+from tests.steps import changed, steps_of, with_changes, with_steps
 
 
 def learner(config: Config, **changes: object) -> PolicyLearner:
@@ -69,14 +70,10 @@ def around_chance(batch: Batch) -> Batch:
 
     So that some ratios are within every bound and some beyond each.
     """
-    samples = [
-        altered(
-            sample,
-            behaviour_logprobs=[5 * value - 4.5 for value in sample.sampled.behaviour_logprobs],
-        )
-        for sample in batch.samples
-    ]
-    return batch.model_copy(update={"samples": samples})
+    return changed(
+        batch,
+        lambda step: {"behaviour_logprobs": [5 * value - 4.5 for value in step.behaviour_logprobs]},
+    )
 
 
 OBJECTIVES: dict[str, dict[str, object]] = {
@@ -106,17 +103,16 @@ def test_the_gradient_is_that_of_the_objective_written_out(
     trajectories = {sample.trajectory_id for sample in counted}
     loss = torch.zeros((), dtype=torch.float64)
     for sample in counted:
-        pictures = [batch.images[key] for key in sample.image_hashes]
-        inputs = reference.inputs([sample.prompt_token_ids + sample.sampled.token_ids], [pictures])
-        values = logits(reference.model, inputs, last=len(sample.sampled.token_ids) + 1)[0].double()
-        values = values[: len(sample.sampled.token_ids)].clone()
+        pictures = [batch.images[key] for key in batch.image_hashes(sample)]
+        token_ids = batch.prompt(sample) + batch.completion(sample)
+        inputs = reference.inputs([token_ids], [pictures])
+        values = logits(reference.model, inputs, last=len(sample) + 1)[0].double()
+        values = values[: len(sample)].clone()
         values[:, list(reference.forbidden_token_ids)] = -1e6
         table = (values / batch.temperature).log_softmax(-1)
-        p = table[
-            torch.arange(len(sample.sampled.token_ids)), torch.tensor(sample.sampled.token_ids)
-        ]
+        p = table[torch.arange(len(sample)), torch.tensor(batch.completion(sample))]
         entropies = -(table.exp() * table).sum(-1)
-        b = torch.tensor(sample.sampled.behaviour_logprobs, dtype=torch.float64)
+        b = torch.tensor(sample.behaviour_logprobs, dtype=torch.float64)
         q, a = p.detach(), sample.advantage
         r = (p - q).exp()
         match changes:
@@ -133,9 +129,7 @@ def test_the_gradient_is_that_of_the_objective_written_out(
             case _:
                 token_losses = -(q - b).exp().clamp(max=1) * r * a
         in_trajectory = sum(
-            len(each.sampled.token_ids)
-            for each in counted
-            if each.trajectory_id == sample.trajectory_id
+            len(each) for each in counted if each.trajectory_id == sample.trajectory_id
         )
         divisor = {
             "tokens": completion_tokens(batch),
@@ -185,7 +179,7 @@ def test_padding_changes_no_log_probability(config: Config, batches: list[Batch]
     with torch.no_grad():
         padded = [model.score(p, 1.0).logprobs for p in micro_batches(batch, model.policy, 1000)]
         alone = [model.score(p, 1.0).logprobs for p in micro_batches(batch, model.policy, 1)]
-    lengths = {len(s.prompt_token_ids) + len(s.sampled.token_ids) for s in batch.samples}
+    lengths = {sample.end for sample in batch.samples}
     assert len(lengths) > 3
     assert torch.allclose(torch.cat(padded), torch.cat(alone), atol=1e-5)
 
@@ -193,39 +187,37 @@ def test_padding_changes_no_log_probability(config: Config, batches: list[Batch]
 def grouped(batch: Batch, seed: int) -> Batch:
     """The batch with for each sample some of the same prompt, with equal and other completions."""
     dice = random.Random(seed)
-    samples = []
-    for sample in batch.samples[:6]:
+    steps = []
+    for step in steps_of(batch)[:6]:
         for number in range(dice.randint(1, 5)):
-            tokens = list(sample.sampled.token_ids)
+            tokens = list(step.token_ids)
             if dice.random() < 0.7:
                 tokens[dice.randrange(len(tokens))] = 100 + dice.randrange(500)
                 tokens = tokens[: dice.randint(1, len(tokens))]
             changes = {
-                "trajectory_id": f"{sample.trajectory_id}-{number}",
+                "trajectory_id": f"{step.trajectory_id}-{number}",
                 "token_ids": tokens,
                 "behaviour_logprobs": [-dice.random() for _ in tokens],
                 "advantage": dice.uniform(-1, 1),
             }
-            samples.append(altered(sample, **changes))
-    dice.shuffle(samples)
-    return batch.model_copy(update={"samples": samples})
+            steps.append(with_changes(step, **changes))
+    dice.shuffle(steps)
+    return with_steps(batch, steps)
 
 
 @pytest.mark.parametrize("size", [2, 7, 1000])
 def test_no_sample_is_lost_and_parts_keep_their_size(batches: list[Batch], size: int) -> None:
-    samples = grouped(batches[0], seed=size).samples
-    rows = arrange(samples, size)
+    batch = grouped(batches[0], seed=size)
+    samples = batch.samples
+    rows = arrange(batch, samples, size)
     seen = [(sample.trajectory_id, sample.step) for row in rows for sample in row.samples]
     assert sorted(seen) == sorted((sample.trajectory_id, sample.step) for sample in samples)
     assert max(len(row.samples) for row in rows) <= size
     for row in rows:
-        assert len({tuple(sample.prompt_token_ids) for sample in row.samples}) == 1
+        assert len({tuple(batch.prompt(sample)) for sample in row.samples}) == 1
         for sample, start in zip(row.samples, row.starts, strict=True):
             begin = row.prompt + start
-            assert (
-                list(row.token_ids[begin:][: len(sample.sampled.token_ids)])
-                == sample.sampled.token_ids
-            )
+            assert list(row.token_ids[begin:][: len(sample)]) == list(batch.completion(sample))
     assert len(rows) < len(samples)
 
 
@@ -246,7 +238,7 @@ def test_samples_that_share_a_prompt_score_as_if_alone(
 
 def _one_by_one(together: MicroBatch, batch: Batch, model: TrainModel) -> Iterator[MicroBatch]:
     """Each sample of `together` as a part of its own, in the same order."""
-    for row in arrange(batch.samples, 1000):
+    for row in arrange(batch, batch.samples, 1000):
         for sample in row.samples:
             yield from micro_batches(
                 batch.model_copy(update={"samples": [sample]}), model.policy, 1
@@ -461,8 +453,8 @@ def test_the_kl_pulls_towards_the_model_the_run_began_with(
 
 
 def spoilt(batch: Batch, **changes: object) -> Batch:
-    first = altered(batch.samples[0], **changes)
-    return batch.model_copy(update={"samples": [first, *batch.samples[1:]]})
+    first, *others = steps_of(batch)
+    return with_steps(batch, [with_changes(first, **changes), *others])
 
 
 @pytest.mark.parametrize(
@@ -491,19 +483,19 @@ def test_a_demonstration_joins_a_batch_without_log_probabilities(
     config: Config, batches: list[Batch]
 ) -> None:
     """It is trained on, is part of no parity, and the other samples' statistics stay."""
-    fresh = [sample for sample in batches[0].samples if sample.weight][:4]
-    shown = altered(fresh[-1], behaviour_logprobs=[], version_spans=[], advantage=1.5)
+    fresh = [step for step in steps_of(batches[0]) if step.weight][:4]
+    shown = with_changes(fresh[-1], behaviour_logprobs=[], version_spans=[], advantage=1.5)
 
-    def updated(samples: list[Sample]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+    def updated(steps: list[BatchStep]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
         made = learner(config)
-        batch = batches[0].model_copy(update={"samples": samples})
+        batch = with_steps(batches[0], steps)
         return made.update(batch, 0, policy_version=3).metrics, gradients(made)
 
     without, gradient = updated(fresh[:-1])
     with_it, other_gradient = updated([*fresh[:-1], shown])
-    tokens = len(shown.sampled.token_ids)
+    tokens = len(shown.token_ids)
     assert with_it["demonstrated_fraction"] == pytest.approx(
-        tokens / sum(len(sample.sampled.token_ids) for sample in fresh)
+        tokens / sum(len(step.token_ids) for step in fresh)
     )
     assert with_it["demonstrated_weight_mean"] == 1
     for name in ("ess", "is_weight_mean", "parity_max"):
@@ -514,19 +506,19 @@ def test_a_demonstration_joins_a_batch_without_log_probabilities(
 def test_each_step_carries_how_far_trainer_and_engine_are_apart(
     config: Config, batches: list[Batch]
 ) -> None:
-    samples = [sample for sample in batches[0].samples if sample.weight][:3]
-    off = [value - 0.25 for value in samples[0].sampled.behaviour_logprobs]
+    steps = [step for step in steps_of(batches[0]) if step.weight][:3]
+    off = [value - 0.25 for value in steps[0].behaviour_logprobs]
     given = [
-        altered(samples[0], behaviour_logprobs=off),
-        samples[1],
-        altered(samples[2], behaviour_logprobs=[], version_spans=[]),
+        with_changes(steps[0], behaviour_logprobs=off),
+        steps[1],
+        with_changes(steps[2], behaviour_logprobs=[], version_spans=[]),
     ]
-    batch = batches[0].model_copy(update={"samples": given})
+    batch = with_steps(batches[0], given)
     gaps = {
         (gap.trajectory_id, gap.step): gap for gap in learner(config).update(batch, 0).mismatches
     }
-    assert gaps.keys() == {(sample.trajectory_id, sample.step) for sample in samples[:2]}
-    shifted, same = (gaps[sample.trajectory_id, sample.step] for sample in samples[:2])
+    assert gaps.keys() == {(step.trajectory_id, step.step) for step in steps[:2]}
+    shifted, same = (gaps[step.trajectory_id, step.step] for step in steps[:2])
     assert (shifted.mean, shifted.largest) == (pytest.approx(0.25, abs=1e-3),) * 2
     assert (same.mean, same.largest) == (pytest.approx(0, abs=1e-3),) * 2
 
@@ -536,19 +528,17 @@ def test_parity_is_asked_of_tokens_that_one_version_alone_made(
 ) -> None:
     """Behind a swap in flight tokens come of two versions: their gap is no fault of the engine."""
     first = batches[0]
-    long = next(
-        sample for sample in first.samples if sample.weight and len(sample.sampled.token_ids) > 1
-    )
+    long = next(step for step in steps_of(first) if step.weight and len(step.token_ids) > 1)
 
     def gap(*spans: VersionSpan, off: int) -> float:
-        logprobs = list(long.sampled.behaviour_logprobs)
+        logprobs = list(long.behaviour_logprobs)
         logprobs[off] -= 0.5
-        sample = altered(long, version_spans=spans, behaviour_logprobs=logprobs)
+        step = with_changes(long, version_spans=list(spans), behaviour_logprobs=logprobs)
         made = learner(config)
-        updated = made.update(first.model_copy(update={"samples": [sample]}), 0, policy_version=3)
+        updated = made.update(with_steps(first, [step]), 0, policy_version=3)
         return updated.metrics["parity_max"]
 
-    length = len(long.sampled.token_ids)
+    length = len(long.token_ids)
     whole = VersionSpan(version=3, start=0, end=length)
     before, after = (
         VersionSpan(version=3, start=0, end=1),

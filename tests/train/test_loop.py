@@ -36,7 +36,7 @@ from dart_cli.train.model import TrainModel
 from dart_cli.weights.delta_chain import newest_version
 from dart_cli.weights.file import load
 from dart_cli.weights.manifest import WEIGHTS
-from tests.altered import altered
+from tests.steps import steps_of, with_changes, with_steps
 from tests.train.parts import PATIENCE_S, Data, another_run, final_weights, serving, train, versions
 
 
@@ -264,8 +264,8 @@ async def test_the_trainer_waits_for_a_data_process_that_is_not_there_yet(
 async def test_a_batch_of_another_model_ends_the_trainer_with_its_cause(
     config: Config, batches: list[Batch]
 ) -> None:
-    sample = altered(batches[0].samples[0], token_ids=[10**6])
-    data = Data([batches[0].model_copy(update={"samples": [sample]})])
+    step = with_changes(steps_of(batches[0])[0], token_ids=[10**6], behaviour_logprobs=[0.0])
+    data = Data([with_steps(batches[0], [step])])
     with pytest.raises(ProtocolError, match="batch 1"):
         await train(config, data)
 

@@ -17,15 +17,16 @@ from bus.messages import (
     Batch,
     BatchRequest,
     BatchTrained,
+    Chain,
     Heartbeat,
     Reply,
     Request,
     Sample,
-    SampledTokens,
     TrainerHello,
     VersionSpan,
     WeightsPublished,
 )
+from bus.packed import float64s, int32s
 from bus.pubsub import Forwarder, Subscriber
 from dart_cli.config.schema import Config, TimingConfig
 from dart_cli.train import loop
@@ -45,22 +46,21 @@ def batch(number: int, samples: int = 3) -> Batch:
         batch_id=number,
         group_ids=["g0"],
         temperature=1.0,
+        chains=[Chain(token_ids=int32s([1, 4, 5]), image_hashes=[])],
         samples=[
             Sample(
                 group_id="g0",
                 trajectory_id=f"t{i}",
                 step=0,
-                prompt_token_ids=[1],
-                sampled=SampledTokens(
-                    token_ids=[4, 5],
-                    behaviour_logprobs=[0.0, 0.0],
-                    version_spans=[
-                        VersionSpan(version=0, start=0, end=1),
-                        VersionSpan(version=2, start=1, end=2),
-                    ],
-                    entropies=[],
-                ),
-                image_hashes=[],
+                chain=0,
+                start=1,
+                end=3,
+                images=0,
+                behaviour_logprobs=float64s([0.0, 0.0]),
+                version_spans=[
+                    VersionSpan(version=0, start=0, end=1),
+                    VersionSpan(version=2, start=1, end=2),
+                ],
                 advantage=float(i % 2),
                 weight=0.0 if i == 0 else 1.0,
             )

@@ -53,14 +53,19 @@ def pack_prompt(values: list[int]) -> bytes:
 
 def unpack_prompt(blob: bytes) -> list[int]:
     """Inverse of pack_prompt."""
+    return unpack_ids(prompt_ids(blob))
+
+
+def prompt_ids(blob: bytes) -> bytes:
+    """The ids of pack_prompt as those of pack_ids: no integer is made."""
     if blob[:1] != _SHORT:
-        return unpack_ids(zlib.decompress(blob))
+        return zlib.decompress(blob)
     unit, planes = blob[1:5], blob[5:]
     size = len(planes) // 3
     short = bytearray(4 * size)
     for index in range(3):
         short[index::4] = planes[index * size : (index + 1) * size]
-    return unpack_ids(bytes(short).replace(_MANY, _EIGHT * 16).replace(_EIGHT, unit * 8))
+    return bytes(short).replace(_MANY, _EIGHT * 16).replace(_EIGHT, unit * 8)
 
 
 def _in_a_row(values: list[int]) -> int:

@@ -12,12 +12,13 @@ from typing import Any
 from bus.errors import StoreError
 from bus.messages import (
     Outcome,
-    Sample,
     SampledTokens,
 )
+from bus.packed import float64s, int32s
 from dart_cli.data.store.analytics import Analytics
 from dart_cli.data.store.connection import marks, where_clause
 from dart_cli.data.store.encoding import (
+    prompt_ids,
     unpack_floats,
     unpack_ids,
     unpack_prompt,
@@ -25,6 +26,7 @@ from dart_cli.data.store.encoding import (
 )
 from dart_cli.data.store.rows import (
     BatchRow,
+    BatchStep,
     Decision,
     GroupRow,
     GroupState,
@@ -208,8 +210,8 @@ class Reader(Analytics):
         rows = self._rows("SELECT id FROM groups WHERE batch_id = ? ORDER BY number", (batch_id,))
         return [row["id"] for row in rows]
 
-    def batch_samples(self, batch_id: int) -> list[Sample]:
-        """The samples of one batch that are trained on, exactly as they were first served."""
+    def batch_steps(self, batch_id: int) -> list[BatchStep]:
+        """The steps of one batch that are trained on, exactly as they were first served."""
         rows = self._rows(
             "SELECT b.group_id, b.trajectory_id, b.step, b.advantage, b.weight, b.reason, s.image_hashes, "
             "s.prompt_token_ids, s.token_ids, s.behaviour_logprobs, s.version_spans "
@@ -218,22 +220,18 @@ class Reader(Analytics):
             "WHERE b.batch_id = ? AND b.weight <> 0 ORDER BY b.position",
             (batch_id,),
         )
-        # Each value was validated when it came in: building 500 samples again need not repeat it.
         return [
-            Sample.model_construct(
+            BatchStep(
                 group_id=row["group_id"],
                 trajectory_id=row["trajectory_id"],
                 step=row["step"],
-                prompt_token_ids=unpack_prompt(row["prompt_token_ids"]),
-                sampled=SampledTokens.model_construct(
-                    token_ids=unpack_ids(row["token_ids"]),
-                    behaviour_logprobs=unpack_floats(row["behaviour_logprobs"]),
-                    entropies=[],
-                    version_spans=[]  # as old as it is: no version of now to be behind
-                    if row["reason"] == "pool"
-                    else unpack_spans(row["version_spans"]),
-                ),
+                prompt_token_ids=int32s(prompt_ids(row["prompt_token_ids"])),
+                token_ids=int32s(row["token_ids"]),
                 image_hashes=json.loads(row["image_hashes"]),
+                behaviour_logprobs=float64s(row["behaviour_logprobs"]),
+                version_spans=[]  # as old as it is: no version of now to be behind
+                if row["reason"] == "pool"
+                else unpack_spans(row["version_spans"]),
                 advantage=row["advantage"],
                 weight=row["weight"],
             )

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bus.messages import Outcome, SampledTokens
+from bus.messages import Outcome, SampledTokens, VersionSpan
+from bus.packed import FloatArray, IntArray
 
 GroupState = Literal["open", "ready", "batched", "trained", "dropped"]
 TrajectoryState = Literal["leased", "playing", "finished", "batched", "trained", "dropped"]
@@ -161,6 +162,22 @@ class PlannedSample:
     weight: float  # multiplies the sample's loss; 0 where it is left out
     reason: SampleReason = "mixed"
     entropy: float | None = None  # mean over its tokens, nats
+
+
+@dataclass(frozen=True)
+class BatchStep:
+    """A step of a batch that is trained on, before steps that extend one another are chained."""
+
+    group_id: str  # in which it is compared
+    trajectory_id: str
+    step: int
+    prompt_token_ids: IntArray  # [P], image placeholders expanded
+    token_ids: IntArray  # [A], the completion
+    image_hashes: list[str]  # [I], the prompt's
+    behaviour_logprobs: FloatArray  # [A], nats; empty if unknown
+    version_spans: list[VersionSpan]
+    advantage: float
+    weight: float  # multiplies the sample's loss
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from sqlite_utils import Database
 
 from bus.errors import RunDirectoryError, StoreError
 from bus.messages import Outcome
+from dart_cli.data.chains import chained
 from dart_cli.data.store.migrations import MIGRATIONS
 from dart_cli.data.store.open import open_reader, open_store
 from envs.base import Task
@@ -168,7 +169,7 @@ def test_an_older_batch_knows_in_which_groups_its_samples_are_compared(run_dir: 
         db.execute("DELETE FROM _sqlite_migrations WHERE name = '0013_group_of_sample'")
     db.close()
     with open_store(run_dir) as store:
-        assert store.batch_samples(1) == batch.samples
+        assert chained(store.batch_steps(1)) == (batch.chains, batch.samples)
 
 
 def test_another_programs_database_is_left_alone(run_dir: Path) -> None:

@@ -106,14 +106,13 @@ def test_a_batch_is_read_as_it_was_planned(run_dir: Path) -> None:
         store.add_batch(
             BatchRow(1, "batched", 10.0, 4, 1.0, 0.5, None, None), ["g1"], planned, ["g1-00"]
         )
-        samples = store.batch_samples(1)
+        samples = store.batch_steps(1)
         assert [(s.step, s.advantage, s.weight) for s in samples] == [
             (p.step, p.advantage, p.weight) for p in planned
         ]
-        assert (
-            samples[0].sampled.behaviour_logprobs
-            == step_record("g1-00", 2).sampled.behaviour_logprobs
-        )
+        sent = step_record("g1-00", 2).sampled
+        assert list(samples[0].token_ids) == sent.token_ids
+        assert list(samples[0].behaviour_logprobs) == sent.behaviour_logprobs
         assert store.batch_groups(1) == ["g1"]
         assert [row.state for row in store.trajectories()] == ["batched"]
         done = BatchTrained(batch_id=1, policy_version=5, metrics={"loss": 0.25})

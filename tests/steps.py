@@ -1,0 +1,53 @@
+"""Batches as steps, each with its own prompt, so that a test can change one and chain them again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from bus.messages import Batch
+from bus.packed import float64s, int32s
+from dart_cli.data.chains import chained
+from dart_cli.data.store.rows import BatchStep
+
+
+def steps_of(batch: Batch) -> list[BatchStep]:
+    """The steps of a batch, in order of its samples."""
+    return [
+        BatchStep(
+            group_id=sample.group_id,
+            trajectory_id=sample.trajectory_id,
+            step=sample.step,
+            prompt_token_ids=batch.prompt(sample),
+            token_ids=batch.completion(sample),
+            image_hashes=batch.image_hashes(sample),
+            behaviour_logprobs=sample.behaviour_logprobs,
+            version_spans=sample.version_spans,
+            advantage=sample.advantage,
+            weight=sample.weight,
+        )
+        for sample in batch.samples
+    ]
+
+
+def with_steps(batch: Batch, steps: Sequence[BatchStep]) -> Batch:
+    """The batch of other steps."""
+    chains, samples = chained(steps)
+    return batch.model_copy(update={"chains": chains, "samples": samples})
+
+
+def with_changes(step: BatchStep, **changes: object) -> BatchStep:
+    """`step` with `changes`; numbers may be lists."""
+    for name, make in {
+        "prompt_token_ids": int32s,
+        "token_ids": int32s,
+        "behaviour_logprobs": float64s,
+    }.items():
+        if name in changes:
+            changes[name] = make(changes[name])  # type: ignore[operator]
+    return replace(step, **changes)  # type: ignore[arg-type]
+
+
+def changed(batch: Batch, change: Callable[[BatchStep], dict[str, object]]) -> Batch:
+    """The batch with the changes of each of its steps."""
+    return with_steps(batch, [with_changes(step, **change(step)) for step in steps_of(batch)])
