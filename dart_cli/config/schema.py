@@ -266,6 +266,10 @@ class RolloutConfig(Section):
     """`transformers`: MiB for the keys and values of the requests decoded together, their longest
     counted for each; a request that does not fit waits. A single one is served, however large."""
 
+    prefix_cache_mb: int = Field(default=1024, ge=0, le=16 * MANY)
+    """`transformers`: MiB beside `kv_cache_mb` for the keys and values of earlier requests, with which
+    a request that begins like one of them is not computed from its start; 0 for none."""
+
     image_cache_mb: Megabytes = 256
     """MiB for screens in the form that the model reads: 21 for one of 1280x720, 48 for 1920x1080. A
     step shows past screens again, so there should be room for those of the episodes in play."""

@@ -104,7 +104,8 @@ def judge_needs(
 def _judge(process: str, need: Need, room: int, where: str) -> Finding:
     text = f"{process} needs about {_gib(need.total)}, {where} has {_gib(room)}"
     cure = (
-        "train.micro_batch, policy.history_images, rollout.max_tokens or rollout.kv_cache_mb lower, "
+        "train.micro_batch, policy.history_images, rollout.max_tokens, rollout.kv_cache_mb or "
+        "rollout.prefix_cache_mb lower, "
         "model.freeze_vision, or a smaller model"
     )
     if need.fixed > room:
@@ -147,7 +148,8 @@ def _rollout(config: Config, tree: Mapping[str, Any], count: int, image: int) ->
         cache = config.vllm.kv_cache_mb * MIB or tokens * _cached(tree, text, dtype)
         what = "keys and values of one prompt" if not config.vllm.kv_cache_mb else "cache"
     else:
-        cache, what = config.rollout.kv_cache_mb * MIB, "rollout.kv_cache_mb"
+        cache = (config.rollout.kv_cache_mb + config.rollout.prefix_cache_mb) * MIB
+        what = "rollout.kv_cache_mb and prefix_cache_mb"
     share = config.vllm.tensor_parallel if config.rollout.engine == "vllm" else 1
     parts = f"weights {_gib(weights)}, {what} {_gib(cache)}, a forward pass {_gib(passing)}"
     if share > 1:

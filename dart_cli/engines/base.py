@@ -91,7 +91,10 @@ class Engine(Protocol):
         ...
 
     def gauges(self) -> dict[str, float]:
-        """Load for the heartbeat: in_flight, waiting, tokens, and LoadMeter's gauges."""
+        """Load for the heartbeat: in_flight, waiting, tokens, and LoadMeter's gauges.
+
+        An engine with a prefix cache adds prompt_tokens = prefilled_tokens + cached_tokens.
+        """
         ...
 
     async def close(self) -> None:

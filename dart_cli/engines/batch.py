@@ -2,39 +2,49 @@
 
     ActiveRequest   one request: waiting, or a row of the batch
     RunningBatch    prefills the rows that join, decodes one token for all, removes rows
+    PromptTokens    tokens of prompts: asked for, computed, taken from the prefix cache
     JoinPolicy      when waiting requests join a running batch
 
-A request joins between two passes: the prompts of all requests that join together are one forward
-pass of their own, which draws their first tokens; then their keys and values are added to the
-batch's. Every row has its own length, position, temperature and random numbers.
+A request joins between two passes: the prompts of the requests that join together are a forward pass
+of their own, which draws their first tokens; then their keys and values are added to the batch's. Every
+row has its own length, position, temperature and random numbers.
+
+A prefill computes what the prefix cache (dart_cli.engines.prefix_cache) does not have. Its rows end in
+the same column, so each computes as many tokens as the row with most to compute, and rows that differ
+much have passes of their own. Equal prompts that join together are computed once.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Container, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import DynamicCache
+from transformers import Cache, DynamicCache
 
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.completions import CompletionBuilder
 from dart_cli.engines.features import FeatureCache
 from dart_cli.engines.inverse_cdf import uniform_numbers
 from dart_cli.engines.kv_cache import BatchKVCache, kv_bytes_per_token
+from dart_cli.engines.prefix_cache import BLOCK, BlockKeys, CachedPrefix, CachedRow, PrefixCache
 from dart_cli.engines.sampling import sample
-from dart_cli.policy.forward import ModelInputs, logits
+from dart_cli.policy.forward import ImageFeatures, ModelInputs, logits
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy
 
 PREFILL_ITERATIONS = 2
 """Cost of a prefill for the rows that it delays, beside the prompts' own work, in iterations."""
+
+SMALL_PREFILL = 256
+"""Tokens of a row that a pass computes at hardly more cost than fewer."""
 
 
 @dataclass(eq=False)
@@ -47,8 +57,10 @@ class ActiveRequest:
     arrived: float
     began: float = 0.0  # start of its prefill
     position: int = 0  # of the last token drawn, in the model's position ids
+    weights: int = -1  # of its keys and values: RunningBatch's count when it was prefilled
     future: Future[Generation] = field(default_factory=Future)
     cancelled: bool = False  # no caller awaits it any more; its row can end early
+    _block_keys: BlockKeys | None = None
 
     @property
     def token_ids(self) -> list[int]:
@@ -66,9 +78,24 @@ class ActiveRequest:
         sampling = self.request.sampling
         return uniform_numbers(sampling.seed, sampling.max_tokens)
 
+    def block_keys(self, token_ids: Sequence[int], image_token: int) -> Sequence[bytes]:
+        """Keys of the whole blocks of `token_ids`, the first of this request's own, or all."""
+        if self._block_keys is None:
+            self._block_keys = BlockKeys(self.images, image_token)
+        return self._block_keys.of(token_ids)
+
     def finished(self, ends: Container[int]) -> Literal["end", "length"] | None:
         """Why the completion is over; None if it is not."""
         return self.builder.finished(ends, self.request.sampling.max_tokens)
+
+
+@dataclass
+class PromptTokens:
+    """Tokens of the prompts served so far, those of a partial included: asked = computed + cached."""
+
+    asked: int = 0
+    computed: int = 0
+    cached: int = 0  # computed before, or with an equal prompt
 
 
 @dataclass(frozen=True)
@@ -80,19 +107,40 @@ class Prefilled:
     lengths: list[int]  # [rows], tokens of each in the cache
 
 
+@dataclass(frozen=True)
+class _Prompt:
+    """Requests of equal tokens and screens, which are one row of a prefill."""
+
+    jobs: list[ActiveRequest]
+    token_ids: list[int]
+    blocks: list[int]  # of the prefix cache
+
+    @property
+    def new(self) -> int:
+        """Tokens to compute, one at least."""
+        return len(self.token_ids) - min(len(self.blocks) * BLOCK, len(self.token_ids) - 1)
+
+
 class RunningBatch:
     """The rows that are decoded, in no particular order. Used by one thread.
 
     `cache_bytes` bounds their keys and values, with every row counted at the greatest length that any
-    of them can reach; a single request is served whatever its size.
+    of them can reach; a single request is served whatever its size. `prefix_bytes` bounds those of
+    requests served before.
     """
 
-    def __init__(self, policy: LoadedPolicy, features: FeatureCache, cache_bytes: int) -> None:
+    def __init__(
+        self, policy: LoadedPolicy, features: FeatureCache, cache_bytes: int, prefix_bytes: int
+    ) -> None:
         self.jobs: list[ActiveRequest] = []
+        self.tokens = PromptTokens()
         self._policy = policy
         self._features = features
         self._cache = BatchKVCache()
-        self._most_tokens = max(1, cache_bytes // kv_bytes_per_token(policy.model))
+        token_bytes = kv_bytes_per_token(policy.model)
+        self._most_tokens = max(1, cache_bytes // token_bytes)
+        self._prefixes = PrefixCache(policy.model, prefix_bytes, token_bytes)
+        self._weights = 0  # how often they have changed
 
     def fitting(self, waiting: Iterable[ActiveRequest], slots: int) -> int:
         """How many of the waiting requests, from the first, fit into `slots` and the cache."""
@@ -105,22 +153,133 @@ class RunningBatch:
             rows += 1
         return rows - len(self.jobs)
 
+    def forget(self) -> None:
+        """The weights have changed: what the old ones computed serves no request that joins later."""
+        self._weights += 1
+        self._prefixes.clear()
+
     @torch.inference_mode()
-    def prefill(self, jobs: Sequence[ActiveRequest], version: int) -> Prefilled:
-        """One pass over the prompts of `jobs`, which draws a token for each under `version`.
+    def prefill(self, jobs: Sequence[ActiveRequest], version: int) -> list[Prefilled]:
+        """Passes over the prompts of `jobs`, which draw a token for each under `version`.
 
         The rows of the batch are not touched.
         """
+        prompts = self._prompts(jobs)
+        passes = [self._prefill(part, version) for part in _alike(prompts)]
+        for each in passes:
+            layer: Any = each.cache.layers[0]
+            rows = list(enumerate(each.jobs))
+            self._store(each.cache, rows, each.lengths, layer.keys.shape[2])
+        return passes
+
+    def _prompts(self, jobs: Sequence[ActiveRequest]) -> list[_Prompt]:
+        """The distinct prompts of `jobs`, in their order."""
+        found: dict[tuple[object, ...], _Prompt] = {}
+        for job in jobs:
+            job.weights = self._weights
+            token_ids = job.token_ids
+            key = (*token_ids, *(image.key for image in job.images))
+            if key not in found:
+                keys = job.block_keys(token_ids, self._policy.image_token_id)
+                blocks = self._prefixes.match(keys)
+                found[key] = _Prompt([], token_ids, blocks)
+            found[key].jobs.append(job)
+        return list(found.values())
+
+    def _prefill(self, prompts: Sequence[_Prompt], version: int) -> Prefilled:
+        """One pass over `prompts`, each from the token on that leaves as many as the one with most."""
         policy = self._policy
-        inputs = policy.inputs_of([job.token_ids for job in jobs], [job.images for job in jobs])
-        lengths = [len(job.token_ids) for job in jobs]
-        features = self._features.of(policy, inputs)
-        cache = DynamicCache()
+        firsts = [prompt.jobs[0] for prompt in prompts]
+        lengths = [len(prompt.token_ids) for prompt in prompts]
+        new, longest = max(prompt.new for prompt in prompts), max(lengths)
+        inputs = policy.inputs_of(
+            [prompt.token_ids for prompt in prompts], [job.images for job in firsts]
+        )
+        past = [
+            CachedPrefix(prompt.blocks, max(0, length - new))
+            for prompt, length in zip(prompts, lengths, strict=True)
+        ]
+        cache = self._prefixes.read(past, longest - new)
+        inputs, features = self._rest(inputs, firsts, new)
         values = logits(policy.model, inputs, last=1, features=features, cache=cache)[:, 0]
-        for job, position in zip(jobs, inputs.next_position.tolist(), strict=True):
-            job.position = position
+        rows = [row for row, prompt in enumerate(prompts) for _ in prompt.jobs]
+        jobs = [job for prompt in prompts for job in prompt.jobs]
+        if len(jobs) > len(prompts):
+            values = values[rows]
+            cache.batch_select_indices(torch.tensor(rows, device=values.device))
+        positions = inputs.next_position.tolist()
+        for row, job in zip(rows, jobs, strict=True):
+            job.position = positions[row]
         self._draw(jobs, values, version)
-        return Prefilled(jobs, cache, lengths)
+        asked, computed = sum(lengths[row] for row in rows), sum(min(new, n) for n in lengths)
+        self.tokens.asked += asked
+        self.tokens.computed += computed
+        self.tokens.cached += asked - computed
+        return Prefilled(jobs, cache, [lengths[row] for row in rows])
+
+    def _rest(
+        self, inputs: ModelInputs, jobs: Sequence[ActiveRequest], new: int
+    ) -> tuple[ModelInputs, ImageFeatures | None]:
+        """The last `new` columns of `inputs`, and the features of the placeholders in them.
+
+        The mask stays whole. Of a screen whose placeholders begin before these columns, features
+        are given from the first placeholder in them on.
+        """
+        columns = inputs.input_ids.shape[1]
+        if new == columns:
+            return inputs, self._features.of(self._policy, inputs)
+        shown: list[int] = []  # of inputs.images
+        skipped: list[int] = []  # placeholders of each of these
+        numbers = iter(inputs.shown)
+        placeholders = inputs.input_ids == self._policy.image_token_id
+        before = placeholders[:, :-new].sum(dim=1).tolist()
+        for job, gone in zip(jobs, before, strict=True):
+            for image in job.images:
+                number = next(numbers)
+                if gone < image.tokens:
+                    shown.append(number)
+                    skipped.append(gone)
+                gone = max(0, gone - image.tokens)
+        kept = sorted(set(shown))
+        inputs = replace(
+            inputs,
+            input_ids=inputs.input_ids[:, -new:],
+            position_ids=inputs.position_ids[:, :, -new:],
+            images=tuple(inputs.images[number] for number in kept),
+            shown=tuple(range(len(shown))),
+        )
+        features = self._features.of(self._policy, inputs)
+        if features is None:
+            return inputs, None
+        parts = [(kept.index(number), first) for number, first in zip(shown, skipped, strict=True)]
+        return inputs, ImageFeatures(
+            embeds=tuple(features.embeds[number][first:] for number, first in parts),
+            deepstack=tuple(
+                tuple(level[number][first:] for number, first in parts)
+                for level in features.deepstack
+            ),
+        )
+
+    def _store(
+        self,
+        cache: Cache,
+        rows: Sequence[tuple[int, ActiveRequest]],
+        lengths: Sequence[int],
+        end: int,
+    ) -> None:
+        """Keep some rows of `cache` as prefixes of later requests; all rows end before column `end`."""
+        image_token = self._policy.image_token_id
+        kept = [
+            CachedRow(
+                row,
+                end - lengths[row],
+                job.block_keys(job.token_ids[: lengths[row]], image_token),
+            )
+            for row, job in rows
+            if job.weights == self._weights
+        ]
+        with contextlib.suppress(torch.OutOfMemoryError):  # the next such request computes it again
+            self._prefixes.store(cache, kept)
 
     @torch.inference_mode()
     def join(self, prefilled: Prefilled) -> None:
@@ -148,6 +307,13 @@ class RunningBatch:
         self._draw(self.jobs, values, version)
 
     @torch.inference_mode()
+    def keep(self, jobs: Container[ActiveRequest]) -> None:
+        """Let later requests begin like these, which have ended; not after a failure of their pass."""
+        rows = [(row, job) for row, job in enumerate(self.jobs) if job in jobs]
+        if rows:
+            self._store(self._cache, rows, self._cache.lengths, self._cache.end)
+
+    @torch.inference_mode()
     def leave(self, gone: Container[ActiveRequest]) -> None:
         """Remove these from the batch."""
         rows = {row for row, job in enumerate(self.jobs) if job in gone}
@@ -170,6 +336,16 @@ class RunningBatch:
             jobs, drawn.token_ids, drawn.logprobs, drawn.entropies, strict=True
         ):
             job.builder.add(token, logprob, entropy, version)
+
+
+def _alike(prompts: Iterable[_Prompt]) -> list[list[_Prompt]]:
+    """`prompts` in parts, so that no pass computes more than twice the tokens that it must."""
+    parts: list[list[_Prompt]] = []
+    for prompt in sorted(prompts, key=lambda each: -each.new):
+        if not parts or max(2 * prompt.new, SMALL_PREFILL) < parts[-1][0].new:
+            parts.append([])
+        parts[-1].append(prompt)
+    return parts
 
 
 class JoinPolicy:

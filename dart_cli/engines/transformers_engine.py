@@ -10,6 +10,9 @@ passes, and a row that has ended, or whose caller is gone, leaves after the pass
 by `max_batch` and by the memory of their keys and values; other requests wait in order of arrival.
 Tokens do not depend on the rest of the batch (dart_cli.engines.sampling).
 
+A request that begins like one served before, such as the next step of a trajectory, is prefilled from
+where they differ (dart_cli.engines.prefix_cache). Keys and values of other weights are never taken.
+
 A swap keeps the keys and values of the tokens before it, which older weights computed, as vLLM's
 in-flight updates do: no request waits longer than one pass, and nothing is computed twice. Each
 token's version is that of the weights whose forward pass drew it, and its behaviour log-probability
@@ -73,7 +76,8 @@ class TransformersEngine:
 
     `load_weights` reads and checks a published set (dart_cli.weights.file.load). `linger_s` is how
     long the idle worker waits for more requests after the first. `cache_bytes` bounds the keys and
-    values of the batch (see RunningBatch), `feature_bytes` the cached output of the vision tower.
+    values of the batch (see RunningBatch), `prefix_bytes` those of requests served before (0 keeps none),
+    `feature_bytes` the cached output of the vision tower.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class TransformersEngine:
         max_waiting: int = 4096,
         linger_s: float = 0.001,
         cache_bytes: int = 4 * 2**30,
+        prefix_bytes: int = 2**30,
         feature_bytes: int = 256 * 2**20,
     ) -> None:
         self.policy = policy
@@ -109,7 +114,7 @@ class TransformersEngine:
         self._prefills = 0
         self._finished = 0
         self._features = FeatureCache(feature_bytes)
-        self._batch = RunningBatch(policy, self._features, cache_bytes)
+        self._batch = RunningBatch(policy, self._features, cache_bytes, prefix_bytes)
         self._join_policy = JoinPolicy()
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
@@ -131,8 +136,9 @@ class TransformersEngine:
     async def generate_together(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
         """Draw several completions, which join together where there is room for them.
 
-        Which requests share a pass changes the last bits of their logits: called like this, without
-        other requests meanwhile, the same requests give the same numbers. Raises as `generate`.
+        Which requests share a pass, and what of their prompts was served before, changes the last
+        bits of their logits: two engines that have had the same calls of this kind, one after
+        another and no other requests, give the same numbers. Raises as `generate`.
         """
         jobs = [
             ActiveRequest(
@@ -211,7 +217,11 @@ class TransformersEngine:
                 job.future.set_result(job.builder.generation("suspended", now - job.arrived, 0.0))
 
     def gauges(self) -> dict[str, float]:
-        """Load: in_flight, waiting; tokens, prefills, finished since the start; LoadMeter's."""
+        """Load: in_flight, waiting; counts since the start; LoadMeter's.
+
+        The counts: tokens, prefills, finished, and prompt_tokens = prefilled_tokens + cached_tokens.
+        """
+        prompts = self._batch.tokens
         with self._changed:
             return {
                 "in_flight": float(len(self._running)),
@@ -219,6 +229,9 @@ class TransformersEngine:
                 "tokens": float(self._tokens),
                 "prefills": float(self._prefills),
                 "finished": float(self._finished),
+                "prompt_tokens": float(prompts.asked),
+                "prefilled_tokens": float(prompts.computed),
+                "cached_tokens": float(prompts.cached),
                 **self._meter.gauges(),
             }
 
@@ -292,19 +305,19 @@ class TransformersEngine:
         """One forward pass: the prefill of `joiners`, or one token for all rows."""
         concerned = joiners
         try:
-            prefilled = self._batch.prefill(joiners, self._version) if joiners else None
+            prefilled = self._batch.prefill(joiners, self._version) if joiners else []
             concerned = self._running  # from here on the shared cache is written to
-            if prefilled is not None:
-                self._batch.join(prefilled)
-            else:
+            for each in prefilled:
+                self._batch.join(each)
+            if not prefilled:
                 self._batch.decode(self._version)
-            self._end_over(len(joiners) or len(self._running), bool(joiners))
+            self._end_over(len(joiners) or len(self._running), len(prefilled))
         except Exception as error:  # noqa: BLE001 - raised to the callers concerned
             what = error if isinstance(error, DartError) else f"{type(error).__name__}: {error}"
             self._fail(concerned, EngineError(f"the batch of {len(concerned)} failed: {what}"))
 
-    def _end_over(self, drawn: int, is_prefill: bool) -> None:
-        """Count a pass, and end the rows that are complete or whose caller is gone."""
+    def _end_over(self, drawn: int, prefills: int) -> None:
+        """Count what passes drew, and end the rows that are complete or whose caller is gone."""
         stops: dict[ActiveRequest, CompletionStop] = {}
         for job in self._running:
             stop = job.finished(self.policy.end_token_ids)
@@ -312,7 +325,7 @@ class TransformersEngine:
                 stops[job] = stop or "suspended"
         with self._changed:
             self._tokens += drawn
-            self._prefills += is_prefill
+            self._prefills += prefills
         self._end(stops)
 
     def _end_interrupted(self) -> None:
@@ -324,6 +337,7 @@ class TransformersEngine:
 
     def _end(self, stops: Mapping[ActiveRequest, CompletionStop]) -> None:
         """Free the slots of these requests, then resolve their futures."""
+        self._batch.keep(stops)
         self._leave(stops)
         with self._changed:
             self._finished += sum(stop != "suspended" for stop in stops.values())
@@ -374,6 +388,7 @@ class TransformersEngine:
             torch.cuda.synchronize(self.policy.device)
         placed = time.monotonic()
         self._features.clear()
+        self._batch.forget()
         swap.finished = time.monotonic()
         swap.pause_s, swap.finish_s = placed - halted, swap.finished - placed
         swap.tensors.clear()

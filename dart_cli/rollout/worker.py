@@ -216,6 +216,7 @@ def load_model(config: Config) -> Model:
             load_weights=load,
             max_batch=config.rollout.max_batch,
             cache_bytes=config.rollout.kv_cache_mb * 2**20,
+            prefix_bytes=config.rollout.prefix_cache_mb * 2**20,
         )
     policy.images.cache_bytes = config.rollout.image_cache_mb * 2**20
     renderer = make_renderer(policy, config.policy)

@@ -156,7 +156,10 @@ def _gauges(process: ProcessView) -> str:
         for name in names
         if name in process.gauges and (process.gauges[name] or name not in _TROUBLE)
     ]
-    return ", ".join(f"{name} {value:.4g}" for name, value in found)
+    shown = [f"{name} {value:.4g}" for name, value in found]
+    if asked := process.gauges.get("prompt_tokens"):
+        shown.append(f"prompts {process.gauges.get('cached_tokens', 0.0) / asked:.0%} cached")
+    return ", ".join(shown)
 
 
 def _pairs(title: str, rows: Sequence[tuple[str, str]]) -> Table:

@@ -72,7 +72,7 @@ def test_weights_and_optimizer_are_counted_exactly(tmp_path: Path) -> None:
     assert half.fixed == 18 * count
     referenced, _ = needs(config_of(folder, train={"kl_beta": 0.1}))
     assert referenced.fixed == 20 * count
-    assert worker.fixed == 4 * count + 4096 * 2**20
+    assert worker.fixed == 4 * count + (4096 + 1024) * 2**20
     sampled = needs(config_of(folder, rollout={"engine": "scripted"}))
     assert [need.process for need in sampled] == ["train"]
 

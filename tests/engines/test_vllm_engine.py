@@ -464,6 +464,30 @@ def test_an_image_is_sent_once(served: Served, ask: Asker) -> None:
     assert served.run(sent())[1] is False
 
 
+def test_prompt_tokens_are_counted_by_whether_the_prefix_cache_had_them(
+    endless: Served, ask: Asker
+) -> None:
+    first = ask(81, past_images=1, max_tokens=40)
+    names = ("prompt_tokens", "prefilled_tokens", "cached_tokens")
+
+    def counts() -> list[int]:
+        gauges = endless.engine.gauges()
+        return [int(gauges[name]) for name in names]
+
+    before = counts()
+    [drawn] = endless.run(endless.generate(first))
+    after = counts()
+    length = len(first.prompt_token_ids)
+    assert after == [before[0] + length, before[1] + length, before[2]]
+    longer = replace(
+        first, prompt_token_ids=first.prompt_token_ids + drawn.sampled.token_ids + [20] * 5
+    )
+    endless.run(endless.generate(longer))
+    asked, computed, cached = (b - a for a, b in zip(after, counts(), strict=True))
+    assert asked == len(longer.prompt_token_ids) == computed + cached
+    assert length // 2 < cached < length + 40
+
+
 def test_an_image_that_vllm_has_forgotten_is_sent_again(
     served: Served, policy: LoadedPolicy, ask: Asker
 ) -> None:

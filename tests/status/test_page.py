@@ -160,6 +160,15 @@ def test_environments_that_were_restarted_or_hang_are_counted_where_there_are_so
     assert "playing 3, slots 4, restarts 7, hung 2" in page
 
 
+def test_an_engine_says_how_much_of_its_prompts_it_had() -> None:
+    gauges = {"in_flight": 3.0, "waiting": 0.0, "tokens": 50.0, "prompt_tokens": 0.0}
+    worker = process("rollout-0", gauges=gauges | {"cached_tokens": 0.0})
+    assert "cached" not in shown(snapshot(processes=[worker]), 120)
+    gauges |= {"prompt_tokens": 400.0, "cached_tokens": 296.0}
+    page = shown(snapshot(processes=[process("rollout-0", gauges=gauges)]), 120)
+    assert "in_flight 3, waiting 0, tokens 50, prompts 74% cached" in page
+
+
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     wide = process("env-1", waiting_for="a completion from rollout-17 " * 4, waiting_s=12.0)

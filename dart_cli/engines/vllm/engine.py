@@ -116,6 +116,8 @@ class VllmEngine:
         self._meter = LoadMeter(max_batch, serves=policy_version >= 0)
         self._tokens = 0  # of requests that have ended
         self._finished = 0
+        self._prompt_tokens = 0  # of requests whose prefill is done
+        self._cached_tokens = 0  # of these, from vLLM's prefix cache
         self._submitted = 0
         self._fault = ""  # why the engine no longer serves
         self._ended = False
@@ -215,6 +217,9 @@ class VllmEngine:
         drawn = self._running[name] = OutputCollector()
         try:
             async for output in self._llm.generate(prompt, params, name):
+                if not drawn.token_ids and output.outputs[0].token_ids:
+                    self._prompt_tokens += len(token_ids)
+                    self._cached_tokens += output.num_cached_tokens or 0
                 drawn.add(output.outputs[0])
                 if name in self._interrupted and not drawn.finish:
                     await self._llm.abort(name)  # it was on its way to vLLM at the interruption
@@ -263,12 +268,19 @@ class VllmEngine:
             aborting.add_done_callback(self._aborting.discard)
 
     def gauges(self) -> dict[str, float]:
-        """Load: in_flight, waiting; tokens, finished since the start; LoadMeter's."""
+        """Load: in_flight, waiting; counts since the start; LoadMeter's.
+
+        The counts: tokens, finished, and prompt_tokens = prefilled_tokens + cached_tokens. A prompt
+        that vLLM computes again, for new weights or for lack of memory, counts once.
+        """
         return {
             "in_flight": float(self._slots.in_use),
             "waiting": float(self._slots.waiting),
             "tokens": float(self._tokens + sum(len(d.token_ids) for d in self._running.values())),
             "finished": float(self._finished),
+            "prompt_tokens": float(self._prompt_tokens),
+            "prefilled_tokens": float(self._prompt_tokens - self._cached_tokens),
+            "cached_tokens": float(self._cached_tokens),
             **self._meter.gauges(),
         }
 
