@@ -161,10 +161,11 @@ class PolicyConfig(Section):
     """`evict`: most screenshots in a prompt, the current one included."""
 
     history_turns: int = Field(default=0, ge=0, le=1000)
-    """Past turns whose text stays in the prompt."""
+    """Past turns whose text stays in the prompt; with `evict`, after an eviction."""
 
     history_texts: int = Field(default=1, ge=1, le=32)
-    """Screens whose texts (`env.observe`) are in a prompt, the current one included."""
+    """Screens whose texts (`env.observe`) are in a prompt, the current one included; with `evict`, after
+    an eviction."""
 
     system_prompt: str = ""
     """Put first in every prompt; empty for none."""

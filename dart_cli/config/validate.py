@@ -19,8 +19,8 @@ from dart_cli.config import places
 from dart_cli.config.load import Source, shown
 from dart_cli.config.models import BUILTIN, model_problem, resize_problem
 from dart_cli.config.places import Mistake
+from dart_cli.config.policy_rules import needs_model, policy_mistakes
 from dart_cli.config.schema import (
-    CODEC_PARTS,
     MODEL_ENGINES,
     TRAIN_SEEDS,
     Config,
@@ -30,7 +30,6 @@ from dart_cli.config.schema import (
 )
 from dart_cli.config.task_split import composed_tasks, trained_tasks, training_tasks
 from dart_cli.config.vllm_support import VLLM_OWN, vllm_problem
-from envs.own_code import load_own
 from envs.registry import (
     SHIPPED,
     check_observe,
@@ -65,7 +64,7 @@ def find_mistakes(config: Config, role: Role | None = None) -> Iterator[Mistake]
     if closed := list(places.closed(config, role)):  # nothing below could read there, either
         yield from closed
         return
-    yield from _policy(config)
+    yield from policy_mistakes(config)
     yield from _sizes(config)
     yield from _numbers(config)
     yield from places.places(config)
@@ -81,69 +80,6 @@ def find_mistakes(config: Config, role: Role | None = None) -> Iterator[Mistake]
         yield from _devices(config, role)
     if role in (None, "rollout", "eval") and config.rollout.engine == "vllm":
         yield from _vllm(config)
-
-
-def _policy(config: Config) -> Iterator[Mistake]:
-    policy = config.policy
-    past = policy.history_images - 1
-    if past > policy.history_turns:
-        yield Mistake(
-            "policy.history_images",
-            f"= {past + 1} shows {past} past screenshots but policy.history_turns keeps "
-            f"{policy.history_turns} turns; set policy.history_turns >= {past}",
-        )
-    if policy.history_texts - 1 > policy.history_turns:
-        yield Mistake(
-            "policy.history_texts",
-            f"= {policy.history_texts} shows texts of {policy.history_texts - 1} past screens but "
-            f"policy.history_turns keeps {policy.history_turns} turns; set policy.history_turns >= "
-            f"{policy.history_texts - 1}",
-        )
-    if policy.part_order == "image_first" and policy.history_turns > past:
-        yield Mistake(
-            "policy.part_order",
-            f'= "image_first" cannot hold where policy.history_turns = {policy.history_turns} keeps '
-            f"turns whose screenshots policy.history_images = {past + 1} drops; set "
-            f'"instruction_first", or policy.history_turns = {past}',
-        )
-    if "{instruction}" not in policy.template:
-        yield Mistake(
-            "policy.template",
-            f"needs {{instruction}} where the task belongs, got {shown(policy.template)}",
-        )
-    if ":" in policy.codec and (problem := _codec_problem(policy.codec)):
-        yield Mistake("policy.codec", problem)
-    if policy.codec == "compact" and policy.coordinates != "thousandths":
-        yield Mistake(
-            "policy.coordinates",
-            'must be "thousandths" with policy.codec = "compact", which writes numbers 0-999, '
-            f"got {shown(policy.coordinates)}",
-        )
-    if config.model.path in BUILTIN and policy.codec != "compact" and _needs_model(config):
-        yield Mistake(
-            "policy.codec",
-            f'must be "compact", the only action language of model.path = "{config.model.path}", '
-            f"got {shown(policy.codec)}",
-        )
-
-
-def _codec_problem(name: str) -> str:
-    """Why the user's own codec cannot be used; empty if it can."""
-    try:
-        codec = load_own("codec", name, name)
-        lacking = [part for part in CODEC_PARTS if not hasattr(codec, part)]
-    except TaskError as error:
-        return f"cannot be used: {error}"
-    except Exception as error:  # noqa: BLE001 - of the user's own property
-        return f"= {shown(name)} cannot be used: {type(error).__name__}: {error}"
-    if lacking:
-        return f"= {shown(name)} lacks {', '.join(lacking)}; docs/extend-codec.md has one in full"
-    return ""
-
-
-def _needs_model(config: Config) -> bool:
-    """Whether any part of the run loads the model; timed and scripted parts do not."""
-    return config.rollout.engine in MODEL_ENGINES or config.train.learner == "torch"
 
 
 def _sizes(config: Config) -> Iterator[Mistake]:
@@ -391,7 +327,7 @@ def _model(config: Config, role: Role | None) -> Iterator[Mistake]:
     path = config.model.path
     if path in BUILTIN or (role == "rollout" and config.rollout.engine not in MODEL_ENGINES):
         return
-    if role in (None, "train") and not _needs_model(config):
+    if role in (None, "train") and not needs_model(config):
         return
     if text := model_problem(path):
         yield Mistake("model.path", text)

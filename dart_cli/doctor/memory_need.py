@@ -21,6 +21,7 @@ from dart_cli.config.model_files import read_json, screens
 from dart_cli.config.models import model_folder
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.doctor.findings import Finding, error, ok, warning
+from dart_cli.policy.history import history_of
 
 GIB = 2**30
 MIB = 2**20
@@ -69,7 +70,7 @@ def needs(config: Config) -> list[Need]:
     image = max(1, round(shown / resize.factor**2))
     found = []
     if config.train.learner == "torch":
-        prompt = f"{config.policy.history_images} screens of {width}x{height}"
+        prompt = f"{history_of(config.policy).longest_images} screens of {width}x{height}"
         found.append(_trainer(config, tree, count, sight, image, prompt))
     if config.rollout.engine in MODEL_ENGINES:
         found.append(_rollout(config, tree, count, image))
@@ -123,7 +124,7 @@ def _trainer(
     copies = 2 if config.train.kl_beta else 1  # the reference of the KL
     weights, optimizer = copies * count * WIDTH[dtype], trained * _OPTIMIZER[dtype]
     samples = config.train.micro_batch
-    images = config.policy.history_images * image
+    images = history_of(config.policy).longest_images * image
     tokens = images + _words(config)
     text, vision = text_sizes(tree), vision_sizes(tree)
     kept = samples * tokens * _layer(text, dtype) * text["num_hidden_layers"]
@@ -142,7 +143,7 @@ def _trainer(
 def _rollout(config: Config, tree: Mapping[str, Any], count: int, image: int) -> Need:
     dtype, text = config.model.dtype, text_sizes(tree)
     weights = count * WIDTH[dtype]
-    tokens = config.policy.history_images * image + _words(config)
+    tokens = history_of(config.policy).longest_images * image + _words(config)
     passing = tokens * _layer(text, dtype)  # one layer of one prompt at a time
     if config.rollout.engine == "vllm":
         cache = config.vllm.kv_cache_mb * MIB or tokens * _cached(tree, text, dtype)
@@ -160,7 +161,7 @@ def _rollout(config: Config, tree: Mapping[str, Any], count: int, image: int) ->
 def _words(config: Config) -> int:
     """Tokens of text in a prompt with its completion, the longest."""
     longest = config.rollout.max_tokens
-    return _TEXT + config.policy.history_turns * min(longest, _PAST_TURN) + longest
+    return _TEXT + history_of(config.policy).longest_turns * min(longest, _PAST_TURN) + longest
 
 
 def _layer(text: Sizes, dtype: str) -> int:

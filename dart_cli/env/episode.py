@@ -44,7 +44,7 @@ from dart_cli.config.schema import Config
 from dart_cli.env.calls import StepResult, sendable
 from dart_cli.policy.codec import Codec, make_codec
 from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map, resize_of
-from dart_cli.policy.history import History
+from dart_cli.policy.history import History, history_of
 from dart_cli.runtime.phase_timer import PhaseTimer
 from envs.actions import Action, Answer, Done, Fail, action_to_dict
 from envs.base import Observation, Task, Verdict, content_hash
@@ -122,7 +122,7 @@ def action_spec_of(config: Config) -> ActionSpec:
     policy = config.policy
     return ActionSpec(
         codec=make_codec(policy.codec),
-        history=History(policy.history_images, policy.history_turns, policy.history_texts),
+        history=history_of(policy),
         coordinate_map_of=lambda width, height: make_coordinate_map(
             policy.coordinates, width, height, resize_of(policy)
         ),
@@ -361,9 +361,13 @@ class Episode:
         return stepped
 
     def _remember(self, completion: Completion, screen: Observation) -> None:
+        history = self._action_spec.history
         text = self._action_spec.codec.as_history(completion.text)
-        # Tokens are shown as they were sampled, unless the codec shows another text.
-        token_ids = completion.sampled.token_ids if text == completion.text else []
+        token_ids = completion.sampled.token_ids
+        if history.evicts and token_ids:
+            text = completion.text  # only the tokens themselves extend the prompt that drew them
+        elif text != completion.text:
+            token_ids = []  # the codec shows another text
         turn = Turn(
             text=text,
             screenshot=screen.screenshot,
@@ -371,7 +375,7 @@ class Episode:
             observed_text=self._observed_text,
         )
         # What history hides now it hides ever after, so its screenshots need not be kept.
-        self._turns = self._action_spec.history.visible([*self._turns, turn])
+        self._turns = history.visible([*self._turns, turn])
         shown = sum(turn.screenshot is not None for turn in self._turns)
         hashes = [*self._hashes, self._screen_hash]
         self._hashes = hashes[len(hashes) - shown :]

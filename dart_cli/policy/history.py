@@ -1,4 +1,8 @@
-"""The history in a prompt: a bounded number of past screenshots, of their texts and of turns."""
+"""The history in a prompt: a bounded number of past screenshots, of their texts and of turns.
+
+History      what the next prompt shows of the past
+history_of   that of a configuration
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bus.messages import Turn
+from dart_cli.config.schema import PolicyConfig
 
 
 @dataclass(frozen=True)
@@ -15,18 +20,59 @@ class History:
     `images` counts the current screenshot, which is not a turn: at most `images - 1` past screenshots
     are kept, and likewise `texts - 1` texts that were beside one. The paper's setting is images 5,
     turns 35 (arXiv 2509.23866).
+
+    With `images_most` 0 this holds for every prompt (`policy.history = "slide"`). With another number
+    (`"evict"`) it holds after an eviction. Nothing is dropped until a prompt would show more than
+    `images_most` screenshots, so that each prompt until then extends the one before.
     """
 
     images: int
     turns: int
     texts: int = 1
+    images_most: int = 0
 
     def __post_init__(self) -> None:
         if self.images < 1 or self.turns < 0 or self.texts < 1:
             raise ValueError(f"history needs images >= 1, turns >= 0 and texts >= 1, got {self}")
+        if self.images_most and self.images_most <= self.images:
+            raise ValueError(f"history needs images_most > images, or 0, got {self}")
+
+    @property
+    def evicts(self) -> bool:
+        """Whether prompts extend one another until an eviction."""
+        return self.images_most > 0
+
+    @property
+    def longest_images(self) -> int:
+        """Most screenshots in a prompt, the current one included."""
+        return self.images_most or self.images
+
+    @property
+    def longest_turns(self) -> int:
+        """Most past turns in a prompt."""
+        if not self.evicts:
+            return self.turns
+        return max(self.turns, self.images - 1) + self.images_most - self.images
 
     def visible(self, turns: Sequence[Turn]) -> list[Turn]:
-        """The turns that go into the next prompt, oldest first; `turns` is the whole past."""
+        """The turns that go into the next prompt, oldest first.
+
+        `turns` is the whole past, or what was visible for the prompt before and the turn since: the
+        result is the same. With evictions, a turn without a screenshot must be one that lost it here.
+        """
+        if not self.evicts:
+            return self._newest(turns)
+        kept: list[Turn] = []
+        shown = 1  # the current screenshot
+        for turn in turns:
+            kept.append(turn)
+            shown += turn.screenshot is not None
+            if shown > self.images_most:
+                kept = self._newest(kept)
+                shown = 1 + sum(each.screenshot is not None for each in kept)
+        return kept
+
+    def _newest(self, turns: Sequence[Turn]) -> list[Turn]:
         kept = turns[max(0, len(turns) - self.turns) :]
         return [self._faded(turn, len(kept) - place) for place, turn in enumerate(kept)]
 
@@ -36,3 +82,9 @@ class History:
         if age >= self.texts and turn.observed_text:
             lost["observed_text"] = ""
         return turn.model_copy(update=lost) if lost else turn
+
+
+def history_of(policy: PolicyConfig) -> History:
+    """The history of a configuration whose [policy] has no mistake (config/validate.py)."""
+    most = policy.history_images_most if policy.history == "evict" else 0
+    return History(policy.history_images, policy.history_turns, policy.history_texts, most)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from bus.errors import EngineError
+from bus.errors import EngineError, ModelError
 from bus.messages import Turn
 from dart_cli.config.schema import PolicyConfig
 from dart_cli.policy.images import with_hashes
@@ -62,8 +62,19 @@ def part_order_of(policy: PolicyConfig) -> PartOrder:
 
 
 def make_renderer(policy: LoadedPolicy, config: PolicyConfig) -> PromptRenderer:
-    """The renderer of a configuration's prompts."""
-    return PromptRenderer(policy, config.system_prompt, config.template, part_order_of(config))
+    """The renderer of a configuration's prompts.
+
+    Raises ModelError where `policy.history = "evict"` needs each prompt to extend the one before, and
+    the model's chat template does not let it.
+    """
+    part_order = part_order_of(config)
+    renderer = PromptRenderer(policy, config.system_prompt, config.template, part_order)
+    if config.history == "evict" and (problem := renderer.extension_problem()):
+        raise ModelError(
+            f'{policy.folder}: policy.history = "evict" cannot be used: {problem}; '
+            'set policy.history = "slide"'
+        )
+    return renderer
 
 
 class PromptRenderer:
@@ -115,6 +126,30 @@ class PromptRenderer:
             else:
                 token_ids.append(token)
         return RenderedPrompt(token_ids, images)
+
+    def extension_problem(self) -> str:
+        """Why a prompt does not extend the one before and its completion; empty if it does.
+
+        Some templates drop what they added to the newest message (the start of a thought), or end a
+        message with a token that the model does not sample.
+        """
+        sampled = tuple(self._policy.encode("1"))
+        shown, faded = (_Past("1", sampled, has_image, "") for has_image in (True, False))
+        # After an eviction the first turn may lack its screenshot, where the order allows it.
+        starts = ((),) if self._part_order == "image_first" else ((), (faded,))
+        for turns in starts:
+            for _ in range(2):
+                try:
+                    before = (*self._tokenise_uncached("1", turns, ""), *sampled)
+                    turns = (*turns, shown)
+                    after = self._tokenise_uncached("1", turns, "")
+                except EngineError as error:
+                    return str(error)
+                if after[: len(before)] != before:
+                    return "the chat template shows a past message otherwise than the newest"
+                if after[len(before)] not in self._policy.end_token_ids:
+                    return "the chat template ends messages with a token that ends no completion"
+        return ""
 
     def _past(self, turn: Turn) -> _Past:
         token_ids = turn.token_ids

@@ -31,6 +31,32 @@ CASES = [
         '"instruction_first", or policy.history_turns = 1',
     ),
     Case(
+        "evictions without a number",
+        '[policy]\nhistory = "evict"\nhistory_images = 3\nhistory_turns = 2\n',
+        "policy.history_images_most",
+        'must be > policy.history_images (3) with policy.history = "evict", got 0; set e.g. 7',
+    ),
+    Case(
+        "evictions that drop nothing",
+        '[policy]\nhistory = "evict"\nhistory_images = 3\nhistory_images_most = 3\n'
+        "history_turns = 2\n",
+        "policy.history_images_most",
+        "got 3; set e.g. 7",
+    ),
+    Case(
+        "a most that slides",
+        "[policy]\nhistory_images_most = 7\n",
+        "policy.history_images_most",
+        '= 7 needs policy.history = "evict"; set it, or remove',
+    ),
+    Case(
+        "image first where an eviction drops images",
+        '[policy]\npart_order = "image_first"\nhistory = "evict"\nhistory_images = 2\n'
+        "history_images_most = 4\nhistory_turns = 5\n",
+        "policy.part_order",
+        '"instruction_first", or policy.history_turns = 1',
+    ),
+    Case(
         "texts without turns",
         "[policy]\nhistory_texts = 3\n",
         "policy.history_texts",
@@ -197,6 +223,28 @@ def test_a_mistake_is_one_line_with_file_key_and_cure(
     case: Case, tmp_path: Path, places: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert_one_line(case, write(case, tmp_path, places), capsys)
+
+
+def test_a_codec_that_changes_past_completions_is_refused_where_prompts_are_to_extend(
+    tmp_path: Path,
+) -> None:
+    codec = (
+        "class Own:\n"
+        "    limits = {}\n"
+        "    def parse(self, text, coordinates): ...\n"
+        "    def format(self, action, coordinates, thought=''):\n"
+        "        return f'{thought} {action.kind}'\n"
+        "    def as_history(self, text): return text.rsplit(' ')[-1]\n"
+    )
+    (tmp_path / "own.py").write_text(codec)
+    policy = {"codec": f"{tmp_path}/own.py:Own", "history": "evict", "history_images_most": 5}
+    told = list(find_mistakes(Config.model_validate({"policy": policy}), "env"))
+    assert told[0].key == "policy.codec"
+    assert "its as_history turns 'Now this. click' into 'click'" in told[0].text
+    assert 'set policy.history = "slide", or let as_history return its text' in told[0].text
+    slide = policy | {"history": "slide", "history_images_most": 0}
+    others = find_mistakes(Config.model_validate({"policy": slide}), "env")
+    assert not [each for each in others if "as_history" in each.text]
 
 
 def test_a_codec_whose_parts_fail_is_told(tmp_path: Path) -> None:

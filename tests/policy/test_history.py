@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.messages import Turn
-from dart_cli.policy.history import History
+from dart_cli.config.schema import PolicyConfig
+from dart_cli.policy.history import History, history_of
 
 _pasts = st.integers(0, 60).map(
     lambda count: [Turn(text=f"t{i}", screenshot=b"%d" % i) for i in range(count)]
@@ -58,3 +62,91 @@ def test_texts_beside_screens_fade_on_their_own() -> None:
     assert [turn.observed_text for turn in seen] == ["", "seen 2", "seen 3"]
     assert [turn.screenshot for turn in seen] == [None, None, b"s"]
     assert [turn.observed_text for turn in History(2, 3).visible(turns)] == ["", "", ""]
+
+
+# --- evictions ------------------------------------------------------------------------------------
+
+_evicting = st.builds(
+    lambda images, more, turns, texts: History(images, images - 1 + turns, texts, images + more),
+    *(st.integers(1, 6), st.integers(1, 6), st.integers(0, 12), st.integers(1, 4)),
+)
+
+
+def screens_seen(step: int, least: int, most: int) -> list[int]:
+    """Which screens the prompt of `step` shows, its own included: dropped several at once."""
+    first = 0
+    for now in range(step + 1):
+        if now - first + 1 > most:
+            first = now - least + 1
+    return list(range(first, step + 1))
+
+
+def test_screens_are_dropped_several_at_once() -> None:
+    history = History(images=3, turns=9, images_most=7)
+    seen = [len(_shown(history.visible(past_of(step)))) + 1 for step in range(14)]
+    assert seen == [1, 2, 3, 4, 5, 6, 7, 3, 4, 5, 6, 7, 3, 4]
+
+
+@given(_evicting, st.integers(0, 40))
+def test_the_screens_of_a_prompt_are_those_since_the_last_eviction(
+    history: History, step: int
+) -> None:
+    wanted = screens_seen(step, history.images, history.images_most)[:-1]
+    assert _shown(history.visible(past_of(step))) == [b"%d" % each for each in wanted]
+
+
+@given(_evicting, st.integers(0, 40))
+def test_nothing_leaves_a_prompt_between_two_evictions(history: History, steps: int) -> None:
+    before: list[Turn] = []
+    for step in range(steps):
+        past = past_of(step + 1)
+        now = history.visible(past)
+        seen = screens_seen(step + 1, history.images, history.images_most)
+        if seen[0] == screens_seen(step, history.images, history.images_most)[0]:
+            assert now == [*before, past[-1]]
+        else:
+            assert now == History(history.images, history.turns, history.texts).visible(past)
+            assert len(now) == min(history.turns, len(past))
+        assert len(now) <= history.longest_turns
+        assert len(_shown(now)) < history.longest_images
+        before = now
+
+
+@given(_evicting | st.builds(History, st.integers(1, 6), st.integers(0, 12)), st.integers(0, 40))
+def test_turn_after_turn_and_the_whole_past_at_once_show_the_same(
+    history: History, steps: int
+) -> None:
+    kept: list[Turn] = []
+    for step, turn in enumerate(past_of(steps), start=1):
+        kept = history.visible([*kept, turn])
+        assert kept == history.visible(past_of(step))
+
+
+@pytest.mark.parametrize("images_most", [1, 3])
+def test_an_eviction_that_drops_nothing_is_refused(images_most: int) -> None:
+    with pytest.raises(ValueError, match="images_most > images"):
+        History(3, 9, images_most=images_most)
+
+
+@pytest.mark.parametrize(
+    ("keys", "wanted"),
+    [
+        ({"history_images": 5, "history_turns": 35}, History(5, 35)),
+        (
+            {"history": "evict", "history_images": 3, "history_turns": 9, "history_images_most": 7},
+            History(3, 9, images_most=7),
+        ),
+    ],
+)
+def test_a_configuration_names_its_history(keys: dict[str, Any], wanted: History) -> None:
+    assert history_of(PolicyConfig(**keys)) == wanted
+
+
+def past_of(steps: int) -> list[Turn]:
+    return [
+        Turn(text=f"t{i}", screenshot=b"%d" % i, observed_text=f"seen {i}") for i in range(steps)
+    ]
+
+
+def _shown(turns: Sequence[Turn]) -> list[bytes]:
+    return [turn.screenshot for turn in turns if turn.screenshot is not None]
