@@ -11,8 +11,8 @@ bottom right. Two forms of plan hold them (attention.py):
     varlen     cumulative lengths, for CUDA in bfloat16 and float16
     buckets    sequences of similar length, padded
 
-A root node needs no mask in a bucket. Other nodes are cut into pieces of QUERY_BLOCK queries, so no mask
-is larger than QUERY_BLOCK times the keys of one path.
+A root node needs no mask in a bucket. Other nodes are cut into pieces of QUERY_BLOCK queries, and all
+large pieces read their masks from one of QUERY_BLOCK times the keys of the longest path.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import torch.nn.functional as F
 
 QUERY_BLOCK = 512  # queries; bounds the masks of the bucketed path
 BUCKET_COST = 4096  # query-key pairs whose arithmetic costs as much as one more call
+LARGE = 2**16  # query-key pairs from which on a piece attends alone
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,10 @@ class _Piece:
     def shape(self) -> tuple[int, int]:
         return len(self.keys), len(self.queries)
 
+    @property
+    def pairs(self) -> int:
+        return len(self.keys) * len(self.queries)
+
 
 def _bucket_plan(
     layout: PackLayout, device: torch.device, dtype: torch.dtype, window: int
@@ -149,18 +154,19 @@ def _bucket_plan(
             begin = len(path) - own + start
             first = max(0, begin - window + 1) if window else 0
             others.append(_Piece(path[begin:end], path[first:end]))
-    groups = [(group, True) for group in _grouped(roots)]
-    groups += [(group, False) for group in _grouped(others)]
+    large = [piece for piece in others if piece.pairs >= LARGE]
+    small = [piece for piece in others if piece.pairs < LARGE]
+    biases = _shared_biases(large, window, dtype, device)
+    groups: list[tuple[list[_Piece], torch.Tensor | None]]
+    groups = [(group, None) for group in _grouped(roots)]
+    groups += [(group, _bias(group, window, dtype).to(device)) for group in _grouped(small)]
+    groups += [([piece], bias) for piece, bias in zip(large, biases, strict=True)]
     buckets: list[Bucket] = []
     queries: list[torch.Tensor] = []
     keys: list[torch.Tensor] = []
-    for group, is_plain in groups:
-        most_keys = max(len(piece.keys) for piece in group)
-        most_queries = max(len(piece.queries) for piece in group)
-        bias = None if is_plain else _bias(group, most_queries, most_keys, window, dtype)
-        buckets.append(
-            Bucket(len(group), most_queries, most_keys, bias if bias is None else bias.to(device))
-        )
+    for group, bias in groups:
+        most_keys, most_queries = _most(group)
+        buckets.append(Bucket(len(group), most_queries, most_keys, bias))
         for piece in group:
             # Padding repeats the first token: its query's output is dropped, its key is not seen.
             queries.append(F.pad(piece.queries, (0, most_queries - len(piece.queries)), value=-1))
@@ -180,14 +186,18 @@ def _bucket_plan(
     )
 
 
+def _most(group: Sequence[_Piece]) -> tuple[int, int]:
+    """Keys and queries of the longest."""
+    return max(len(piece.keys) for piece in group), max(len(piece.queries) for piece in group)
+
+
 def _grouped(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
     """Pieces in groups of similar size: padding costs less than one more call would."""
     groups: list[list[_Piece]] = []
     most = (0, 0)  # keys and queries of the present group
     for piece in sorted(pieces, key=lambda each: each.shape, reverse=True):
-        own = piece.shape[0] * piece.shape[1]
         wider = most[0], max(most[1], piece.shape[1])
-        if groups and wider[0] * wider[1] <= 2 * own + BUCKET_COST:
+        if groups and wider[0] * wider[1] <= 2 * piece.pairs + BUCKET_COST:
             groups[-1].append(piece)
             most = wider
         else:
@@ -196,19 +206,30 @@ def _grouped(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
     return groups
 
 
-def _bias(
-    group: Sequence[_Piece], queries: int, keys: int, window: int, dtype: torch.dtype
-) -> torch.Tensor:
+def _bias(group: Sequence[_Piece], window: int, dtype: torch.dtype) -> torch.Tensor:
     """What hides later keys, padding and keys before the window, [B, 1, queries, keys].
 
     Query i of a piece of q queries and k keys sees keys up to i + k - q; one that is padding sees more.
     """
+    most_keys, most_queries = _most(group)
     lengths = torch.tensor([piece.shape for piece in group])  # [B, 2]
-    order = torch.arange(queries)[None, :, None]
+    order = torch.arange(most_queries)[None, :, None]
     last = order + (lengths[:, 0] - lengths[:, 1])[:, None, None]
-    place = torch.arange(keys)[None, None, :]
+    place = torch.arange(most_keys)[None, None, :]
     hidden = place > last
     if window:
         hidden |= place <= last - window
         hidden &= order < lengths[:, 1, None, None]  # a row of nothing is nan
     return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))[:, None]
+
+
+def _shared_biases(
+    pieces: Sequence[_Piece], window: int, dtype: torch.dtype, device: torch.device
+) -> list[torch.Tensor]:
+    """The bias of each piece alone: the lower right corner of one for all of them."""
+    if not pieces:
+        return []
+    keys, queries = _most(pieces)
+    order = torch.arange(keys)
+    whole = _bias([_Piece(order[:queries], order)], window, dtype).to(device)
+    return [whole[..., queries - len(p.queries) :, keys - len(p.keys) :] for p in pieces]

@@ -14,15 +14,20 @@ import pytest
 import torch
 from PIL import Image
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from bus.errors import ModelError
+from dart_cli.policy import pack_plan
+from dart_cli.policy.attention import packed_attention
 from dart_cli.policy.families import FAMILIES
-from dart_cli.policy.forward import collate, logits, rope_positions
+from dart_cli.policy.forward import collate, image_features, logits, rope_positions
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy, load_policy
-from dart_cli.policy.pack_plan import PackLayout
+from dart_cli.policy.pack_plan import PackLayout, plan_pack
 from dart_cli.policy.packed import PackedInputs, packed_hidden
 
 Family = Callable[[str], Path]
+CPU = torch.device("cpu")
 CPU = torch.device("cpu")
 
 every_family = pytest.mark.parametrize("model_type", FAMILIES)
@@ -204,3 +209,210 @@ def test_a_pack_is_each_of_its_paths_alone(
     assert has_vision == (bool(inputs.images) and not freeze_vision)
     for name, gradient in my_gradients.items():
         assert_close(gradient, their_gradients[name])
+
+
+# --- attention alone ----------------------------------------------------------------------------
+
+
+def drawn_layout(generator: random.Random, nodes: int, longest: int) -> PackLayout:
+    starts = [0]
+    for _ in range(nodes):
+        starts.append(starts[-1] + generator.randint(1, longest))
+    return PackLayout(
+        tuple(starts), tuple(generator.randint(-1, index - 1) for index in range(nodes))
+    )
+
+
+def dense(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: PackLayout, window: int
+) -> torch.Tensor:
+    """The reference: an L x L mask, written down from the definition."""
+    seen = torch.zeros(layout.length, layout.length, dtype=torch.bool, device=query.device)
+    for node, (start, end) in enumerate(pairwise(layout.starts)):
+        path = layout.path(node).tolist()
+        for token in range(start, end):
+            before = path[: path.index(token) + 1]
+            seen[token, before[-window:] if window else before] = True
+    groups = query.shape[1] // key.shape[1]
+    key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
+    scores = torch.einsum("qhd,khd->hqk", query, key) * 0.3
+    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, value)
+
+
+def drawn_rows(
+    layout: PackLayout,
+    kv_heads: int,
+    dtype: torch.dtype,
+    device: torch.device = CPU,
+    width: int = 8,
+) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    heads = (4, kv_heads, kv_heads)
+    return [
+        torch.randn(layout.length, each, width, generator=generator)
+        .to(device, dtype)
+        .requires_grad_()
+        for each in heads
+    ]
+
+
+def both(
+    layout: PackLayout, rows: Sequence[torch.Tensor], window: int
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Output and gradients of the pack and of the reference (in float64)."""
+    exact = [each.detach().double().requires_grad_() for each in rows]
+    plan = plan_pack(layout, rows[0].device, rows[0].dtype, window=window)
+    outputs = packed_attention(*rows, plan, 0.3), dense(*exact, layout, window)
+    weights = torch.randn(outputs[1].shape, generator=torch.Generator().manual_seed(2))
+    found = []
+    for output, inputs in zip(outputs, (rows, exact), strict=True):
+        gradients = torch.autograd.grad((output * weights.to(output)).sum(), inputs)
+        found.append([output.detach(), *gradients])
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("window", [0, 1, 5])
+def test_packed_attention_is_the_dense_one(
+    seed: int, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = random.Random(seed)
+    monkeypatch.setattr(pack_plan, "QUERY_BLOCK", draw.choice([1, 4, 512]))
+    monkeypatch.setattr(pack_plan, "LARGE", draw.choice([1, 60, 2**16]))
+    monkeypatch.setattr(pack_plan, "BUCKET_COST", draw.choice([0, 100, 4096]))
+    layout = drawn_layout(draw, nodes=draw.randint(1, 14), longest=draw.choice([1, 9, 20]))
+    rows = drawn_rows(layout, kv_heads=draw.choice([1, 2, 4]), dtype=torch.float64)
+    for mine, theirs in zip(*both(layout, rows, window), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_layouts_that_are_none_are_refused() -> None:
+    for starts, parents in (((0, 2), (0,)), ((0, 2, 2), (-1, 0)), ((1, 2), (-1,)), ((0, 2), ())):
+        with pytest.raises(ValueError, match=r"pack|parent"):
+            PackLayout(starts, parents)
+
+
+class Largest(TorchDispatchMode):
+    """The elements of the largest tensor that an operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        for result in results if isinstance(results, tuple | list) else [results]:
+            if isinstance(result, torch.Tensor):
+                own = result.untyped_storage().nbytes() // result.element_size()
+                self.elements = max(self.elements, own)
+        return results
+
+
+@every_family
+def test_no_tensor_of_a_pack_is_quadratic_in_its_length(model_type: str, family: Family) -> None:
+    """A chain of 2500 tokens, a branch of 1400 behind 300 of them, and many short branches."""
+    policy = load_policy(family(model_type))
+    draw = random.Random(3)
+    nodes = [Node(-1, tuple(text(draw, 2500))), Node(-1, tuple(text(draw, 300)))]
+    nodes += [Node(1, tuple(text(draw, 1400)))]
+    nodes += [Node(1, tuple(text(draw, 40))) for _ in range(10)]
+    inputs = packed(policy, nodes)
+    length = inputs.layout.length
+    with Largest() as largest:
+        packed_hidden(policy.model, inputs).sum().backward()
+    assert largest.elements < length * length / 8
+    assert largest.elements >= length * 64  # hidden states were seen
+
+
+def test_short_completions_of_one_prompt_attend_in_one_call() -> None:
+    """Speed on a CPU is in few calls."""
+    lengths = [60, *[8, 9, 12, 15] * 8]
+    starts = [0, *np.cumsum(lengths).tolist()]
+    layout = PackLayout(tuple(starts), (-1, *[0] * 32))
+    plan = plan_pack(layout, CPU, torch.float32)
+    assert [bucket.count for bucket in plan.buckets] == [1, 32]
+
+
+# --- beside padded batches ------------------------------------------------------------------------
+
+
+@every_family
+def test_packs_leave_padded_batches_as_they_were(model_type: str, family: Family) -> None:
+    policy = load_policy(family(model_type))
+    nodes = forest(policy)
+    batch = collate(
+        [tokens_of(policy, path_of(nodes, index)) for index in (2, 5, 6)],
+        [images_of(path_of(nodes, index)) for index in (2, 5, 6)],
+        pad_token=policy.pad_token_id,
+        image_token=policy.image_token_id,
+        merge=policy.images.merge,
+    )
+    with torch.no_grad():
+        before = logits(policy.model, batch, last=3)
+        packed_hidden(policy.model, packed(policy, nodes))
+        after = logits(policy.model, batch, last=3)
+        inner: Any = policy.model.model
+        inner.language_model.config._attn_implementation = "sdpa"
+        plain = logits(policy.model, batch, last=3)
+    assert torch.equal(before, after)
+    assert torch.equal(before, plain)
+
+
+def test_a_model_whose_layers_take_no_packs_is_refused(family: Family) -> None:
+    """transformers would pass the layout on, and its attention ignore it."""
+    policy = load_policy(family("qwen2_vl"))
+    inner: Any = policy.model.model
+    inner.language_model.config._attn_implementation = "sdpa"
+    with pytest.raises(ModelError, match="attends with sdpa, not in packs"):
+        packed_hidden(policy.model, packed(policy, forest(policy)))
+
+
+def test_features_computed_before_are_used(family: Family) -> None:
+    policy = load_policy(family("qwen3_vl"))
+    inputs = packed(policy, forest(policy))
+    with torch.no_grad():
+        features = image_features(policy.model, inputs.images)
+        expected = packed_hidden(policy.model, inputs)
+        inner: Any = policy.model.model
+        inner.visual = None  # nothing may ask for it again
+        assert torch.equal(packed_hidden(policy.model, inputs, features=features), expected)
+
+
+# --- CUDA -----------------------------------------------------------------------------------------
+
+no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.mark.gpu
+@no_gpu
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("window", [0, 7])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 3e-3), (torch.float32, 1e-5)]
+)
+def test_packed_attention_on_a_gpu_is_the_dense_one(
+    dtype: torch.dtype, tolerance: float, window: int, kv_heads: int
+) -> None:
+    """varlen_attn in bfloat16 and float16, buckets in float32; relative to the largest value."""
+    device = torch.device("cuda")
+    layout = drawn_layout(random.Random(kv_heads), nodes=12, longest=70)
+    rows = drawn_rows(layout, kv_heads, dtype, device, width=64)
+    plan = plan_pack(layout, device, dtype, window=window)
+    assert bool(plan.buckets) == (dtype == torch.float32)
+    for mine, theirs in zip(*both(layout, rows, window), strict=True):
+        assert_close(mine.double(), theirs, tolerance)
+
+
+@pytest.mark.gpu
+@no_gpu
+@every_family
+def test_a_pack_on_a_gpu_is_the_one_on_the_cpu(model_type: str, family: Family) -> None:
+    expected = load_policy(family(model_type))
+    nodes = forest(expected)
+    with torch.no_grad():
+        truth = packed_hidden(expected.model, packed(expected, nodes))
+        for dtype, tolerance in (("float32", 1e-4), ("bfloat16", 5e-2)):
+            policy = load_policy(family(model_type), dtype, "cuda")
+            found = packed_hidden(policy.model, packed(policy, nodes))
+            assert_close(found.cpu().double(), truth.double(), tolerance)
