@@ -219,7 +219,7 @@ class Loop:
         config = self.config
         device = pick_device(config.train.device)
         self.learner = PolicyLearner(TrainModel.load(config), config.train)
-        policy = load_policy(config.model.path, config.model.dtype, device)
+        policy = load_policy(config.model.path, config.model.dtype, device, lora=config.model.lora)
         self._tasks = trained_tasks(config)
         self._engine = TransformersEngine(
             policy,

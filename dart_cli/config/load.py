@@ -207,16 +207,23 @@ def _explain(error: ErrorDetails) -> tuple[str, str]:
 
 
 def _choices(key: str) -> list[str]:
-    section, _, name = key.partition("[")[0].partition(".")
+    section, name = _parts(key.partition("[")[0])
     kind = section_types()[section].model_fields[name].annotation
     if get_origin(kind) is list:  # its elements are chosen
         kind = get_args(kind)[0]
     return [str(choice) for choice in get_args(kind)]
 
 
+def _parts(key: str) -> tuple[str, str]:
+    """(section, name) of a key; the section may be one within another, as in `model.lora.rank`."""
+    within = [name for name in section_types() if key.startswith(f"{name}.")]
+    section = max(within, key=len, default=key.partition(".")[0])
+    return section, key[len(section) + 1 :]
+
+
 def _unknown(key: str, value: object) -> str:
     sections = section_types()
-    section, _, name = key.partition(".")
+    section, name = _parts(key)
     if name:
         known = list(sections[section].model_fields)
         close = difflib.get_close_matches(name, known, n=1)

@@ -10,7 +10,7 @@ TOML file into a Config; validate.py finds the mistakes that no single field can
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict
 from pydantic_core import PydanticCustomError
@@ -115,6 +115,25 @@ class BusConfig(Section):
     waits for which."""
 
 
+class LoraConfig(Section):
+    """Adapters of low rank, trained in place of the weights: docs/lora.md."""
+
+    rank: int = Field(default=32, ge=1, le=512)
+    """Columns of an adapter: a layer of I inputs and O outputs trains `rank` x (I + O) numbers."""
+
+    alpha: float = Field(default=64.0, gt=0, le=MANY)
+    """What the adapters add is multiplied by alpha / rank."""
+
+    targets: list[str] = [
+        *("q_proj", "k_proj", "v_proj", "o_proj"),
+        *("gate_proj", "up_proj", "down_proj"),
+    ]
+    """Linear layers of the language model that get adapters, by their names in each layer."""
+
+    vision: bool = False
+    """Adapters for all linear layers of the vision tower, too; else it is not trained."""
+
+
 class ModelConfig(Section):
     """The policy network."""
 
@@ -127,6 +146,9 @@ class ModelConfig(Section):
 
     freeze_vision: bool = False
     """Do not train the vision tower."""
+
+    lora: LoraConfig | None = None
+    """Train adapters of low rank (LoRA) and leave the weights as they are."""
 
 
 class PolicyConfig(Section):
@@ -315,6 +337,10 @@ class VllmConfig(Section):
     kv_cache: Literal["recompute", "keep"] = "recompute"
     """What is done with running requests when weights change: `recompute` their keys and values, so
     that every token is of one version; or `keep` the old ones, a shorter halt but two versions mixed."""
+
+    lora: Literal["adapters", "merged"] = "adapters"
+    """With `model.lora`: serve `adapters` beside the weights, so that a request ends under the version
+    that it began with and nothing halts; or add each version to the weights (`merged`)."""
 
     options: dict[str, Any] = {}
     """Further engine arguments by vLLM's own names, e.g. { block_size = 32 }."""
@@ -683,5 +709,22 @@ class Config(Section):
 
 
 def section_types() -> dict[str, type[Section]]:
-    """The sections of a configuration by name, in their order of presentation."""
-    return {name: type(field.default) for name, field in Config.model_fields.items()}
+    """The sections of a configuration by name, in their order of presentation.
+
+    An optional section within another, `model.lora`, comes after it.
+    """
+    found: dict[str, type[Section]] = {}
+    for name, field in Config.model_fields.items():
+        found[name] = type(field.default)
+        for key, inner in found[name].model_fields.items():
+            if (kind := inner_section(inner.annotation)) is not None:
+                found[f"{name}.{key}"] = kind
+    return found
+
+
+def inner_section(annotation: Any) -> type[Section] | None:
+    """The section of a field that may hold one, or be unset; None for every other field."""
+    for kind in get_args(annotation):
+        if isinstance(kind, type) and issubclass(kind, Section):
+            return kind
+    return None

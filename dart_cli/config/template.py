@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from bus.errors import ConfigError
-from dart_cli.config.schema import Section, section_types
+from dart_cli.config.schema import Section, inner_section, section_types
 
 CONFIG_NAME = "dart.toml"
 
@@ -82,18 +82,33 @@ def starter_toml(path: Path, template: str, values: Mapping[str, Mapping[str, An
     """A complete configuration file: `values`, else defaults, with the field texts as comments."""
     parts = [_HEAD.format(path=path, about=TEMPLATES[template])]
     for name, section in section_types().items():
-        lines = [f"# {summary(section)}", f"[{name}]"]
-        chosen = values.get(name, {})
-        for key, field in section.model_fields.items():
-            comment = f"{field.description} {bounds(field)}".strip()
-            lines += [f"# {line}" for line in textwrap.wrap(comment, 96)]
-            default = to_toml(field.default)
-            value = to_toml(chosen[key]) if key in chosen else default
-            if value != default:
-                lines.append(f"# Default: {'unset' if default is None else default}")
-            lines.append(f"# {key} =" if value is None else f"{key} = {value}")
+        outer, _, inner = name.partition(".")
+        chosen = values.get(outer, {})
+        if not inner:
+            lines = [f"# {summary(section)}", f"[{name}]", *_starter_lines(section, chosen)]
+        elif inner in chosen:
+            lines = [f"# {summary(section)}", f"[{name}]", *_starter_lines(section, chosen[inner])]
+        else:
+            lines = [
+                f"# {summary(section)} Unset; to have them, remove the first # of these lines:"
+            ]
+            lines += [f"# {line}" for line in (f"[{name}]", *_starter_lines(section, {}))]
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
+
+
+def _starter_lines(section: type[Section], chosen: Mapping[str, Any]) -> Iterator[str]:
+    """Each key of a section below its text."""
+    for key, field in section.model_fields.items():
+        if inner_section(field.annotation):
+            continue  # it comes after its section
+        comment = f"{field.description} {bounds(field)}".strip()
+        yield from (f"# {line}" for line in textwrap.wrap(comment, 96))
+        default = to_toml(field.default)
+        value = to_toml(chosen[key]) if key in chosen else default
+        if value != default:
+            yield f"# Default: {'unset' if default is None else default}"
+        yield f"# {key} =" if value is None else f"{key} = {value}"
 
 
 def config_reference() -> str:
@@ -112,6 +127,8 @@ def config_reference() -> str:
             default = to_toml(field.default)
             shown = "unset" if default is None else f"`{default}`"
             meaning = f"{_flat(field)} {bounds(field)}".strip().replace("|", "\\|")
+            if inner_section(field.annotation):
+                meaning += f" Its keys: `[{name}.{key}]`, below."
             lines.append(f"| `{key}` | {shown} | {meaning} |")
     return "\n".join(lines) + "\n"
 

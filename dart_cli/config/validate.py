@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from bus.errors import ConfigError, MissingPartError, TaskError
 from dart_cli.config import places
+from dart_cli.config.adapters import lora_mistakes
 from dart_cli.config.load import Source, shown
 from dart_cli.config.models import BUILTIN, model_problem, resize_problem
 from dart_cli.config.places import Mistake
@@ -325,14 +326,17 @@ def _split(config: Config) -> Iterator[Mistake]:
 def _model(config: Config, role: Role | None) -> Iterator[Mistake]:
     """Whether the model folder can be loaded, as far as its files show without torch."""
     path = config.model.path
-    if path in BUILTIN or (role == "rollout" and config.rollout.engine not in MODEL_ENGINES):
+    if role == "rollout" and config.rollout.engine not in MODEL_ENGINES:
         return
     if role in (None, "train") and not needs_model(config):
         return
-    if text := model_problem(path):
+    if path not in BUILTIN and (text := model_problem(path)):
         yield Mistake("model.path", text)
-    elif text := resize_problem(path, config.policy):
+        return
+    if path not in BUILTIN and (text := resize_problem(path, config.policy)):
         yield Mistake("policy.resize_factor", text)
+    if config.model.lora is not None:
+        yield from lora_mistakes(config, config.model.lora)
 
 
 def _devices(config: Config, role: Role | None) -> Iterator[Mistake]:

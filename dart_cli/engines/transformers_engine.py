@@ -381,13 +381,15 @@ class TransformersEngine:
     def _place(self, swap: _Swap) -> None:
         """Copy the tensors; the engine halts meanwhile."""
         halted = time.monotonic()
+        mine = weight_tensors(self.policy.model)
         with torch.no_grad():
-            for name, tensor in weight_tensors(self.policy.model).items():
+            for name, tensor in mine.items():
                 tensor.copy_(swap.tensors[name])
         if self.policy.device.type == "cuda":
             torch.cuda.synchronize(self.policy.device)
         placed = time.monotonic()
-        self._features.clear()
+        if any("visual." in name for name in mine):  # adapters may leave the vision tower as it is
+            self._features.clear()
         self._batch.forget()
         swap.finished = time.monotonic()
         swap.pause_s, swap.finish_s = placed - halted, swap.finished - placed

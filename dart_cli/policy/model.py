@@ -30,8 +30,10 @@ from bus.errors import ModelError, first_line
 from dart_cli.config import model_files as files
 from dart_cli.config.models import BUILTIN, check_model, model_folder
 from dart_cli.policy.attention import use_packed
+from dart_cli.config.schema import LoraConfig
 from dart_cli.policy.forward import ModelInputs, collate, use_batched_vision
 from dart_cli.policy.images import ImagePreparer, PreparedImage
+from dart_cli.policy.lora import add_adapters, is_adapter
 from dart_cli.policy.vocabulary import CUT, END, LiteralText, forbidden_ids
 
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -108,11 +110,13 @@ class LoadedPolicy:
 
 
 def weight_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The tensors of a model's weight sets, by name: its parameters, tied ones once.
+    """The tensors of a model's weight sets, by name: its adapters, if it has some, else its parameters.
 
-    The trainer publishes them and the engine loads them; copying into them changes the model.
+    The trainer publishes them and the engine loads them; copying into them changes the model. Tied
+    parameters are in it once.
     """
-    return {name: parameter.data for name, parameter in model.named_parameters()}
+    tensors = {name: parameter.data for name, parameter in model.named_parameters()}
+    return {name: tensor for name, tensor in tensors.items() if is_adapter(name)} or tensors
 
 
 def resolve(name: str | Path) -> Path:
@@ -135,13 +139,16 @@ def load_policy(
     device: str | torch.device = "cpu",
     *,
     weights: bool = True,
+    lora: LoraConfig | None = None,
+    seed: int = 0,
 ) -> LoadedPolicy:
     """Load a policy folder in evaluation mode; `dtype` may be "auto" for the folder's own.
 
-    Without `weights` it only encodes and decodes tokens; the model cannot run.
+    Without `weights` it only encodes and decodes tokens; the model cannot run. With `lora` it has
+    adapters, drawn by `seed`, and these are its weights (lora.py).
 
     Raises ModelError, which names the file and the cure, if the folder is missing, incomplete, or of
-    an unsupported model class.
+    an unsupported model class; MissingPartError for adapters without peft.
     """
     folder = resolve(name)
     check_model(folder)
@@ -162,6 +169,8 @@ def load_policy(
             f"{folder}: the tokenizer has no chat template; add chat_template.jinja to the folder"
         )
     if not weights:
+        if lora is not None:
+            add_adapters(model, lora)
         return _assemble(folder, model, tokenizer, preparer)
     # Tensors read from safetensors may still be the mapped file: a process that rewrites the folder
     # would kill this one with SIGBUS. Moving to a device copies; staying on the CPU must copy too.
@@ -171,6 +180,8 @@ def load_policy(
             parameter.data = parameter.data.clone()
     use_batched_vision(model)
     use_packed(model)
+    if lora is not None:
+        add_adapters(model, lora, seed)
     return _assemble(folder, model.eval(), tokenizer, preparer)
 
 

@@ -209,7 +209,7 @@ def load_model(config: Config) -> Model:
         policy, engine = _load_vllm(config)
     else:
         device = pick_device(config.rollout.device)
-        policy = load_policy(config.model.path, config.model.dtype, device)
+        policy = load_policy(config.model.path, config.model.dtype, device, lora=config.model.lora)
         engine = TransformersEngine(
             policy,
             policy_version=-1,

@@ -18,6 +18,7 @@ from dart_cli.algo.entropy import entropy
 from dart_cli.config.schema import Config
 from dart_cli.policy.device import pick_device
 from dart_cli.policy.forward import logits, masked_logprobs
+from dart_cli.policy.lora import adapters_off
 from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.train.batch import MicroBatch
 
@@ -32,7 +33,10 @@ class TokenScores:
 
 @dataclass(frozen=True)
 class TrainModel:
-    """The policy under training. `reference` is the model that the run started from, or None."""
+    """The policy under training. `reference` is the model that the run started from, or None.
+
+    With adapters it is the policy itself, which is scored without them then.
+    """
 
     policy: LoadedPolicy
     reference: LoadedPolicy | None = None
@@ -41,12 +45,17 @@ class TrainModel:
     def load(cls, config: Config) -> TrainModel:
         """The model that a configuration begins with. Raises ModelError."""
         device = pick_device(config.train.device)
-        policy = load_policy(config.model.path, config.model.dtype, device)
+        lora = config.model.lora
+        policy = load_policy(
+            config.model.path, config.model.dtype, device, lora=lora, seed=config.run.seed
+        )
         if config.model.freeze_vision:
             inner: Any = policy.model.model
             inner.visual.requires_grad_(False)
         reference = None
-        if config.train.kl_beta > 0:
+        if config.train.kl_beta > 0 and lora is not None:
+            reference = policy
+        elif config.train.kl_beta > 0:
             reference = load_policy(config.model.path, config.model.dtype, device)
             reference.model.requires_grad_(False)
         return cls(policy, reference)
@@ -62,7 +71,10 @@ class TrainModel:
         """The reference's log-probabilities [N]; None without a reference."""
         if self.reference is None:
             return None
-        return score(self.reference, part, temperature).logprobs
+        if self.reference is not self.policy:
+            return score(self.reference, part, temperature).logprobs
+        with adapters_off(self.policy.model):
+            return score(self.policy, part, temperature).logprobs
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         """Parameters that are updated, by name."""

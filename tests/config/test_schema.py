@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from bus.errors import ConfigError
 from dart_cli.cli.main import main
 from dart_cli.config.load import load_config
-from dart_cli.config.schema import section_types
+from dart_cli.config.schema import inner_section, section_types
 from dart_cli.config.template import to_toml
 from tests.config.mistakes import Case, assert_one_line, write
 
@@ -49,6 +49,8 @@ def _wrong_values(field: FieldInfo) -> Iterator[tuple[str, str, str]]:
         yield "not finite", "inf", "must be"
     elif isinstance(default, str):
         yield "not text", "3", "must be text in quotes"
+    elif inner_section(field.annotation):
+        yield "not a section", "3", "must be a section: write [model.lora] above its keys"
     elif isinstance(default, Path) or default is None:
         yield "not a path", "3", "must be a path in quotes"
     elif isinstance(default, list):

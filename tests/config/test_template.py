@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from dart_cli.config.load import load_config
-from dart_cli.config.schema import Config, section_types
+from dart_cli.config.schema import Config, LoraConfig, section_types
 from dart_cli.config.task_split import training_tasks
 from dart_cli.config.template import (
     TEMPLATES,
     config_reference,
+    starter_toml,
     template_values,
     write_starter,
 )
@@ -49,6 +50,26 @@ def test_a_starter_runs_as_it_is(
     assert (
         config.train.lr > 1e-4
     )  # of the tiny model; the default is a 7B's, with which it learns nothing
+
+
+def test_a_starter_has_an_optional_section_that_one_character_a_line_turns_on(
+    tmp_path: Path,
+) -> None:
+    [path] = write_starter(tmp_path)
+    assert load_config(path).model.lora is None
+    lines = path.read_text().splitlines()
+    first = lines.index("# [model.lora]")
+    end = lines.index("", first)
+    on = [line.removeprefix("# ") for line in lines[first:end]]
+    path.write_text("\n".join([*lines[:first], *on, *lines[end:]]))
+    assert load_config(path).model.lora == LoraConfig()
+
+
+def test_a_starter_of_a_template_with_an_optional_section_has_its_values(tmp_path: Path) -> None:
+    text = starter_toml(tmp_path, "tiny", {"model": {"lora": {"rank": 8}}})
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    assert load_config(path).model.lora == LoraConfig(rank=8)
 
 
 def test_the_reference_page_is_what_the_fields_say() -> None:

@@ -71,6 +71,36 @@ CASES = [
     Case("misspelt codec", '[policy]\ncodec = "uitar"\n', "policy.codec", "did you mean 'uitars'?"),
     Case("codec of no file", '[policy]\ncodec = "no.py:C"\n', "policy.codec", "no file no.py"),
     Case("codec that is none", '[policy]\ncodec = "json:loads"\n', "policy.codec", "lacks limits"),
+    Case(
+        "adapters of no such layer",
+        '[model.lora]\ntargets = ["q_proj", "query"]\n',
+        "model.lora.targets",
+        "names 'query', which the layers of this model have not; there are q_proj, k_proj",
+    ),
+    Case(
+        "adapters of nothing",
+        "[model.lora]\ntargets = []\n",
+        "model.lora.targets",
+        "is empty, so nothing would be trained",
+    ),
+    Case(
+        "adapters of a layer twice",
+        '[model.lora]\ntargets = ["q_proj", "q_proj"]\n',
+        "model.lora.targets",
+        "lists 'q_proj' twice; remove one",
+    ),
+    Case(
+        "adapters of a frozen tower",
+        "[model]\nfreeze_vision = true\n[model.lora]\nvision = true\n",
+        "model.lora.vision",
+        "remove one of them",
+    ),
+    Case(
+        "adapters that vLLM does not serve",
+        '[rollout]\nengine = "vllm"\n[model.lora]\nvision = true\n',
+        "model.lora.vision",
+        'set vllm.lora = "merged"',
+    ),
     Case("no screenshot", "[env]\nobserve = []\n", "env.observe", 'must have "screenshot"'),
     Case(
         "a screenshot twice",

@@ -1,0 +1,109 @@
+"""Which layers `model.lora` adapts, and what that needs, without torch.
+
+adapted_layers   the linear layers that get adapters, by name, with their inputs and outputs
+adapter_count    how many numbers are trained and published
+lora_mistakes    what of `model.lora` does not fit the model or the engine
+lora_problem     why adapters cannot be had here, and the cure
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from bus.errors import ModelError
+from dart_cli.config.architecture import canonical, expected_tensors
+from dart_cli.config.model_files import read_json
+from dart_cli.config.models import BUILTIN, model_folder
+from dart_cli.config.places import Mistake
+from dart_cli.config.schema import Config, LoraConfig
+
+_LAYER = re.compile(r"language_model\.layers\.\d+\..*\.(\w+)")
+_TARGETS = "model.lora.targets"
+_PARTS = {"peft": "peft", "accelerate": "accelerate"}
+"""Modules that adapters need, and their packages: peft is not imported without the other."""
+
+
+def adapted_layers(
+    shapes: Mapping[str, Sequence[int]], lora: LoraConfig
+) -> dict[str, tuple[int, int]]:
+    """(inputs, outputs) of each layer that gets adapters, by the name of its weight in `shapes`.
+
+    `shapes` has every tensor of a model, by any of its names (architecture.py). Raises ModelError for
+    a target that the model has not; it names those that there are.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    known: set[str] = set()
+    for name, shape in shapes.items():
+        if not name.endswith(".weight") or len(shape) != 2:
+            continue
+        layer = canonical(name).removesuffix(".weight")
+        if layer.startswith("visual."):
+            # qwen3_vl's table of positions is no layer.
+            chosen = lora.vision and layer != "visual.pos_embed"
+        elif inner := _LAYER.fullmatch(layer):
+            known.add(inner[1])
+            chosen = inner[1] in lora.targets
+        else:
+            chosen = False
+        if chosen:
+            outputs, inputs = shape
+            found[name] = int(inputs), int(outputs)
+    for target in lora.targets:
+        if target not in known:
+            raise ModelError(
+                f"{_TARGETS} names {target[:60]!r}, which the layers of this model have not; "
+                f"there are {', '.join(_in_order(known))}"
+            )
+    return found
+
+
+def adapter_count(shapes: Mapping[str, Sequence[int]], lora: LoraConfig) -> int:
+    """Numbers in all adapters: rank x (inputs + outputs) of each layer. Raises ModelError."""
+    return sum(
+        lora.rank * (inputs + outputs) for inputs, outputs in adapted_layers(shapes, lora).values()
+    )
+
+
+def lora_mistakes(config: Config, lora: LoraConfig) -> Iterator[Mistake]:
+    """Whether there is something to adapt in the model, and whether the engine can serve it."""
+    if not lora.targets and not lora.vision:
+        yield Mistake(_TARGETS, "is empty, so nothing would be trained; name a layer")
+    for target in sorted({each for each in lora.targets if lora.targets.count(each) > 1}):
+        yield Mistake(_TARGETS, f"lists {target!r} twice; remove one")
+    folder = BUILTIN.get(config.model.path) or model_folder(config.model.path)
+    try:
+        adapted_layers(expected_tensors(read_json(folder, "config.json")), lora)
+    except ModelError as error:
+        yield Mistake(_TARGETS, str(error).removeprefix(f"{_TARGETS} "))
+    if lora.vision and config.model.freeze_vision:
+        yield Mistake(
+            "model.lora.vision",
+            "= true trains adapters of the vision tower, which model.freeze_vision = true keeps as "
+            "it is; remove one of them",
+        )
+    if lora.vision and config.rollout.engine == "vllm" and config.vllm.lora == "adapters":
+        yield Mistake(
+            "model.lora.vision",
+            '= true has adapters in the vision tower, which vllm.lora = "adapters" does not serve; '
+            'set vllm.lora = "merged"',
+        )
+    if problem := lora_problem():
+        yield Mistake("model.lora", f"cannot be used: {problem}")
+
+
+def lora_problem() -> str:
+    """What adapters need and is not installed, with the cure; empty if nothing is missing."""
+    missing = [name for module, name in _PARTS.items() if importlib.util.find_spec(module) is None]
+    if not missing:
+        return ""
+    return f"{' and '.join(missing)} not installed; pip install 'dart-cli[lora]'"
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    """As the default lists them, then by name."""
+    usual = LoraConfig().targets
+    return sorted(
+        names, key=lambda name: (usual.index(name) if name in usual else len(usual), name)
+    )

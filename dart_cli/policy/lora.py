@@ -1,0 +1,151 @@
+"""Adapters of low rank (LoRA, arXiv 2106.09685): y = W x + (alpha / rank) B A x, with W as it was.
+
+    add_adapters      injects them through peft; from then on they alone are the model's weights
+    initial_adapter   what an adapter's tensor is before any update, of a seed and its name
+    is_adapter        whether a parameter's name is an adapter's
+    adapters_off      the model without them, meanwhile: the reference of the KL
+    peft_names        published tensors as peft and vLLM name them
+    peft_config       adapter_config.json, for peft and vLLM
+    merged            the base's weights with the adapters added
+
+A is [rank, inputs] and B [outputs, rank]. B begins at zero, so that the first version is the base.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from bus.errors import MissingPartError
+from dart_cli.config.adapters import adapted_layers, lora_problem
+from dart_cli.config.schema import LoraConfig
+
+_NAME = "default"
+"""What peft calls the one adapter of a model."""
+_A, _B = f".lora_A.{_NAME}.weight", f".lora_B.{_NAME}.weight"
+_PEFT = "base_model.model."
+"""What the names in peft's own files begin with."""
+
+
+def add_adapters(model: PreTrainedModel, lora: LoraConfig, seed: int = 0) -> None:
+    """Inject adapters into `model`, in its own dtype, and freeze all its other parameters.
+
+    On the meta device they have shapes alone. Raises MissingPartError without peft, ModelError for a
+    target that the model has not.
+    """
+    if problem := lora_problem():
+        raise MissingPartError(f"model.lora: {problem}")
+    from peft import LoraConfig as PeftConfig
+    from peft import inject_adapter_in_model
+
+    layers = _layers(model, lora)
+    given = PeftConfig(
+        r=lora.rank, lora_alpha=lora.alpha, target_modules=_pattern(layers), lora_dropout=0.0
+    )
+    with torch.random.fork_rng(devices=[]):  # it draws A, which is drawn again below
+        inject_adapter_in_model(given, model, _NAME)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(is_adapter(name))
+        if not is_adapter(name):
+            continue
+        parameter.data = parameter.data.to(model.dtype)  # peft would compute in float32
+        if parameter.device.type != "meta":
+            parameter.data.copy_(initial_adapter(name, parameter.shape, seed))
+
+
+def initial_adapter(name: str, shape: Iterable[int], seed: int) -> torch.Tensor:
+    """An adapter's tensor before any update, float32: of B zeros, of A uniform numbers.
+
+    They are within 1 / sqrt(inputs), as in the paper's own code, and follow from seed and name alone.
+    """
+    if name.endswith(_B):
+        return torch.zeros(*shape)
+    digest = blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
+    rank, inputs = shape
+    bound = 1 / inputs**0.5
+    return torch.empty(rank, inputs).uniform_(-bound, bound, generator=generator)
+
+
+def is_adapter(name: str) -> bool:
+    """Whether the parameter `name` is an adapter's."""
+    return name.endswith((_A, _B))
+
+
+@contextmanager
+def adapters_off(model: PreTrainedModel) -> Iterator[None]:
+    """Within it the model computes as its base does.
+
+    peft's own switch also changes which parameters need gradients; this one leaves a graph that was
+    built before as it is. Not thread-safe.
+    """
+    layers: list[Any] = [layer for layer in model.modules() if hasattr(layer, "lora_A")]
+    for layer in layers:
+        layer._disable_adapters = True  # noqa: SLF001 - see above
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False  # noqa: SLF001
+
+
+def peft_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Published adapters by the names that peft's adapter_model.safetensors has."""
+    return {f"{_PEFT}{name.replace(f'.{_NAME}.', '.')}": each for name, each in tensors.items()}
+
+
+def peft_config(names: Iterable[str], lora: LoraConfig, base: str) -> dict[str, Any]:
+    """adapter_config.json of adapters with these parameter names; `base` is the base's folder."""
+    layers = {name.partition(".lora_")[0] for name in names}
+    return {
+        "peft_type": "LORA",
+        "base_model_name_or_path": base,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "target_modules": _pattern(layers),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+    }
+
+
+def merged(
+    weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, lora: LoraConfig
+) -> torch.Tensor:
+    """`weight` [O, I] with its adapter added, in its dtype; the sum is made in float32 at least."""
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    scale = lora.alpha / lora.rank
+    return (weight.to(wide) + scale * (b.to(wide) @ a.to(wide))).to(weight.dtype)
+
+
+def adapters_by_layer(
+    tensors: Mapping[str, torch.Tensor],
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """(A, B) of each layer, by the layer's name, of published tensors."""
+    return {
+        name.removesuffix(_A): (tensor, tensors[f"{name.removesuffix(_A)}{_B}"])
+        for name, tensor in tensors.items()
+        if name.endswith(_A)
+    }
+
+
+def _layers(model: PreTrainedModel, lora: LoraConfig) -> list[str]:
+    """The names of the modules that get adapters."""
+    linear = {
+        f"{name}.weight": tuple(module.weight.shape)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    }
+    return [name.removesuffix(".weight") for name in adapted_layers(linear, lora)]
+
+
+def _pattern(layers: Iterable[str]) -> str:
+    """A pattern that matches these names of modules and no others; layers differ in a number."""
+    kinds = {re.sub(r"\\?\.\d+\\?\.", r"\\.\\d+\\.", re.escape(name)) for name in layers}
+    return "|".join(sorted(kinds))

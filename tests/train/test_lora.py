@@ -1,0 +1,206 @@
+"""Adapters through engine and trainer: one distribution, only their bytes, the base as it was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from bus.messages import Batch
+from dart_cli.config.adapters import adapter_count
+from dart_cli.config.schema import Config, LoraConfig
+from dart_cli.engines import features
+from dart_cli.engines.transformers_engine import TransformersEngine
+from dart_cli.policy.families import FAMILIES
+from dart_cli.policy.forward import ImageFeatures, image_features
+from dart_cli.policy.images import PreparedImage
+from dart_cli.policy.model import load_policy, weight_tensors
+from dart_cli.train.checkpoint import TrainerProgress, load_newest, save
+from dart_cli.train.learner import PolicyLearner
+from dart_cli.train.model import TrainModel
+from dart_cli.train.parity import rescore
+from dart_cli.weights.file import FileChannel, load, publish
+from tests.train.test_families import config_of, trial_of
+
+Family = Callable[[str], Path]
+
+every_family = pytest.mark.parametrize("model_type", FAMILIES)
+
+CLOSE = 1e-5  # nats
+LORA = LoraConfig(rank=4, alpha=8.0)
+
+
+def adapted(config: Config, lora: LoraConfig = LORA, **changes: object) -> Config:
+    """The configuration with adapters, and other changes of [model]."""
+    model = config.model.model_copy(update={"lora": lora, **changes})
+    return config.model_copy(update={"model": model})
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: blake2b(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+@every_family
+@pytest.mark.parametrize("vision", [False, True], ids=["language", "vision"])
+def test_engine_and_trainer_agree_before_and_after_a_step_of_the_adapters(
+    model_type: str, vision: bool, family: Family, tmp_path: Path
+) -> None:
+    folder = family(model_type)
+    before = contents(folder)
+    lora = LORA.model_copy(update={"vision": vision})
+    config = adapted(config_of(folder), lora)
+    engine = TransformersEngine(load_policy(folder, lora=lora, seed=5), load_weights=load)
+    learner = PolicyLearner(TrainModel.load(config), config.train)
+    batch = trial_of(engine, temperature=0.7)
+    update = learner.update(batch, 0, policy_version=0)
+    assert update.applied
+    assert update.metrics["parity_tokens"] == update.metrics["tokens"]
+    assert update.metrics["parity_max"] <= CLOSE
+    learner.update(batch, 1)  # the first moves B alone: A's gradient is zero while B is
+
+    published = publish(learner.model.weights(), tmp_path, 1)
+    asyncio.run(engine.update_weights(published.path, 1))
+    after = trial_of(engine, temperature=1.0, seed=1)
+    asyncio.run(engine.close())
+    assert rescore(learner.model, batch, 4).mismatch().max > 10 * CLOSE
+    found = rescore(learner.model, after, 4)
+    assert set(found.versions.tolist()) == {1}
+    assert found.mismatch().max <= CLOSE
+    assert set(found.by_seen()) == {"text", "one", "several"}
+    assert contents(folder) == before
+
+
+def test_in_float32_they_agree_to_a_millionth(
+    config: Config, tiny_folder: Path, play: Callable[..., Batch], tmp_path: Path
+) -> None:
+    learner = PolicyLearner(TrainModel.load(adapted(config)), config.train)
+    engine = TransformersEngine(load_policy(tiny_folder, lora=LORA), load_weights=load)
+    for done in range(3):
+        update = learner.update(play(engine, 6, 2, batch_id=done + 1), done, policy_version=done)
+        assert update.applied
+        assert update.metrics["parity_mean"] <= 1e-6
+        asyncio.run(
+            engine.update_weights(
+                publish(learner.model.weights(), tmp_path, done + 1).path, done + 1
+            )
+        )
+    asyncio.run(engine.close())
+
+
+def test_a_step_changes_the_adapters_and_nothing_else(config: Config, batches: list[Batch]) -> None:
+    made = PolicyLearner(TrainModel.load(adapted(config)), config.train)
+    model = made.model.policy.model
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for done, batch in enumerate(batches[:2]):
+        made.update(batch, done)
+    changed = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
+    assert changed == set(made.model.weights()) == set(made.model.trainable())
+    assert made.model.frozen() == frozenset()
+
+
+def test_the_reference_is_the_same_model_without_its_adapters(
+    config: Config, batches: list[Batch]
+) -> None:
+    """No second model; numbers and gradients are those with the base as a reference of its own."""
+    train = config.train.model_copy(update={"kl_beta": 0.3})
+    config = config.model_copy(update={"train": train})
+    made = PolicyLearner(TrainModel.load(adapted(config)), train)
+    assert made.model.reference is made.model.policy
+    apart = TrainModel.load(adapted(config))
+    base = load_policy(config.model.path)
+    base.model.requires_grad_(False)
+    other = PolicyLearner(TrainModel(apart.policy, base), train)
+    for done, batch in enumerate(batches[:3]):
+        ours, theirs = made.update(batch, done), other.update(batch, done)
+        assert ours.applied
+        assert ours.metrics["reference_kl"] == pytest.approx(
+            theirs.metrics["reference_kl"], abs=1e-6
+        )
+        assert (ours.metrics["reference_kl"] > 1e-6) == (done > 0)
+    for name, value in made.model.weights().items():
+        assert torch.allclose(value, other.model.weights()[name], atol=1e-6), name
+
+
+def test_a_version_has_the_bytes_of_its_adapters(config: Config, tmp_path: Path) -> None:
+    model = TrainModel.load(adapted(config))
+    channel = FileChannel(tmp_path)
+    first = channel.resume(model.weights(), 0, model.frozen())
+    second = channel.publish({n: t + 1 for n, t in model.weights().items()}, 1)
+    base = load_policy(config.model.path).model
+    shapes = {name: tuple(p.shape) for name, p in base.named_parameters()}
+    assert first.size_bytes == second.size_bytes == 4 * adapter_count(shapes, LORA)
+    on_disk = (second.path / "model.safetensors").stat().st_size
+    assert second.size_bytes <= on_disk < second.size_bytes + 10_000
+    half = TrainModel.load(adapted(config, dtype="bfloat16"))
+    assert publish(half.weights(), tmp_path / "half", 0).size_bytes == first.size_bytes // 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_resumed_run_of_adapters_is_the_uninterrupted_one_bit_for_bit(
+    config: Config, batches: list[Batch], tmp_path: Path, dtype: str
+) -> None:
+    config = adapted(config, dtype=dtype)
+    straight = PolicyLearner(TrainModel.load(config), config.train)
+    for done, batch in enumerate(batches):
+        straight.update(batch, done)
+    broken = PolicyLearner(TrainModel.load(config), config.train)
+    for done, batch in enumerate(batches[:2]):
+        broken.update(batch, done)
+    weights, optimizer = broken.model.weights(), broken.optimizer_tensors()
+    assert {name.rpartition("/")[0] for name in optimizer} == set(weights)
+    save(tmp_path, TrainerProgress(updates=2), weights, optimizer, 2)
+    resumed = PolicyLearner(TrainModel.load(config), config.train)
+    checkpoint = load_newest(tmp_path)
+    assert checkpoint is not None
+    resumed.restore(checkpoint.weights, checkpoint.optimizer)
+    for done, batch in enumerate(batches[2:], start=2):
+        resumed.update(batch, done)
+    got = resumed.model.weights()
+    assert all(torch.equal(got[n], value) for n, value in straight.model.weights().items())
+    back = resumed.optimizer_tensors()
+    assert all(torch.equal(back[n], v) for n, v in straight.optimizer_tensors().items())
+
+
+def test_weights_of_another_rank_or_of_the_whole_model_are_refused(
+    config: Config, batches: list[Batch]
+) -> None:
+    made = PolicyLearner(TrainModel.load(adapted(config)), config.train)
+    for other in (LORA.model_copy(update={"rank": 5}), None):
+        theirs = load_policy(config.model.path, lora=other)
+        with pytest.raises(ValueError, match="names or shapes"):
+            made.restore(weight_tensors(theirs.model), {})
+
+
+@pytest.mark.parametrize("vision", [False, True], ids=["language", "vision"])
+def test_screens_are_computed_again_only_where_the_tower_is_adapted(
+    tiny_folder: Path,
+    play: Callable[..., Batch],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    vision: bool,
+) -> None:
+    computed: list[str] = []
+
+    def counted(model: PreTrainedModel, images: Sequence[PreparedImage]) -> ImageFeatures:
+        computed.extend(image.key for image in images)
+        return image_features(model, images)
+
+    monkeypatch.setattr(features, "image_features", counted)
+    lora = LORA.model_copy(update={"vision": vision})
+    engine = TransformersEngine(load_policy(tiny_folder, lora=lora), load_weights=load)
+    first = play(engine, 2, 1)
+    same = publish(weight_tensors(engine.policy.model), tmp_path, 1)
+    asyncio.run(engine.update_weights(same.path, 1))
+    seen = len(computed)
+    assert seen > 0
+    again = play(engine, 2, 1)
+    asyncio.run(engine.close())
+    assert [sample.image_hashes for sample in again.samples] == [
+        sample.image_hashes for sample in first.samples
+    ]
+    assert len(computed) == (2 * seen if vision else seen)
