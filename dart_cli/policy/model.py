@@ -29,8 +29,8 @@ from transformers.utils import logging as transformers_logging
 from bus.errors import ModelError, first_line
 from dart_cli.config import model_files as files
 from dart_cli.config.models import BUILTIN, check_model, model_folder
-from dart_cli.policy.attention import use_packed
 from dart_cli.config.schema import LoraConfig
+from dart_cli.policy.attention import use_packed
 from dart_cli.policy.forward import ModelInputs, collate, use_batched_vision
 from dart_cli.policy.images import ImagePreparer, PreparedImage
 from dart_cli.policy.lora import add_adapters, is_adapter

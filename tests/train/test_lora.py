@@ -200,7 +200,5 @@ def test_screens_are_computed_again_only_where_the_tower_is_adapted(
     assert seen > 0
     again = play(engine, 2, 1)
     asyncio.run(engine.close())
-    assert [sample.image_hashes for sample in again.samples] == [
-        sample.image_hashes for sample in first.samples
-    ]
+    assert again.images.keys() == first.images.keys()
     assert len(computed) == (2 * seen if vision else seen)
