@@ -104,9 +104,10 @@ def print_dry_run(
 ) -> None:
     """Print what `--dry-run` shows; `sharper` replaces texts of subjects by the verb's own.
 
-    Raises ConfigError where the start would be refused without `force`.
+    Raises ConfigError where the start would be refused without `force`, and where it cannot fit.
     """
     from dart_cli.config.dry_run import describe
+    from dart_cli.doctor.planned import refuse_misfit
     from dart_cli.runtime.run_dir import refuse_another_run
 
     if role != "eval" and not force:
@@ -114,6 +115,9 @@ def print_dry_run(
 
     for subject, text in {**dict(describe(config, role)), **(sharper or {})}.items():
         typer.echo(f"{subject + ':':<10} {text}")
+    if role in (None, "train", "rollout"):
+        for subject, text in refuse_misfit(config):
+            typer.echo(f"{subject + ':':<10} {text}")
     typer.echo("valid; nothing was started")
 
 

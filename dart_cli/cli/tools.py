@@ -282,7 +282,11 @@ def doctor(
 
     Of a model: whether its folder is whole, and fits; no code of it is run.
 
-    Each line is ok, a warning or an error with its cure. Ends with 0 where a run can work, else 1.
+    Of a configuration: memory of each trainer rank and engine, disk, seconds of an update and who will
+    wait (docs/hardware.md).
+
+    Each line is ok, a warning or an error with its cure. Ends with 0 where a run can work, with 2 where
+    it does not fit this host, else 1.
 
     Example: dart doctor configs/quickstart.toml --play
 

@@ -3,7 +3,12 @@
     findings   a Finding: subject, level, what was found, the cure; how it is printed
     machine    this host: Python, packages, GPUs, programs, memory, limits
     run        one configuration on this host: mistakes, directory, ports, model, tasks
-    memory_need   what weights, optimizer and activations take, an estimate
+    plan       what a run will take: memory, disk, seconds, who waits; from these pure parts:
+               shape (the model's sizes), trainer_memory (one rank's), episode_tokens (prompts and
+               chains), speeds (of GPUs, and the seconds of an update and its rollouts)
+    fit        whether a plan fits, and the smallest change that makes it fit
+    planned    the plan of a configuration against this host
+    hardware   the tables of docs/hardware.md
     values     every number of a model's weights: NaN and infinity
     play       one episode end to end, environment and engine in this process
     parity     engine against trainer on the same tokens, over the batch of `trial`

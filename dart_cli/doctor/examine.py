@@ -28,6 +28,7 @@ from dart_cli.doctor.findings import (
     print_finding,
     summary,
 )
+from dart_cli.doctor.planned import plan
 from dart_cli.doctor.values import values
 from dart_cli.runtime.run_dir import read_run
 
@@ -41,7 +42,7 @@ def run_doctor(
     read: bool = False,
     in_json: bool = False,
 ) -> int:
-    """Examine and print; returns 0 where a run can work, else 1."""
+    """Examine and print; returns 0 where a run can work, 2 where its plan cannot fit, else 1."""
     console = Console(markup=False, highlight=False)
     found = []
     for finding in examine(target, overrides, played=played, compared=compared, read=read):
@@ -52,7 +53,9 @@ def run_doctor(
         sys.stdout.write(json.dumps(as_json(found)) + "\n")
     else:
         console.print(summary(found))
-    return 0 if is_healthy(found) else 1
+    if is_healthy(found):
+        return 0
+    return 2 if any((each.subject, each.level) == ("plan", "error") for each in found) else 1
 
 
 def examine(
@@ -98,7 +101,7 @@ def examine(
             "run directory": lambda: run.directory(of_run),
             "ports": lambda: run.ports(of_run),
             "model": lambda: run.model(of_run),
-            "memory need": lambda: run.memory_need(of_run),
+            "plan": lambda: plan(of_run),
             "tasks": lambda: run.tasks(of_run),
         }
         if played:

@@ -24,6 +24,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from dart_cli.config.vllm_support import vllm_installed
 from dart_cli.doctor.findings import Finding, error, ok, warning
+from dart_cli.doctor.speeds import H100, GpuKind, gpu_kind
 
 LEAST_PYTHON = (3, 11)
 GIB = 2**30
@@ -149,10 +150,18 @@ def list_gpus() -> tuple[list[str], str]:
     return ([] if fault else answer.splitlines()), fault
 
 
-def gpu_memory() -> list[int]:
-    """Bytes of each GPU of the host."""
-    found = [re.search(r", (\d+) MiB", line) for line in list_gpus()[0]]
-    return [int(match[1]) * 2**20 for match in found if match]
+def gpu_kinds() -> list[GpuKind]:
+    """Each GPU of the host, in nvidia-smi's order; an unknown kind computes as an H100 does."""
+    found = [re.search(r"^(.*?), (\d+) MiB", line) for line in list_gpus()[0]]
+    kinds = []
+    for match in found:
+        if match:
+            name, memory = match[1], int(match[2]) * 2**20
+            known = gpu_kind(name, memory)
+            kinds.append(
+                known or GpuKind(f"{name} (as an H100)", memory, H100.flops, H100.bandwidth)
+            )
+    return kinds
 
 
 @cache

@@ -3,7 +3,7 @@
 configuration   its mistakes, all of them
 directory       whether it can be made, its owner, its file system, its free space
 ports           whether the address of `dart data` is free
-model, memory_need, tasks    what would be loaded, whether it fits, what would be played
+model, tasks    what would be loaded, what would be played
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from dart_cli.config.task_split import composed_tasks, trained_tasks
 from dart_cli.config.validate import find_mistakes
 from dart_cli.data.store.open import DATABASE, LOCK, open_reader
 from dart_cli.doctor.findings import Finding, error, ok, warning
-from dart_cli.doctor.machine import GIB, gpu_memory, main_memory
-from dart_cli.doctor.memory_need import WIDTH, judge_needs, needs
+from dart_cli.doctor.machine import GIB
+from dart_cli.doctor.trainer_memory import WIDTH
 
 LEAST_ROOM = 2 * GIB
 """Free space below which a run is not to be started."""
@@ -213,18 +213,6 @@ def model(config: Config) -> Iterator[Finding]:
     yield ok("model", found)
     place = _existing(weights_dir(config))
     yield judge_weights(size, config.weights.keep, shutil.disk_usage(place).free, place)
-
-
-def memory_need(config: Config) -> Iterator[Finding]:
-    """What the model takes in each process, against GPUs or main memory; nothing for a shipped one."""
-    if config.model.path in BUILTIN or model_problem(config.model.path):
-        return
-    gpus, host = gpu_memory(), main_memory()
-    devices = {config.rollout.device, config.train.device}
-    on_cpu = devices == {"cpu"} or (not gpus and devices <= {"cpu", "auto"})
-    yield from judge_needs(
-        needs(config), config.up.rollouts, gpus, host[0] if host else None, on_cpu=on_cpu
-    )
 
 
 def judge_weights(size: int, keep: int, free: int, place: Path) -> Finding:

@@ -1,0 +1,315 @@
+"""What a configuration will take before anything starts: memory, disk, seconds, and who waits.
+
+Plan        all of it, for a trainer rank, an engine and the host
+make_plan   from the configuration, the model's config.json and preprocessor, and a kind of GPU
+held_form   the episode that prompts, chains and seconds are reckoned with
+
+Pure: nothing is measured here but what the caller gives. The formulas are in trainer_memory.py,
+episode_tokens.py and speeds.py; docs/hardware.md has tables of them, and what they do not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dart_cli.config.model_files import Screens
+from dart_cli.config.schema import MODEL_ENGINES, Config
+from dart_cli.doctor.episode_tokens import EpisodeForm, EpisodeTokens, episode_tokens
+from dart_cli.doctor.shape import Shape, shape_of
+from dart_cli.doctor.speeds import (
+    GpuKind,
+    Work,
+    iteration_seconds,
+    rollout_seconds,
+    update_seconds,
+    work_of,
+)
+from dart_cli.doctor.trainer_memory import (
+    WIDTH,
+    TrainerMemory,
+    TrainerSetup,
+    trained_parameters,
+    trainer_memory,
+)
+from dart_cli.policy.coordinates import smart_resize
+
+MIB = 2**20
+
+HEADER = 600
+"""Tokens of system prompt, template and instruction: an assumption."""
+PAST_TURN = 100
+"""Tokens of a completion, as most are shorter than the longest: an assumption."""
+STEPS = 30
+"""Steps of an episode where the tasks cannot be listed: DART's."""
+SCREEN = (1920, 1080)
+"""Pixels, where the suite's options name no size."""
+SCREEN_BYTES = 0.39
+"""Bytes of a pixel of a desktop's PNG: 0.8 MB for 1920x1080."""
+ENGINE_PASSING = 4_000_000_000
+"""Bytes of vLLM's activations and CUDA graphs: an assumption."""
+PROCESS = 1_500_000_000
+"""Bytes of main memory of a process with torch: an assumption."""
+GUEST = 6_000_000_000
+"""Bytes of main memory of one of OSWorld's machines: 4 GB, and 2 beside."""
+STEP_S = 1.0
+"""Seconds of an action and its screenshot, beside `env.options.pause_s`: an assumption."""
+MM_CACHE = 4
+"""GiB that vLLM's cache of prepared screens takes where `vllm.options` does not say."""
+DAY_S = 86_400
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """One engine; bytes of each of its GPUs."""
+
+    weights: int
+    cache: int  # for keys and values
+    passing: int
+    prompts: float  # longest ones whose keys and values fit
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.cache + self.passing
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """Bytes of the host: main memory without shared memory, shared memory, disk."""
+
+    memory: int
+    shared: int
+    checkpoints: int
+    screens_a_day: int
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Of one update and of the rollouts that it needs."""
+
+    update: float
+    engines: float  # that the engines compute
+    environments: float  # that the environments take, their answers included
+
+    @property
+    def rollouts(self) -> float:
+        """Until the slower of both is done."""
+        return max(self.engines, self.environments)
+
+    @property
+    def waits(self) -> str:
+        """The side that is idle, and for which share of the time."""
+        longer, shorter = max(self.update, self.rollouts), min(self.update, self.rollouts)
+        side = "the rollout GPUs" if self.update > self.rollouts else "the trainer"
+        if self.update <= self.rollouts and self.environments > self.engines:
+            side = "the trainer and the rollout GPUs wait for the environments:"
+            return f"{side} {1 - shorter / longer:.0%} of the time"
+        return f"{side} will wait {1 - shorter / longer:.0%} of the time"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will take."""
+
+    shape: Shape
+    setup: TrainerSetup
+    form: EpisodeForm
+    episode: EpisodeTokens
+    screen: tuple[int, int]  # pixels
+    longest: int  # tokens of the longest sequence, its completion included
+    gpu: GpuKind
+    trainer: TrainerMemory | None  # None where it trains no model
+    engine: EnginePlan | None  # None where it samples without one
+    host: HostPlan
+    seconds: Seconds | None
+    work: Work
+
+
+def make_plan(
+    config: Config,
+    tree: Mapping[str, Any],
+    cut: Screens,
+    gpu: GpuKind,
+    *,
+    steps: float = STEPS,
+    most_steps: int = STEPS,
+) -> Plan:
+    """The plan of a configuration whose model has this config.json and preprocessor.
+
+    `steps` are those of an average episode, `most_steps` of the longest. Raises ModelError where a size
+    is none.
+    """
+    shape = shape_of(tree)
+    screen = screen_of(config)
+    height, width = smart_resize(screen[1], screen[0], **cut._asdict())
+    form = held_form(config, max(1, width * height // cut.factor**2), round(steps))
+    episode = episode_tokens(form)
+    longest = replace(form, steps=max(1, most_steps)).longest + config.rollout.max_tokens
+    setup = trainer_setup(config, tree, shape, form, episode, longest)
+    trainer = trainer_memory(shape, setup) if config.train.learner == "torch" else None
+    engine = None
+    if config.rollout.engine in MODEL_ENGINES:
+        engine = _engine(config, shape, gpu, longest)
+    work = _work(config, shape, setup, form, episode)
+    seconds = None
+    if trainer and engine:
+        seconds = _seconds(config, shape, setup, form, work, gpu, engine)
+    host = _host(config, shape, setup, seconds, form, screen)
+    return Plan(
+        shape, setup, form, episode, screen, longest, gpu, trainer, engine, host, seconds, work
+    )
+
+
+def screen_of(config: Config) -> tuple[int, int]:
+    """Width and height of the suite's screens, where its options name them."""
+    width, _, height = str(config.env.options.get("size", "")).partition("x")
+    if width.isdecimal() and height.isdecimal():
+        return int(width), int(height)
+    return SCREEN
+
+
+def held_form(config: Config, screen: int, steps: int = STEPS) -> EpisodeForm:
+    """Prompts of the configured history, of screens of `screen` tokens."""
+    policy = config.policy
+    return EpisodeForm(
+        steps=max(1, steps),
+        screen=screen,
+        completion=min(config.rollout.max_tokens, PAST_TURN),
+        header=HEADER,
+        images=policy.history_images,
+        most=policy.history_images_most if policy.history == "evict" else 0,
+        turns=policy.history_turns,
+    )
+
+
+def trainer_setup(
+    config: Config,
+    tree: Mapping[str, Any],
+    shape: Shape,
+    form: EpisodeForm,
+    episode: EpisodeTokens,
+    longest: int,
+) -> TrainerSetup:
+    """The trainer of a configuration, at its largest pack."""
+    train = config.train
+    tokens = max(train.pack_tokens, longest)
+    share = form.steps * form.completion / max(1, episode.tokens)
+    predicted = max(config.rollout.max_tokens, round(tokens * share))
+    return TrainerSetup(
+        tokens=tokens,
+        predicted=predicted,
+        dtype=config.model.dtype,
+        ranks=train.ranks,
+        recompute=train.recompute == "layer",
+        offload=train.offload == "optimizer",
+        chunk_tokens=train.chunk_tokens,
+        freeze_vision=config.model.freeze_vision,
+        reference=train.kl_beta > 0,
+        adapters=adapters(config, tree, shape),
+    )
+
+
+def adapters(config: Config, tree: Mapping[str, Any], shape: Shape) -> int:
+    """Parameters of LoRA's adapters; 0 where the weights themselves are trained."""
+    del config, tree, shape
+    return 0
+
+
+def _engine(config: Config, shape: Shape, gpu: GpuKind, longest: int) -> EnginePlan:
+    wide = WIDTH[config.model.dtype]
+    token = shape.cached * wide
+    if config.rollout.engine != "vllm":
+        cache = config.rollout.kv_cache_mb * MIB
+        passing = longest * wide * (4 * shape.width + 2 * shape.mlp)
+        return EnginePlan(wide * shape.parameters, cache, passing, cache / (longest * token))
+    share = config.vllm.tensor_parallel
+    weights = wide * shape.parameters // share
+    cache = config.vllm.kv_cache_mb * MIB
+    if not cache:
+        room = int(config.vllm.gpu_memory_utilization * gpu.memory)
+        cache = max(0, room - weights - ENGINE_PASSING)
+    return EnginePlan(weights, cache, ENGINE_PASSING, cache * share / (longest * token))
+
+
+def _work(
+    config: Config, shape: Shape, setup: TrainerSetup, form: EpisodeForm, episode: EpisodeTokens
+) -> Work:
+    # A frozen weight needs no gradient of its own: one pass less.
+    passes = 2.0 if setup.adapters else 3.0
+    return work_of(
+        shape,
+        episode,
+        episodes=config.data.group_size * config.data.groups_per_batch,
+        steps=form.steps,
+        completion=form.completion,
+        screen=form.screen,
+        share=config.data.high_entropy,
+        passes=config.train.epochs * (passes + setup.recompute) + setup.reference,
+        caches=config.rollout.engine != "vllm" or config.vllm.prefix_caching,
+    )
+
+
+def _seconds(
+    config: Config,
+    shape: Shape,
+    setup: TrainerSetup,
+    form: EpisodeForm,
+    work: Work,
+    gpu: GpuKind,
+    engine: EnginePlan,
+) -> Seconds:
+    share = config.vllm.tensor_parallel if config.rollout.engine == "vllm" else 1
+    engines, slots = max(1, config.up.rollouts), max(1, config.up.envs) * config.env.slots
+    together = max(1, min(config.rollout.max_batch, slots // engines, int(engine.prompts)))
+    moved = trained_parameters(shape, setup) if setup.offload else 0
+    episodes = config.data.group_size * config.data.groups_per_batch
+    each = iteration_seconds(shape, gpu, together=together, context=work.context, share=share)
+    pause = config.env.options.get("pause_s", 0.0)
+    waited = (float(pause) if isinstance(pause, int | float) else 0.0) + STEP_S
+    return Seconds(
+        update=update_seconds(work, gpu, setup.ranks, offloaded=moved),
+        engines=rollout_seconds(work, shape, gpu, engines=engines, share=share, together=together),
+        environments=episodes * form.steps * (waited + form.completion * each) / slots,
+    )
+
+
+def _host(
+    config: Config,
+    shape: Shape,
+    setup: TrainerSetup,
+    seconds: Seconds | None,
+    form: EpisodeForm,
+    screen: tuple[int, int],
+) -> HostPlan:
+    trained = trained_parameters(shape, setup)
+    sets = config.weights.keep + 1
+    published = trained * WIDTH[config.model.dtype]
+    copies = config.weights.delta or config.weights.channel == "collective"
+    rollouts = config.up.rollouts
+    cache = config.rollout.image_cache_mb * MIB
+    if config.rollout.engine == "vllm":
+        given = config.vllm.options.get("mm_processor_cache_gb", MM_CACHE)
+        cache += int((given if isinstance(given, int | float) else MM_CACHE) * 2**30)
+    checkpoint = 12 * trained  # masters and moments
+    memory = (
+        (setup.ranks + rollouts + config.up.envs + 1) * PROCESS
+        + rollouts * (cache + copies * published)
+        + checkpoint  # staged, while it is written behind the next update
+        + (16 * trained if setup.offload else 0)
+    )
+    if config.env.suite == "osworld" and "url" not in config.env.options:
+        memory += config.up.envs * config.env.slots * GUEST
+    a_day = 0
+    if seconds is not None:
+        episodes = config.data.group_size * config.data.groups_per_batch
+        updates = DAY_S / max(seconds.update, seconds.rollouts)
+        picture = SCREEN_BYTES * screen[0] * screen[1]
+        a_day = int(updates * episodes * form.steps * picture)
+    return HostPlan(
+        memory=memory,
+        shared=0 if config.weights.directory else sets * published,
+        checkpoints=(config.train.keep_checkpoints + 1) * checkpoint,
+        screens_a_day=a_day,
+    )

@@ -1,0 +1,216 @@
+"""The plan of a run: its figures follow from the model's sizes, and what cannot fit is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bus.errors import ConfigError
+from dart_cli.config.model_files import Screens
+from dart_cli.config.schema import Config
+from dart_cli.doctor import planned
+from dart_cli.doctor.episode_tokens import EpisodeForm, episode_tokens
+from dart_cli.doctor.fit import Room, misfits, plan_lines, smallest_cure
+from dart_cli.doctor.plan import Plan, make_plan
+from dart_cli.doctor.shape import shape_of
+from dart_cli.doctor.speeds import H100, H200, gpu_kind, vision_flops
+from tests.config.model_parts import write_model
+from tests.doctor.parts import doctor, worst
+from tests.doctor.seven_b import CONFIG, PREPROCESSOR, write_seven_b
+
+CUT = Screens(28, PREPROCESSOR["min_pixels"], PREPROCESSOR["max_pixels"])
+FULL_HD = EpisodeForm(steps=30, screen=2691, completion=100, header=600, images=5, most=0, turns=35)
+
+
+def config_of(**sections: dict[str, Any]) -> Config:
+    """DART's prompts on 8 GPUs, four of them for one trainer."""
+    given: dict[str, dict[str, Any]] = {
+        "model": {"dtype": "bfloat16", "freeze_vision": True},
+        "policy": {"history_images": 5, "history_turns": 35},
+        "rollout": {"engine": "vllm", "max_tokens": 512, "max_batch": 32, "device": "cuda"},
+        "data": {"group_size": 8, "groups_per_batch": 6},
+        "train": {"ranks": 4, "recompute": "layer", "kl_beta": 0.1, "device": "cuda"},
+        "up": {"rollouts": 4, "envs": 4},
+        "env": {"slots": 32},
+    }
+    for name, section in sections.items():
+        given[name] = {**given.get(name, {}), **section}
+    return Config.model_validate(given)
+
+
+def plan_of(**sections: dict[str, Any]) -> Plan:
+    return make_plan(config_of(**sections), CONFIG, CUT, H100)
+
+
+# --- episodes ------------------------------------------------------------------------------
+
+
+def test_a_full_hd_screen_is_2691_tokens_and_five_of_them_a_prompt_of_17555() -> None:
+    plan = plan_of()
+    assert plan.form.screen == 2691
+    long = EpisodeForm(**{**vars(FULL_HD), "steps": 100})
+    assert long.longest == 600 + 5 * 2691 + 35 * 100
+
+
+def test_each_step_alone_is_what_its_prompts_add_up_to() -> None:
+    found = episode_tokens(FULL_HD)
+    prompts = [600 + min(step, 5) * 2691 + (step - 1) * 100 for step in range(1, 31)]
+    assert found.alone == sum(prompts) + 30 * 100
+    assert len(found.chains) == 26  # the first five steps extend one another
+    assert found.chains[0] == (prompts[4] + 100, 5)
+
+
+def test_eviction_makes_chains_and_keeps_as_many_screens_on_average() -> None:
+    slide = episode_tokens(FULL_HD)
+    evict = episode_tokens(EpisodeForm(**{**vars(FULL_HD), "images": 3, "most": 7}))
+    assert [steps for _, steps in evict.chains] == [7, 5, 5, 5, 5, 3]
+    assert evict.alone == slide.alone  # as many tokens, each step alone
+    assert slide.tokens / evict.tokens > 3.3
+    assert slide.read / evict.read > 3.2
+    assert evict.screens_read < slide.screens_read / 3
+
+
+def test_an_engine_reads_each_token_of_a_chain_once() -> None:
+    whole = episode_tokens(EpisodeForm(**{**vars(FULL_HD), "images": 1, "most": 30}))
+    [(tokens, steps)] = whole.chains
+    assert steps == 30
+    assert whole.read == tokens - 30 * 100
+    assert whole.pairs < tokens**2 / 2
+
+
+# --- memory --------------------------------------------------------------------------------
+
+
+def test_a_seven_b_needs_four_ranks_with_recompute_for_full_hd() -> None:
+    needs = {ranks: plan_of(train={"ranks": ranks, "pack_tokens": 256}).trainer for ranks in (2, 4)}
+    assert needs[2] is not None
+    assert needs[4] is not None
+    assert needs[2].total > H100.memory > needs[4].total
+
+
+def test_keys_and_values_of_a_token_are_57_kilobytes() -> None:
+    shape = shape_of(CONFIG)
+    assert 2 * shape.cached == 57_344
+    engine = plan_of().engine
+    assert engine is not None
+    assert engine.prompts == pytest.approx(engine.cache / (57_344 * plan_of().longest))
+    shared = plan_of(vllm={"tensor_parallel": 2}).engine
+    assert shared is not None
+    assert shared.weights == engine.weights // 2
+
+
+def test_the_tower_takes_16_teraflops_for_a_full_hd_screen() -> None:
+    shape = shape_of(CONFIG)
+    assert vision_flops(shape, 2691) == pytest.approx(16.3e12, rel=0.1)
+    assert vision_flops(shape, 1196) == pytest.approx(6.6e12, rel=0.1)
+
+
+def test_more_of_everything_takes_longer() -> None:
+    plain = plan_of().seconds
+    assert plain is not None
+    fewer = plan_of(train={"ranks": 8}, up={"rollouts": 2}).seconds
+    assert fewer is not None
+    assert fewer.update == pytest.approx(plain.update / 2)
+    assert fewer.engines == pytest.approx(plain.engines * 2, rel=0.05)
+    assert "rollout GPUs will wait" in plain.waits
+    evict = {"history": "evict", "history_images": 3, "history_images_most": 7}
+    chained = plan_of(policy=evict).seconds
+    assert chained is not None
+    assert plain.update / chained.update > 3
+
+
+def test_a_gpu_is_known_by_its_name() -> None:
+    assert gpu_kind("NVIDIA H200", 5) == type(H200)("NVIDIA H200", 5, H200.flops, H200.bandwidth)
+    assert gpu_kind("a toaster", 5) is None
+
+
+# --- what fits -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "cure"),
+    [
+        ({"recompute": "none"}, 'set train.recompute = "layer"'),
+        ({"pack_tokens": 200_000}, "set train.pack_tokens = 17467"),
+        ({"ranks": 1}, "set train.ranks = 3"),
+        ({"ranks": 1, "recompute": "none"}, 'set train.ranks = 3, train.recompute = "layer"'),
+    ],
+)
+def test_the_cure_is_the_smallest_change_that_fits(changes: dict[str, Any], cure: str) -> None:
+    given = {"pack_tokens": 16_384, **changes}
+    room = Room(H100, gpus=8, found=True)
+    plan = plan_of(train=given)
+    [found] = misfits(plan, config_of(train=given), room)
+    assert found.cure == cure == smallest_cure(plan, room)
+
+
+def test_with_one_gpu_the_cure_is_main_memory_or_adapters() -> None:
+    plan = plan_of(train={"ranks": 1, "pack_tokens": 256})
+    roomy = Room(H100, gpus=1, found=True, memory=2_000_000_000_000)
+    assert smallest_cure(plan, roomy) == 'set train.offload = "optimizer"'
+    tight = Room(H100, gpus=1, found=True, memory=50_000_000_000)
+    assert smallest_cure(plan, tight) == "set model.lora = { rank = 32 }"
+    small = Room(type(H100)("small", 8_000_000_000, 1e12, 1e12), gpus=1, found=True)
+    assert "a smaller model" in smallest_cure(plan, small)
+
+
+def test_each_cure_that_is_named_fits() -> None:
+    room = Room(H100, gpus=8, found=True)
+    for changes in ({"recompute": "none"}, {"ranks": 1}, {"pack_tokens": 200_000}):
+        given: dict[str, Any] = {"pack_tokens": 16_384, **changes}
+        named = smallest_cure(plan_of(train=given), room).removeprefix("set ").split(", ")
+        for each in named:
+            key, _, value = each.partition(" = ")
+            text = value.strip('"')
+            given[key.removeprefix("train.")] = int(text) if text.isdigit() else text
+        assert not list(misfits(plan_of(train=given), config_of(train=given), room))
+
+
+def test_a_plan_says_its_assumptions() -> None:
+    lines = dict(plan_lines(plan_of(), config_of(), Room(H100)))
+    assert "assumed, no GPU is here" in lines["trainer"]
+    assert "MFU 40%" in lines["seconds"]
+    assert "2691 tokens each" in lines["pack"]
+    assert set(lines) == {"trainer", "pack", "engine", "host", "seconds"}
+
+
+def test_a_longer_sequence_than_a_pack_is_said() -> None:
+    given = {"pack_tokens": 4096}
+    plan = plan_of(train=given)
+    assert plan.setup.tokens == plan.longest
+    lines = dict(plan_lines(plan, config_of(train=given), Room(H100)))
+    assert "longer than train.pack_tokens = 4096, so it goes alone" in lines["pack"]
+
+
+# --- doctor and --dry-run ------------------------------------------------------------------
+
+
+def test_doctor_refuses_what_cannot_fit_with_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_model(tmp_path / "model")
+    path = tmp_path / "run.toml"
+    path.write_text(f'[run]\ndir = "{tmp_path}/run"\n[model]\npath = "{folder}"\n')
+    monkeypatch.setattr(planned, "main_memory", lambda: (2**20, 2**20))
+    monkeypatch.setattr(planned, "gpu_kinds", list)
+    assert doctor(path, "--set", "rollout.device=cpu", "--set", "train.device=cpu") == 2
+    assert "does not fit: trainer and engines need" in capsys.readouterr().out
+
+
+def test_a_dry_run_refuses_it_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_seven_b(tmp_path)
+    config = config_of(model={"path": str(folder)}, train={"ranks": 1})
+    monkeypatch.setattr(planned, "gpu_kinds", lambda: [H100] * 8)
+    monkeypatch.setattr(planned, "main_memory", lambda: None)
+    with pytest.raises(ConfigError, match=r"does not fit: the trainer needs .*; set train.ranks"):
+        list(planned.refuse_misfit(config))
+
+
+def test_a_plan_needs_no_weights_but_a_model(tmp_path: Path) -> None:
+    folder = write_seven_b(tmp_path)
+    found = list(planned.plan(config_of(model={"path": str(folder)})))
+    assert worst(found).level == "ok"
+    assert not list(planned.plan(Config()))  # a shipped model
+    assert not list(planned.plan(config_of(model={"path": str(tmp_path / "nowhere")})))

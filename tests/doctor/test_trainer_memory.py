@@ -1,0 +1,110 @@
+"""The formulas of a trainer rank's memory give what torch counts for the same update without data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from benchmarks.memory import SEVEN_B, SMALL, counted, predicted, tree_of
+from dart_cli.doctor.shape import shape_of
+from dart_cli.doctor.trainer_memory import (
+    CONTEXT,
+    TrainerSetup,
+    adapters_of,
+    kept_by_layer,
+    trainer_memory,
+)
+
+ERROR = 0.03
+"""Largest relative error of a formula, of the cases below."""
+
+SETUP = TrainerSetup(tokens=2048, predicted=128, ranks=8)
+WIDE_MLP = {**SMALL, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 4096}
+LARGE_VOCABULARY = {**SMALL, "vocab_size": 65536}
+
+CASES: dict[str, tuple[str, dict[str, Any], int, TrainerSetup]] = {
+    "two layers": ("qwen2_5_vl", SMALL, 2, SETUP),
+    "four layers": ("qwen2_5_vl", SMALL, 4, SETUP),
+    "two layers, recompute": ("qwen2_5_vl", SMALL, 2, replace(SETUP, recompute=True)),
+    "four layers, recompute": ("qwen2_5_vl", SMALL, 4, replace(SETUP, recompute=True)),
+    "other widths": ("qwen2_vl", WIDE_MLP, 2, replace(SETUP, ranks=2)),
+    "the head decides": (
+        "qwen2_5_vl",
+        LARGE_VOCABULARY,
+        2,
+        replace(SETUP, predicted=1024, chunk_tokens=512, recompute=True),
+    ),
+    "the end decides": (
+        "qwen2_5_vl",
+        LARGE_VOCABULARY,
+        2,
+        replace(SETUP, tokens=256, recompute=True),
+    ),
+    "normed heads": ("qwen3_vl", SMALL, 2, replace(SETUP, recompute=True)),
+    "one rank": ("qwen2_5_vl", SMALL, 2, replace(SETUP, ranks=1, tokens=4096, recompute=True)),
+    "float32": ("qwen2_5_vl", SMALL, 2, replace(SETUP, dtype="float32")),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's own, of parts that are private or a preview
+@pytest.mark.parametrize("case", CASES)
+def test_the_formula_is_what_torch_counts(case: str) -> None:
+    kind, text, layers, setup = CASES[case]
+    tree = tree_of(kind, text, layers)
+    assert predicted(tree, setup).peak == pytest.approx(counted(kind, tree, setup), rel=ERROR)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_tied_head_is_counted_once() -> None:
+    tree = tree_of("qwen2_5_vl", LARGE_VOCABULARY, 2) | {"tie_word_embeddings": True}
+    for setup in (SETUP, replace(SETUP, tokens=256, recompute=True)):
+        assert predicted(tree, setup).peak == pytest.approx(
+            counted("qwen2_5_vl", tree, setup), rel=ERROR
+        )
+
+
+def test_what_is_held_is_shared_over_the_ranks() -> None:
+    shape = shape_of(tree_of("qwen2_5_vl", SEVEN_B, 28))
+    one, four = (trainer_memory(shape, replace(SETUP, ranks=ranks)).held for ranks in (1, 4))
+    assert one["masters"] == 4 * shape.text
+    assert one["gradients"] == 4 * shape.text
+    assert one["moments"] == 8 * shape.text
+    assert one["frozen"] == four["frozen"] == 2 * shape.vision
+    assert sum(four.values()) - four["frozen"] == pytest.approx(16 * shape.text / 4)
+
+
+def test_offload_moves_what_is_held_to_main_memory() -> None:
+    shape = shape_of(tree_of("qwen2_5_vl", SEVEN_B, 28))
+    here, there = (
+        trainer_memory(shape, replace(SETUP, ranks=2, offload=offload)) for offload in (False, True)
+    )
+    assert here.host == 0
+    assert there.host == 8 * shape.text
+    assert here.fixed - there.fixed == there.host
+    assert there.passing == here.passing
+
+
+def test_adapters_train_little_and_keep_the_base_whole() -> None:
+    shape = shape_of(tree_of("qwen2_5_vl", SEVEN_B, 28))
+    adapters = adapters_of(shape, 32)
+    assert 0.005 < adapters / shape.text < 0.02
+    found = trainer_memory(shape, replace(SETUP, adapters=adapters, reference=True))
+    assert found.held["frozen"] == 2 * shape.parameters
+    assert found.held["reference"] == 0  # the base itself
+    assert found.held["moments"] == 8 * adapters / SETUP.ranks
+
+
+def test_seven_billion_parameters_keep_225_kilobytes_a_token_and_layer() -> None:
+    shape = shape_of(tree_of("qwen2_5_vl", SEVEN_B, 28))
+    assert kept_by_layer(shape, "bfloat16") == pytest.approx(225_000, rel=0.002)
+
+
+def test_small_models_keep_gradients_whole() -> None:
+    shape = shape_of(tree_of("qwen2_5_vl", SMALL, 2))
+    found = trainer_memory(shape, SETUP)
+    assert found.held["gradients"] == 4 * shape.text
+    assert found.total > found.peak + CONTEXT
