@@ -57,6 +57,31 @@ class WeightSource(Protocol):
         ...
 
 
+class SavedState(Protocol):
+    """A checkpoint's tensors, under the names of `Learner.state`."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all tensors."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of one of them."""
+        ...
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Of one of them."""
+        ...
+
+    def fill(self, targets: Tensors) -> None:
+        """Read into these tensors, on every rank what it holds of them.
+
+        Raises ValueError for a name that is not here or another shape, before anything has changed;
+        CheckpointError if a file cannot be read.
+        """
+        ...
+
+
 class Learner(Protocol):
     """A learner. Not thread-safe: one thread at a time."""
 
@@ -71,11 +96,15 @@ class Learner(Protocol):
         """Take one step on `batch`. Raises ProtocolError if it does not fit the model."""
         ...
 
-    def optimizer_tensors(self) -> Tensors:
-        """The optimizer's state by name, for checkpoints."""
+    def state(self) -> Tensors:
+        """What a checkpoint holds: trained parameters in float32, and the optimizer's state.
+
+        The latter by `parameter/name`. The tensors are the learner's own and change with the next
+        update. Of one order on all ranks.
+        """
         ...
 
-    def restore(self, weights: Tensors, optimizer: Tensors) -> None:
+    def restore(self, saved: SavedState) -> None:
         """Restore a checkpoint's state. Raises ValueError if it is of another model."""
         ...
 

@@ -1,18 +1,29 @@
 """Checkpoints of the trainer: whole or absent, without pickle, resumed bit for bit.
 
     TrainerProgress   where the run is, as JSON
-    save              RUN/checkpoints/c000010/{model,optimizer}.safetensors, state.json
-    load_newest       the newest checkpoint that is intact
+    complete          gives the files of all ranks their state.json and their name: now it exists
+    load_newest       the newest checkpoint that is intact, for a trainer that begins
+    newest_intact     the same for a reader beside a live trainer
     recipe_of         what tells whether a run goes on as it was
+    model_identity    what tells the model folder from another one
 
-A checkpoint that fails its digests is set aside, with a warning, and the one before it is used. The
-trainer draws no random numbers; torch's generator is saved nevertheless, in case it ever does.
+    RUN/checkpoints/c000010/
+        r000-000.safetensors   what rank 0 held: trained parameters in float32, `name/exp_avg`, ...
+        r001-000.safetensors   what rank 1 held
+        state.json             progress, the digest of each file, the model folder's identity
+
+Parameters that are not trained are not here: they are the model folder's. A checkpoint that fails its
+digests is set aside, with a warning, and the one before it is used. The trainer draws no random
+numbers; torch's generator is saved nevertheless, in case it ever does. `CheckpointSaver` (saver.py)
+writes checkpoints, beside the updates that follow.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -22,19 +33,22 @@ from pathlib import Path
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
-from bus.errors import CheckpointError
+from bus.errors import CheckpointError, ModelError
 from dart_cli.config.schema import Config
-from dart_cli.weights.atomic_directory import atomic_directory
-from dart_cli.weights.manifest import digest_of
+from dart_cli.train.shards import SavedTensors
+from dart_cli.weights.manifest import digest_of, on_cores, tree_digests
 
 log = logging.getLogger(__name__)
 
-MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
-_GENERATOR = "/generator"  # beside the optimizer's `parameter/name`; no parameter has no name
+STATE = "state.json"
+GENERATOR = "/generator"  # beside `parameter` and `parameter/name`; no parameter has no name
+DRAFT = ".draft"
 _NAME = re.compile(r"c(\d{6,})")
+_OLD_MODEL, _OLD_OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+"""Files of the checkpoints that dart wrote before it had ranks: all weights, and the optimizer's state
+with the float32 masters of other weights as `parameter/master`."""
+_OLD_MASTER = "/master"
 
 
 class TrainerProgress(BaseModel):
@@ -46,7 +60,7 @@ class TrainerProgress(BaseModel):
     skipped: int = 0  # of these, left out: see Update.note
     policy_version: int = 0  # newest published when this was written
     last_batch_id: int = 0  # newest batch in the weights
-    batches_trained: list[int] = []  # ids since the previous checkpoint
+    batches_trained: list[int] = []  # ids since the previous complete checkpoint
 
 
 _NOT_OF_AN_UPDATE = frozenset(
@@ -65,11 +79,36 @@ def recipe_of(config: Config) -> str:
     return blake2b(settings.encode(), digest_size=16).hexdigest()
 
 
+def model_identity(folder: Path) -> str:
+    """A digest of a model folder's tensors, wherever it lies. Raises ModelError."""
+    files = sorted(folder.glob("*.safetensors"))
+    try:
+        handles = {file.name: os.open(file, os.O_RDONLY) for file in files}
+        try:
+            sizes = {name: os.fstat(handle).st_size for name, handle in handles.items()}
+            digests = tree_digests(
+                sizes, lambda name, begin, end: os.pread(handles[name], end - begin, begin)
+            )
+        finally:
+            for handle in handles.values():
+                os.close(handle)
+    except OSError as error:
+        raise ModelError(f"{folder} cannot be read: {error}") from None
+    return blake2b(json.dumps(digests).encode(), digest_size=16).hexdigest()
+
+
 class _State(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     progress: TrainerProgress
     digests: dict[str, str]  # file name -> BLAKE2b
+    model: str = ""  # identity of the model folder; empty in checkpoints of older dart
+    own: str = ""  # digest of all above; the same
+
+    def sealed(self) -> _State:
+        """The same with its own digest."""
+        text = self.model_copy(update={"own": ""}).model_dump_json()
+        return self.model_copy(update={"own": blake2b(text.encode()).hexdigest()})
 
 
 @dataclass(frozen=True)
@@ -78,49 +117,64 @@ class Checkpoint:
 
     path: Path
     progress: TrainerProgress
-    weights: dict[str, torch.Tensor]
-    optimizer: dict[str, torch.Tensor]
+    model: str  # identity of the folder that holds what was not trained; empty where unknown
+    tensors: SavedTensors  # trained parameters and the optimizer's state, as PolicyLearner.state
     generator: torch.Tensor  # state of torch's CPU generator
 
+    def check_model(self, identity: str) -> None:
+        """Raise CheckpointError if it was trained from another model folder than this one."""
+        if self.model and identity and self.model != identity:
+            raise CheckpointError(
+                f"{self.path} leaves what is not trained to the model folder, and that holds other "
+                "tensors now; put the folder back with which the run began, or choose another run.dir"
+            )
 
-def save(
-    directory: Path,
-    progress: TrainerProgress,
-    weights: Mapping[str, torch.Tensor],
-    optimizer: Mapping[str, torch.Tensor],
-    keep: int,
-) -> Path:
-    """Write a checkpoint and remove all but the newest `keep`.
 
-    Saving the same number of updates twice keeps the first. Raises CheckpointError if it cannot be
-    written; older checkpoints are then untouched.
+def path_of(directory: Path, updates: int) -> Path:
+    """Where the checkpoint after so many updates is or will be."""
+    return directory / f"c{updates:06d}"
+
+
+def draft_of(target: Path) -> Path:
+    """Where its files are written."""
+    return target.with_name(f".{target.name}{DRAFT}")
+
+
+def complete(
+    target: Path, progress: TrainerProgress, digests: Mapping[str, str], model: str, keep: int
+) -> None:
+    """The files of `digests` are in the draft and on disk: make it the checkpoint `target`.
+
+    Removes all but the newest `keep`. Raises OSError; older checkpoints are then untouched.
     """
-    target = directory / f"c{progress.updates:06d}"
-    if target.exists():
-        return target
-    try:
-        with atomic_directory(target) as draft:
-            save_file(_plain(weights), draft / MODEL)
-            save_file(_plain(optimizer) | {_GENERATOR: torch.get_rng_state()}, draft / OPTIMIZER)
-            digests = {name: digest_of(draft / name) for name in (MODEL, OPTIMIZER)}
-            state = _State(progress=progress, digests=digests)
-            (draft / STATE).write_text(state.model_dump_json(indent=1), encoding="utf-8")
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{target} cannot be written: {error}; is the disk full?") from None
-    for old in _paths(directory)[:-keep]:
+    draft = draft_of(target)
+    state = _State(progress=progress, digests=dict(digests), model=model)
+    with (draft / STATE).open("w", encoding="utf-8") as handle:
+        handle.write(state.sealed().model_dump_json(indent=1))
+        handle.flush()
+        os.fsync(handle.fileno())
+    _sync(draft)
+    draft.rename(target)
+    _sync(target.parent)
+    for old in _paths(target.parent)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)  # tried again after the next checkpoint
-    return target
+
+
+def remove_drafts(directory: Path) -> None:
+    """Remove what dead processes left half written; none may be at work."""
+    for left in directory.glob(f".*{DRAFT}"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def load_newest(directory: Path) -> Checkpoint | None:
-    """The newest intact checkpoint; None where there is no checkpoint at all.
+    """The newest intact checkpoint; None where there is no checkpoint at all. Others are set aside.
 
     Raises CheckpointError where there are some and none is intact.
     """
     paths = _paths(directory)
     for path in reversed(paths):
         try:
-            return _load(path)
+            return load(path)
         except CheckpointError as error:
             aside = path.with_name(f"{path.name}.damaged")
             log.warning("skips a checkpoint: %s; it is kept as %s", error, aside.name)
@@ -134,24 +188,57 @@ def load_newest(directory: Path) -> Checkpoint | None:
     return None
 
 
-def _load(path: Path) -> Checkpoint:
+def newest_intact(directory: Path) -> Checkpoint | None:
+    """The newest checkpoint that is intact, None if there is none; changes nothing."""
+    for path in reversed(_paths(directory)):
+        with contextlib.suppress(CheckpointError):
+            return load(path)
+    return None
+
+
+def load(path: Path, *, verify: bool = True) -> Checkpoint:
+    """The checkpoint at `path`. Raises CheckpointError if it is damaged or incomplete.
+
+    `verify` compares all files with their digests. Where several ranks load one, rank 0 does that and
+    the others need not.
+    """
     try:
-        state = _State.model_validate_json((path / STATE).read_bytes())
-        for name, digest in state.digests.items():
-            if digest_of(path / name) != digest:
-                raise CheckpointError(f"{path / name} is damaged: its digest differs")
-        optimizer = load_file(path / OPTIMIZER)
-        return Checkpoint(
-            path, state.progress, load_file(path / MODEL), optimizer, optimizer.pop(_GENERATOR)
-        )
+        text = (path / STATE).read_bytes()
+        state = _State.model_validate_json(text)
+        is_old = _OLD_MODEL in state.digests
+        if not is_old and state.sealed().model_dump_json(indent=1).encode() != text:
+            raise CheckpointError(f"{path / STATE} is damaged: its digest differs")
+        if verify:
+            _check_digests(path, state.digests)
+        if is_old:
+            saved = _old_tensors(path)
+        else:
+            saved = SavedTensors.of_files([path / name for name in sorted(state.digests)])
+        tensors = saved.renamed({name: name for name in saved.names - {GENERATOR}})
+        generator = saved.whole(GENERATOR)
+        return Checkpoint(path, state.progress, state.model, tensors, generator)
     except ValidationError as error:
         raise CheckpointError(f"{path / STATE} is damaged: {error.errors()[0]['msg']}") from None
-    except (OSError, SafetensorError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} is incomplete: {error}") from None
 
 
-def _plain(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+def _old_tensors(path: Path) -> SavedTensors:
+    """A checkpoint of older dart under the names of now; it holds what was frozen, too."""
+    model = SavedTensors.of_files([path / _OLD_MODEL])
+    optimizer = SavedTensors.of_files([path / _OLD_OPTIMIZER])
+    masters = {name for name in optimizer.names if name.endswith(_OLD_MASTER)}
+    return model.joined(
+        optimizer.renamed({name: name for name in optimizer.names - masters})
+    ).joined(optimizer.renamed({name.removesuffix(_OLD_MASTER): name for name in masters}))
+
+
+def _check_digests(path: Path, digests: Mapping[str, str]) -> None:
+    names = sorted(digests)
+    found = on_cores(lambda name: digest_of(path / name), names, most=len(names))
+    for name, digest in zip(names, found, strict=True):
+        if digest != digests[name]:
+            raise CheckpointError(f"{path / name} is damaged: its digest differs")
 
 
 def _paths(directory: Path) -> list[Path]:
@@ -160,3 +247,12 @@ def _paths(directory: Path) -> list[Path]:
         return []
     found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
     return sorted(found, key=lambda path: int(path.name[1:]))
+
+
+def _sync(path: Path) -> None:
+    """Force a directory to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

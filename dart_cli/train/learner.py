@@ -16,7 +16,7 @@ after each step, and the gradients of the micro-batches are summed in float32.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -26,7 +26,7 @@ from dart_cli.algo.loss import TokenStats, policy_loss
 from dart_cli.algo.normalise import Shares
 from dart_cli.algo.objective import Objective, ess_factor
 from dart_cli.config.schema import TrainConfig
-from dart_cli.train.base import Tensors
+from dart_cli.train.base import SavedState, Tensors
 from dart_cli.train.batch import (
     MicroBatch,
     batch_shares,
@@ -38,8 +38,8 @@ from dart_cli.train.batch import (
 from dart_cli.train.logprob_gaps import step_mismatches
 from dart_cli.train.model import TokenScores, TrainModel
 from dart_cli.train.parity import ComparedTokens, ParityGate, compare, joined
+from dart_cli.train.state import restore, state_of
 
-_MASTER = "master"
 TIMES = ("prepare_s", "forward_s", "backward_s", "optimizer_s")
 
 
@@ -238,39 +238,36 @@ class PolicyLearner:
 
     # --- its state, for checkpoints -----------------------------------------------------------
 
-    def optimizer_tensors(self) -> Tensors:
-        """The optimizer's state by `parameter/name`, e.g. `lm_head.weight/exp_avg`, `.../master`."""
-        tensors = {
-            f"{name}/{key}": value
-            for name, master in self._masters.items()
-            for key, value in self._optimizer.state[master].items()
-        }
-        for name, master in self._masters.items():
-            if master is not self._parameters[name]:
-                tensors[f"{name}/{_MASTER}"] = master.detach()
-        return tensors
+    def state(self) -> Tensors:
+        """Masters by parameter, and the optimizer's state by `parameter/name`, e.g. `.../exp_avg`."""
+        return state_of(self._masters, self._optimizer)
 
-    @torch.no_grad()
-    def restore(self, weights: Tensors, optimizer: Tensors) -> None:
+    def restore(self, saved: SavedState) -> None:
         """Restore a checkpoint's state. Raises ValueError if it is of another model."""
-        mine = self.model.weights()
-        if {name: value.shape for name, value in mine.items()} != {
-            name: value.shape for name, value in weights.items()
-        }:
-            raise ValueError("its weights have other names or shapes than the model's")
-        unknown = {key.rpartition("/")[0] for key in optimizer} - self._parameters.keys()
-        if unknown:
-            raise ValueError(f"its optimizer holds {min(unknown)}, which is not trained here")
-        for name, value in mine.items():
-            value.copy_(weights[name])
-        for name, master in self._masters.items():
-            master.copy_(optimizer.get(f"{name}/{_MASTER}", weights[name]))
-        self._optimizer.state.clear()
-        for key, value in optimizer.items():
-            name, _, part = key.rpartition("/")
-            if part != _MASTER:
-                master = self._masters[name]
-                self._optimizer.state[master][part] = value.clone().to(master.device)
+        _check_names(saved, self._masters, self.model)
+        restore(saved, self._masters, self._optimizer)
+        self._round_masters()
+
+
+def _check_names(saved: SavedState, masters: Mapping[str, torch.Tensor], model: TrainModel) -> None:
+    """Raise ValueError if the checkpoint holds what is not of this model, or is not trained here.
+
+    It may lack what was frozen before and is trained now: that is as in the model folder. Those of
+    older dart hold what was frozen, too; then it must be as in the model folder.
+    """
+    weights = model.weights()
+    parameters = {name for name in saved.names if "/" not in name}
+    unknown = {key.rpartition("/")[0] or key for key in saved.names} - weights.keys()
+    if unknown or not parameters:
+        other = f" ({min(unknown)})" if unknown else ""
+        raise ValueError(f"its weights have other names or shapes than the model's{other}")
+    values = {name: torch.empty_like(weights[name]) for name in parameters - masters.keys()}
+    saved.fill(values)
+    for name, value in values.items():
+        if not torch.equal(value, weights[name]):
+            raise ValueError(
+                f"{name} was trained before, or is of another folder; here it is frozen"
+            )
 
 
 def _master(parameter: torch.nn.Parameter) -> torch.Tensor:

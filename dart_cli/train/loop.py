@@ -15,12 +15,14 @@ data to accept a message), `training` (the update) and `publishing` (weights and
 The order of an update, and what a crash after each step costs:
 
     update        nothing: the batch is not acknowledged, data serves it again
-    checkpoint    nothing: TrainerHello says that the batch is in it, data marks it trained
+    checkpoint    it is begun here and written beside what follows (saver.py). Until it is complete,
+                  the one before counts, and a crash costs what the last line says; then TrainerHello
+                  says that the batch is in it, and data marks it trained
     publish       workers hold weights that no checkpoint holds: the resumed trainer publishes its
                   own under the next number (WeightChannel.resume), so versions never decrease, and
                   what they sampled is as old as it would have been (dart_cli/data/lineage.py)
-    acknowledge   batches after the last checkpoint are trained again from it: TrainerHello names
-                  its last batch, data serves the later ones again, in order
+    acknowledge   batches after the last complete checkpoint are trained again from it: TrainerHello
+                  names its last batch, data serves the later ones again, in order
 
 So each batch is in the weights exactly once, relative to the checkpoint they descend from.
 """
@@ -64,8 +66,9 @@ from dart_cli.runtime.background import background
 from dart_cli.runtime.phase_timer import PhaseTimer, as_gauges
 from dart_cli.runtime.role import finishing
 from dart_cli.train.base import Learner, UpdateResult, batch_metrics
-from dart_cli.train.checkpoint import TrainerProgress, load_newest, recipe_of, save
+from dart_cli.train.checkpoint import TrainerProgress, load_newest, model_identity, recipe_of
 from dart_cli.train.metric_writer import MetricWriter, check_wandb
+from dart_cli.train.saver import CheckpointSaver
 from dart_cli.weights.base import KnownVersion, Published, WeightChannel
 from dart_cli.weights.collective import CollectiveChannel, meeting_place
 from dart_cli.weights.file import FileChannel
@@ -158,6 +161,8 @@ class _Trainer:
         self._stop = stop
         self._torch_thread = torch_thread
         self._checkpoints = config.run.dir / "checkpoints"
+        self._saver = CheckpointSaver(self._checkpoints, config.train.keep_checkpoints)
+        self._model = ""  # identity of the model folder
         self.channel = make_channel(config)
         self._progress = TrainerProgress()
         self._is_published = True  # the newest version is exactly the present weights
@@ -172,7 +177,8 @@ class _Trainer:
         try:
             await self._run()
         finally:
-            with finishing("bringing its weights to disk"):
+            with finishing("bringing its weights and its last checkpoint to disk"):
+                await self._in_torch(self._end_save)
                 await self._in_torch(self.channel.close)
 
     async def _run(self) -> None:
@@ -185,9 +191,12 @@ class _Trainer:
         self._stopping = True
         self._time.enter("publishing")
         self.heartbeat.beat()  # the next regular one may come too late
+        with finishing("in its last checkpoint"):
+            await self._save_is_complete()
         if self._progress.batches_trained:
             with finishing("writing its last checkpoint"):
                 await self._checkpoint(learner)
+                await self._save_is_complete()
         log.info("ends after %d updates, at v%d", self._progress.updates, self._version)
 
     def load(self) -> Load:
@@ -242,11 +251,13 @@ class _Trainer:
 
     def _load(self) -> Learner:
         learner = make_learner(self._config)
+        self._model = identity_of(self._config)
         torch.manual_seed(self._config.run.seed % 2**64)  # libraries may have changed it
         checkpoint = load_newest(self._checkpoints)
         if checkpoint is not None:
+            checkpoint.check_model(self._model)
             try:
-                learner.restore(checkpoint.weights, checkpoint.optimizer)
+                learner.restore(checkpoint.tensors)
             except ValueError as error:
                 raise CheckpointError(
                     f"{checkpoint.path} does not fit {self._config.model.path}: {error}; "
@@ -305,6 +316,7 @@ class _Trainer:
         Raises ParityError where engine and trainer disagree; the batch is then not acknowledged.
         """
         began = time.monotonic()
+        self._note_saved(self._saver.poll())
         self._time.enter("training")
         seen = batch_metrics(batch, self._version)
         with self.heartbeat.waiting(f"its update on batch {batch.batch_id}", on="update"):
@@ -359,15 +371,26 @@ class _Trainer:
         return is_turn and not self._is_published
 
     async def _checkpoint(self, learner: Learner) -> None:
-        await self._in_torch(
-            save,
-            self._checkpoints,
-            self._progress,
-            learner.model.weights(),
-            learner.optimizer_tensors(),
-            self._config.train.keep_checkpoints,
-        )
-        self._progress = self._progress.model_copy(update={"batches_trained": []})
+        """Begin a checkpoint, once the one before is complete; it is written beside what follows."""
+        await self._save_is_complete()
+        await self._in_torch(self._saver.begin, self._progress, learner.state(), self._model)
+
+    async def _save_is_complete(self) -> None:
+        """Wait for the checkpoint in flight, if there is one. Raises CheckpointError."""
+        self._note_saved(await self._in_torch(self._saver.wait))
+
+    def _note_saved(self, saved: TrainerProgress | None) -> None:
+        """A checkpoint is complete: its batches are no longer since the last one."""
+        if saved is not None:
+            rest = self._progress.batches_trained[len(saved.batches_trained) :]
+            self._progress = self._progress.model_copy(update={"batches_trained": rest})
+
+    def _end_save(self) -> None:
+        """Wait for the checkpoint in flight, however the process ends."""
+        try:
+            self._saver.wait()
+        except CheckpointError as error:
+            log.warning("%s", error)
 
     async def _publish(self, learner: Learner) -> None:
         """Publish the weights as the next version."""
@@ -486,6 +509,15 @@ def make_channel(config: Config) -> WeightChannel:
     if not is_collective:
         return files
     return CollectiveChannel(files, meeting_place(config.run.dir), config.sync.deadline_s)
+
+
+def identity_of(config: Config) -> str:
+    """What tells the model folder from another one; empty without a model. Raises ModelError."""
+    if config.train.learner == "timed":
+        return ""
+    from dart_cli.policy.model import resolve
+
+    return model_identity(resolve(config.model.path))
 
 
 def make_learner(config: Config) -> Learner:

@@ -14,7 +14,7 @@ import torch
 
 from bus.messages import Batch, StepMismatch
 from dart_cli.config.schema import TimingConfig
-from dart_cli.train.base import Tensors
+from dart_cli.train.base import SavedState, Tensors
 
 _NAME = "timed.updates"
 
@@ -68,12 +68,12 @@ class TimedLearner:
         metrics = {"samples": float(len(batch.samples)), "tokens": float(tokens), "skipped": 0.0}
         return TimedUpdate(applied=True, metrics=metrics)
 
-    def optimizer_tensors(self) -> Tensors:
-        """There is no optimizer."""
-        return {}
+    def state(self) -> Tensors:
+        """The count; there is no optimizer."""
+        return self.model.weights()
 
-    def restore(self, weights: Tensors, optimizer: Tensors) -> None:  # noqa: ARG002 - there is none
+    def restore(self, saved: SavedState) -> None:
         """Restore the count. Raises ValueError if the checkpoint is a real model's."""
-        if weights.keys() != {_NAME}:
+        if saved.names != {_NAME}:
             raise ValueError('it is a model\'s, and train.learner = "timed" has none')
-        self.model.weights()[_NAME].copy_(weights[_NAME])
+        saved.fill(self.model.weights())

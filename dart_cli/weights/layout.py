@@ -71,13 +71,18 @@ class Layout:
     size_bytes: int
 
 
-def layout_of(tensors: Mapping[str, ShapeAndType]) -> Layout:
-    """The layout of a set. Raises WeightsError for a dtype that the format lacks."""
+def layout_of(
+    tensors: Mapping[str, ShapeAndType], metadata: Mapping[str, str] | None = None
+) -> Layout:
+    """The layout of a set. `metadata` joins the header's own, which safetensors keeps as text.
+
+    Raises WeightsError for a dtype that the format lacks.
+    """
     for name, tensor in tensors.items():
         if tensor.dtype not in CODES:
             raise WeightsError(f"{name} is {tensor.dtype}, which safetensors does not hold")
     order = sorted(tensors, key=lambda name: (-CODES[tensors[name].dtype][1], name))
-    tree: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    tree: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     entries: dict[str, TensorEntry] = {}
     end = 0
     for name in order:

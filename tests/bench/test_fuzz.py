@@ -30,10 +30,11 @@ from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import make_scheduler
 from dart_cli.data.store.open import open_store
 from dart_cli.runtime.run_dir import claim, save_config
-from dart_cli.train.checkpoint import TrainerProgress, save
+from dart_cli.train.checkpoint import TrainerProgress
 from dart_cli.weights.file import publish
 from envs.registry import load_suite
 from tests.data.parts import MIXED, a_batch, play_group, small_config, trained
+from tests.train.parts import save
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def play(config: Config) -> None:
     publish(tensors, config.run.dir / "weights", 1)
     for updates in (1, 2):
         progress = TrainerProgress(updates=updates, last_batch_id=updates)
-        save(config.run.dir / "checkpoints", progress, tensors, {"w/m": torch.ones(3)}, keep=2)
+        save(config.run.dir / "checkpoints", progress, {**tensors, "w/m": torch.ones(3)})
     with claim(config, "data"):
         pass
     (config.run.dir / "logs").mkdir()

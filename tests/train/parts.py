@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import torch
@@ -24,8 +24,9 @@ from bus.messages import (
 )
 from bus.replier import Replier
 from dart_cli.config.schema import Config
-from dart_cli.train.checkpoint import load_newest
+from dart_cli.train.checkpoint import TrainerProgress, load_newest, path_of
 from dart_cli.train.loop import run
+from dart_cli.train.saver import CheckpointSaver
 from tests.waiting import PATIENCE_S
 
 
@@ -99,7 +100,43 @@ def final_weights(config: Config) -> dict[str, torch.Tensor]:
     checkpoint = load_newest(config.run.dir / "checkpoints")
     assert checkpoint is not None
     assert checkpoint.progress.updates == config.train.updates
-    return checkpoint.weights
+    names = {name for name in checkpoint.tensors.names if "/" not in name}
+    return {name: checkpoint.tensors.whole(name) for name in names}
+
+
+def save(
+    directory: Path,
+    progress: TrainerProgress,
+    state: Mapping[str, torch.Tensor],
+    keep: int = 2,
+    model: str = "",
+) -> Path:
+    """Write a checkpoint and wait for it."""
+    saver = CheckpointSaver(directory, keep)
+    saver.begin(progress, state, model)
+    assert saver.wait() == progress
+    return path_of(directory, progress.updates)
+
+
+class Held:
+    """A checkpoint's tensors, from memory."""
+
+    def __init__(self, state: Mapping[str, torch.Tensor]) -> None:
+        self._state = {name: tensor.clone() for name, tensor in state.items()}
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._state)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._state[name].shape)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self._state[name].dtype
+
+    def fill(self, targets: Mapping[str, torch.Tensor]) -> None:
+        for name, target in targets.items():
+            target.copy_(self._state[name])
 
 
 def versions(*visits: Data) -> list[int]:

@@ -25,6 +25,7 @@ from dart_cli.train.batch import (
 from dart_cli.train.learner import PolicyLearner, learning_rate
 from dart_cli.train.model import TrainModel
 from tests.steps import changed, steps_of, with_changes, with_steps
+from tests.train.parts import Held
 
 
 def learner(config: Config, **changes: object) -> PolicyLearner:
@@ -306,10 +307,7 @@ def test_updates_of_several_passes_resume_exactly(config: Config, batches: list[
     straight, first, resumed = (learner(config, epochs=2) for _ in range(3))
     straight.update(batches[0], 0)
     first.update(batches[0], 0)
-    resumed.restore(
-        {name: value.clone() for name, value in first.model.weights().items()},
-        {name: value.clone() for name, value in first.optimizer_tensors().items()},
-    )
+    resumed.restore(Held(first.state()))
     straight.update(batches[1], 1)
     resumed.update(batches[1], 1)
     for name, value in straight.model.weights().items():
@@ -348,7 +346,7 @@ def test_a_batch_of_low_effective_sample_size_is_skipped_with_a_warning(
         f"an effective sample size of {ess:.3g}, below train.min_ess = 0.999 (update skipped)"
     )
     assert all(torch.equal(before[name], value) for name, value in made.model.weights().items())
-    assert made.optimizer_tensors() == {}
+    assert made.state().keys() == made.model.trainable().keys()
 
 
 def test_or_its_learning_rate_shrinks_by_how_low_it_is(
@@ -394,7 +392,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
     made = learner(config)
     made.update(batches[0], 0)
     before = {name: value.clone() for name, value in made.model.weights().items()}
-    state = {name: value.clone() for name, value in made.optimizer_tensors().items()}
+    state = {name: value.clone() for name, value in made.state().items()}
     samples = [
         sample.model_copy(update={"advantage": 3e38, "weight": 100.0})
         for sample in batches[1].samples
@@ -403,7 +401,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
     assert not update.applied
     assert update.metrics["skipped"] == 1
     assert all(torch.equal(before[name], value) for name, value in made.model.weights().items())
-    assert all(torch.equal(state[name], value) for name, value in made.optimizer_tensors().items())
+    assert all(torch.equal(state[name], value) for name, value in made.state().items())
     assert made.update(batches[1], 1).applied
 
 
@@ -476,7 +474,7 @@ def test_a_batch_that_does_not_fit_is_refused_with_the_cause(
     made = learner(config)
     with pytest.raises(ProtocolError, match=f"batch 1.*{cause}"):
         made.update(spoilt(batches[0], **changes), 0)
-    assert made.optimizer_tensors() == {}
+    assert made.state().keys() == made.model.trainable().keys()
 
 
 def test_a_demonstration_joins_a_batch_without_log_probabilities(

@@ -29,7 +29,7 @@ from bus.messages import (
 from bus.pubsub import Forwarder, Publisher, Subscriber
 from dart_cli.config.schema import Config, WeightsConfig
 from dart_cli.train import loop
-from dart_cli.train.checkpoint import TrainerProgress, load_newest, recipe_of, save
+from dart_cli.train.checkpoint import TrainerProgress, load_newest, recipe_of
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.loop import run
 from dart_cli.train.model import TrainModel
@@ -37,7 +37,16 @@ from dart_cli.weights.delta_chain import newest_version
 from dart_cli.weights.file import load
 from dart_cli.weights.manifest import WEIGHTS
 from tests.steps import steps_of, with_changes, with_steps
-from tests.train.parts import PATIENCE_S, Data, another_run, final_weights, serving, train, versions
+from tests.train.parts import (
+    PATIENCE_S,
+    Data,
+    another_run,
+    final_weights,
+    save,
+    serving,
+    train,
+    versions,
+)
 
 
 async def test_a_run_publishes_each_version_before_it_acknowledges_its_batch(
@@ -285,7 +294,7 @@ async def test_a_batch_that_data_cannot_send_ends_the_trainer_with_its_line(conf
 async def test_a_checkpoint_of_another_model_is_refused_with_the_cure(
     config: Config, batches: list[Batch]
 ) -> None:
-    save(config.run.dir / "checkpoints", TrainerProgress(updates=1), {"w": torch.zeros(1)}, {}, 2)
+    save(config.run.dir / "checkpoints", TrainerProgress(updates=1), {"w": torch.zeros(1)})
     with pytest.raises(CheckpointError, match=r"choose another run\.dir"):
         await train(config, Data(batches))
 

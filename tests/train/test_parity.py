@@ -17,10 +17,11 @@ from dart_cli.config.schema import Config
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.model import load_policy
 from dart_cli.train.batch import micro_batches
-from dart_cli.train.checkpoint import TrainerProgress, load_newest, save
+from dart_cli.train.checkpoint import TrainerProgress, load_newest
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.weights.file import load, publish
+from tests.train.parts import save
 
 no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, no_gpu])]
@@ -82,17 +83,11 @@ def test_a_device_plays_trains_resumes_and_takes_the_weights(
     update = learner.update(batch, 0, policy_version=0)
     assert update.applied
     assert update.metrics["parity_max"] <= close
-    save(
-        tmp_path,
-        TrainerProgress(updates=1),
-        learner.model.weights(),
-        learner.optimizer_tensors(),
-        1,
-    )
+    save(tmp_path, TrainerProgress(updates=1), learner.state())
     checkpoint = load_newest(tmp_path)
     assert checkpoint is not None
     resumed = PolicyLearner(TrainModel.load(config), config.train)
-    resumed.restore(checkpoint.weights, checkpoint.optimizer)
+    resumed.restore(checkpoint.tensors)
     published = publish(resumed.model.weights(), tmp_path / "weights", 1)
     asyncio.run(engine.update_weights(published.path, 1))
     update = resumed.update(play(engine, 6, 2, batch_id=2), 1, policy_version=1)
