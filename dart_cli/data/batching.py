@@ -1,6 +1,8 @@
 """The batches of a run: formed once, served until they are trained on, also after any restart.
 
     Batches          which batches exist, and which of them are not in the weights
+    BatchPlan        a batch as it is decided: which steps, not yet what they hold
+    load             what they hold: the batch as it is served; takes seconds, on any connection
     finished_group   a live group as curate sees it
     drops_hint       why there is no batch yet: groups that were dropped since the last one
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from math import isfinite
 
 from bus.codec import encode
@@ -23,11 +26,24 @@ from dart_cli.data.chains import chained
 from dart_cli.data.curate import Curation, FinishedGroup, Member
 from dart_cli.data.groups import Group
 from dart_cli.data.stall_rules import NO_GRADIENT, TELLING_DROPS
-from dart_cli.data.store.rows import BatchRow
+from dart_cli.data.store.reader import Reader
+from dart_cli.data.store.rows import BatchRow, PlannedSample
 from dart_cli.data.store.writer import Store
 
 Behind = Callable[[int], int]
 """A version that sampled tokens -> versions that it is behind the trainer."""
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """A batch as it is decided."""
+
+    batch_id: int
+    group_ids: tuple[str, ...]
+    temperature: float
+    run_s: float  # how long the run had been served when it was formed
+    samples: tuple[PlannedSample, ...]  # the steps that are trained on
+    is_filed: bool  # False for one that becomes a batch only if it can be sent
 
 
 class Batches:
@@ -56,50 +72,87 @@ class Batches:
         """Batches in the weights."""
         return self.formed - len(self.untrained)
 
-    def oldest_untrained(self, behind: Behind) -> Batch | None:
-        """The batch that the trainer needs next; None if it has all. Raises as `file` does."""
-        return self._read(min(self.untrained), behind) if self.untrained else None
+    def oldest_untrained(self) -> BatchPlan | None:
+        """The batch that the trainer needs next; None if it has all."""
+        if not self.untrained:
+            return None
+        batch_id = min(self.untrained)
+        row = self._store.batch(batch_id)
+        return BatchPlan(
+            batch_id,
+            tuple(self._store.batch_groups(batch_id)),
+            row.temperature,
+            row.run_s,
+            tuple(self._store.planned_samples(batch_id)),
+            is_filed=True,
+        )
+
+    def planned(self, curation: Curation, run_s: float = 0.0) -> BatchPlan:
+        """The next batch, of the chosen groups.
+
+        `run_s` is how long the run has been served, which never falls from one batch to the next: a
+        data process that was killed forgets its last seconds, the batches do not.
+        """
+        return BatchPlan(
+            self.formed + 1,
+            tuple(group.id for group in curation.chosen),
+            self._config.rollout.temperature,
+            max(run_s, self._run_s),
+            tuple(sample for sample in curation.samples if sample.weight),
+            is_filed=False,
+        )
+
+    def served(self, plan: BatchPlan) -> Batch | None:
+        """The batch that was served last, if it is this one."""
+        served = self._served
+        return served if served is not None and served.batch_id == plan.batch_id else None
 
     def file(
         self,
         curation: Curation,
+        plan: BatchPlan,
+        batch: Batch,
         *,
         trainer_version: int,
         behind: Behind,
         at: float,
-        run_s: float = 0.0,
-    ) -> Batch:
-        """File a batch of the chosen groups, for a trainer at `trainer_version`.
+    ) -> None:
+        """File a loaded batch of the chosen groups, for a trainer at `trainer_version`.
 
-        `at` in unix seconds; `run_s` how long the run has been served, which never falls from one
-        batch to the next: a data process that was killed forgets its last seconds, the batches do not.
-        Raises ConfigError if it cannot be sent; then it is not filed.
+        `at` in unix seconds.
         """
         row = BatchRow(
-            id=self.formed + 1,
+            id=plan.batch_id,
             state="batched",
             formed_at=at,
             formed_version=trainer_version,
-            temperature=self._config.rollout.temperature,
+            temperature=plan.temperature,
             reward=curation.reward,
             trained_at=None,
             trained_version=None,
-            run_s=max(run_s, self._run_s),
+            run_s=plan.run_s,
         )
-        with self._store.all_or_nothing():  # one that cannot be sent would be served for ever
-            self._store.add_batch(
-                row,
-                [group.id for group in curation.chosen],
-                curation.samples,
-                [member.trajectory_id for group in curation.chosen for member in group.valid],
-                [group.pool.trajectory_id for group in curation.chosen if group.pool],
-            )
-            batch = self._read(row.id, behind)
+        self._store.add_batch(
+            row,
+            plan.group_ids,
+            curation.samples,
+            [member.trajectory_id for group in curation.chosen for member in group.valid],
+            [group.pool.trajectory_id for group in curation.chosen if group.pool],
+        )
         self.formed = row.id
         self._run_s = row.run_s
         self.untrained.add(row.id)
         self._store.add_staleness(row.id, _staleness(batch, behind))
-        return batch
+
+    def serve(self, batch: Batch, behind: Behind) -> Batch:
+        """The loaded batch as the trainer gets it: with the age of what sampled it, as of now."""
+        if self._served is not None and self._served.batch_id == batch.batch_id:
+            return self._served
+        ages = [
+            VersionAge(version=each, behind=behind(each)) for each in _sampled_by(batch.samples)
+        ]
+        self._served = batch.model_copy(update={"ages": ages})
+        return self._served
 
     def trained(self, trained: BatchTrained) -> dict[str, float] | None:
         """The batch is in the weights: its finite metrics; None if that was reported before.
@@ -141,12 +194,13 @@ class Batches:
     def oldest_group_needed(self) -> int | None:
         """Number of the first group of the batches that may be served again; None if none may.
 
-        Those are all after the oldest checkpoint that a trainer may go back to, and one to spare.
+        Those are all after the oldest checkpoint that a trainer may go back to, and one to spare. The
+        newest may still be being written, and counts only when it is complete.
         """
         train = self._config.train
         newest = min(self.untrained, default=self.formed + 1) - 1
         return self._store.first_group(
-            newest - train.checkpoint_every * (train.keep_checkpoints + 1)
+            newest - train.checkpoint_every * (train.keep_checkpoints + 2)
         )
 
     def _curation_metrics(self, batch_id: int) -> dict[str, float]:
@@ -159,25 +213,27 @@ class Batches:
             found["pool_tokens"] = self._store.share_of_pool(batch_id)
         return found
 
-    def _read(self, batch_id: int, behind: Behind) -> Batch:
-        if self._served is not None and self._served.batch_id == batch_id:
-            return self._served
-        chains, samples = chained(self._store.batch_steps(batch_id))
-        hashes = (name for chain in chains for name in chain.image_hashes)
-        row = self._store.batch(batch_id)
-        batch = Batch.model_construct(
-            batch_id=batch_id,
-            group_ids=self._store.batch_groups(batch_id),
-            temperature=row.temperature,
-            run_s=row.run_s,
-            chains=chains,
-            samples=samples,
-            images=self._store.screenshots(hashes),
-            ages=[VersionAge(version=each, behind=behind(each)) for each in _sampled_by(samples)],
-        )
-        _check_size(batch, is_filed=batch_id <= self.formed)
-        self._served = batch
-        return batch
+
+def load(reader: Reader, plan: BatchPlan) -> Batch:
+    """What the planned steps hold, with their screens; reads nothing but trajectories' steps.
+
+    Seconds for a large batch, so data does it in a thread, on a connection of that thread's own.
+    Raises ConfigError if it cannot be sent.
+    """
+    chains, samples = chained(reader.planned_steps(plan.samples))
+    hashes = (name for chain in chains for name in chain.image_hashes)
+    batch = Batch.model_construct(
+        batch_id=plan.batch_id,
+        group_ids=list(plan.group_ids),
+        temperature=plan.temperature,
+        run_s=plan.run_s,
+        chains=chains,
+        samples=samples,
+        images=reader.screenshots(hashes),
+        ages=[],
+    )
+    _check_size(batch, is_filed=plan.is_filed)
+    return batch
 
 
 def finished_group(group: Group, kind: RewardKind, behind: Behind = lambda _: 0) -> FinishedGroup:

@@ -43,8 +43,9 @@ from bus.messages import (
 )
 from dart_cli.algo.selection import mean_entropy
 from dart_cli.config.schema import Config
-from dart_cli.data.batching import Batches, drops_hint, finished_group
+from dart_cli.data.batching import Batches, BatchPlan, drops_hint, finished_group, load
 from dart_cli.data.curate import (
+    Curation,
     curate,
     drop_decisions,
     no_gradient,
@@ -94,6 +95,7 @@ class Ledger:
         self.lineage = restored(store, config.weights.publish_every)
         self.trainer_version = self._batches.trained_version  # by the trainer's newest message
         self._trainer = self.lineage.position(self.trainer_version)
+        self._planned: tuple[BatchPlan, Curation] | None = None  # of a batch that is being loaded
         self.dropped_since_batch: Counter[str] = Counter()  # groups by reason
         self._reconcile()
         self.progress = RunProgress(self._tasks, monotonic())
@@ -253,11 +255,46 @@ class Ledger:
     def next_batch(self, trainer_version: int, run_s: float = 0.0) -> Batch | NotYet:
         """The oldest batch that is not trained on yet; else a new one, if there is enough.
 
-        `run_s` is how long the run has been served; a new batch keeps it.
+        Plans, loads and takes it at once; data's service, which others wait for, loads in a thread.
         Raises ConfigError if it cannot be sent; a new one is then not filed, its groups stay ready.
         """
+        plan = self.plan_batch(trainer_version, run_s)
+        if isinstance(plan, NotYet):
+            return plan
+        batch = self.take_batch(plan, self.served(plan) or load(self.store, plan))
+        assert batch is not None  # nothing has changed meanwhile
+        return batch
+
+    def plan_batch(self, trainer_version: int, run_s: float = 0.0) -> BatchPlan | NotYet:
+        """Which steps are in the trainer's next batch; nothing is filed.
+
+        `run_s` is how long the run has been served; a new batch keeps it. What the steps hold can be
+        read by others after the store's next commit.
+        """
         self._trainer_is_at(trainer_version, self.lineage.position(trainer_version))
-        return self._batches.oldest_untrained(self._behind) or self._form_batch(run_s)
+        return self._batches.oldest_untrained() or self._plan_new_batch(run_s)
+
+    def served(self, plan: BatchPlan) -> Batch | None:
+        """The batch of a plan, if it was the last one taken: it need not be loaded again."""
+        return self._batches.served(plan)
+
+    def take_batch(self, plan: BatchPlan, batch: Batch) -> Batch | None:
+        """The loaded batch of a plan, filed if it is new; None if that is not to be done any more.
+
+        Then groups in it were dropped, or a trainer began elsewhere, while it was loaded.
+        """
+        if plan.is_filed:
+            is_next = plan.batch_id == min(self._batches.untrained, default=0)
+            return self._batches.serve(batch, self._behind) if is_next else None
+        if self._planned is None or self._planned[0] != plan:
+            return None
+        curation = self._planned[1]
+        self._planned = None
+        ready = {group.id for group in self.group_table.ready}
+        if self._batches.untrained or not ready.issuperset(plan.group_ids):
+            return None
+        self._file(curation, plan, batch)
+        return self._batches.serve(batch, self._behind)
 
     def batch_trained(self, trained: BatchTrained) -> Ack:
         """The batch is in the weights; a second report of it changes nothing."""
@@ -433,7 +470,7 @@ class Ledger:
         """Versions that the weights `version` are behind the trainer."""
         return self.lineage.behind(version, self._trainer)
 
-    def _form_batch(self, run_s: float) -> Batch | NotYet:
+    def _plan_new_batch(self, run_s: float) -> BatchPlan | NotYet:
         data = self._config.data
         curation = curate(
             [finished_group(group, data.reward, self._behind) for group in self.group_table.ready],
@@ -449,20 +486,27 @@ class Ledger:
                 f"{len(curation.waiting)} of {data.groups_per_batch} groups with a gradient are "
                 f"ready, {len(self.group_table.open)} more play{drops_hint(self.dropped_since_batch)}"
             )
+        plan = self._batches.planned(curation, run_s)
+        self._planned = plan, curation
+        return plan
+
+    def _file(self, curation: Curation, plan: BatchPlan, batch: Batch) -> None:
+        """The planned batch can be sent: file it, its groups are done with."""
         now = self._wall()
-        batch = self._batches.file(
+        self._batches.file(
             curation,
+            plan,
+            batch,
             trainer_version=self.trainer_version,
             behind=self._behind,
             at=now,
-            run_s=run_s,
         )
         weights = curation.weights
         for group in curation.chosen:
             self.store.add_decisions(use_decisions(group, batch.batch_id, weights), now)
             self._remove(self.group_table.groups[group.id])
+        data = self._config.data
         if data.scheduling == "april" and not data.recycle:
             for unfinished in self.group_table.open:
                 self._drop_group(unfinished, "surplus")
         self.dropped_since_batch.clear()
-        return batch

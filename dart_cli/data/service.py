@@ -12,7 +12,8 @@
 
 A request that cannot be answered yet (no lease free, no batch ready, no permit) is held for
 `HOLD_S` and answered as soon as that changes, so no process polls. All handlers run in one event
-loop; only the checkpoint of the database's write-ahead log runs in another thread.
+loop; in other threads run the checkpoint of the database's write-ahead log, and what reads a batch
+for the trainer, on a connection of its own (BatchLoader).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from bus.errors import ConfigError, ProtocolError, StoreError
 from bus.heartbeat import DEAD_AFTER_S, HeartbeatSender, Liveness, Load
 from bus.messages import (
     Ack,
+    Batch,
     BatchReply,
     BatchRequest,
     BatchTrained,
@@ -54,6 +56,7 @@ from bus.replier import Replier
 from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
+from dart_cli.data.batch_loader import BatchLoader
 from dart_cli.data.exchange.transfer import import_pool
 from dart_cli.data.group_commit import Commits
 from dart_cli.data.lease_queue import LeaseQueue
@@ -142,6 +145,8 @@ class DataService:
             self.ledger, self._permits, Liveness(DEAD_AFTER_S), Usage(store.usage())
         )
         self._overview = Overview(config, store, self.ledger, scheduler, tasks, self._watch)
+        self._loader = BatchLoader(store.path)
+        self._one_batch = asyncio.Lock()
         self._sync_queue = SyncQueue(sync, store, self.ledger, self._permits)
         self._published_suspended = False
         self._ending = False  # this process, not the run
@@ -169,6 +174,7 @@ class DataService:
     async def serve(self, stop: asyncio.Event) -> None:
         """Answer until the run is over and announced, `stop` is set, or the database breaks."""
         async with AsyncExitStack() as stack:
+            stack.callback(self._loader.close)
             replier, heartbeats = await self._connect(stack)
             log.info("run %s: %s", self._run.id, replier.endpoint)
             tasks = [
@@ -264,11 +270,7 @@ class DataService:
         deadline = time.monotonic() + HOLD_S
         while True:
             groups = len(self.ledger.group_table.groups)
-            try:
-                found = self.ledger.next_batch(request.policy_version, self._served_s())
-            except ConfigError as error:  # the trainer ends with it
-                log.warning("%s", error)
-                raise
+            found = await self._next_batch(request)
             if not isinstance(found, NotYet):
                 self._wake()
                 await self._commits.durable()
@@ -279,6 +281,27 @@ class DataService:
                 return BatchReply(retry_after_s=1.0, reason=refusal)
             if not await self._change_before(deadline):
                 return BatchReply(reason=found.reason)
+
+    async def _next_batch(self, request: BatchRequest) -> Batch | NotYet:
+        """The trainer's next batch, loaded in a thread while others are answered; one at a time.
+
+        A trainer that asks again meanwhile gets what is then loaded. Raises ConfigError.
+        """
+        async with self._one_batch:
+            while True:
+                plan = self.ledger.plan_batch(request.policy_version, self._served_s())
+                if isinstance(plan, NotYet):
+                    return plan
+                batch = self.ledger.served(plan)
+                if batch is None:
+                    await self._commits.durable()  # the loader reads what is committed
+                    try:
+                        batch = await self._loader.load(plan)
+                    except ConfigError as error:  # the trainer ends with it
+                        log.warning("%s", error)
+                        raise
+                if (taken := self.ledger.take_batch(plan, batch)) is not None:
+                    return taken
 
     def _refusal(self) -> str:
         """Why no new work is given out; empty while the run goes on."""

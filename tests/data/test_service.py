@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from bus.errors import (
     TaskError,
 )
 from bus.messages import (
+    Batch,
     BatchTrained,
     LeaseRequest,
     Outcome,
@@ -32,9 +34,11 @@ from bus.messages import (
 )
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
-from dart_cli.data import overview, service
+from dart_cli.data import batch_loader, overview, service
+from dart_cli.data.batching import BatchPlan
 from dart_cli.data.scheduler import make_scheduler
 from dart_cli.data.store.open import open_reader, open_store
+from dart_cli.data.store.reader import Reader
 from dart_cli.runtime.background import background
 from tests.data.client import Client, connect, serving
 from tests.data.parts import (
@@ -128,6 +132,65 @@ async def test_a_held_batch_request_is_answered_the_moment_a_batch_is_ready(
 
 
 @pytest.mark.usefixtures("short_holds")
+async def test_steps_are_acknowledged_while_a_slow_batch_is_loaded_once(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    loaded: list[int] = []
+    original = batch_loader.load
+
+    def slow(reader: Reader, plan: BatchPlan) -> Batch:
+        loaded.append(plan.batch_id)
+        begun.set()
+        assert go_on.wait(DEADLINE_S)
+        return original(reader, plan)
+
+    monkeypatch.setattr(batch_loader, "load", slow)
+    async with serving(config) as client:
+        for _ in range(config.data.groups_per_batch):
+            await client.play_group(MIXED)
+        first = asyncio.create_task(client.must_batch())
+        assert await asyncio.to_thread(begun.wait, DEADLINE_S)
+        again = asyncio.create_task(client.must_batch())  # the trainer asks again meanwhile
+        lease = await client.must_lease(0)
+        await client.hand_in(lease, "pass", steps=3)
+        with open_reader(config.run.dir) as reader:
+            assert reader.batches() == []  # nothing is filed before it is known to fit
+        assert not first.done()
+        assert not again.done()
+        go_on.set()
+        assert (await first).batch_id == (await again).batch_id == 1
+        assert len((await first).images) > 0
+        assert loaded == [1]
+
+
+async def test_a_batch_whose_trainer_begins_elsewhere_while_it_is_loaded_is_not_served(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    original = batch_loader.load
+
+    def slow(reader: Reader, plan: BatchPlan) -> Batch:
+        if plan.batch_id == 2 and not begun.is_set():
+            begun.set()
+            assert go_on.wait(DEADLINE_S)
+        return original(reader, plan)
+
+    async with serving(config) as client:
+        for version in range(2):
+            if version:
+                await train(client, 0)
+            for _ in range(config.data.groups_per_batch):
+                await client.play_group(MIXED, version=version)
+        monkeypatch.setattr(batch_loader, "load", slow)
+        asked = asyncio.create_task(client.must_batch(1))
+        assert await asyncio.to_thread(begun.wait, DEADLINE_S)
+        await client.greet(0)  # from before batch 1
+        go_on.set()
+        assert (await asked).batch_id == 1
+        assert (await client.must_batch(1)).batch_id == 1
+
+
 async def test_a_request_that_cannot_be_answered_returns_what_it_waits_for(config: Config) -> None:
     async with serving(config) as client:
         slots = config.data.max_open_groups * config.data.group_size

@@ -31,6 +31,7 @@ from dart_cli.data.store.rows import (
     GroupRow,
     GroupState,
     LineageRow,
+    PlannedSample,
     PoolRow,
     ProcessRow,
     RunRow,
@@ -210,32 +211,44 @@ class Reader(Analytics):
         rows = self._rows("SELECT id FROM groups WHERE batch_id = ? ORDER BY number", (batch_id,))
         return [row["id"] for row in rows]
 
+    def planned_samples(self, batch_id: int) -> list[PlannedSample]:
+        """The steps of one batch that are trained on, in their order, without what they hold."""
+        rows = self._rows(
+            "SELECT group_id, trajectory_id, step, advantage, weight, reason, entropy "
+            "FROM batch_samples WHERE batch_id = ? AND weight <> 0 ORDER BY position",
+            (batch_id,),
+        )
+        return [PlannedSample(**row) for row in rows]
+
     def batch_steps(self, batch_id: int) -> list[BatchStep]:
         """The steps of one batch that are trained on, exactly as they were first served."""
+        return self.planned_steps(self.planned_samples(batch_id))
+
+    def planned_steps(self, planned: Sequence[PlannedSample]) -> list[BatchStep]:
+        """These steps, each with what it holds, in the same order."""
         rows = self._rows(
-            "SELECT b.group_id, b.trajectory_id, b.step, b.advantage, b.weight, b.reason, s.image_hashes, "
-            "s.prompt_token_ids, s.token_ids, s.behaviour_logprobs, s.version_spans "
-            "FROM batch_samples b JOIN steps s "
-            "ON s.trajectory_id = b.trajectory_id AND s.step = b.step "
-            "WHERE b.batch_id = ? AND b.weight <> 0 ORDER BY b.position",
-            (batch_id,),
+            "SELECT s.image_hashes, s.prompt_token_ids, s.token_ids, s.behaviour_logprobs, "
+            "s.version_spans FROM json_each(?) AS wanted JOIN steps s "
+            "ON s.trajectory_id = json_extract(wanted.value, '$[0]') "
+            "AND s.step = json_extract(wanted.value, '$[1]') ORDER BY wanted.key",
+            (json.dumps([(each.trajectory_id, each.step) for each in planned]),),
         )
         return [
             BatchStep(
-                group_id=row["group_id"],
-                trajectory_id=row["trajectory_id"],
-                step=row["step"],
+                group_id=each.group_id,
+                trajectory_id=each.trajectory_id,
+                step=each.step,
                 prompt_token_ids=int32s(prompt_ids(row["prompt_token_ids"])),
                 token_ids=int32s(row["token_ids"]),
                 image_hashes=json.loads(row["image_hashes"]),
                 behaviour_logprobs=float64s(row["behaviour_logprobs"]),
                 version_spans=[]  # as old as it is: no version of now to be behind
-                if row["reason"] == "pool"
+                if each.reason == "pool"
                 else unpack_spans(row["version_spans"]),
-                advantage=row["advantage"],
-                weight=row["weight"],
+                advantage=each.advantage,
+                weight=each.weight,
             )
-            for row in rows
+            for each, row in zip(planned, rows, strict=True)
         ]
 
     def batch_rows(self, batch_id: int) -> list[SampleRow]:
