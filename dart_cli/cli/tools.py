@@ -2,6 +2,7 @@
 
 view          web pages of a run
 eval          held-out success
+export        a run's weights as a Hugging Face folder
 bench         how well a machine's time is used, against baselines
 doctor        whether this host has what a run needs
 init, keys    a starter configuration; keys for tcp
@@ -19,6 +20,7 @@ from dart_cli.cli.options import (
     DryRun,
     Overrides,
     check_out,
+    config_of,
     load_checked,
     print_dry_run,
 )
@@ -249,6 +251,42 @@ def efficiency(
             pictures=pictures,
         )
     )
+
+
+@tools.command()
+def export(
+    target: Annotated[
+        Path, typer.Argument(metavar="CONFIG_OR_RUN", help="TOML file or run directory.")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")],
+    overrides: Overrides = None,
+    version: Annotated[
+        int | None,
+        typer.Option(min=0, show_default=False, help="The published version; default the newest."),
+    ] = None,
+    checkpoint: Annotated[
+        bool,
+        typer.Option(
+            "--checkpoint", help="The newest checkpoint instead, which may be newer or older."
+        ),
+    ] = False,
+) -> None:
+    """Write a run's weights as a Hugging Face folder, with a model card of how they were trained.
+
+    Whole weights in safetensors (in shards above 5 GB), configuration, tokenizer, chat template and
+    image processor: transformers, vLLM and `model.path` load it. The run may be live.
+
+    Example: dart export runs/quickstart exported --version 20
+    """
+    from bus.errors import UserError
+
+    if checkpoint and version is not None:
+        raise UserError("--version names a published version: leave it out with --checkpoint")
+    config = config_of(target, overrides)
+    from dart_cli.export.folder import export_folder
+
+    trained = export_folder(config, out, version=version, checkpoint=checkpoint)
+    typer.echo(f"{out}: {trained.name} of {config.run.dir}")
 
 
 @tools.command()

@@ -1,0 +1,158 @@
+"""The model card of an exported folder: how it was trained, what it reaches, with how many episodes.
+
+model_card   README.md as text
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib.metadata import version as installed
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from bus.errors import RunDirectoryError, StoreError
+from dart_cli.config.schema import Config, section_types
+from dart_cli.data.store.open import open_reader
+from dart_cli.data.store.reader import Reader
+from dart_cli.evaluation.results import Evaluation, eval_dir, read_evaluation, wilson
+from dart_cli.export.sources import Trained
+
+_TOLD = ("model", "policy", "env", "rollout", "data", "train")
+"""Sections that say how the model was trained; the others, where."""
+_FRONT = """---
+library_name: transformers
+pipeline_tag: image-text-to-text
+tags: [gui-agent, reinforcement-learning]
+---"""
+_PLACES = frozenset({"model.path", "train.device", "train.wandb", "data.pool"})
+
+
+def model_card(config: Config, trained: Trained) -> str:
+    """README.md of the folder."""
+    parts = [
+        _FRONT,
+        f"# {_base(config)}, trained by dart: {trained.name}",
+        _said(config),
+        _table(_facts(config, trained)),
+        "## Success",
+        "\n".join(_success(config, trained)),
+        "## Settings",
+        "Those other than dart's defaults:",
+        "```toml\n" + "\n".join(_settings(config)) + "\n```",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _said(config: Config) -> str:
+    return (
+        f"A GUI agent, trained by reinforcement learning from `{_base(config)}` on suite "
+        f"`{config.env.suite}`, with the action language `{config.policy.codec}` and coordinates in "
+        f"`{config.policy.coordinates}`. Tokenizer, chat template and image processor are those of "
+        "that model."
+    )
+
+
+def _base(config: Config) -> str:
+    """The model that training began with, without this host's folders."""
+    return Path(config.model.path).name
+
+
+def _facts(config: Config, trained: Trained) -> Iterator[tuple[str, str]]:
+    yield "base model", f"`{_base(config)}`"
+    if trained.policy_version is not None:
+        yield "policy version", str(trained.policy_version)
+        yield "digest", f"`{trained.digest}`"
+    updates, total, run = _progress(config, trained)
+    yield "updates", "unknown" if updates is None else f"{updates} of {config.train.updates}"
+    yield "trajectories of the run so far", "unknown" if total is None else str(total)
+    yield "run", f"`{run or config.run.dir.name}`, seed {config.run.seed}"
+    yield "dtype", config.model.dtype
+    yield "dart", installed("dart-cli")
+
+
+def _progress(config: Config, trained: Trained) -> tuple[int | None, int | None, str]:
+    """(updates in the weights, judged trajectories of the run, its id), as far as its database tells."""
+    try:
+        with open_reader(config.run.dir) as reader:
+            counted = sum(
+                row.trajectories for row in reader.counters() if row.outcome in ("pass", "fail")
+            )
+            updates = trained.updates
+            if trained.policy_version is not None:
+                row = reader.version(trained.policy_version)
+                updates = row.updates if row is not None else None
+            return updates, counted, reader.run().id
+    except (StoreError, RunDirectoryError):
+        return trained.updates, None, ""
+
+
+def _success(config: Config, trained: Trained) -> Iterator[str]:
+    """What is known of these very weights: held-out evaluations, and the run's own trajectories."""
+    rows = [*_held_out(config, trained), *_in_training(config, trained)]
+    if not rows:
+        yield "Not measured for these weights: `dart eval` plays held-out tasks."
+        return
+    yield "| | success | 95 % interval | episodes |"
+    yield "|---|---|---|---|"
+    for name, passed, episodes in rows:
+        low, high = wilson(passed, episodes)
+        yield f"| {name} | {passed / episodes:.3f} | {low:.3f} - {high:.3f} | {episodes} |"
+
+
+def _held_out(config: Config, trained: Trained) -> Iterator[tuple[str, int, int]]:
+    for evaluation in _evaluations(config):
+        if trained.policy_version is None or evaluation.policy_version != trained.policy_version:
+            continue
+        for mode, score in evaluation.modes.items():
+            for name, whole in (("", score.overall), (", tasks never trained on", score.composed)):
+                if mode != "random" and whole.episodes:
+                    yield f"held out, {mode}{name}", whole.passed, whole.episodes
+
+
+def _evaluations(config: Config) -> Iterator[Evaluation]:
+    for file in sorted(eval_dir(config.run.dir).glob("*.json")):
+        try:
+            found = read_evaluation(config.run.dir, file.stem)
+        except RunDirectoryError:
+            continue
+        if found is not None:
+            yield found
+
+
+def _in_training(config: Config, trained: Trained) -> Iterator[tuple[str, int, int]]:
+    if trained.policy_version is None:
+        return
+    try:
+        with open_reader(config.run.dir) as reader:
+            passed, episodes = _sampled_by(reader, trained.policy_version)
+    except (StoreError, RunDirectoryError):
+        return
+    if episodes:
+        yield "training tasks, sampled by this version in the run", passed, episodes
+
+
+def _sampled_by(reader: Reader, version: int) -> tuple[int, int]:
+    points = [each for each in reader.success_curve() if each.policy_version == version]
+    return sum(each.passed for each in points), sum(each.trajectories for each in points)
+
+
+def _settings(config: Config) -> Iterator[str]:
+    defaults = section_types()
+    for name in _TOLD:
+        section: BaseModel = getattr(config, name)
+        usual: Any = defaults[name]().model_dump(mode="json")
+        lines = [
+            f"{key} = {json.dumps(value)}"
+            for key, value in section.model_dump(mode="json").items()
+            if value != usual[key] and value is not None and f"{name}.{key}" not in _PLACES
+        ]
+        if lines:
+            yield f"[{name}]"
+            yield from lines
+
+
+def _table(rows: Iterator[tuple[str, str]]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])

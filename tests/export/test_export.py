@@ -1,0 +1,254 @@
+"""Promises of `dart export`: the folder is the run's weights, whole, and says where they come from."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText, AutoTokenizer
+
+from bus.errors import CheckpointError, RunDirectoryError, UserError
+from bus.messages import WeightsPublished
+from dart_cli.cli.main import main
+from dart_cli.config.schema import Config, ModelConfig
+from dart_cli.data.store.open import open_store
+from dart_cli.evaluation.results import Evaluation, ModeScore, TaskScore, eval_dir, wilson
+from dart_cli.export.folder import export_folder
+from dart_cli.policy.families import FAMILIES
+from dart_cli.policy.model import load_policy, weight_tensors
+from dart_cli.policy.random_models import build
+from dart_cli.policy.tiny import build_tiny, save
+from dart_cli.runtime.run_dir import save_config
+from dart_cli.train.checkpoint import TrainerProgress, model_identity
+from dart_cli.weights.file import FileChannel, publish
+from tests.data.parts import MIXED, a_batch, make_ledger, play_group, small_config, trained
+from tests.train import parts
+
+
+def run_of(tmp_path: Path, folder: Path, dtype: str = "float32") -> Config:
+    """A run whose trainer has published nothing yet."""
+    config = small_config(tmp_path / "run")
+    config.run.dir.mkdir(mode=0o700, exist_ok=True)
+    model = ModelConfig.model_validate({"path": str(folder), "dtype": dtype})
+    return config.model_copy(update={"model": model})
+
+
+def changed(folder: Path, dtype: str = "float32", by: float = 0.125) -> dict[str, torch.Tensor]:
+    """The model's tensors after some training."""
+    tensors = weight_tensors(load_policy(folder, dtype).model)
+    return {name: tensor + by for name, tensor in tensors.items()}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    save(folder, *build_tiny(seed=0), build={})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained_tiny(tiny: Path) -> dict[str, torch.Tensor]:
+    return changed(tiny)
+
+
+def assert_holds(out: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Both ways to load the folder give just these tensors."""
+    for model in (
+        load_policy(out, "auto").model,
+        AutoModelForImageTextToText.from_pretrained(out, local_files_only=True),
+    ):
+        held = dict(model.named_parameters())
+        assert held.keys() == tensors.keys()
+        for name, value in tensors.items():
+            assert held[name].dtype == value.dtype
+            assert torch.equal(held[name], value), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model_type", sorted(FAMILIES))
+def test_the_folder_is_the_published_version(tmp_path: Path, model_type: str, dtype: str) -> None:
+    base = build(model_type, tmp_path / "base")
+    config = run_of(tmp_path, base, dtype)
+    tensors = changed(base, dtype)
+    publish(tensors, config.run.dir / "weights", 3)
+    out = tmp_path / "out"
+    export_folder(config, out, version=3, shard="40KB")
+    assert_holds(out, tensors)
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    files = set(index["weight_map"].values())
+    assert len(files) > 1
+    assert {file.name for file in out.glob("*.safetensors")} == files
+    assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
+
+
+def test_tokenizer_template_and_preprocessor_are_those_of_the_base(
+    tmp_path: Path, tiny: Path, trained_tiny: dict[str, torch.Tensor]
+) -> None:
+    config = run_of(tmp_path, tiny)
+    publish(trained_tiny, config.run.dir / "weights", 1)
+    out = tmp_path / "out"
+    export_folder(config, out)
+    left_out = {"model.safetensors", "README.md", "config.json"}
+    for file in tiny.iterdir():
+        if file.name not in left_out and file.suffix in (".json", ".jinja", ".txt"):
+            assert (out / file.name).read_bytes() == file.read_bytes(), file.name
+    mine, theirs = (AutoTokenizer.from_pretrained(each) for each in (tiny, out))
+    assert mine.get_vocab() == theirs.get_vocab()
+    assert mine.chat_template == theirs.chat_template
+    again = export_folder(
+        run_of(tmp_path, out), tmp_path / "again"
+    )  # it may be model.path of a run
+    assert again.policy_version == 1
+
+
+def test_a_version_of_deltas_is_rebuilt_beside_its_trainer(
+    tmp_path: Path, tiny: Path, trained_tiny: dict[str, torch.Tensor]
+) -> None:
+    config = run_of(tmp_path, tiny)
+    channel = FileChannel(config.run.dir / "weights", 3, shared=False, delta=True, whole_every=8)
+    for version in range(3):
+        latest = {name: value + version / 8 for name, value in trained_tiny.items()}
+        channel.publish(latest, version)
+    out = tmp_path / "out"
+    assert export_folder(config, out).policy_version == 2
+    assert_holds(out, latest)
+    channel.close()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_is_exported_with_what_was_frozen(
+    tmp_path: Path, tiny: Path, dtype: str
+) -> None:
+    config = run_of(tmp_path, tiny, dtype)
+    expected = weight_tensors(load_policy(tiny, dtype).model)
+    state = {name: value.float() + 0.1 for name, value in expected.items() if "visual" not in name}
+    moments = {f"{name}/exp_avg": torch.ones_like(value) for name, value in state.items()}
+    parts.save(
+        config.run.dir / "checkpoints",
+        TrainerProgress(updates=7),
+        state | moments,
+        model=model_identity(tiny),
+    )
+    out = tmp_path / "out"
+    assert export_folder(config, out, checkpoint=True).updates == 7
+    rounded = {name: value.to(expected[name].dtype) for name, value in state.items()}
+    assert_holds(out, expected | rounded)
+    assert "checkpoint c000007" in (out / "README.md").read_text()
+
+
+def test_a_checkpoint_of_another_folder_is_refused(tmp_path: Path, tiny: Path) -> None:
+    config = run_of(tmp_path, tiny)
+    directory = config.run.dir / "checkpoints"
+    state = {name: value.clone() for name, value in changed(tiny).items()}
+    parts.save(directory, TrainerProgress(updates=1), state, model="another")
+    with pytest.raises(CheckpointError, match="put the folder back"):
+        export_folder(config, tmp_path / "out", checkpoint=True)
+    parts.save(directory, TrainerProgress(updates=2), {"w": torch.zeros(1)})
+    with pytest.raises(CheckpointError, match="which the model lacks"):
+        export_folder(config, tmp_path / "out", checkpoint=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_card_says_how_it_was_trained_and_what_it_reaches(
+    tmp_path: Path, tiny: Path, trained_tiny: dict[str, torch.Tensor]
+) -> None:
+    config = run_of(tmp_path, tiny)
+    with open_store(config.run.dir) as store:
+        ledger = make_ledger(config, store)
+        for _ in range(config.data.groups_per_batch):
+            play_group(ledger, MIXED)
+        ledger.batch_trained(trained(a_batch(ledger.next_batch(0)).batch_id))
+        made = publish(trained_tiny, config.run.dir / "weights", 1)
+        ledger.weights_published(
+            WeightsPublished(policy_version=1, path=str(made.path), digest=made.digest, updates=1)
+        )
+        play_group(ledger, MIXED, version=1)
+        store.commit()
+    score = TaskScore(task_id="a", episodes=200, passed=150, invalid=0, steps=300)
+    for version in (0, 1):
+        mode = ModeScore(tasks=[score], compositions=[])
+        evaluation = Evaluation(
+            name=f"v{version}",
+            model="m",
+            weights="",
+            policy_version=version,
+            seed=0,
+            wall_s=1.0,
+            modes={"sampled": mode},
+        )
+        eval_dir(config.run.dir).mkdir(exist_ok=True)
+        file = eval_dir(config.run.dir) / f"v{version}.json"
+        file.write_text(evaluation.model_dump_json())
+    export_folder(config, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    low, high = wilson(150, 200)
+    assert card.count("held out, sampled |") == 1  # that of version 0 is of other weights
+    assert f"| held out, sampled | 0.750 | {low:.3f} - {high:.3f} | 200 |" in card
+    assert "| training tasks, sampled by this version in the run | 0.500 |" in card
+    assert f"| digest | `{made.digest}` |" in card
+    assert f"| updates | 1 of {config.train.updates} |" in card
+    assert f"| base model | `{tiny.name}` |" in card
+    assert str(tmp_path) not in card  # folders of this host are nobody's business
+    assert re.search(r"^\[data\]$\n(.*\n)*groups_per_batch = ", card, re.MULTILINE)
+
+
+def test_without_an_evaluation_the_card_says_so(
+    tmp_path: Path, tiny: Path, trained_tiny: dict[str, torch.Tensor]
+) -> None:
+    config = run_of(tmp_path, tiny)  # and without a database: its weights were copied here
+    publish(trained_tiny, config.run.dir / "weights", 4)
+    export_folder(config, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "Not measured for these weights" in card
+    assert "| policy version | 4 |" in card
+
+
+def test_mistakes_are_one_line_with_the_cure(
+    tmp_path: Path, tiny: Path, trained_tiny: dict[str, torch.Tensor]
+) -> None:
+    config = run_of(tmp_path, tiny)
+    out = tmp_path / "out"
+    with pytest.raises(RunDirectoryError, match="has published none yet"):
+        export_folder(config, out)
+    with pytest.raises(RunDirectoryError, match=r"no intact checkpoint.*checkpoint_every = "):
+        export_folder(config, out, checkpoint=True)
+    for version in (2, 5):
+        publish(trained_tiny, config.run.dir / "weights", version)
+    with pytest.raises(UserError, match="holds no version 3; there are 2, 5"):
+        export_folder(config, out, version=3)
+    with pytest.raises(UserError, match="there is no folder"):
+        export_folder(config, tmp_path / "absent" / "out")
+    assert not out.exists()
+    out.mkdir()
+    with pytest.raises(UserError, match="exists; name a folder that does not"):
+        export_folder(config, out)
+    assert list(out.iterdir()) == []
+
+
+def test_the_verb_exports_a_run_directory(
+    tmp_path: Path,
+    tiny: Path,
+    trained_tiny: dict[str, torch.Tensor],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = run_of(tmp_path, tiny)
+    save_config(config)
+    publish(trained_tiny, config.run.dir / "weights", 2)
+    out = tmp_path / "out"
+
+    def run(*arguments: object) -> int:
+        with pytest.raises(SystemExit) as exit_:
+            main(["export", str(config.run.dir), str(out), *map(str, arguments)])
+        return int(exit_.value.code or 0)
+
+    assert run("--version", 9) == 2
+    assert "there are 2" in capsys.readouterr().err
+    assert run("--version", 2, "--checkpoint") == 2
+    assert run("--version", 2) == 0
+    assert "version 2" in capsys.readouterr().out
+    assert_holds(out, trained_tiny)
+    assert run() == 2
