@@ -270,11 +270,18 @@ def export(
             "--checkpoint", help="The newest checkpoint instead, which may be newer or older."
         ),
     ] = False,
+    merge: Annotated[
+        bool,
+        typer.Option(
+            "--merged", help="With model.lora: the whole model, its adapters in its weights."
+        ),
+    ] = False,
 ) -> None:
     """Write a run's weights as a Hugging Face folder, with a model card of how they were trained.
 
     Whole weights in safetensors (in shards above 5 GB), configuration, tokenizer, chat template and
-    image processor: transformers, vLLM and `model.path` load it. The run may be live.
+    image processor: transformers, vLLM and `model.path` load it. With `model.lora` the adapters alone,
+    which peft and vLLM load, or with --merged the whole model. The run may be live.
 
     Example: dart export runs/quickstart exported --version 20
     """
@@ -285,7 +292,7 @@ def export(
     config = config_of(target, overrides)
     from dart_cli.export.folder import export_folder
 
-    trained = export_folder(config, out, version=version, checkpoint=checkpoint)
+    trained = export_folder(config, out, version=version, checkpoint=checkpoint, merge=merge)
     typer.echo(f"{out}: {trained.name} of {config.run.dir}")
 
 

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from bus.errors import DiskError, UserError
-from dart_cli.config.schema import Config
+from dart_cli.config.schema import Config, LoraConfig
 from dart_cli.export.card import model_card
 from dart_cli.export.sources import Trained, of_checkpoint, published_weights
+from dart_cli.policy.lora import adapters_by_layer, merged, peft_config, peft_names
 from dart_cli.policy.model import load_policy, resolve, weight_tensors
 
 SHARD = "5GB"
@@ -32,50 +37,81 @@ def export_folder(
     *,
     version: int | None = None,
     checkpoint: bool = False,
+    merge: bool = False,
     shard: str = SHARD,
 ) -> Trained:
     """Write a published version (by default the newest), or the newest checkpoint, to `out`.
 
-    Reads only, so the run may be live. Raises UserError where `out` cannot be made, and as
+    A run with adapters yields them as peft's folder or, with `merge`, the whole model with them in its
+    weights. Reads only, so the run may be live. Raises UserError where `out` cannot be made, and as
     `published_weights` and `of_checkpoint` do.
     """
     if out.exists():
         raise UserError(f"{out} exists; name a folder that does not")
     if not out.absolute().parent.is_dir():
         raise UserError(f"{out}: there is no folder {out.absolute().parent}")
-    base = resolve(config.model.path)
-    policy = load_policy(base, config.model.dtype)
-    mine = weight_tensors(policy.model)
+    base, lora = resolve(config.model.path), config.model.lora
+    model = load_policy(base, config.model.dtype, lora=lora).model
+    expected = weight_tensors(model)
     trained = (
-        of_checkpoint(config, policy.model)
-        if checkpoint
-        else published_weights(config, version, mine)
+        of_checkpoint(config, model) if checkpoint else published_weights(config, version, expected)
     )
-    with torch.no_grad():
-        for name, tensor in trained.tensors.items():
-            mine[name].copy_(tensor)
+    if lora is not None and merge:
+        model = load_policy(base, config.model.dtype).model
     draft = out.with_name(f".{out.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     try:
         draft.mkdir()
-        transformers_logging.disable_progress_bar()
-        policy.model.save_pretrained(draft, max_shard_size=shard)
-        _copy_rest(base, draft, config.model.dtype)
+        if lora is not None and not merge:
+            _write_adapters(draft, trained, config, lora)
+        else:
+            _put_in(model, trained.tensors, lora)
+            transformers_logging.disable_progress_bar()
+            model.save_pretrained(draft, max_shard_size=shard)
+            _copy_configuration(base, draft, config.model.dtype)
+        _copy_rest(base, draft)
         (draft / "README.md").write_text(model_card(config, trained), encoding="utf-8")
         draft.rename(out)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise DiskError(f"{out} cannot be written: {error}; is the disk full?") from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return trained
 
 
-def _copy_rest(base: Path, draft: Path, dtype: str) -> None:
-    """Tokenizer, template, preprocessor and configuration as the model's makers wrote them."""
+@torch.no_grad()
+def _put_in(
+    model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], lora: LoraConfig | None
+) -> None:
+    """Make the tensors the model's; adapters are added to the weights that they adapt."""
+    mine = weight_tensors(model)
+    if lora is None:
+        for name, tensor in tensors.items():
+            mine[name].copy_(tensor)
+        return
+    for layer, (a, b) in adapters_by_layer(tensors).items():
+        weight = mine[f"{layer}.weight"]
+        weight.copy_(merged(weight, a, b, lora))
+
+
+def _write_adapters(draft: Path, trained: Trained, config: Config, lora: LoraConfig) -> None:
+    """Adapters alone, as peft writes them."""
+    tensors = {name: tensor.contiguous() for name, tensor in trained.tensors.items()}
+    save_file(peft_names(tensors), draft / "adapter_model.safetensors", metadata={"format": "pt"})
+    told = peft_config(trained.tensors, lora, config.model.path)
+    (draft / "adapter_config.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+
+
+def _copy_rest(base: Path, draft: Path) -> None:
+    """Tokenizer, template and preprocessor as the model's makers wrote them."""
     for pattern in _COPIED:
         for file in base.glob(pattern):
             if file.name not in _OWN and not file.name.endswith(".index.json"):
                 shutil.copyfile(file, draft / file.name)
+
+
+def _copy_configuration(base: Path, draft: Path, dtype: str) -> None:
+    """config.json as the model's makers wrote it, with the dtype of these weights."""
     config = json.loads((base / "config.json").read_text(encoding="utf-8"))
     _set_dtype(config, dtype)
     (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

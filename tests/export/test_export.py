@@ -13,7 +13,7 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 from bus.errors import CheckpointError, RunDirectoryError, UserError
 from bus.messages import WeightsPublished
 from dart_cli.cli.main import main
-from dart_cli.config.schema import Config, ModelConfig
+from dart_cli.config.schema import Config, LoraConfig, ModelConfig
 from dart_cli.data.store.open import open_store
 from dart_cli.evaluation.results import Evaluation, ModeScore, TaskScore, eval_dir, wilson
 from dart_cli.export.folder import export_folder
@@ -252,3 +252,35 @@ def test_the_verb_exports_a_run_directory(
     assert "version 2" in capsys.readouterr().out
     assert_holds(out, trained_tiny)
     assert run() == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", sorted(FAMILIES))
+def test_adapters_are_exported_alone_for_peft_or_merged(tmp_path: Path, model_type: str) -> None:
+    peft = pytest.importorskip("peft")
+    base = build(model_type, tmp_path / "base")
+    lora = LoraConfig(rank=3, alpha=7.0)
+    config = run_of(tmp_path, base)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
+    ours = load_policy(base, lora=lora)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for tensor in weight_tensors(ours.model).values():
+            tensor.copy_(0.3 * torch.randn(tensor.shape, generator=generator))
+    publish(weight_tensors(ours.model), config.run.dir / "weights", 2)
+
+    export_folder(config, tmp_path / "alone")
+    export_folder(config, tmp_path / "merged", merge=True)
+    plain = AutoModelForImageTextToText.from_pretrained(base, local_files_only=True)
+    by_peft = peft.PeftModel.from_pretrained(plain, tmp_path / "alone").merge_and_unload()
+    expected = dict(by_peft.named_parameters())
+    held = dict(load_policy(tmp_path / "merged").model.named_parameters())
+    assert held.keys() == expected.keys()
+    before = dict(load_policy(base).model.named_parameters())
+    differ = 0
+    for name, value in expected.items():
+        torch.testing.assert_close(held[name], value, rtol=1e-6, atol=1e-6)
+        differ += not torch.equal(held[name], before[name])
+    assert differ == len(weight_tensors(ours.model)) / 2
+    assert (tmp_path / "alone" / "tokenizer_config.json").exists()
+    assert not (tmp_path / "alone" / "config.json").exists()

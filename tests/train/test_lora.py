@@ -20,11 +20,13 @@ from dart_cli.policy.families import FAMILIES
 from dart_cli.policy.forward import ImageFeatures, image_features
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import load_policy, weight_tensors
-from dart_cli.train.checkpoint import TrainerProgress, load_newest, save
+from dart_cli.train.checkpoint import TrainerProgress, load_newest
+from dart_cli.train.checkpoint import load as load_checkpoint
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.train.parity import rescore
 from dart_cli.weights.file import FileChannel, load, publish
+from tests.train.parts import save
 from tests.train.test_families import config_of, trial_of
 
 Family = Callable[[str], Path]
@@ -151,29 +153,30 @@ def test_a_resumed_run_of_adapters_is_the_uninterrupted_one_bit_for_bit(
     broken = PolicyLearner(TrainModel.load(config), config.train)
     for done, batch in enumerate(batches[:2]):
         broken.update(batch, done)
-    weights, optimizer = broken.model.weights(), broken.optimizer_tensors()
-    assert {name.rpartition("/")[0] for name in optimizer} == set(weights)
-    save(tmp_path, TrainerProgress(updates=2), weights, optimizer, 2)
+    state = broken.state()
+    assert {name.partition("/")[0] for name in state} == set(broken.model.weights())
+    save(tmp_path, TrainerProgress(updates=2), state)
     resumed = PolicyLearner(TrainModel.load(config), config.train)
     checkpoint = load_newest(tmp_path)
     assert checkpoint is not None
-    resumed.restore(checkpoint.weights, checkpoint.optimizer)
+    resumed.restore(checkpoint.tensors)
     for done, batch in enumerate(batches[2:], start=2):
         resumed.update(batch, done)
     got = resumed.model.weights()
     assert all(torch.equal(got[n], value) for n, value in straight.model.weights().items())
-    back = resumed.optimizer_tensors()
-    assert all(torch.equal(back[n], v) for n, v in straight.optimizer_tensors().items())
+    back = resumed.state()
+    assert all(torch.equal(back[n], v) for n, v in straight.state().items())
 
 
 def test_weights_of_another_rank_or_of_the_whole_model_are_refused(
-    config: Config, batches: list[Batch]
+    config: Config, tmp_path: Path
 ) -> None:
     made = PolicyLearner(TrainModel.load(adapted(config)), config.train)
-    for other in (LORA.model_copy(update={"rank": 5}), None):
+    for updates, other in enumerate((LORA.model_copy(update={"rank": 5}), None)):
         theirs = load_policy(config.model.path, lora=other)
-        with pytest.raises(ValueError, match="names or shapes"):
-            made.restore(weight_tensors(theirs.model), {})
+        path = save(tmp_path, TrainerProgress(updates=updates), weight_tensors(theirs.model))
+        with pytest.raises(ValueError, match=r"names or shapes|, the model's \["):
+            made.restore(load_checkpoint(path).tensors)
 
 
 @pytest.mark.parametrize("vision", [False, True], ids=["language", "vision"])
