@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from bus.messages import (
 )
 from bus.pubsub import Forwarder, Publisher, Subscriber
 from dart_cli.config.schema import Config, WeightsConfig
-from dart_cli.train import loop
+from dart_cli.train import loop, saver
 from dart_cli.train.checkpoint import TrainerProgress, load_newest, recipe_of
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.loop import run
@@ -157,6 +158,49 @@ async def test_a_crash_anywhere_ends_in_the_same_weights_and_versions_only_rise(
     assert seen == sorted(seen)
     # A number never stands for two sets of weights: only that set may be published again.
     assert len(set(seen)) >= len(seen) - 1
+
+
+async def test_a_checkpoint_in_flight_is_not_claimed_and_its_batches_are_trained_again(
+    config: Config,
+    batches: list[Batch],
+    straight: dict[str, torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on, third = threading.Event(), asyncio.Event()
+    original = saver.write
+
+    def slow(*given: object, **named: object) -> dict[str, str]:
+        digests = original(*given, **named)  # type: ignore[arg-type]
+        assert go_on.wait(PATIENCE_S)
+        return digests
+
+    class Noting(Data):
+        async def handle(self, client: str, message: Request) -> Reply:
+            if isinstance(message, BatchTrained) and message.batch_id == 3:
+                third.set()
+            return await super().handle(client, message)
+
+    monkeypatch.setattr(saver, "write", slow)
+    first = another_run(config, "first", checkpoint_every=2)
+    killed = another_run(config, "killed", checkpoint_every=2)
+    before, after = Noting(batches), Data(batches)
+    async with serving(first.run.dir, before), asyncio.timeout(PATIENCE_S):
+        task = asyncio.create_task(run(first, asyncio.Event()))
+        await third.wait()  # the checkpoint of batch 2 is still being written
+        shutil.copytree(first.run.dir / "checkpoints", killed.run.dir / "checkpoints")
+        go_on.set()
+        await task
+    assert [path.name for path in (killed.run.dir / "checkpoints").iterdir()] == [".c000002.draft"]
+    published = before.of(WeightsPublished)
+    after.known = max(published, key=lambda message: message.policy_version)  # type: ignore[attr-defined, assignment]
+    await train(killed, after)  # what kill -9 at that moment leaves
+    hello = after.heard[0]
+    assert isinstance(hello, TrainerHello)
+    assert (hello.last_batch_id, hello.updates) == (0, 0)
+    assert [m.batch_id for m in after.of(BatchTrained)] == [1, 2, 3, 4]
+    for ended in (first, killed):
+        final = final_weights(ended)
+        assert all(torch.equal(final[name], value) for name, value in straight.items())
 
 
 async def test_the_hello_names_what_the_checkpoint_holds(
