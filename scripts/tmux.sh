@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # The roles of a run in tmux, a pane each, as one would type them by hand; and the status page.
 #
-#   scripts/tmux.sh CONFIG                                  everything on a laptop
+#   scripts/tmux.sh CONFIG                                  everything on a laptop, or as its [gpus] says
 #   scripts/tmux.sh --train 0-1 --rollout 2-7 CONFIG        a box: GPUs 0-1 train, 2-7 roll out
 #   scripts/tmux.sh --rollouts 2 --envs 4 CONFIG --set env.slots=32
 #
-#   --train GPUS     GPUs the trainer sees, e.g. 0 or 0-1 or 0,3
+#   --train GPUS     GPUs the trainer sees, e.g. 0 or 0-1 or 0,3; with --rollout in place of [gpus]
 #   --rollout GPUS   a rollout worker for each of them
 #   --rollouts N     rollout workers where no GPUs are named (default 1)
 #   --envs N         environment processes (default 1)
@@ -62,6 +62,13 @@ session=${session:-dart-${name//[^A-Za-z0-9_-]/-}} # tmux writes panes as SESSIO
 venv=$(cd "$(dirname "$0")/.." && pwd)/.venv
 dart=dart
 if [ -x "${DART_VENV:-$venv}/bin/dart" ]; then dart=${DART_VENV:-$venv}/bin/dart; fi
+
+if [ -z "$train$rollout" ] && [ -x "${DART_VENV:-$venv}/bin/python" ]; then
+    placed=$(cd "$(dirname "$0")/.." && pwd) # where the code is
+    placed=$(PYTHONPATH=$placed "${DART_VENV:-$venv}/bin/python" -m dart_cli.runtime.commands "$config" "$@" 2>&1) || die "$placed"
+    train=$(sed -n 's/^train //p' <<< "$placed")
+    rollout=$(sed -n 's/^rollout //p' <<< "$placed")
+fi
 
 role() { # GPUS ROLE ARGUMENT...: a command line, quoted for the pane's shell
     local visible=$1

@@ -4,6 +4,7 @@ schema        the sections and keys, their types, ranges and texts
 load          reading a TOML file and `--set` overrides; errors with suggestions
 validate      the mistakes that no single key shows
 places        those of folders, files and sockets
+devices       which GPUs each process uses
 models        the folders of models, shipped or the user's own
 model_files, model_tensors, architecture    what such a folder must hold: small files, headers, shapes
 vllm_support  whether the installed vLLM can be used

@@ -666,13 +666,14 @@ class EvalConfig(Section):
 
 
 class GpusConfig(Section):
-    """Which GPUs the processes of `dart up` and scripts/tmux.sh see, by number."""
+    """Which GPUs each process sees, by nvidia-smi's numbers, unless CUDA_VISIBLE_DEVICES is set."""
 
     train: list[Annotated[int, Field(ge=0, le=1023)]] = []
-    """One for each of `train.ranks`; empty for all."""
+    """One for each of `train.ranks`; empty for all. Not with `torchrun`, which gives ranks their own."""
 
     rollout: list[Annotated[int, Field(ge=0, le=1023)]] = []
-    """Shared out to `up.rollouts` in order, `vllm.tensor_parallel` for each; empty for all."""
+    """Shared out to the rollout workers by the number in their names, `vllm.tensor_parallel` for each, to
+    `up.rollouts` of them; empty for all."""
 
 
 class UpConfig(Section):

@@ -9,14 +9,13 @@ One place for all of it, without torch and fast, so that every verb refuses befo
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bus.errors import ConfigError, MissingPartError, TaskError
 from dart_cli.config import places
 from dart_cli.config.adapters import lora_mistakes
+from dart_cli.config.devices import device_mistakes, gpu_mistakes
 from dart_cli.config.load import Source, shown
 from dart_cli.config.models import BUILTIN, model_problem, resize_problem
 from dart_cli.config.places import Mistake
@@ -68,6 +67,7 @@ def find_mistakes(config: Config, role: Role | None = None) -> Iterator[Mistake]
     yield from policy_mistakes(config)
     yield from _sizes(config)
     yield from _numbers(config)
+    yield from gpu_mistakes(config)
     yield from places.places(config)
     yield from places.bus(config)
     yield from places.weights(config)
@@ -78,7 +78,7 @@ def find_mistakes(config: Config, role: Role | None = None) -> Iterator[Mistake]
         yield from _tasks(config, role)
     if role in (None, "rollout", "train", "eval"):
         yield from _model(config, role)
-        yield from _devices(config, role)
+        yield from device_mistakes(config, role)
     if role in (None, "rollout", "eval") and config.rollout.engine == "vllm":
         yield from _vllm(config)
 
@@ -339,21 +339,6 @@ def _model(config: Config, role: Role | None) -> Iterator[Mistake]:
         yield from lora_mistakes(config, config.model.lora)
 
 
-def _devices(config: Config, role: Role | None) -> Iterator[Mistake]:
-    count = visible_gpus()
-    asked = {"rollout": config.rollout.device, "train": config.train.device}
-    for section, device in asked.items():
-        if count is None or not device.startswith("cuda") or role not in (None, "eval", section):
-            continue
-        if count == 0:
-            text = f'= "{device}" but no GPU is visible; set "auto" or "cpu"'
-        elif int(device.partition(":")[2] or 0) >= count:
-            text = f'= "{device}" but there are only cuda:0 to cuda:{count - 1}'
-        else:
-            continue
-        yield Mistake(f"{section}.device", text)
-
-
 def _vllm(config: Config) -> Iterator[Mistake]:
     """Whether the engine can be started, as far as that is known without loading it."""
     for name in sorted(VLLM_OWN & config.vllm.options.keys()):
@@ -371,16 +356,6 @@ def _vllm(config: Config) -> Iterator[Mistake]:
         )
     if problem := vllm_problem():
         yield Mistake("rollout.engine", f'= "vllm": {problem}')
-
-
-def visible_gpus() -> int | None:
-    """How many NVIDIA GPUs this process can use; None where only torch knows (WSL, ROCm)."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return len([each for each in chosen.split(",") if each.strip() not in ("", "-1")])
-    if Path("/dev/dxg").exists() or Path("/dev/kfd").exists():
-        return None
-    return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def _one_line(error: BaseException) -> str:

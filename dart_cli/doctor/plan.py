@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dart_cli.config.adapters import adapter_count
+from dart_cli.config.architecture import expected_tensors
 from dart_cli.config.model_files import Screens
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.doctor.episode_tokens import EpisodeForm, EpisodeTokens, episode_tokens
@@ -147,7 +149,7 @@ def make_plan(
     form = held_form(config, max(1, width * height // cut.factor**2), round(steps))
     episode = episode_tokens(form)
     longest = replace(form, steps=max(1, most_steps)).longest + config.rollout.max_tokens
-    setup = trainer_setup(config, tree, shape, form, episode, longest)
+    setup = trainer_setup(config, tree, form, episode, longest)
     trainer = trainer_memory(shape, setup) if config.train.learner == "torch" else None
     engine = None
     if config.rollout.engine in MODEL_ENGINES:
@@ -187,13 +189,12 @@ def held_form(config: Config, screen: int, steps: int = STEPS) -> EpisodeForm:
 def trainer_setup(
     config: Config,
     tree: Mapping[str, Any],
-    shape: Shape,
     form: EpisodeForm,
     episode: EpisodeTokens,
     longest: int,
 ) -> TrainerSetup:
     """The trainer of a configuration, at its largest pack."""
-    train = config.train
+    train, lora = config.train, config.model.lora
     tokens = max(train.pack_tokens, longest)
     share = form.steps * form.completion / max(1, episode.tokens)
     predicted = max(config.rollout.max_tokens, round(tokens * share))
@@ -207,14 +208,8 @@ def trainer_setup(
         chunk_tokens=train.chunk_tokens,
         freeze_vision=config.model.freeze_vision,
         reference=train.kl_beta > 0,
-        adapters=adapters(config, tree, shape),
+        adapters=adapter_count(expected_tensors(tree), lora) if lora else 0,
     )
-
-
-def adapters(config: Config, tree: Mapping[str, Any], shape: Shape) -> int:
-    """Parameters of LoRA's adapters; 0 where the weights themselves are trained."""
-    del config, tree, shape
-    return 0
 
 
 def _engine(config: Config, shape: Shape, gpu: GpuKind, longest: int) -> EnginePlan:

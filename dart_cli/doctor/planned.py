@@ -1,6 +1,7 @@
 """The plan of one configuration against this host, for the doctor and for `--dry-run`.
 
 plan            its findings
+absent_gpus     GPUs that [gpus] names and this host has not
 refuse_misfit   its lines; raises what cannot fit
 planned         the plan and the room for it
 """
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from bus.errors import ConfigError, DartError, ModelError
 from dart_cli.config.model_files import read_json, screens
 from dart_cli.config.models import BUILTIN, MODEL_TYPES, model_folder
-from dart_cli.config.schema import MODEL_ENGINES, Config
+from dart_cli.config.schema import MODEL_ENGINES, Config, GpusConfig
 from dart_cli.config.task_split import training_tasks
 from dart_cli.doctor.findings import Finding, error, ok
 from dart_cli.doctor.fit import Room, misfits, plan_lines
@@ -26,6 +27,7 @@ def plan(config: Config) -> Iterator[Finding]:
 
     config.json and the preprocessor are enough: weights may come later.
     """
+    yield from absent_gpus(config.gpus, len(gpu_kinds()))
     if (made := planned(config)) is None:
         return
     found, room = made
@@ -33,6 +35,18 @@ def plan(config: Config) -> Iterator[Finding]:
         yield ok("plan", f"{subject}: {text}")
     for each in misfits(found, config, room):
         yield error("plan", f"does not fit: {each.text}", each.cure)
+
+
+def absent_gpus(gpus: GpusConfig, there: int) -> Iterator[Finding]:
+    """An error for each list of [gpus] that names more than the `there` GPUs of this host."""
+    for key, listed in (("gpus.train", gpus.train), ("gpus.rollout", gpus.rollout)):
+        if beyond := [each for each in listed if each >= there]:
+            known = f"nvidia-smi lists 0 to {there - 1}" if there else "nvidia-smi lists none"
+            yield error(
+                "gpus",
+                f"{key} names GPU {', '.join(map(str, beyond))}, {known}",
+                f"name those that there are, or leave {key} empty",
+            )
 
 
 def refuse_misfit(config: Config) -> Iterator[tuple[str, str]]:

@@ -29,6 +29,7 @@ from types import FrameType
 from bus.endpoints import make_private_dir
 from bus.errors import DartError, RunDirectoryError
 from bus.messages import Role
+from dart_cli.config.devices import VISIBLE, gpus_of
 from dart_cli.config.schema import Config
 from dart_cli.runtime import stack_dump
 from dart_cli.runtime.liveness import when_orphaned
@@ -83,6 +84,7 @@ def run_role(
             refuse_another_run(config)
         with claim(config, role, worker) as name:
             try:
+                _take_gpus(config, role, name)
                 return _logged(role, config, main, name, force=force)
             except (DartError, OSError) as error:
                 leave_error(config.run.dir, name, str(_as_dart(error, config.run.dir)))
@@ -93,10 +95,22 @@ def run_role(
         return ours.exit_code
 
 
+def _take_gpus(config: Config, role: Role, name: str) -> None:
+    """Let this process see the GPUs that [gpus] gives it, unless its user chose some already.
+
+    Before torch is loaded; ranks inherit it. Raises ConfigError where there are none for it.
+    """
+    if VISIBLE not in os.environ and (mine := gpus_of(config, role, name)):
+        os.environ[VISIBLE] = mine
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # nvidia-smi's numbers
+
+
 def _logged(role: Role, config: Config, main: Main, name: str, *, force: bool) -> int:
     """Run the role as `name`, with its log; raises what prevents the start."""
     with logging_to(config.run.dir, name) as log_file, stack_dump.dumped_to(log_file):
         logger.info("%s starts, pid %d, run %s", name, os.getpid(), config.run.dir)
+        if seen := os.environ.get(VISIBLE):
+            logger.info("it sees GPU %s", seen)
         if role == "data":
             try:
                 save_config(config, force=force)

@@ -9,9 +9,10 @@ import pytest
 
 from bus.errors import ConfigError
 from bus.messages import Role
+from dart_cli.config.devices import visible_gpus
 from dart_cli.config.load import load_config
 from dart_cli.config.schema import BusConfig, Config, WeightsConfig
-from dart_cli.config.validate import check_config, find_mistakes, visible_gpus
+from dart_cli.config.validate import check_config, find_mistakes
 from tests.config.mistakes import Case, assert_one_line, write
 
 ROOT = Path(__file__).parents[2]

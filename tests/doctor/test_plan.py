@@ -9,13 +9,14 @@ import pytest
 
 from bus.errors import ConfigError
 from dart_cli.config.model_files import Screens
-from dart_cli.config.schema import Config
+from dart_cli.config.schema import Config, GpusConfig
 from dart_cli.doctor import planned
 from dart_cli.doctor.episode_tokens import EpisodeForm, episode_tokens
 from dart_cli.doctor.fit import Room, misfits, plan_lines, smallest_cure
 from dart_cli.doctor.plan import Plan, make_plan
 from dart_cli.doctor.shape import shape_of
 from dart_cli.doctor.speeds import H100, H200, gpu_kind, vision_flops
+from dart_cli.doctor.trainer_memory import adapters_of
 from tests.config.model_parts import write_model
 from tests.doctor.parts import doctor, worst
 from tests.doctor.seven_b import CONFIG, PREPROCESSOR, write_seven_b
@@ -206,6 +207,23 @@ def test_a_dry_run_refuses_it_in_one_line(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(planned, "main_memory", lambda: None)
     with pytest.raises(ConfigError, match=r"does not fit: the trainer needs .*; set train.ranks"):
         list(planned.refuse_misfit(config))
+
+
+def test_gpus_that_are_not_here_are_found() -> None:
+    gpus = GpusConfig(train=[0, 1], rollout=[2, 8, 9])
+    [found] = planned.absent_gpus(gpus, 8)
+    assert found.text == "gpus.rollout names GPU 8, 9, nvidia-smi lists 0 to 7"
+    assert len(list(planned.absent_gpus(gpus, 0))) == 2
+    assert not list(planned.absent_gpus(GpusConfig(), 0))
+
+
+def test_adapters_make_weight_sets_and_checkpoints_small() -> None:
+    whole, adapters = plan_of(), plan_of(model={"lora": {"rank": 32}})
+    assert whole.host.shared > 40 * adapters.host.shared
+    assert whole.host.checkpoints > 40 * adapters.host.checkpoints
+    assert adapters.setup.adapters == adapters_of(adapters.shape, 32)
+    assert adapters.trainer is not None
+    assert adapters.trainer.held["reference"] == 0
 
 
 def test_a_plan_needs_no_weights_but_a_model(tmp_path: Path) -> None:

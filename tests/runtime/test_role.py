@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from bus.errors import EngineError, ModelError
-from dart_cli.config.schema import Config
+from dart_cli.config.schema import Config, GpusConfig
 from dart_cli.runtime import run_dir
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.logs import logging_to
@@ -322,7 +322,7 @@ def test_a_process_that_does_not_end_when_its_directory_is_gone_is_ended(tmp_pat
     script = (
         "import asyncio, sys, time\n"
         "from pathlib import Path\n"
-        "from dart_cli.config.schema import Config\n"
+        "from dart_cli.config.schema import Config, GpusConfig\n"
         "from dart_cli.runtime import role, run_dir\n"
         "role.GRACE_S = run_dir.PLACE_S = 0.1\n"
         "here = Path(sys.argv[1])\n"
@@ -342,3 +342,23 @@ def test_a_process_that_does_not_end_when_its_directory_is_gone_is_ended(tmp_pat
     assert done.returncode == 2
     assert "error: " in done.stderr
     assert "was moved or removed while the run used it" in done.stderr
+
+
+@pytest.mark.parametrize("chosen", [None, "5"])
+def test_a_process_sees_the_gpus_that_the_run_gives_it(
+    config: Config, chosen: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name it takes decides which; its user's own choice stands above."""
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        monkeypatch.setenv(name, "")  # both are put back after the test
+        monkeypatch.delenv(name)
+    if chosen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    given = config.model_copy(update={"gpus": GpusConfig(train=[0], rollout=[2, 3])})
+    seen = []
+
+    async def look(_name: str, _stop: asyncio.Event) -> None:
+        seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
+
+    assert run_role("rollout", given, look, worker="rollout-1") == 0
+    assert seen == [chosen or "3"]

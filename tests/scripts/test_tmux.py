@@ -55,6 +55,42 @@ def test_a_box_trains_on_some_gpus_and_rolls_out_on_the_others(config: Path) -> 
     ]
 
 
+@pytest.fixture
+def venv(tmp_path: Path) -> dict[str, str]:
+    """Where the script finds a Python that has dart's packages."""
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o700)
+    return {"DART_VENV": f"{tmp_path}/venv"}
+
+
+def test_a_box_is_shared_out_as_the_configuration_says(config: Path, venv: dict[str, str]) -> None:
+    with config.open("a") as file:
+        file.write("[gpus]\ntrain = [0, 1]\nrollout = [2, 3, 4, 5]\n")
+    sets = ["train.ranks=2", "up.rollouts=2", "rollout.engine=vllm", "vllm.tensor_parallel=2"]
+    given = [part for each in sets for part in ("--set", each)]
+    code, out, err = script("--dry-run", config, *given, env=venv)
+    assert (code, err) == (0, "")
+    lines = [shlex.split(line) for line in out.splitlines()]
+    assert ["CUDA_VISIBLE_DEVICES=0,1", "dart", "train", str(config), *given] in lines
+    assert lines[-2:] == [
+        [f"CUDA_VISIBLE_DEVICES={gpus}", "dart", "rollout", str(config), *given]
+        for gpus in ("2,3", "4,5")
+    ]
+    code, out, _ = script("--dry-run", "--train", "7", config, *given, env=venv)
+    assert code == 0
+    assert "CUDA_VISIBLE_DEVICES=7 dart train" in out
+    assert "2,3" not in out
+
+
+def test_a_mistake_in_its_gpus_is_one_line(config: Path, venv: dict[str, str]) -> None:
+    code, out, err = script("--dry-run", config, "--set", "gpus.train=[0, 1]", env=venv)
+    assert (code, out) == (2, "")
+    assert "set train.ranks = 2" in err
+    assert err.count("\n") == 1
+
+
 def test_a_laptop_has_one_of_each(config: Path) -> None:
     _, out, _ = script("--dry-run", config)
     roles = [shlex.split(line)[1] for line in out.splitlines()]

@@ -1,0 +1,82 @@
+"""Each process gets the GPUs that [gpus] names for it, and what cannot be is refused with the cure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bus.errors import ConfigError
+from dart_cli.config import devices
+from dart_cli.config.devices import device_mistakes, gpu_mistakes, gpus_of
+from dart_cli.config.schema import Config
+from dart_cli.runtime.commands import gpu_lines
+
+
+def config_of(**sections: dict[str, Any]) -> Config:
+    """Eight GPUs, four for the ranks, four for two engines of two."""
+    given: dict[str, dict[str, Any]] = {
+        "gpus": {"train": [0, 1, 2, 3], "rollout": [4, 5, 6, 7]},
+        "train": {"ranks": 4, "device": "cuda"},
+        "rollout": {"engine": "vllm", "device": "cuda"},
+        "vllm": {"tensor_parallel": 2},
+        "up": {"rollouts": 2},
+    }
+    for name, section in sections.items():
+        given[name] = {**given.get(name, {}), **section}
+    return Config.model_validate(given)
+
+
+def test_each_process_gets_its_gpus_in_order() -> None:
+    config = config_of()
+    assert not list(gpu_mistakes(config))
+    assert gpus_of(config, "train", "train") == "0,1,2,3"
+    assert gpus_of(config, "rollout", "rollout-0") == "4,5"
+    assert gpus_of(config, "rollout", "rollout-1") == "6,7"
+    assert gpus_of(config, "rollout", "rollout-host-1") == "6,7"  # of several hosts, each its own
+    assert gpus_of(config, "env", "env-0") == ""
+    assert gpus_of(Config(), "rollout", "rollout-3") == gpus_of(Config(), "train", "train") == ""
+    assert gpu_lines(config) == ["train 0,1,2,3", "rollout 4,5", "rollout 6,7"]
+
+
+def test_a_worker_too_many_is_refused_with_the_cure() -> None:
+    with pytest.raises(ConfigError, match="rollout-2 is one more; add its GPUs"):
+        gpus_of(config_of(), "rollout", "rollout-2")
+
+
+@pytest.mark.parametrize(
+    ("sections", "key", "cure"),
+    [
+        ({"train": {"ranks": 2}}, "gpus.train", "set train.ranks = 4"),
+        ({"train": {"ranks": 8}}, "gpus.train", "list one for each rank"),
+        ({"gpus": {"rollout": [4, 5]}}, "gpus.rollout", "list 4, or set up.rollouts = 1"),
+        ({"gpus": {"rollout": [4, 5, 6]}}, "gpus.rollout", "list 4"),
+        ({"gpus": {"rollout": [3, 4, 5, 6]}}, "gpus.rollout", "GPU 3, which gpus.train lists too"),
+        ({"gpus": {"rollout": [4, 4, 5, 6]}}, "gpus.rollout", "GPU 4 twice"),
+        ({"train": {"device": "cuda:1"}}, "train.device", 'set "cuda"'),
+        ({"rollout": {"device": "cpu"}}, "rollout.device", 'set "cuda"'),
+        (
+            {"gpus": {"train": []}, "train": {"device": "cpu", "offload": "optimizer"}},
+            "train.offload",
+            'set "none"',
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_cure(
+    sections: dict[str, Any], key: str, cure: str
+) -> None:
+    found = list(gpu_mistakes(config_of(**sections)))
+    [text] = [each.text for each in found if each.key == key]
+    assert cure in text
+
+
+def test_more_ranks_than_gpus_are_refused_but_under_torchrun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(devices, "visible_gpus", lambda: 2)
+    [found] = device_mistakes(config_of(), "train")
+    assert found.key == "train.ranks"
+    assert "set train.ranks = 2" in found.text
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert not list(device_mistakes(config_of(), "train"))
