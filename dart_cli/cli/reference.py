@@ -1,7 +1,8 @@
-"""Reference pages made from the code: `python -m dart_cli.cli.reference` writes docs/cli.md, config.md.
+"""Pages made from the code: `python -m dart_cli.cli.reference` writes docs/cli.md, config.md, hardware.md.
 
 cli_reference  every verb with its arguments and options, as Markdown
-write_pages    writes it, and the reference of every key (config/template.py)
+write_pages    writes it, the reference of every key (config/template.py), and the tables of
+               docs/hardware.md (doctor/hardware.py)
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import typer
 
 from dart_cli.cli.main import app
 from dart_cli.config.template import config_reference
+from dart_cli.doctor.hardware import write_tables
 
 
 def cli_reference() -> str:
@@ -66,9 +68,10 @@ def _options(context: typer.Context) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def write_pages(docs: Path) -> None:
-    """Write docs/cli.md and docs/config.md."""
+    """Write docs/cli.md and docs/config.md, and the tables in docs/hardware.md."""
     (docs / "cli.md").write_text(cli_reference(), encoding="utf-8")
     (docs / "config.md").write_text(config_reference(), encoding="utf-8")
+    write_tables(docs / "hardware.md")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,249 @@
+"""The tables of docs/hardware.md: what you need for what, from the formulas of the plan.
+
+    python -m dart_cli.doctor.hardware     writes them into the page, between its two marks
+
+write_tables   into a page
+tables         the lines between the marks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dart_cli.config.model_files import Screens
+from dart_cli.config.schema import Config
+from dart_cli.doctor.plan import ENGINE_PASSING, make_plan
+from dart_cli.doctor.shape import Shape, shape_of
+from dart_cli.doctor.speeds import H100, H200, GpuKind
+from dart_cli.doctor.trainer_memory import TrainerSetup, adapters_of, trainer_memory
+
+BEGIN = "<!-- tables: python -m dart_cli.doctor.hardware -->"
+END = "<!-- end of the tables -->"
+
+RANKS = (1, 2, 4, 8)
+TOKENS = (9_500, 17_600, 32_768)
+LORA = 32
+_TOWER = {
+    "depth": 32,
+    "hidden_size": 1280,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "in_channels": 3,
+    "fullatt_block_indexes": [7, 15, 23, 31],
+}
+
+
+@dataclass(frozen=True)
+class _Model:
+    name: str
+    tree: dict[str, Any]
+
+
+def _model(name: str, mlp_of_tower: int, *, tied: bool = False, **text: int) -> _Model:
+    tower = {**_TOWER, "intermediate_size": mlp_of_tower, "out_hidden_size": text["hidden_size"]}
+    tree = {"model_type": "qwen2_5_vl", "vision_config": tower, "tie_word_embeddings": tied, **text}
+    return _Model(name, tree)
+
+
+MODELS = (
+    _model(
+        "3B (Qwen2.5-VL-3B)",
+        3420,
+        tied=True,
+        hidden_size=2048,
+        intermediate_size=11008,
+        num_hidden_layers=36,
+        num_attention_heads=16,
+        num_key_value_heads=2,
+        vocab_size=151936,
+    ),
+    _model(
+        "7B (UI-TARS-1.5-7B, Qwen2.5-VL-7B)",
+        3420,
+        hidden_size=3584,
+        intermediate_size=18944,
+        num_hidden_layers=28,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        vocab_size=152064,
+    ),
+    _model(
+        "32B (Qwen2.5-VL-32B)",
+        3456,
+        hidden_size=5120,
+        intermediate_size=27648,
+        num_hidden_layers=64,
+        num_attention_heads=40,
+        num_key_value_heads=8,
+        vocab_size=152064,
+    ),
+)
+"""Sizes of the models' own config.json."""
+
+CUT = Screens(28, 3136, 2_116_800)
+"""As in UI-TARS-1.5's preprocessor."""
+
+
+def tables() -> list[str]:
+    """The lines between the marks."""
+    return [*_trainers(), *_engines(), *_hosts(), *_seconds()]
+
+
+def _trainers() -> Iterator[str]:
+    """A table for each model: a rank's memory at its peak."""
+    for model in MODELS:
+        shape = shape_of(model.tree)
+        yield from (
+            f"### {model.name}",
+            "",
+            f"{shape.parameters / 1e9:.2f} billion parameters, {shape.text / 1e9:.2f} of them trained.",
+            "",
+            "| what is trained | tokens of a pack | "
+            + " | ".join(_ranks(each) for each in RANKS)
+            + " |",
+            "|---|---:|" + "---:|" * len(RANKS),
+        )
+        for name, changes in _ways(shape).items():
+            for tokens in TOKENS:
+                setup = replace(_setup(tokens), **changes)
+                cells = [_cell(shape, replace(setup, ranks=ranks)) for ranks in RANKS]
+                yield f"| {name} | {tokens:,} | " + " | ".join(cells) + " |"
+        yield ""
+
+
+def _ways(shape: Shape) -> dict[str, dict[str, Any]]:
+    return {
+        "all weights": {},
+        "all, recompute": {"recompute": True},
+        "all, recompute, offload": {"recompute": True, "offload": True},
+        f"LoRA of rank {LORA}": {"adapters": adapters_of(shape, LORA)},
+        "LoRA, recompute": {"adapters": adapters_of(shape, LORA), "recompute": True},
+    }
+
+
+def _setup(tokens: int) -> TrainerSetup:
+    """With the reference of a KL, and one predicted token in thirty, at least 512."""
+    return TrainerSetup(tokens=tokens, predicted=max(512, tokens // 30), reference=True)
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
+def _cell(shape: Shape, setup: TrainerSetup) -> str:
+    total = trainer_memory(shape, setup).total
+    text = f"{total / 1e9:.0f}"
+    if total <= H100.memory:
+        return f"**{text}**"
+    return text if total <= H200.memory else f"({text})"
+
+
+def _engines() -> Iterator[str]:
+    yield from (
+        "### Room of an engine",
+        "",
+        "Prompts whose keys and values vLLM has room for at `vllm.gpu_memory_utilization = 0.9`, of 17,600",
+        "tokens (five 1080p screens), and bytes of a token:",
+        "",
+        "| model | a token | one 80 GB | two of 80 GB | one 141 GB | two of 141 GB |",
+        "|---|---:|---:|---:|---:|---:|",
+    )
+    for model in MODELS:
+        shape = shape_of(model.tree)
+        cells = [_prompts(shape, gpu, share) for gpu in (H100, H200) for share in (1, 2)]
+        yield f"| {model.name} | {2 * shape.cached / 1000:.0f} kB | " + " | ".join(cells) + " |"
+    yield ""
+
+
+def _prompts(shape: Shape, gpu: GpuKind, share: int) -> str:
+    room = 0.9 * gpu.memory - 2 * shape.parameters / share - ENGINE_PASSING
+    count = room * share / (17_600 * 2 * shape.cached)
+    return f"{count:.0f}" if count >= 1 else "none"
+
+
+def _hosts() -> Iterator[str]:
+    yield from (
+        "### Host",
+        "",
+        "| model | `/dev/shm`: weight sets | a checkpoint | offload, in main memory |",
+        "|---|---:|---:|---:|",
+    )
+    for model in MODELS:
+        for name, trained in (
+            (model.name, shape_of(model.tree).text),
+            (
+                f"{model.name.split()[0]}, LoRA of rank {LORA}",
+                adapters_of(shape_of(model.tree), LORA),
+            ),
+        ):
+            cells = [f"{count * trained / 1e9:.1f} GB" for count in (4 * 2, 12, 16)]
+            yield f"| {name} | " + " | ".join(cells) + " |"
+    yield ""
+
+
+def _seconds() -> Iterator[str]:
+    yield from (
+        "### Seconds of an update, and who waits",
+        "",
+        "UI-TARS-1.5-7B on eight H100: 48 trajectories of 30 steps at 1920x1080, the 80 % of steps of highest",
+        "entropy, KL and recompute, four environment processes of 32 slots with OSWorld's pause of 2 s.",
+        "",
+        "| history | GPUs: trainer + rollout | update | rollouts | |",
+        "|---|---|---:|---:|---|",
+    )
+    histories: dict[str, dict[str, Any]] = {
+        "`slide`, 5 screens (DART's)": {},
+        "`evict`, 7 -> 3": {"history": "evict", "history_images": 3, "history_images_most": 7},
+    }
+    for name, policy in histories.items():
+        for ranks in (4, 5, 6, 7):
+            config = _eight(policy, ranks)
+            seconds = make_plan(config, MODELS[1].tree, CUT, H100).seconds
+            if seconds is not None:
+                yield (
+                    f"| {name} | {ranks} + {8 - ranks} | {seconds.update:.0f} s | "
+                    f"{seconds.rollouts:.0f} s | {seconds.waits} |"
+                )
+    yield ""
+
+
+def _eight(policy: dict[str, Any], ranks: int) -> Config:
+    return Config.model_validate(
+        {
+            "model": {"dtype": "bfloat16", "freeze_vision": True},
+            "policy": {"history_images": 5, "history_turns": 35, **policy},
+            "env": {"slots": 32, "options": {"pause_s": 2.0}},
+            "rollout": {"engine": "vllm", "max_tokens": 512, "max_batch": 64, "device": "cuda"},
+            "data": {"group_size": 8, "groups_per_batch": 6, "high_entropy": 0.8},
+            "train": {
+                "ranks": ranks,
+                "recompute": "layer",
+                "kl_beta": 0.1,
+                "device": "cuda",
+                "pack_tokens": 32_768,
+            },
+            "up": {"rollouts": 8 - ranks, "envs": 4},
+        }
+    )
+
+
+def with_tables(text: str) -> str:
+    """A page with these tables between its marks. Raises ValueError where it has no marks."""
+    before, mark, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (mark and end):
+        raise ValueError(f"the page needs {BEGIN} and {END}")
+    return "\n".join([before + BEGIN, "", *tables()]) + END + after
+
+
+def write_tables(page: Path) -> None:
+    """Write them into docs/hardware.md."""
+    page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_tables(Path("docs/hardware.md"))
