@@ -1,7 +1,7 @@
 """Attention over a pack: trees of token sequences in one row, without an L x L mask.
 
     use_packed        let a model's language layers take packs besides padded batches
-    pack_plans        the index tables of a layout (pack_plan.py) for a model's layers
+    check_packed      an error for a model that does not
     packed_attention  queries, keys and values of a pack -> its attention
 
 Kernels: `torch.nn.attention.varlen.varlen_attn`, FlashAttention's packed call (arXiv 2307.08691), on
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -24,7 +25,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from bus.errors import ModelError
-from dart_cli.policy.pack_plan import PackLayout, PackPlan, plan_pack
+from dart_cli.policy.pack_plan import PackPlan, PackPlans
 
 PACKED = "dart_packed"
 """Name of our language attention in transformers; without a plan it is `sdpa`."""
@@ -136,13 +137,17 @@ def _repeated(rows: torch.Tensor, groups: int) -> torch.Tensor:
 def _varlen(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: PackPlan, scale: float | None
 ) -> torch.Tensor:
-    call, has_gqa = _varlen_call()
+    call, known = _varlen_call()
     groups = query.shape[1] // key.shape[1]
     extra: dict[str, Any] = {}
-    if groups > 1 and has_gqa:
+    if groups > 1 and "enable_gqa" in known:
         extra["enable_gqa"] = True
     elif groups > 1:
         key, value = _repeated(key, groups), _repeated(value, groups)
+    if "scale" in known:
+        extra["scale"] = scale
+    elif scale is not None:
+        query = query * (scale * math.sqrt(query.shape[2]))  # it divides by this root
     result: torch.Tensor = call(
         query,
         key,
@@ -150,7 +155,6 @@ def _varlen(
         plan.query_ends,
         plan.key_ends,
         *plan.longest,
-        scale=scale,
         window_size=(plan.window - 1 if plan.window else -1, 0),
         **extra,
     )
@@ -158,21 +162,21 @@ def _varlen(
 
 
 @cache
-def _varlen_call() -> tuple[Callable[..., Any], bool]:
-    """The packed attention of torch, and whether it takes fewer key heads than query heads.
+def _varlen_call() -> tuple[Callable[..., Any], frozenset[str]]:
+    """The packed attention of torch, and the names of its parameters, which differ by version.
 
     Raises ModelError where this torch has none that is causal from the bottom right.
     """
     call: Any = None
     with contextlib.suppress(ImportError):
         from torch.nn.attention.varlen import varlen_attn as call
-    known = inspect.signature(call).parameters if call else {}
-    if not {"window_size", "scale"} <= known.keys():
+    known = frozenset(inspect.signature(call).parameters if call else ())
+    if "window_size" not in known:
         raise ModelError(
             f"torch {torch.__version__} has no packed attention on a GPU; install torch 2.11 or later, "
             'or set model.dtype = "float32"'
         )
-    return call, "enable_gqa" in known
+    return call, known
 
 
 def _attention(
@@ -184,7 +188,7 @@ def _attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    pack_plans: dict[int, PackPlan] | None = None,
+    pack_plans: PackPlans | None = None,
     **extra: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function of transformers: a pack where there are plans, else `sdpa`."""
@@ -204,7 +208,7 @@ def _attention(
     if dropout:
         raise ModelError(f"packs are not for models with attention dropout {dropout}; set it to 0")
     query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
-    plan = pack_plans[sliding_window or 0]
+    plan = pack_plans.plan(query.device, query.dtype, sliding_window or 0)
     return packed_attention(query, key, value, plan, scaling)[None], None
 
 
@@ -214,21 +218,12 @@ def use_packed(model: PreTrainedModel) -> None:
     inner.language_model.config._attn_implementation = PACKED  # noqa: SLF001 (no public setter)
 
 
-def pack_plans(model: PreTrainedModel, layout: PackLayout) -> dict[int, PackPlan]:
-    """The plan of `layout` for each attention window of the layers of `model`; 0 is none.
-
-    Raises ModelError if `use_packed` was not called: the layout would be ignored.
-    """
+def check_packed(model: PreTrainedModel) -> None:
+    """Raise ModelError if `use_packed` was not called: the layout would be ignored."""
     inner: Any = model.model
-    config = inner.language_model.config
-    if config._attn_implementation != PACKED:  # noqa: SLF001
-        raise ModelError(f"the model attends with {config._attn_implementation}, not in packs")  # noqa: SLF001
-    weight = inner.language_model.embed_tokens.weight
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    windows = {int(config.sliding_window) if kind == "sliding_attention" else 0 for kind in kinds}
-    return {
-        window: plan_pack(layout, weight.device, weight.dtype, window=window) for window in windows
-    }
+    name = inner.language_model.config._attn_implementation  # noqa: SLF001
+    if name != PACKED:
+        raise ModelError(f"the model attends with {name}, not in packs")
 
 
 AttentionInterface.register(PACKED, _attention)

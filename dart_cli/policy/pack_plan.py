@@ -3,6 +3,7 @@
     PackLayout   which tokens are a node, and which nodes come before it
     PackPlan     the index tables of a layout for a device and dtype
     plan_pack    PackLayout -> PackPlan
+    PackPlans    the plans of one pack, made when a layer first asks
 
 A node's queries attend to the keys of its ancestors and, causally, to its own. Gathering those keys
 side by side makes each node an ordinary sequence with at most as many queries as keys, causal from the
@@ -102,6 +103,21 @@ def plan_pack(
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
         return _varlen_plan(layout, device, window)
     return _bucket_plan(layout, device, dtype, window)
+
+
+class PackPlans:
+    """The plans of one pack: of each device, dtype and window that a layer asks for."""
+
+    def __init__(self, layout: PackLayout) -> None:
+        self._layout = layout
+        self._plans: dict[tuple[torch.device, torch.dtype, int], PackPlan] = {}
+
+    def plan(self, device: torch.device, dtype: torch.dtype, window: int) -> PackPlan:
+        """The plan for queries of `dtype` on `device`; all layers of a kind share one."""
+        key = device, dtype, window
+        if key not in self._plans:
+            self._plans[key] = plan_pack(self._layout, device, dtype, window=window)
+        return self._plans[key]
 
 
 def _varlen_plan(layout: PackLayout, device: torch.device, window: int) -> PackPlan:

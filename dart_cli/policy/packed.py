@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from dart_cli.policy.attention import pack_plans
+from dart_cli.policy.attention import check_packed
 from dart_cli.policy.forward import ImageFeatures, encoder_outputs, image_features
 from dart_cli.policy.images import PreparedImage
-from dart_cli.policy.pack_plan import PackLayout
+from dart_cli.policy.pack_plan import PackLayout, PackPlans
 
 __all__ = ["PackLayout", "PackedInputs", "packed_hidden"]
 
@@ -49,6 +49,7 @@ def packed_hidden(
     `features` are those of `inputs.images`, computed here if absent. Raises ModelError for a model whose
     layers do not take packs (attention.use_packed).
     """
+    check_packed(model)
     inner: Any = model.model
     device = next(model.parameters()).device
     extra: dict[str, Any] = {}
@@ -62,7 +63,7 @@ def packed_hidden(
         attention_mask=torch.empty(1, 1, 1, 1, device=device),
         position_ids=inputs.position_ids.to(device)[:, None],
         use_cache=False,
-        pack_plans=pack_plans(model, inputs.layout),
+        pack_plans=PackPlans(inputs.layout),
         **extra,
     )
     hidden: torch.Tensor = output.last_hidden_state[0]

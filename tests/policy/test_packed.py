@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bus.errors import ModelError
-from dart_cli.policy import pack_plan
+from dart_cli.policy import attention, pack_plan
 from dart_cli.policy.attention import packed_attention
 from dart_cli.policy.families import FAMILIES
 from dart_cli.policy.forward import collate, image_features, logits, rope_positions
@@ -377,6 +377,89 @@ def test_features_computed_before_are_used(family: Family) -> None:
         inner: Any = policy.model.model
         inner.visual = None  # nothing may ask for it again
         assert torch.equal(packed_hidden(policy.model, inputs, features=features), expected)
+
+
+# --- torch's packed call --------------------------------------------------------------------------
+
+
+def varlen_by_definition(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_q: torch.Tensor,
+    cu_seq_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    window_size: tuple[int, int],
+) -> torch.Tensor:
+    """What `varlen_attn` documents: each sequence alone, aligned at its end."""
+    assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
+    assert query.shape[1] == key.shape[1] == value.shape[1]
+    assert window_size[1] == 0
+    outputs = []
+    bounds = zip(pairwise(cu_seq_q.tolist()), pairwise(cu_seq_k.tolist()), strict=True)
+    for (q_start, q_end), (k_start, k_end) in bounds:
+        queries, keys = q_end - q_start, k_end - k_start
+        assert 0 < queries <= max_q
+        assert keys <= max_k
+        order = torch.arange(keys - queries, keys)[:, None]
+        seen = torch.arange(keys) <= order
+        if window_size[0] >= 0:
+            seen &= torch.arange(keys) >= order - window_size[0]
+        scores = torch.einsum("qhd,khd->hqk", query[q_start:q_end], key[k_start:k_end])
+        weights = (scores / query.shape[2] ** 0.5).masked_fill(~seen, -torch.inf).softmax(-1)
+        outputs.append(torch.einsum("hqk,khd->qhd", weights, value[k_start:k_end]))
+    return torch.cat(outputs)
+
+
+def varlen_of_later_torch(
+    *arguments: Any,
+    window_size: tuple[int, int] = (-1, -1),
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    query, key, value, *rest = arguments
+    groups = query.shape[1] // key.shape[1]
+    assert enable_gqa == (groups > 1)
+    key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
+    if scale is not None:
+        query = query * scale * query.shape[2] ** 0.5
+    return varlen_by_definition(query, key, value, *rest, window_size=window_size)
+
+
+@pytest.fixture
+def varlen(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Plans of the packed call on a CPU too."""
+    monkeypatch.setattr(
+        pack_plan,
+        "_bucket_plan",
+        lambda layout, device, _, w: pack_plan._varlen_plan(layout, device, w),
+    )
+    attention._varlen_call.cache_clear()
+    yield monkeypatch
+    attention._varlen_call.cache_clear()
+
+
+@pytest.mark.parametrize("call", [varlen_by_definition, varlen_of_later_torch])
+@pytest.mark.parametrize("window", [0, 1, 5])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_packed_call_is_given_what_makes_it_the_dense_one(
+    seed: int, window: int, call: Callable[..., Any], varlen: pytest.MonkeyPatch
+) -> None:
+    varlen.setattr("torch.nn.attention.varlen.varlen_attn", call)
+    draw = random.Random(seed)
+    layout = drawn_layout(draw, nodes=draw.randint(1, 14), longest=9)
+    rows = drawn_rows(layout, kv_heads=draw.choice([1, 2, 4]), dtype=torch.float64)
+    for mine, theirs in zip(*both(layout, rows, window), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_a_torch_without_the_packed_call_is_refused(varlen: pytest.MonkeyPatch) -> None:
+    varlen.setattr("torch.nn.attention.varlen.varlen_attn", lambda query, is_causal: query)
+    layout = PackLayout((0, 3), (-1,))
+    with pytest.raises(ModelError, match=r"install torch 2\.11 or later, or set model\.dtype"):
+        both(layout, drawn_rows(layout, 1, torch.float64), 0)
 
 
 # --- CUDA -----------------------------------------------------------------------------------------
