@@ -14,6 +14,7 @@ to every placeholder of that image; gradients add up over them.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -136,10 +137,11 @@ def image_features(model: PreTrainedModel, images: Sequence[PreparedImage]) -> I
     grids = torch.tensor([image.grid for image in images], dtype=torch.long, device=device)
     inner: Any = model.model
     output = inner.get_image_features(patches, grids, return_dict=True)
+    embeds = tuple(output.pooler_output)
     levels = getattr(output, "deepstack_features", None) or []
-    return ImageFeatures(
-        embeds=tuple(output.pooler_output), deepstack=tuple(tuple(level) for level in levels)
-    )
+    if levels and isinstance(levels[0], torch.Tensor):  # transformers before 5.18: not by image
+        levels = [level.split([len(each) for each in embeds]) for level in levels]
+    return ImageFeatures(embeds=embeds, deepstack=tuple(tuple(level) for level in levels))
 
 
 def encoder_outputs(features: ImageFeatures, shown: Sequence[int]) -> dict[str, Any]:
@@ -212,6 +214,7 @@ def use_batched_vision(model: PreTrainedModel) -> None:
     visual = inner.visual
     for block in visual.blocks:
         block.attn.config._attn_implementation = BATCHED_VISION  # noqa: SLF001 (no public setter)
+    _take_encoded_images(inner)
     projection = visual.patch_embed.proj
 
     def embed(patches: torch.Tensor) -> torch.Tensor:
@@ -221,6 +224,28 @@ def use_batched_vision(model: PreTrainedModel) -> None:
         )
 
     visual.patch_embed.forward = embed
+
+
+def _take_encoded_images(inner: Any) -> None:
+    """Let a model of transformers before 5.18, which would drop them unsaid, take `encoder_outputs`."""
+    if "mm_encoder_outputs" in inspect.signature(type(inner).forward).parameters:
+        return
+    plain = inner.forward
+
+    def forward(
+        *arguments: Any, mm_encoder_outputs: dict[str, Any] | None = None, **named: Any
+    ) -> Any:
+        if mm_encoder_outputs is None:
+            return plain(*arguments, **named)
+        given = mm_encoder_outputs["image"]
+        given.deepstack_features = [torch.cat(level) for level in given.deepstack_features]
+        inner.get_image_features = lambda *_arguments, **_named: given
+        try:  # that the pixels are there is all that is asked of them
+            return plain(*arguments, **named | {"pixel_values": given.pooler_output[0]})
+        finally:
+            del inner.get_image_features
+
+    inner.forward = forward
 
 
 def _equal_length_attention(
