@@ -62,10 +62,13 @@ def plan_lines(plan: Plan, config: Config, room: Room) -> Iterator[tuple[str, st
         )
         yield "engine", text
     host = plan.host
+    kept = ""
+    if host.screens_a_day:
+        days = config.data.max_gb * 1e9 / host.screens_a_day
+        kept = f", of which data.max_gb = {config.data.max_gb:g} keeps {days:.1f} days"
     text = (
         f"main memory {gb(host.memory)}, and {gb(host.shared)} of /dev/shm for weight sets; disk "
-        f"{gb(host.checkpoints)} of checkpoints, {gb(host.screens_a_day)} of screens a day, of which "
-        f"data.max_gb = {config.data.max_gb:g} are kept"
+        f"{gb(host.checkpoints)} of checkpoints, {gb(host.screens_a_day)} of screens a day{kept}"
     )
     yield "host", text
     if plan.seconds is not None and not room.on_cpu:

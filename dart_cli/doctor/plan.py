@@ -60,6 +60,8 @@ STEP_S = 1.0
 MM_CACHE = 4
 """GiB that vLLM's cache of prepared screens takes where `vllm.options` does not say."""
 DAY_S = 86_400
+BALANCED = 0.05
+"""Share of the time that a side may be idle before it is said."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +106,13 @@ class Seconds:
     def waits(self) -> str:
         """The side that is idle, and for which share of the time."""
         longer, shorter = max(self.update, self.rollouts), min(self.update, self.rollouts)
-        side = "the rollout GPUs" if self.update > self.rollouts else "the trainer"
-        if self.update <= self.rollouts and self.environments > self.engines:
-            side = "the trainer and the rollout GPUs wait for the environments:"
-            return f"{side} {1 - shorter / longer:.0%} of the time"
-        return f"{side} will wait {1 - shorter / longer:.0%} of the time"
+        idle = 1 - shorter / longer
+        if idle < BALANCED:
+            return "both sides are busy"
+        if self.update > self.rollouts:
+            return f"the rollout GPUs will wait {idle:.0%} of the time"
+        for_what = " for the environments" if self.environments > self.engines else ""
+        return f"the trainer will wait {idle:.0%} of the time{for_what}"
 
 
 @dataclass(frozen=True)
@@ -158,7 +162,7 @@ def make_plan(
     seconds = None
     if trainer and engine:
         seconds = _seconds(config, shape, setup, form, work, gpu, engine)
-    host = _host(config, shape, setup, seconds, form, screen)
+    host = _host(config, shape, setup, seconds, form, episode, screen)
     return Plan(
         shape, setup, form, episode, screen, longest, gpu, trainer, engine, host, seconds, work
     )
@@ -276,6 +280,7 @@ def _host(
     setup: TrainerSetup,
     seconds: Seconds | None,
     form: EpisodeForm,
+    episode: EpisodeTokens,
     screen: tuple[int, int],
 ) -> HostPlan:
     trained = trained_parameters(shape, setup)
@@ -288,8 +293,13 @@ def _host(
         given = config.vllm.options.get("mm_processor_cache_gb", MM_CACHE)
         cache += int((given if isinstance(given, int | float) else MM_CACHE) * 2**30)
     checkpoint = 12 * trained  # masters and moments
+    # Of a frozen tower: a screen's are on each rank that has a chain which shows it.
+    episodes = config.data.group_size * config.data.groups_per_batch
+    shown = min(setup.ranks * form.steps, episode.screens_read) * episodes
+    features = shown * form.screen * shape.width * WIDTH[config.model.dtype] * (1 + shape.deepstack)
     memory = (
-        (setup.ranks + rollouts + config.up.envs + 1) * PROCESS
+        (features if setup.freeze_vision else 0)
+        + (setup.ranks + rollouts + config.up.envs + 1) * PROCESS
         + rollouts * (cache + copies * published)
         + checkpoint  # staged, while it is written behind the next update
         + (16 * trained if setup.offload else 0)
@@ -298,7 +308,6 @@ def _host(
         memory += config.up.envs * config.env.slots * GUEST
     a_day = 0
     if seconds is not None:
-        episodes = config.data.group_size * config.data.groups_per_batch
         updates = DAY_S / max(seconds.update, seconds.rollouts)
         picture = SCREEN_BYTES * screen[0] * screen[1]
         a_day = int(updates * episodes * form.steps * picture)

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from bus.errors import ConfigError
+from dart_cli.config.devices import gpu_mistakes
+from dart_cli.config.load import load_config
 from dart_cli.config.model_files import Screens
 from dart_cli.config.schema import Config, GpusConfig
 from dart_cli.doctor import planned
@@ -21,6 +23,7 @@ from tests.config.model_parts import write_model
 from tests.doctor.parts import doctor, worst
 from tests.doctor.seven_b import CONFIG, PREPROCESSOR, write_seven_b
 
+ROOT = Path(__file__).parents[2]
 CUT = Screens(28, PREPROCESSOR["min_pixels"], PREPROCESSOR["max_pixels"])
 FULL_HD = EpisodeForm(steps=30, screen=2691, completion=100, header=600, images=5, most=0, turns=35)
 
@@ -84,7 +87,7 @@ def test_an_engine_reads_each_token_of_a_chain_once() -> None:
 # --- memory --------------------------------------------------------------------------------
 
 
-def test_a_seven_b_needs_four_ranks_with_recompute_for_full_hd() -> None:
+def test_a_seven_b_does_not_fit_two_ranks_of_80_gb() -> None:
     needs = {ranks: plan_of(train={"ranks": ranks, "pack_tokens": 256}).trainer for ranks in (2, 4)}
     assert needs[2] is not None
     assert needs[4] is not None
@@ -232,3 +235,41 @@ def test_a_plan_needs_no_weights_but_a_model(tmp_path: Path) -> None:
     assert worst(found).level == "ok"
     assert not list(planned.plan(Config()))  # a shipped model
     assert not list(planned.plan(config_of(model={"path": str(tmp_path / "nowhere")})))
+
+
+# --- shipped configurations ----------------------------------------------------------------
+
+SPLIT = 0.05
+"""Most of the time that either side may wait under the plan of a shipped configuration."""
+
+
+@pytest.mark.parametrize("name", ["ui-tars-7b", "osworld"])
+@pytest.mark.parametrize("history", ["slide", "evict"])
+def test_a_shipped_configuration_fits_eight_gpus_and_keeps_both_sides_busy(
+    name: str, history: str
+) -> None:
+    """In both forms of history; the figures in its comments are those of its plan."""
+    path = ROOT / "configs" / f"{name}.toml"
+    evict = ["policy.history=evict", "policy.history_images=3", "policy.history_images_most=7"]
+    config = load_config(path, evict if history == "evict" else [])
+    assert sorted([*config.gpus.train, *config.gpus.rollout]) == list(range(8))
+    assert not list(gpu_mistakes(config))
+    plan = make_plan(config, CONFIG, CUT, H100)
+    room = Room(H100, gpus=8, found=True, memory=10**12)
+    assert not list(misfits(plan, config, room))
+    assert plan.form.screen == 2691
+    assert plan.longest <= config.vllm.max_model_len
+    assert plan.longest <= config.train.pack_tokens
+    assert plan.engine is not None
+    assert plan.engine.prompts >= config.rollout.max_batch
+    assert plan.seconds is not None
+    assert abs(1 - plan.seconds.update / plan.seconds.rollouts) < SPLIT
+    text = " ".join(path.read_text(encoding="utf-8").replace("#", " ").split())
+    assert f"{plan.seconds.update:.0f} s" in text
+    assert f"rollouts {'in ' if history == 'evict' else ''}{plan.seconds.rollouts:.0f} s" in text
+    for ranks in (2, 3):
+        fewer = config.model_copy(
+            update={"train": config.train.model_copy(update={"ranks": ranks})}
+        )
+        fits = not list(misfits(make_plan(fewer, CONFIG, CUT, H100), fewer, room))
+        assert fits == (ranks == 3)  # as its comment says
