@@ -295,10 +295,14 @@ class _Trainer:
             await self._acknowledge(batch, metrics)
 
     async def _next_batch(self) -> Batch:
-        """The next batch, however long it takes to fill. Raises _StopRequested."""
+        """The next batch, however long it takes to fill.
+
+        Raises _StopRequested, and CheckpointError where one could not be written meanwhile.
+        """
         reason, began = "data to answer", time.monotonic()
         told = began
         while True:
+            self._note_saved(self._saver.poll())
             if time.monotonic() - told >= TELL_WAIT_S:
                 told = time.monotonic()
                 log.info("has waited %.0f s for a batch: %s", told - began, reason)
@@ -316,7 +320,6 @@ class _Trainer:
         Raises ParityError where engine and trainer disagree; the batch is then not acknowledged.
         """
         began = time.monotonic()
-        self._note_saved(self._saver.poll())
         self._time.enter("training")
         seen = batch_metrics(batch, self._version)
         with self.heartbeat.waiting(f"its update on batch {batch.batch_id}", on="update"):

@@ -31,7 +31,7 @@ from dart_cli.weights.flat_weights import specs_of
 from dart_cli.weights.layout import layout_of, read_layout
 from dart_cli.weights.manifest import on_cores
 
-FILE_BYTES = 4 << 30
+FILE_BYTES = 1 << 30
 """A file takes no more tensors once it has so many bytes: files are written and checked side by side."""
 MOST_WRITERS = 4
 """Files of one rank that are written at once."""
@@ -270,7 +270,7 @@ def _write_file(file: Path, parts: Sequence[Part]) -> str:
     """Write one file; its digest."""
     tensors = {part.name: part.tensor for part in parts}
     offsets = {part.name: {"saved_offsets": list(part.offsets)} for part in parts}
-    layout = layout_of(specs_of(tensors), {_OFFSETS: json.dumps(offsets)})
+    layout = layout_of(specs_of(tensors), {_OFFSETS: json.dumps(offsets, sort_keys=True)})
     digest = blake2b(layout.header)
     with file.open("xb") as handle:
         handle.write(layout.header)

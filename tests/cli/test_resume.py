@@ -113,8 +113,7 @@ def outcome(run_dir: Path) -> dict[str, Any]:
         version = reader.newest_version()
     assert version is not None
     return {
-        "model": (newest / "model.safetensors").read_bytes(),
-        "optimizer": (newest / "optimizer.safetensors").read_bytes(),
+        "trainer": {path.name: path.read_bytes() for path in newest.glob("*.safetensors")},
         "published": {path.name: path.read_bytes() for path in Path(version.path).iterdir()},
         "samples": samples,
     }

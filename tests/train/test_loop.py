@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import re
 import shutil
@@ -201,6 +202,27 @@ async def test_a_checkpoint_in_flight_is_not_claimed_and_its_batches_are_trained
     for ended in (first, killed):
         final = final_weights(ended)
         assert all(torch.equal(final[name], value) for name, value in straight.items())
+
+
+async def test_a_checkpoint_that_cannot_be_written_ends_a_trainer_that_waits_for_a_batch(
+    config: Config, batches: list[Batch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = threading.Event()
+
+    def full(*_: object, **__: object) -> dict[str, str]:
+        assert waits.wait(PATIENCE_S)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    class Empty(Data):
+        async def handle(self, client: str, message: Request) -> Reply:
+            if self.idle.is_set():
+                waits.set()
+            return await super().handle(client, message)
+
+    monkeypatch.setattr(saver, "write", full)
+    with pytest.raises(CheckpointError, match=r"No space left.*is the disk full\?"):
+        await train(config, Empty(batches[:1]))
+    assert load_newest(config.run.dir / "checkpoints") is None
 
 
 async def test_the_hello_names_what_the_checkpoint_holds(
