@@ -155,9 +155,11 @@ def test_the_same_seed_is_the_same_run_and_resumed_equals_uninterrupted_bit_for_
         within = kill_trainer_when(
             run_dir, lambda seen: len(seen) == 2 and seen[1].state != "trained"
         )
-        # It is acknowledged and the next is still played: the trainer waits.
+        # It is acknowledged and in a complete checkpoint, the next is still played: the trainer waits.
+        second = run_dir / "checkpoints" / "c000002"
         between = kill_trainer_when(
-            run_dir, lambda seen: len(seen) == 2 and seen[1].state == "trained"
+            run_dir,
+            lambda seen: len(seen) == 2 and seen[1].state == "trained" and second.exists(),
         )
     except BaseException:
         killed.kill()
