@@ -265,7 +265,7 @@ def named(settings: dict[str, Any], numbers: Numbers) -> dict[str, Any]:
 
 
 def ours(case: Case, variant: Variant, **changed: Any) -> Result:
-    """`policy_loss` of the case as one micro-batch."""
+    """`policy_loss` of the case as one pack."""
     objective = Objective(**(named(variant.objective, case.numbers) | changed))
     lengths = [len(each) for each in case.sequences]
     keys = [each.trajectory for each in case.sequences]

@@ -167,7 +167,7 @@ async def compare(config: Config, updates: int, weights: FileChannel) -> Compari
         for version in range(updates + 1):
             batches = [await trial(model, t, 100 * version + n) for n, t in enumerate(TEMPERATURES)]
             for temperature, batch in zip(TEMPERATURES, batches, strict=True):
-                found = await asyncio.to_thread(rescore, learner.model, batch, 16)
+                found = await asyncio.to_thread(rescore, learner.model, batch, 4096)
                 check(found, version)
                 comparisons.at[temperature].append(found)
             if version == 0:
@@ -187,7 +187,7 @@ async def compare(config: Config, updates: int, weights: FileChannel) -> Compari
             )
             await count_in_flight(comparisons, learner.model, await beside, version + 1)
         if opening is not None:
-            comparisons.moved = rescore(learner.model, opening, 16).mismatch().mean
+            comparisons.moved = rescore(learner.model, opening, 4096).mismatch().mean
     finally:
         await model.engine.close()
     return comparisons
@@ -205,7 +205,7 @@ async def count_in_flight(
 ) -> None:
     """What was sampled beside an update: the new weights' part is compared."""
     comparisons.mixed += sum(len(sample.version_spans) > 1 for sample in batch.samples)
-    found = await asyncio.to_thread(rescore, model, batch, 16)
+    found = await asyncio.to_thread(rescore, model, batch, 4096)
     comparisons.in_flight.append(found.only(found.versions == version))
 
 

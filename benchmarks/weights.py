@@ -294,7 +294,7 @@ def tiny_deltas(updates: int) -> list[dict[str, object]]:
         for rate in LEARNING_RATES:
             config = Config(
                 model=ModelConfig(path="builtin:tiny", dtype=dtype),
-                train=TrainConfig(lr=rate, updates=updates, micro_batch=8),
+                train=TrainConfig(lr=rate, updates=updates, pack_tokens=1024),
             )
             learner = PolicyLearner(TrainModel.load(config), config.train)
             with tempfile.TemporaryDirectory() as folder:

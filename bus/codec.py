@@ -27,7 +27,14 @@ import msgpack
 from pydantic import ValidationError
 
 from bus.errors import OversizeError, ProtocolError
-from bus.messages import MESSAGES, PROTOCOL_VERSION, BatchReply, Message
+from bus.messages import (
+    MESSAGES,
+    PROTOCOL_VERSION,
+    BatchReply,
+    Message,
+    Scored,
+    Share,
+)
 from bus.packed import Packed, float64s, int32s, little_endian
 
 MAX_KIND_BYTES = 64
@@ -47,7 +54,7 @@ class MessageLimits:
 LIMITS = MessageLimits(blobs=16_384, packed_bytes=64 * 2**20, total_bytes=2**30)
 BATCH_LIMITS = MessageLimits(blobs=65_536, packed_bytes=512 * 2**20, total_bytes=8 * 2**30)
 """48 trajectories of 36 steps, 9,000-token prompts and full-HD screens are 5,184 blobs, 73 MB of numbers
-and 1.4 GB. Only a client that asked for a batch accepts that much."""
+and 1.4 GB. Only a client that asked for a batch, and a rank, accepts that much."""
 
 _BLOB = 1  # ExtType code of a blob's place in the header
 _LISTS = {2: "i", 3: "d"}  # the same, of a packed list
@@ -55,6 +62,7 @@ _ARRAYS = {4: "i", 5: "d"}
 _LIST_KINDS = {code: number for number, code in _LISTS.items()}
 _ARRAY_KINDS = {code: number for number, code in _ARRAYS.items()}
 _INDEX_BYTES = 4
+_LENGTH_BYTES = 8
 _ERROR_CHARS = 300
 _SCALARS = frozenset({int, float, str, bool, type(None)})
 
@@ -83,7 +91,7 @@ def encode(message: Message) -> list[bytes]:
 
 def limits_of(expected: type[Message]) -> MessageLimits:
     """The limits of the messages that come where this kind is expected."""
-    return BATCH_LIMITS if expected is BatchReply else LIMITS
+    return BATCH_LIMITS if expected in (BatchReply, Share, Scored) else LIMITS
 
 
 def decode(frames: Sequence[bytes], limits: MessageLimits = LIMITS) -> Message:
@@ -100,6 +108,24 @@ def decode(frames: Sequence[bytes], limits: MessageLimits = LIMITS) -> Message:
         raise ProtocolError(_first_fault(kind, error)) from None
     except RecursionError:
         raise ProtocolError(f"{kind}: nested too deeply") from None
+
+
+def joined(message: Message) -> bytes:
+    """The frames of a message as one piece, for channels that carry bytes; raises as `encode` does."""
+    frames = encode(message)
+    return b"".join(len(frame).to_bytes(_LENGTH_BYTES, "big") + frame for frame in frames)
+
+
+def parted(piece: bytes, limits: MessageLimits) -> Message:
+    """The message of `joined`. Raises ProtocolError for any other bytes."""
+    frames, at = [], 0
+    while at < len(piece):
+        begin = at + _LENGTH_BYTES
+        at = begin + int.from_bytes(piece[at:begin], "big")
+        if at > len(piece):
+            raise ProtocolError(f"a message of {len(piece)} bytes is cut off")
+        frames.append(piece[begin:at])
+    return decode(frames, limits)
 
 
 class _Blobs:

@@ -10,6 +10,7 @@ A `bytes` field is a raw frame beside the msgpack header, never a part of it, an
     rollout -> data   SyncRequest, SyncDone
     rollout -> train  TransferRequest
     train -> data     TrainerHello, BatchRequest, BatchTrained, WeightsPublished
+    train -> train    Share, Scored: between the ranks of one trainer, over torch.distributed
     any   -> data     StatusRequest, StopRequest
     any   -> all      Heartbeat (published)
     data  -> all      RunState (published)
@@ -429,6 +430,56 @@ class BatchTrained(Request):
     ] = []  # of steps that were trained on and whose behaviour policy is known
 
 
+# --- between the ranks of train -------------------------------------------------------------
+
+
+class PackNodes(Message):
+    """Part of PackedBatch: one forward pass over trees of tokens (dart_cli/train/plan.py)."""
+
+    nodes: Int32s  # [M * 4], of each its parent (-1 for a root), the chain, begin and end of its tokens
+    ends: Int32s  # [E * 2], of each chain that is scored here its index, the node in which it ends
+
+
+class PackedBatch(Message):
+    """Part of Share: what one rank scores."""
+
+    batch: Batch  # the samples that it scores, their chains and images
+    packs: list[PackNodes]  # as many as every other rank has
+
+
+class Share(Message):
+    """rank 0 -> every rank: its part of an update."""
+
+    work: PackedBatch
+    looked_back: PackedBatch  # scored first, by the kept weights that sampled it; usually empty
+    token_weights: (
+        Float64s  # [S], what a token of each sample of `work` weighs, before the division
+    )
+    divisor: float  # of the whole batch's loss
+    rate: float  # the learning rate
+    policy_version: Integer | None  # whose weights the model holds; None if they are not published
+    samples: Count  # of the whole batch
+    tokens: Count  # of all their completions
+
+
+class ScoredTokens(Message):
+    """Part of Scored: tokens [N] that an engine sampled."""
+
+    engine: Float64s  # [N], its log-probabilities, nats
+    trainer: Float64s  # [N], the trainer's
+    versions: Int32s  # [N], whose weights sampled it; -1 where no single one did
+    seen: Int32s  # [N], how many screens the prompt showed: 0, 1, or 2 for more
+
+
+class Scored(Message):
+    """rank -> all ranks: what its packs gave in a pass. But for `stats` it is empty after the first."""
+
+    stats: Float64s  # sums over its tokens, as dart_cli.algo.loss.TokenStats names them
+    tokens: ScoredTokens
+    looked_back: ScoredTokens
+    mismatches: list[StepMismatch]
+
+
 class WeightsPublished(Request):
     """train -> data: a weight set is complete on disk and may be taken."""
 
@@ -526,6 +577,8 @@ MESSAGES: dict[str, type[Message]] = {
         LeaseReply,
         LeaseRequest,
         RunState,
+        Scored,
+        Share,
         StatusReply,
         StatusRequest,
         StepRecord,

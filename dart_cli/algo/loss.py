@@ -1,7 +1,7 @@
 """The whole objective: step-wise policy gradient with importance sampling.
 
-    policy_loss   a micro-batch's share of the batch's loss, and its token statistics
-    TokenStats    sums over tokens; those of two micro-batches add up to those of both
+    policy_loss   a pack's share of the batch's loss, and its token statistics
+    TokenStats    sums over tokens; those of two packs add up to those of both
 
 For a token with policy, proximal and behaviour log-probabilities p, q, b and advantage A:
 
@@ -83,9 +83,9 @@ class TokenStats:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """What a micro-batch adds to the batch's loss."""
+    """What a pack adds to the batch's loss."""
 
-    loss: torch.Tensor  # scalar with gradient; the batch's loss is the sum over its micro-batches
+    loss: torch.Tensor  # scalar with gradient; the batch's loss is the sum over its packs
     stats: TokenStats
 
 
@@ -103,7 +103,7 @@ def policy_loss(
     reference_logprobs: torch.Tensor | None = None,
     entropies: torch.Tensor | None = None,
 ) -> LossOutput:
-    """This micro-batch's share of the objective in the module's docstring.
+    """This pack's share of the objective in the module's docstring.
 
     All tensors are [N], of samples with `lengths` [S] that sum to N; log-probabilities and
     entropies in nats, of the distribution sampled from (forbidden tokens and temperature

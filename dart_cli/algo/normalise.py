@@ -1,8 +1,8 @@
 """What the batch's loss is a mean over: the weight of each sample's tokens.
 
 The loss is `sum over samples of share * (sum over its tokens of their loss) / divisor`. Shares and
-divisor are the whole batch's, not a micro-batch's, so that gradients accumulated over micro-batches
-of any size are those of one big batch.
+divisor are the whole batch's, not a pack's, so that gradients accumulated over packs of any size, on
+any number of ranks, are those of one big batch.
 """
 
 from __future__ import annotations

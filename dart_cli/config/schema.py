@@ -520,9 +520,6 @@ class TrainConfig(Section):
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus: the exact entropy of each token's distribution, nats."""
 
-    micro_batch: Positive = 32
-    """Samples in one forward; the update accumulates over all of them."""
-
     ranks: int = Field(default=1, ge=1, le=1024)
     """Processes that share one model (FSDP2), one per GPU; `dart train` starts them, or `torchrun`
     does."""

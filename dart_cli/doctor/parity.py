@@ -48,7 +48,7 @@ def parity(config: Config) -> Iterator[Finding]:
         gc.collect()  # the engine's copy of the model
         sampled_s = time.monotonic() - began
         model = TrainModel.load(config)
-        compared = rescore(model, batch, config.train.micro_batch)
+        compared = rescore(model, batch, config.train.pack_tokens)
     except DartError as fault:
         yield error("parity", str(fault), "fix that, run dart doctor again")
         return

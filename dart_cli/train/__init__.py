@@ -3,7 +3,7 @@
 loop            the process: take a batch, update, checkpoint, publish, acknowledge
 base            what the loop needs of a learner (protocols), and metrics of a batch
 learner         one update from one batch: PolicyLearner
-batch           a batch -> tensors, in micro-batches
+batch           a rank's part of a batch -> tensors, in packs
 model           log-probabilities of given tokens, with gradient
 parity          compares engine and trainer on tokens of the same weights; stops the run if they differ
 logprob_gaps    the log-prob mismatch of each step, for the viewer

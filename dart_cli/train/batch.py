@@ -1,74 +1,98 @@
-"""Batches to tensors.
+"""A rank's part of a batch to tensors.
 
-    check           an error for a batch that does not fit the model, which names the sample
-    micro_batches   a batch in micro-batches of bounded size with little padding, ready for a forward pass
-    batch_shares    what each of its tokens weighs in the loss
+    check            an error for a batch that does not fit the model, which names the sample
+    Pack             one forward pass, and where its samples' completion tokens are predicted
+    PackMaker        makes the packs of a rank's part
+    batch_shares     what each token of a batch weighs in its loss
+    tokens_of        a chain as the plan reads it: each image is a token of its own
 
-The cost of a forward pass is in padding, prompts and screens, and in a group these repeat: all its
-trajectories begin with the same screen, and a click on nothing does not change it. Therefore
+A pack is trees of tokens (plan.py): what a group shares stands once, and each branch sees its path
+alone, with the positions that it has there. So a sample's numbers are those that it has alone:
+tests/train/test_packs.py compares them.
 
-- samples with the same prompt share a row, `prompt | completion | completion ...`, in which each
-  completion sees the prompt and itself (a mask, and positions that begin again after the prompt);
-- rows are ordered by length in buckets, then by the screens they show, so that a part is nearly
-  rectangular and most screens go through the vision tower once.
-
-Both are exact: tests/train/test_learner.py compares with each sample alone.
-Axis `[N]`: the completion tokens of a part's samples, one sample after another.
+Axes: `[L]` tokens of a pack or a chain; `[N]` completion tokens of a pack's samples, one sample after
+another.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from bus.errors import ProtocolError
-from bus.messages import Batch, Sample
+from bus.messages import Batch, Chain, PackedBatch, Sample
+from bus.packed import IntArray
 from dart_cli.algo.normalise import Normalise, Shares, loss_shares
-from dart_cli.policy.forward import ModelInputs
+from dart_cli.policy.forward import ImageFeatures
+from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy
+from dart_cli.policy.packed import PackedInputs, PackLayout
+from dart_cli.train.plan import IMAGE, Tokens
 
-LENGTH_BUCKET = 16  # tokens; lengths that differ by less count as equal
+Grid = tuple[int, int, int]
+"""Time, rows and columns of an image, in patches."""
 
 
 @dataclass(frozen=True)
-class MicroBatch:
-    """Some samples of a batch, padded, and where their completion tokens are predicted."""
+class Pack:
+    """One forward pass, and its samples' completion tokens."""
 
-    inputs: ModelInputs
-    last: int  # how many of the last positions' logits are needed
-    rows: torch.Tensor  # [N], int64, index into the batch axis of the logits [B, last, V]
-    columns: torch.Tensor  # [N], int64, index into their position axis
+    inputs: PackedInputs
+    features: ImageFeatures | None  # of `inputs.images`; None where the tower is in the pass
+    rows: torch.Tensor  # [N], int64, the token of the pack after which each is predicted
     token_ids: torch.Tensor  # [N], int64
-    behaviour_logprobs: torch.Tensor  # [N], nats; 0 where unknown
+    behaviour_logprobs: torch.Tensor  # [N], float64, nats; 0 where unknown
     unknown: torch.Tensor  # [N], bool: of a demonstration, whose behaviour policy is unknown
-    advantages: torch.Tensor  # [N]
-    weights: torch.Tensor  # [N], each sample's weight
+    advantages: torch.Tensor  # [N], float64
+    weights: torch.Tensor  # [N], float64, what each weighs in the loss, before the division
     versions: torch.Tensor
     """[N], int64, the version that sampled a token; -1 where it is unknown, or the token was sampled
     after a weight swap, on keys and values of the old weights."""
     samples: tuple[Sample, ...]  # whose tokens these are, in order
 
+    @property
+    def lengths(self) -> list[int]:
+        """Completion tokens of each sample."""
+        return [len(sample) for sample in self.samples]
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
 
 def check(batch: Batch, policy: LoadedPolicy) -> None:
     """Refuse a batch that cannot be trained on. Raises ProtocolError naming sample and cause."""
     vocabulary = int(policy.model.get_input_embeddings().weight.shape[0])
-    forbidden = frozenset(policy.forbidden_token_ids)
+    never = np.zeros(vocabulary, dtype=bool)
+    never[list(policy.forbidden_token_ids)] = True
+    sizes = image_sizes(batch, policy)
+    chains = [_chain_fault(chain, vocabulary, policy, sizes) for chain in batch.chains]
     for sample in batch.samples:
-        if cause := _fault(sample, batch, vocabulary, forbidden, policy.max_positions):
+        cause = _fault(sample, batch, policy) or chains[sample.chain]
+        if not cause and never[ids(batch.completion(sample))].any():
+            cause = "its completion holds a token that is never sampled"
+        if cause or (cause := _image_fault(sample, batch, policy, sizes)):
             raise ProtocolError(
                 f"batch {batch.batch_id}, {sample.trajectory_id} step {sample.step}: {cause}; "
                 "was it sampled with this model?"
             )
 
 
-def _fault(
-    sample: Sample, batch: Batch, vocabulary: int, forbidden: frozenset[int], longest: int
-) -> str:
-    """What is wrong with a sample; empty if nothing is."""
+def image_sizes(batch: Batch, policy: LoadedPolicy) -> dict[str, int]:
+    """Tokens of each image, by content hash. Raises EngineError for one that does not decode."""
+    shown = {name for chain in batch.chains for name in chain.image_hashes}
+    return {
+        name: policy.images.token_count(batch.images[name], name)
+        for name in shown
+        if name in batch.images
+    }
+
+
+def _fault(sample: Sample, batch: Batch, policy: LoadedPolicy) -> str:
+    """What is wrong with a sample but for its tokens; empty if nothing is."""
     if not sample.chain < len(batch.chains):
         return f"chain {sample.chain} is missing"
     chain = batch.chains[sample.chain]
@@ -76,92 +100,259 @@ def _fault(
         return "its prompt or completion is empty"
     if sample.end > len(chain.token_ids) or sample.images > len(chain.image_hashes):
         return "its chain ends before it"
-    missing = [key for key in batch.image_hashes(sample) if key not in batch.images]
     if len(sample.behaviour_logprobs) not in (0, len(sample)):
         return f"{len(sample)} tokens, {len(sample.behaviour_logprobs)} log-probabilities"
-    if sample.end > longest:
-        return f"{sample.end} tokens, the model has {longest} positions"
-    token_ids = chain.token_ids[: sample.end]
-    if not 0 <= min(token_ids) <= max(token_ids) < vocabulary:
-        return "a token id is not in the vocabulary"
-    if not forbidden.isdisjoint(batch.completion(sample)):
-        return "its completion holds a token that is never sampled"
-    numbers = [*sample.behaviour_logprobs, sample.advantage, sample.weight]
-    if not all(map(math.isfinite, numbers)):
+    if sample.end > policy.max_positions:
+        return f"{sample.end} tokens, the model has {policy.max_positions} positions"
+    numbers = np.array([*sample.behaviour_logprobs, sample.advantage, sample.weight])
+    if not np.isfinite(numbers).all():
         return "a log-probability, advantage or weight is not finite"
-    return f"image {missing[0]} is missing" if missing else ""
+    return ""
 
 
-def micro_batches(batch: Batch, policy: LoadedPolicy, size: int) -> Iterator[MicroBatch]:
-    """The batch in parts of at most `size` samples, each sample once.
+def _chain_fault(
+    chain: Chain, vocabulary: int, policy: LoadedPolicy, sizes: Mapping[str, int]
+) -> str:
+    """What is wrong with the tokens and images of a chain."""
+    missing = [name for name in chain.image_hashes if name not in sizes]
+    if missing:
+        return f"image {missing[0]} is missing"
+    token_ids = ids(chain.token_ids)
+    if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < vocabulary:
+        return "a token id is not in the vocabulary"
+    places = np.flatnonzero(token_ids == policy.image_token_id)
+    needed = sum(sizes[name] for name in chain.image_hashes)
+    if len(places) != needed:
+        return f"{len(places)} image placeholders, its images need {needed}"
+    firsts = _firsts(places, [sizes[name] for name in chain.image_hashes])
+    for first, name in zip(firsts, chain.image_hashes, strict=True):
+        if (token_ids[first : first + sizes[name]] != policy.image_token_id).any():
+            return f"the {sizes[name]} placeholders of an image are not adjacent"
+    return ""
 
-    Samples of weight 0 are left out. Raises ProtocolError where a prompt's placeholders do not
-    agree with its images, EngineError for an image that does not decode.
+
+def _image_fault(
+    sample: Sample, batch: Batch, policy: LoadedPolicy, sizes: Mapping[str, int]
+) -> str:
+    """Whether the prompt shows as many images as it says, whole."""
+    prompt = ids(batch.chains[sample.chain].token_ids)[: sample.start]
+    shown = int((prompt == policy.image_token_id).sum())
+    needed = sum(sizes[name] for name in batch.image_hashes(sample))
+    return "" if shown == needed else f"{shown} image placeholders, its images need {needed}"
+
+
+# --- chains -------------------------------------------------------------------------------------
+
+
+def ids(values: IntArray) -> NDArray[np.int32]:
+    """The numbers of a packed array, not copied."""
+    return np.frombuffer(values, dtype=np.int32)
+
+
+def tokens_of(
+    chain: Chain,
+    length: int,
+    image_token: int,
+    numbers: Mapping[str, int],
+    sizes: Mapping[str, int],
+) -> Tokens:
+    """The first `length` tokens as the plan reads them: each image by its number.
+
+    `numbers` and `sizes` are those of images by content hash: any number, and tokens.
     """
-    part: list[PromptRow] = []
-    for row in arrange(batch, [each for each in batch.samples if each.weight != 0], size):
-        if part and sum(len(held.samples) for held in part) + len(row.samples) > size:
-            yield _collate(part, batch, policy)
-            part = []
-        part.append(row)
-    if part:
-        yield _collate(part, batch, policy)
+    token_ids = ids(chain.token_ids)
+    read = token_ids.astype(np.uint32)
+    counts = [sizes[name] for name in chain.image_hashes]
+    images = np.array([IMAGE + numbers[name] for name in chain.image_hashes], dtype=np.uint32)
+    read[token_ids == image_token] = images.repeat(counts)
+    return read[:length]
 
 
-@dataclass(frozen=True)
-class PromptRow:
-    """Samples with one prompt, and where each one's completion begins behind it."""
+def rope_positions(
+    token_ids: NDArray[np.int32], grids: Sequence[Grid], image_token: int, merge: int
+) -> NDArray[np.int64]:
+    """Positions [3, L] of a chain in Qwen's multi-modal RoPE (arXiv 2409.12191, 2.1).
 
-    samples: tuple[Sample, ...]
-    starts: tuple[int, ...]  # per sample; equal completions share their place
-    token_ids: tuple[int, ...]  # the prompt and the distinct completions
-    images: tuple[str, ...]
-
-    @property
-    def prompt(self) -> int:
-        """Tokens of the prompt."""
-        return self.samples[0].start
-
-
-def arrange(batch: Batch, samples: Sequence[Sample], size: int) -> list[PromptRow]:
-    """Rows of at most `size` samples, in the order in which they are cut into parts."""
-    by_prompt: dict[tuple[tuple[int, ...], tuple[str, ...]], list[Sample]] = {}
-    for sample in sorted(samples, key=lambda each: (each.trajectory_id, each.step)):
-        prompt = tuple(batch.prompt(sample)), tuple(batch.image_hashes(sample))
-        by_prompt.setdefault(prompt, []).append(sample)
-    rows = [row for sharing in by_prompt.values() for row in _rows(batch, sharing, size)]
-
-    def key(row: PromptRow) -> tuple[int, tuple[str, ...], str, int]:
-        first = row.samples[0]
-        bucket = len(row.token_ids) // LENGTH_BUCKET
-        return bucket, row.images, first.trajectory_id, first.step
-
-    return sorted(rows, key=key)
+    The same as policy.forward.rope_positions, without a loop over tokens.
+    """
+    positions = np.empty((3, len(token_ids)), dtype=np.int64)
+    places = np.flatnonzero(token_ids == image_token)
+    counts = [rows * columns // merge**2 for _, rows, columns in grids]
+    at = position = 0
+    for first, count, (_, rows, columns) in zip(
+        _firsts(places, counts), counts, grids, strict=True
+    ):
+        positions[:, at:first] = np.arange(position, position + first - at)
+        position += first - at
+        rows, columns = rows // merge, columns // merge
+        positions[0, first : first + count] = position
+        positions[1, first : first + count] = position + np.arange(rows).repeat(columns)
+        positions[2, first : first + count] = position + np.tile(np.arange(columns), rows)
+        position += max(rows, columns)
+        at = first + count
+    positions[:, at:] = np.arange(position, position + len(token_ids) - at)
+    return positions
 
 
-def _rows(batch: Batch, sharing: Sequence[Sample], size: int) -> Iterator[PromptRow]:
-    """Rows of samples with one prompt; a row at most doubles the prompt's length."""
-    prompt = batch.prompt(sharing[0])
-    images = tuple(batch.image_hashes(sharing[0]))
-    held: list[Sample] = []
-    starts: dict[tuple[int, ...], int] = {}
-    tokens = list(prompt)
+def _firsts(places: NDArray[np.intp], counts: Sequence[int]) -> list[int]:
+    """Where each image begins, of the places of all placeholders."""
+    return [int(places[index]) for index in np.cumsum([0, *counts])[: len(counts)]]
 
-    def row() -> PromptRow:
-        places = [starts[tuple(batch.completion(sample))] for sample in held]
-        return PromptRow(tuple(held), tuple(places), tuple(tokens), images)
 
-    for sample in sharing:
-        completion = tuple(batch.completion(sample))
-        is_long = completion not in starts and len(tokens) + len(completion) > 2 * len(prompt)
-        if held and (is_long or len(held) == size):
-            yield row()
-            held, starts, tokens = [], {}, list(prompt)
-        if completion not in starts:
-            starts[completion] = len(tokens) - len(prompt)
-            tokens += completion
-        held.append(sample)
-    yield row()
+# --- packs --------------------------------------------------------------------------------------
+
+
+class PackMaker:
+    """Makes the packs of a rank's part; `token_weights` [S] are of its samples."""
+
+    def __init__(
+        self, part: PackedBatch, token_weights: Sequence[float], policy: LoadedPolicy
+    ) -> None:
+        self._batch = part.batch
+        self._tables = [_table(nodes.nodes, 4) for nodes in part.packs]
+        self._ends = [{row[0]: row[1] for row in _table(nodes.ends, 2)} for nodes in part.packs]
+        self._weights = token_weights
+        self._policy = policy
+        self._sizes = image_sizes(part.batch, policy)
+        self._of_chain: dict[int, list[int]] = {}  # samples
+        for index, sample in enumerate(part.batch.samples):
+            self._of_chain.setdefault(sample.chain, []).append(index)
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def shown(self, number: int) -> list[str]:
+        """Content hashes of the distinct images of a pack."""
+        return list(dict.fromkeys(self._shown_in_order(number)))
+
+    def make(
+        self,
+        number: int,
+        images: Mapping[str, PreparedImage],
+        features: ImageFeatures | None = None,
+    ) -> Pack:
+        """A pack. `images` are those of `shown`, in its order, as are `features` where given."""
+        table = self._tables[number]
+        starts = np.cumsum([0, *(end - begin for _, _, begin, end in table)])
+        chains = {chain for _, chain, _, _ in table}
+        ends = {chain: max(end for _, c, _, end in table if c == chain) for chain in chains}
+        tokens = {chain: self._tokens(chain)[: ends[chain]] for chain in chains}
+        positions = {
+            chain: rope_positions(
+                tokens[chain],
+                [images[name].grid for _, name in self._images_of(chain, ends[chain])],
+                self._policy.image_token_id,
+                self._policy.images.merge,
+            )
+            for chain in chains
+        }
+        place = {name: index for index, name in enumerate(images)}
+        inputs = PackedInputs(
+            input_ids=_tensor(
+                np.concatenate([tokens[chain][begin:end] for _, chain, begin, end in table])
+            ),
+            position_ids=_tensor(
+                np.concatenate([positions[chain][:, b:e] for _, chain, b, e in table], axis=1)
+            ),
+            layout=PackLayout(tuple(starts.tolist()), tuple(parent for parent, *_ in table)),
+            images=tuple(images.values()),
+            shown=tuple(place[name] for name in self._shown_in_order(number)),
+        )
+        return self._scored(inputs, features, number, starts)
+
+    def _scored(
+        self,
+        inputs: PackedInputs,
+        features: ImageFeatures | None,
+        number: int,
+        starts: NDArray[np.intp],
+    ) -> Pack:
+        """The pack with its samples' tokens."""
+        chosen = sorted(
+            index for chain in self._ends[number] for index in self._of_chain.get(chain, [])
+        )
+        samples = [self._batch.samples[index] for index in chosen]
+        lengths = [len(sample) for sample in samples]
+        places = {chain: self._places(number, chain, starts) for chain in self._ends[number]}
+
+        def spread(values: Sequence[float]) -> torch.Tensor:
+            return torch.from_numpy(np.repeat(np.array(values, dtype=np.float64), lengths))
+
+        def joined(parts: Sequence[NDArray[np.signedinteger]]) -> torch.Tensor:
+            return _tensor(np.concatenate(parts) if parts else np.zeros(0))
+
+        known = [
+            np.frombuffer(sample.behaviour_logprobs) if sample.behaviour_logprobs
+            else np.zeros(len(sample))
+            for sample in samples
+        ]  # fmt: skip
+        return Pack(
+            inputs=inputs,
+            features=features,
+            rows=joined([places[s.chain][s.start - 1 : s.end - 1] for s in samples]),
+            token_ids=joined([self._tokens(s.chain)[s.start : s.end] for s in samples]),
+            behaviour_logprobs=torch.from_numpy(np.concatenate([np.zeros(0), *known])),
+            unknown=spread([not sample.behaviour_logprobs for sample in samples]).bool(),
+            advantages=spread([sample.advantage for sample in samples]),
+            weights=spread([self._weights[index] for index in chosen]),
+            versions=joined([_versions(sample) for sample in samples]),
+            samples=tuple(samples),
+        )
+
+    def _tokens(self, chain: int) -> NDArray[np.int32]:
+        return ids(self._batch.chains[chain].token_ids)
+
+    def _places(self, number: int, chain: int, starts: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Where in the pack each token of a chain is, along its path."""
+        table, node = self._tables[number], self._ends[number][chain]
+        found = np.empty(table[node][3], dtype=np.int64)
+        while node >= 0:
+            parent, _, begin, end = table[node]
+            found[begin:end] = np.arange(starts[node], starts[node] + end - begin)
+            node = parent
+        return found
+
+    def _images_of(self, chain: int, length: int) -> list[tuple[int, str]]:
+        """(first placeholder, content hash) of the images in the first tokens of a chain."""
+        places = np.flatnonzero(self._tokens(chain)[:length] == self._policy.image_token_id)
+        found, at = [], 0
+        for name in self._batch.chains[chain].image_hashes:
+            if at < len(places):
+                found.append((int(places[at]), name))
+                at += self._sizes[name]
+        return found
+
+    def _shown_in_order(self, number: int) -> list[str]:
+        return [
+            name
+            for _, chain, begin, end in self._tables[number]
+            for first, name in self._images_of(chain, end)
+            if first >= begin
+        ]
+
+
+def _table(values: IntArray, columns: int) -> list[list[int]]:
+    rows: list[list[int]] = ids(values).reshape(-1, columns).tolist()
+    return rows
+
+
+def _tensor(values: NDArray[np.generic]) -> torch.Tensor:
+    return torch.from_numpy(values.astype(np.int64))
+
+
+def _versions(sample: Sample) -> NDArray[np.int64]:
+    """The version that alone gave each completion token its log-probability, [A]; -1 where none did.
+
+    Tokens after a swap in flight are sampled by the new weights on the cache that the old ones
+    left, which no single version reproduces; tokens of no span belong to no version.
+    """
+    versions = np.full(len(sample), -1, dtype=np.int64)
+    if sample.version_spans and sample.version_spans[0].start == 0:
+        versions[: sample.version_spans[0].end] = sample.version_spans[0].version
+    return versions
+
+
+# --- what a token weighs ------------------------------------------------------------------------
 
 
 def trajectory_of(sample: Sample) -> tuple[str, str]:
@@ -181,89 +372,3 @@ def batch_shares(batch: Batch, normalise: Normalise, constant_tokens: float = 0.
 def completion_tokens(batch: Batch) -> int:
     """How many tokens the batch's loss is over."""
     return sum(len(sample) for sample in batch.samples if sample.weight != 0)
-
-
-def _collate(part: Sequence[PromptRow], batch: Batch, policy: LoadedPolicy) -> MicroBatch:
-    try:
-        inputs = policy.inputs_of(
-            [row.token_ids for row in part],
-            [[policy.images.prepare(batch.images[key], key) for key in row.images] for row in part],
-        )
-    except ValueError as error:
-        raise ProtocolError(f"batch {batch.batch_id}: {error}; one model must serve both") from None
-    behind = max(len(row.token_ids) - row.prompt for row in part)  # tokens behind a prompt
-    samples = [sample for row in part for sample in row.samples]
-    rows: list[int] = []
-    columns: list[int] = []
-    for index, row in enumerate(part):
-        # Rows end together, so of the last `behind + 1` positions the prompt's last one is:
-        end_of_prompt = behind - (len(row.token_ids) - row.prompt)
-        for sample, start in zip(row.samples, row.starts, strict=True):
-            rows += [index] * len(sample)
-            # The end of the prompt predicts each completion's first token.
-            first = end_of_prompt + start + 1
-            columns += [end_of_prompt, *range(first, first + len(sample) - 1)]
-    lengths = torch.tensor([len(sample) for sample in samples])
-
-    def spread(values: list[float]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float32).repeat_interleave(lengths)
-
-    return MicroBatch(
-        inputs=_branched(inputs, part),
-        last=behind + 1,
-        rows=torch.tensor(rows),
-        columns=torch.tensor(columns),
-        token_ids=torch.tensor([token for sample in samples for token in batch.completion(sample)]),
-        behaviour_logprobs=torch.tensor(
-            [
-                value
-                for sample in samples
-                for value in sample.behaviour_logprobs or [0.0] * len(sample)
-            ],
-            dtype=torch.float32,
-        ),
-        unknown=torch.tensor(
-            [not sample.behaviour_logprobs for sample in samples]
-        ).repeat_interleave(lengths),
-        advantages=spread([sample.advantage for sample in samples]),
-        weights=spread([sample.weight for sample in samples]),
-        versions=torch.tensor([version for each in samples for version in _versions(each)]),
-        samples=tuple(samples),
-    )
-
-
-def _versions(sample: Sample) -> list[int]:
-    """The version that alone gave each completion token its log-probability, [A]; -1 where none did.
-
-    Tokens after a swap in flight are sampled by the new weights on the cache that the old ones
-    left, which no single version reproduces; tokens of no span belong to no version.
-    """
-    versions = [-1] * len(sample)
-    if sample.version_spans and sample.version_spans[0].start == 0:
-        first = sample.version_spans[0]
-        end = min(first.end, len(versions))
-        versions[:end] = [first.version] * end
-    return versions
-
-
-def _branched(inputs: ModelInputs, part: Sequence[PromptRow]) -> ModelInputs:
-    """The inputs with completions that do not see each other, where a row holds several."""
-    if all(len(set(row.starts)) == 1 for row in part):
-        return inputs
-    count, length = inputs.input_ids.shape
-    branch = torch.full((count, length), -1)  # -1 padding, 0 prompt, 1, 2, ... completions
-    position_ids = inputs.position_ids.clone()
-    for index, row in enumerate(part):
-        begin = length - len(row.token_ids)
-        branch[index, begin : begin + row.prompt] = 0
-        bounds = [*sorted(set(row.starts)), len(row.token_ids) - row.prompt]
-        for number, (start, end) in enumerate(pairwise(bounds), start=1):
-            here = slice(begin + row.prompt + start, begin + row.prompt + end)
-            branch[index, here] = number
-            position_ids[:, index, here] -= start  # text: one position a token on every axis
-    query, key = branch[:, :, None], branch[:, None, :]
-    seen = (key == 0) | ((key == query) & (key > 0))
-    order = torch.arange(length)
-    seen &= order[:, None] >= order[None, :]
-    seen |= torch.eye(length, dtype=torch.bool)  # padding sees itself: a row of nothing is nan
-    return replace(inputs, attention_mask=seen[:, None], position_ids=position_ids)

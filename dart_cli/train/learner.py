@@ -8,36 +8,36 @@ first pass runs on the weights before the update, which are the proximal policy:
 log-probabilities, detached, are the proximal ones of every pass, and nothing is computed twice
 (docs/objective.md).
 
+Rank 0 cuts a batch into shares (share.py), one for each rank of the crew; all ranks train on theirs at
+once. A rank adds up the gradients of its packs; what decides about the step is gathered first, so that
+all ranks skip, clip and end alike.
+
 AdamW steps on float32 master weights. Parameters of float32 are their own masters; those of bfloat16
 have eight bits, too few for an update of 1e-6 on a weight of 0.1, so they are rounded from a master
-after each step, and the gradients of the micro-batches are summed in float32.
+after each step; each gradient is added to its float32 sum and freed as soon as it is there.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 
-from bus.messages import Batch, StepMismatch
+from bus.messages import Batch, Share, StepMismatch
 from dart_cli.algo.loss import TokenStats, policy_loss
-from dart_cli.algo.normalise import Shares
 from dart_cli.algo.objective import Objective, ess_factor
 from dart_cli.config.schema import TrainConfig
 from dart_cli.train.base import SavedState, Tensors
-from dart_cli.train.batch import (
-    MicroBatch,
-    batch_shares,
-    check,
-    completion_tokens,
-    micro_batches,
-    trajectory_of,
-)
+from dart_cli.train.batch import Pack, batch_shares, check
+from dart_cli.train.crew import Alone, Crew
+from dart_cli.train.gathering import Found, gathered
 from dart_cli.train.logprob_gaps import step_mismatches
 from dart_cli.train.model import TokenScores, TrainModel
 from dart_cli.train.parity import ComparedTokens, ParityGate, compare, joined
+from dart_cli.train.screens import PackFeed
+from dart_cli.train.share import shares_of
 from dart_cli.train.state import restore, state_of
 
 TIMES = ("prepare_s", "forward_s", "backward_s", "optimizer_s")
@@ -57,15 +57,20 @@ class Update:
 class PolicyLearner:
     """Updates one model. Not thread-safe: one thread at a time."""
 
-    def __init__(self, model: TrainModel, config: TrainConfig) -> None:
+    def __init__(self, model: TrainModel, config: TrainConfig, crew: Crew | None = None) -> None:
         self.model = model
         self._config = config
+        self._crew: Crew = crew or Alone()
         self._objective = Objective(
             **{part.name: getattr(config, part.name) for part in fields(Objective)}
         )
         self._parameters = model.trainable()
         self._gate = ParityGate(config, model)
         self._masters = {name: _master(value) for name, value in self._parameters.items()}
+        for parameter, master in self._rounded():
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                _adder(master)
+            )
         matrices = [value for value in self._masters.values() if value.ndim >= 2]
         vectors = [value for value in self._masters.values() if value.ndim < 2]
         # Biases and gains of norms are not decayed, as usual.
@@ -88,33 +93,66 @@ class PolicyLearner:
 
         Raises ProtocolError if the batch does not fit the model, before anything has changed.
         """
+        began = time.monotonic()
+        [share] = self.shares(batch, updates_done, policy_version)
+        return self.train_on(share, began)
+
+    def shares(
+        self, batch: Batch, updates_done: int, policy_version: int | None = None
+    ) -> list[Share]:
+        """What each rank does for the update on `batch`; as `update`. Changes nothing."""
         check(batch, self.model.policy)
-        rate = learning_rate(updates_done, self._config, batch.run_s)
-        shares = batch_shares(batch, self._config.normalise, self._config.constant_tokens)
-        work = _BatchProgress(batch, shares)
-        looked_back = self._gate.look_back(batch, policy_version)
+        return shares_of(
+            batch,
+            self._gate.of_kept(batch, policy_version),
+            batch_shares(batch, self._config.normalise, self._config.constant_tokens),
+            self.model.policy,
+            rate=learning_rate(updates_done, self._config, batch.run_s),
+            policy_version=policy_version,
+            pack_tokens=self._config.pack_tokens,
+            ranks=self._crew.size,
+        )
+
+    def train_on(self, share: Share, began: float | None = None) -> Update:
+        """Take this rank's part in an update; every rank of the crew does so, and they return alike.
+
+        `began` is the moment of the monotonic clock when its preparation began. Raises EngineError for
+        a screen that does not decode.
+        """
         norms: list[float] = []  # of the steps that were taken
         factor, note, alarm = 1.0, "", ""
         parity: dict[str, float] = {}
-        for _ in range(self._config.epochs):
-            norm = self._accumulate(work)
-            if not work.stats:
+        with PackFeed(
+            share.work,
+            share.token_weights,
+            self.model.policy,
+            workers=self._config.image_workers,
+            passes=self._config.epochs,
+        ) as packs:
+            work = _Progress(share, packs, _StageTimer(TIMES, began))
+            looked_back = self._gate.look_back(share.looked_back)
+            if not share.work.packs:
                 note = "no sample with a weight (update skipped)"
-                break
-            if not norms:
-                tokens = joined(work.compared)
-                parity, alarm = self._gate.report(tokens, looked_back, policy_version)
-                factor, note = self._guard(work.stats[0].metrics()["ess"])
-            if factor == 0 or alarm:
-                break
-            if not norm < float("inf"):  # infinite or nan
-                note = f"no finite gradient ({'rest of ' if norms else ''}update skipped)"
-                break
-            if not norms:
-                self._gate.keep(policy_version)
-            self._step(rate * factor)
-            norms.append(norm)
-            work.clock.lap("optimizer_s")
+            for _ in range(self._config.epochs if share.work.packs else 0):
+                found = gathered(self._crew, self._accumulate(work, looked_back))
+                work.stats.append(found.stats)
+                norm = self._clipped()
+                if not norms:
+                    work.mismatches = found.mismatches
+                    parity, alarm = self._gate.report(
+                        found.tokens, found.looked_back, share.policy_version
+                    )
+                    factor, note = self._guard(found.stats.metrics()["ess"])
+                if factor == 0 or alarm:
+                    break
+                if not norm < float("inf"):  # infinite or nan
+                    note = f"no finite gradient ({'rest of ' if norms else ''}update skipped)"
+                    break
+                if not norms:
+                    self._gate.keep(share.policy_version)
+                self._step(share.rate * factor)
+                norms.append(norm)
+                work.clock.lap("optimizer_s")
         return Update(
             bool(norms),
             _described(work.stats)
@@ -122,76 +160,83 @@ class PolicyLearner:
             | work.clock.sums
             | {
                 "grad_norm": max(norms, default=0.0),
-                "lr": rate * factor,
+                "lr": share.rate * factor,
                 "low_ess": float(factor < 1),
                 "skipped": float(not norms),
                 "passes": float(len(norms)),
-                "samples": float(len(batch.samples)),
-                "tokens": float(completion_tokens(batch)),
+                "samples": float(share.samples),
+                "tokens": float(share.tokens),
             },
             note,
             alarm,
             work.mismatches,
         )
 
-    def _accumulate(self, work: _BatchProgress) -> float:
-        """Pass over the batch: gradients of the whole loss; returns their norm before clipping.
+    def _accumulate(self, work: _Progress, looked_back: ComparedTokens) -> Found:
+        """Pass over this rank's packs: gradients of their part of the loss, and what they show.
 
-        Adds the pass to `work`, and the first pass's log-probabilities for the later ones.
+        The first pass's log-probabilities are kept for the later ones, and compared with the engine's.
         """
         is_first = not work.stats
         total: TokenStats | None = None
+        temperature = work.share.work.batch.temperature
+        scored: list[Pack] = []
         self._forget_gradients()
-        parts = micro_batches(work.batch, self.model.policy, self._config.micro_batch)
-        for index, part in enumerate(parts):
+        for index, pack in enumerate(work.packs):
             work.clock.lap("prepare_s")
-            temperature = work.batch.temperature
+            if is_first:
+                work.references.append(self.model.reference_logprobs(pack, temperature))
+                scored.append(_without_screens(pack))
             scores = self.model.score(
-                part, temperature, entropy_gradient=self._objective.entropy_coef > 0
+                pack, temperature, entropy_gradient=self._objective.entropy_coef > 0
             )
             if is_first:
                 work.proximal.append(scores.logprobs.detach())
-                work.compared.append(compare(scores, part))
-            loss, stats = self._loss(part, scores, work.proximal[index], temperature, work.shares)
+            loss, stats = self._loss(pack, scores, work, index)
             work.clock.lap("forward_s")
-            if is_first:
-                work.mismatches += step_mismatches(work.proximal[index], part)
             loss.backward()  # type: ignore[no-untyped-call]
-            self._gather_gradients()
             work.clock.lap("backward_s")
             total = stats if total is None else total + stats
-        if total is not None:
-            work.stats.append(total)
-        norm = torch.nn.utils.clip_grad_norm_(self._masters.values(), self._config.grad_clip)
-        return norm.item()
+        assert total is not None  # every rank has as many packs, and there is one
+        found = Found(total)
+        if is_first:  # after the pass: the device is not waited for between packs
+            pairs = list(zip(work.proximal, scored, strict=True))
+            found = Found(
+                total,
+                joined([compare(*pair) for pair in pairs]),
+                looked_back,
+                [gap for pair in pairs for gap in step_mismatches(*pair)],
+            )
+            work.clock.lap("forward_s")
+        return found
 
     def _loss(
-        self,
-        part: MicroBatch,
-        scores: TokenScores,
-        proximal: torch.Tensor,
-        temperature: float,
-        shares: Shares,
+        self, pack: Pack, scores: TokenScores, work: _Progress, index: int
     ) -> tuple[torch.Tensor, TokenStats]:
-        device = scores.logprobs.device
-        lengths = [len(sample) for sample in part.samples]
-        share = torch.tensor(
-            [shares.of(trajectory_of(sample), len(sample)) for sample in part.samples]
-        ).repeat_interleave(torch.tensor(lengths))
+        like = scores.logprobs
+
+        def here(values: torch.Tensor) -> torch.Tensor:
+            return values.to(like.device, like.dtype)
+
         output = policy_loss(
             scores.logprobs,
-            proximal,
-            part.behaviour_logprobs.to(device),
-            part.advantages.to(device),
-            (part.weights * share).to(device),
+            work.proximal[index],
+            here(pack.behaviour_logprobs),
+            here(pack.advantages),
+            here(pack.weights),
             self._objective,
-            lengths=lengths,
-            divisor=shares.divisor,
-            unknown=part.unknown.to(device),
-            reference_logprobs=self.model.reference_logprobs(part, temperature),
+            lengths=pack.lengths,
+            divisor=work.share.divisor,
+            unknown=pack.unknown.to(like.device),
+            reference_logprobs=work.references[index],
             entropies=scores.entropies,
         )
         return output.loss, output.stats
+
+    def _clipped(self) -> float:
+        """The norm of the whole gradient, which is then clipped."""
+        norm = torch.nn.utils.clip_grad_norm_(self._masters.values(), self._config.grad_clip)
+        return norm.item()
 
     def _guard(self, ess: float) -> tuple[float, str]:
         """(factor of the learning rate, note) for a batch of this effective sample size."""
@@ -222,14 +267,6 @@ class PolicyLearner:
         self._optimizer.zero_grad(set_to_none=True)
         for parameter, _ in self._rounded():  # an update that raised may have left one
             parameter.grad = None
-
-    def _gather_gradients(self) -> None:
-        """Add the parameters' gradients to their masters' and free them."""
-        for parameter, master in self._rounded():
-            if parameter.grad is not None:
-                gradient = parameter.grad.to(master.dtype)
-                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
-                parameter.grad = None
 
     @torch.no_grad()
     def _round_masters(self) -> None:
@@ -271,10 +308,27 @@ def _check_names(saved: SavedState, masters: Mapping[str, torch.Tensor], model: 
 
 
 def _master(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """The float32 tensor that is optimized: the parameter itself where it has that precision."""
-    if parameter.dtype == torch.float32:
+    """The tensor that is optimized: the parameter itself where it has float32's precision or more."""
+    if parameter.dtype in (torch.float32, torch.float64):
         return parameter
     return parameter.detach().float().requires_grad_()
+
+
+def _without_screens(pack: Pack) -> Pack:
+    """What is compared after the pass, without what is large."""
+    return replace(pack, features=None, inputs=replace(pack.inputs, images=(), shown=()))
+
+
+def _adder(master: torch.Tensor) -> Callable[[torch.Tensor], None]:
+    """Adds a parameter's gradient to its master's and frees it, as soon as it is there."""
+
+    def add(parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            gradient = parameter.grad.to(master.dtype)
+            master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+            parameter.grad = None
+
+    return add
 
 
 def learning_rate(updates_done: int, config: TrainConfig, run_s: float = 0.0) -> float:
@@ -305,24 +359,24 @@ def _described(passes: Sequence[TokenStats]) -> dict[str, float]:
 
 
 @dataclass
-class _BatchProgress:
-    """A batch, and the results of the passes over it so far."""
+class _Progress:
+    """A rank's share, and the results of the passes over it so far."""
 
-    batch: Batch
-    shares: Shares
-    proximal: list[torch.Tensor] = field(default_factory=list)  # by micro-batch [N]
-    compared: list[ComparedTokens] = field(default_factory=list)  # the first pass, by micro-batch
-    stats: list[TokenStats] = field(default_factory=list)  # by pass
-    clock: _StageTimer = field(default_factory=lambda: _StageTimer(TIMES))
-    mismatches: list[StepMismatch] = field(default_factory=list)  # of the first pass
+    share: Share
+    packs: PackFeed
+    clock: _StageTimer
+    proximal: list[torch.Tensor] = field(default_factory=list)  # by pack [N]
+    references: list[torch.Tensor | None] = field(default_factory=list)  # by pack [N]
+    stats: list[TokenStats] = field(default_factory=list)  # by pass, of all ranks
+    mismatches: list[StepMismatch] = field(default_factory=list)  # of the first pass, of all ranks
 
 
 class _StageTimer:
     """Adds the time since the last lap to one of several sums."""
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: Iterable[str], began: float | None = None) -> None:
         self.sums = dict.fromkeys(names, 0.0)
-        self._since = time.monotonic()
+        self._since = time.monotonic() if began is None else began
 
     def lap(self, name: str) -> None:
         now = time.monotonic()

@@ -1,34 +1,70 @@
 """The policy as the trainer sees it: log-probabilities of given tokens, with gradient.
 
     TrainModel   the trainable policy, and a frozen reference where the KL asks for one
-    score        the shared forward pass, read at the completion tokens only
+    Scorer       the forward pass over a pack and the scores of its completion tokens, as one module
 
-The forward pass, the forbidden tokens and the temperature are the engine's own
-(dart_cli/policy/forward.py), so behaviour and policy log-probabilities mean the same distribution.
+The forbidden tokens and the temperature are the engine's own (dart_cli/policy/forward.py), so behaviour
+and policy log-probabilities mean the same distribution. The logits of all tokens are never in memory
+together (dart_cli/algo/chunked.py).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from dart_cli.algo.entropy import entropy
+from dart_cli.algo.chunked import token_scores
 from dart_cli.config.schema import Config
 from dart_cli.policy.device import pick_device
-from dart_cli.policy.forward import logits, masked_logprobs
+from dart_cli.policy.forward import ImageFeatures
 from dart_cli.policy.lora import adapters_off
 from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
-from dart_cli.train.batch import MicroBatch
+from dart_cli.policy.packed import PackedInputs, packed_hidden
+from dart_cli.policy.recompute import use_recompute
+from dart_cli.train.batch import Pack
 
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Log-probabilities and entropies of the completion tokens of a micro-batch."""
+    """Log-probabilities and entropies of the completion tokens of a pack."""
 
     logprobs: torch.Tensor  # [N], nats, of the distribution sampled from; with gradient
     entropies: torch.Tensor  # [N], nats, of the same; without gradient, unless requested
+
+
+class Scorer(torch.nn.Module):
+    """A model's forward pass and its scores in one call, so that hooks on it see both."""
+
+    def __init__(self, policy: LoadedPolicy, chunk_tokens: int) -> None:
+        super().__init__()
+        self.model = policy.model
+        self._policy = policy
+        self._chunk_tokens = chunk_tokens
+
+    def forward(
+        self,
+        inputs: PackedInputs,
+        features: ImageFeatures | None,
+        rows: torch.Tensor,
+        token_ids: torch.Tensor,
+        temperature: float,
+        entropy_gradient: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities and entropies [N] of `token_ids` after the pack's tokens `rows`, nats."""
+        hidden = packed_hidden(self.model, inputs, features=features)
+        head: Any = self.model.get_output_embeddings()
+        return token_scores(
+            hidden[rows.to(hidden.device)],
+            head.weight,
+            token_ids.to(hidden.device),
+            temperature=temperature,
+            forbidden=self._policy.forbidden(hidden.device),
+            chunk_tokens=self._chunk_tokens,
+            entropy_gradient=entropy_gradient,
+        )
 
 
 @dataclass(frozen=True)
@@ -40,6 +76,14 @@ class TrainModel:
 
     policy: LoadedPolicy
     reference: LoadedPolicy | None = None
+    chunk_tokens: int = 1024
+    scorer: Scorer = field(init=False)
+    reference_scorer: Scorer | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        reference = self.reference and Scorer(self.reference, self.chunk_tokens)
+        object.__setattr__(self, "scorer", Scorer(self.policy, self.chunk_tokens))
+        object.__setattr__(self, "reference_scorer", reference)
 
     @classmethod
     def load(cls, config: Config) -> TrainModel:
@@ -49,8 +93,8 @@ class TrainModel:
         policy = load_policy(
             config.model.path, config.model.dtype, device, lora=lora, seed=config.run.seed
         )
+        inner: Any = policy.model.model
         if config.model.freeze_vision:
-            inner: Any = policy.model.model
             inner.visual.requires_grad_(False)
         reference = None
         if config.train.kl_beta > 0 and lora is not None:
@@ -58,23 +102,30 @@ class TrainModel:
         elif config.train.kl_beta > 0:
             reference = load_policy(config.model.path, config.model.dtype, device)
             reference.model.requires_grad_(False)
-        return cls(policy, reference)
+            if config.model.freeze_vision:  # the same tower: one copy is enough
+                other: Any = reference.model.model
+                other.visual = inner.visual
+        if config.train.recompute == "layer":
+            use_recompute(policy.model)
+        return cls(policy, reference, config.train.chunk_tokens)
 
     def score(
-        self, part: MicroBatch, temperature: float, *, entropy_gradient: bool = False
+        self, pack: Pack, temperature: float, *, entropy_gradient: bool = False
     ) -> TokenScores:
-        """The policy's scores of a micro-batch."""
-        return score(self.policy, part, temperature, entropy_gradient=entropy_gradient)
+        """The policy's scores of a pack."""
+        return _scores(self.scorer, pack, temperature, entropy_gradient)
 
     @torch.no_grad()
-    def reference_logprobs(self, part: MicroBatch, temperature: float) -> torch.Tensor | None:
+    def reference_logprobs(self, pack: Pack, temperature: float) -> torch.Tensor | None:
         """The reference's log-probabilities [N]; None without a reference."""
-        if self.reference is None:
+        if self.reference_scorer is None:
             return None
-        if self.reference is not self.policy:
-            return score(self.reference, part, temperature).logprobs
-        with adapters_off(self.policy.model):
-            return score(self.policy, part, temperature).logprobs
+        without = (
+            adapters_off(self.policy.model) if self.reference is self.policy else nullcontext()
+        )
+        with without:
+            # Features are those of a frozen tower, which is as it was when the run started.
+            return _scores(self.reference_scorer, pack, temperature).logprobs
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         """Parameters that are updated, by name."""
@@ -90,16 +141,11 @@ class TrainModel:
         return frozenset(self.weights()) - self.trainable().keys()
 
 
-def score(
-    policy: LoadedPolicy, part: MicroBatch, temperature: float, *, entropy_gradient: bool = False
+def _scores(
+    scorer: Scorer, pack: Pack, temperature: float, entropy_gradient: bool = False
 ) -> TokenScores:
-    """Log-probabilities and entropies of the completion tokens of `part`.
-
-    A gradient of the entropies keeps one more [N, V] for the backward pass.
-    """
-    values = logits(policy.model, part.inputs, last=part.last)  # [B, last, V]
-    device = values.device
-    values = values[part.rows.to(device), part.columns.to(device)]  # [N, V]
-    logprobs = masked_logprobs(values, policy.forbidden(device), temperature)
-    chosen = logprobs.gather(1, part.token_ids.to(device)[:, None])[:, 0]
-    return TokenScores(chosen, entropy(logprobs if entropy_gradient else logprobs.detach()))
+    return TokenScores(
+        *scorer(
+            pack.inputs, pack.features, pack.rows, pack.token_ids, temperature, entropy_gradient
+        )
+    )

@@ -1,7 +1,7 @@
 """Checks on each batch that engine and trainer compute the same distribution.
 
     ComparedTokens       tokens with both log-probabilities, their version, the screens of their prompt
-    compare              those of a micro-batch that has just been scored
+    compare              those of a pack that has just been scored
     ParityGate           metrics, which weights are kept for comparison, when the run must stop
     describe, alarm_of   metrics and an explanation; `dart doctor --parity` reports the same
 
@@ -26,13 +26,15 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from bus.messages import Batch
+from bus.messages import Batch, PackedBatch
 from dart_cli.algo.mismatch import Mismatch, mismatch
 from dart_cli.config.schema import TrainConfig
-from dart_cli.train.batch import MicroBatch, micro_batches
-from dart_cli.train.model import TokenScores, TrainModel
+from dart_cli.train.batch import Pack, check
+from dart_cli.train.model import TrainModel
+from dart_cli.train.screens import PackFeed
+from dart_cli.train.share import packed_batches
 
 LIMITS = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Nats. Rounding alone makes a mean of about 1e-6 in float32 and of 0.01 to 0.03 in bfloat16, where
@@ -60,6 +62,22 @@ class ComparedTokens:
     versions: NDArray[np.int64]  # whose weights sampled it; -1 where no single one did
     seen: NDArray[np.int64]  # index into SEEN
 
+    @classmethod
+    def of(
+        cls,
+        engine: ArrayLike,
+        trainer: ArrayLike,
+        versions: ArrayLike,
+        seen: ArrayLike,
+    ) -> ComparedTokens:
+        """Of any numbers [N]."""
+        return cls(
+            np.asarray(engine, dtype=np.float64),
+            np.asarray(trainer, dtype=np.float64),
+            np.asarray(versions, dtype=np.int64),
+            np.asarray(seen, dtype=np.int64),
+        )
+
     def only(self, chosen: NDArray[np.bool_]) -> ComparedTokens:
         """Those of the tokens."""
         return ComparedTokens(*(part[chosen] for part in vars(self).values()))
@@ -74,17 +92,16 @@ class ComparedTokens:
         return {name: part.mismatch() for name, part in kinds.items() if part.engine.size}
 
 
-def compare(scores: TokenScores, part: MicroBatch) -> ComparedTokens:
-    """The sampled tokens of a micro-batch; demonstrations, which no engine sampled, are left out."""
-    lengths = [len(sample) for sample in part.samples]
-    seen = [min(sample.images, len(SEEN) - 1) for sample in part.samples]
+def compare(logprobs: torch.Tensor, pack: Pack) -> ComparedTokens:
+    """The sampled tokens of a pack, scored `logprobs` [N]; demonstrations, which no engine sampled, are left out."""
+    seen = [min(sample.images, len(SEEN) - 1) for sample in pack.samples]
     whole = ComparedTokens(
-        part.behaviour_logprobs.double().numpy(),
-        scores.logprobs.detach().double().cpu().numpy(),
-        part.versions.numpy(),
-        np.repeat(np.array(seen, dtype=np.int64), lengths),
+        pack.behaviour_logprobs.numpy(),
+        logprobs.detach().double().cpu().numpy(),
+        pack.versions.numpy(),
+        np.repeat(np.array(seen, dtype=np.int64), pack.lengths),
     )
-    return whole.only(~part.unknown.numpy())
+    return whole.only(~pack.unknown.numpy())
 
 
 def joined(parts: Sequence[ComparedTokens]) -> ComparedTokens:
@@ -97,11 +114,21 @@ def joined(parts: Sequence[ComparedTokens]) -> ComparedTokens:
     return ComparedTokens(*(np.concatenate(column) for column in columns))
 
 
+def rescore(model: TrainModel, batch: Batch, pack_tokens: int) -> ComparedTokens:
+    """The trainer's forward pass over a batch. Raises as `train.batch.check` does."""
+    check(batch, model.policy)
+    [part] = packed_batches(batch, model.policy, pack_tokens=pack_tokens)
+    return rescore_part(model, part, workers=1)
+
+
 @torch.no_grad()
-def rescore(model: TrainModel, batch: Batch, size: int) -> ComparedTokens:
-    """The trainer's forward pass over a batch, in parts of `size` samples."""
-    parts = micro_batches(batch, model.policy, size)
-    return joined([compare(model.score(part, batch.temperature), part) for part in parts])
+def rescore_part(model: TrainModel, part: PackedBatch, workers: int) -> ComparedTokens:
+    """The same of a rank's part, its screens prepared by so many threads."""
+    weights = [1.0] * len(part.batch.samples)
+    with PackFeed(part, weights, model.policy, workers=workers) as packs:
+        return joined(
+            [compare(model.score(pack, part.batch.temperature).logprobs, pack) for pack in packs]
+        )
 
 
 class ParityGate:
@@ -114,14 +141,14 @@ class ParityGate:
         self._due = -1  # the first version that is to be compared with
         self._kept: _Kept | None = None
 
-    def look_back(self, batch: Batch, version: int | None) -> ComparedTokens:
-        """Tokens of the batch that the kept weights sampled, scored with them.
+    def of_kept(self, batch: Batch, version: int | None) -> Batch:
+        """The batch with samples alone that the kept weights sampled, a few of them.
 
         None where these are the present ones, `version`'s: an update that was skipped left them.
         """
         kept = self._kept
         if kept is None or kept.version == version:
-            return joined([])
+            return batch.model_copy(update={"samples": []})
         theirs = [
             sample
             for sample in batch.samples
@@ -129,12 +156,15 @@ class ParityGate:
             and sample.behaviour_logprobs
             and any(s.start == 0 and s.version == kept.version for s in sample.version_spans)
         ]
-        if not theirs:
+        return batch.model_copy(update={"samples": theirs[:RESCORED]})
+
+    def look_back(self, part: PackedBatch) -> ComparedTokens:
+        """The tokens of a rank's part of `of_kept`, scored with the kept weights."""
+        if self._kept is None or not part.packs:
             return joined([])
-        part = batch.model_copy(update={"samples": theirs[:RESCORED]})
-        with _in_place(self._model, kept.tensors):
-            scored = rescore(self._model, part, self._config.micro_batch)
-        return scored.only(scored.versions == kept.version)
+        with _in_place(self._model, self._kept.tensors):
+            scored = rescore_part(self._model, part, self._config.image_workers)
+        return scored.only(scored.versions == self._kept.version)
 
     def report(
         self, tokens: ComparedTokens, looked_back: ComparedTokens, version: int | None

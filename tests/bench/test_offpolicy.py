@@ -15,7 +15,7 @@ from bus.messages import Batch
 from dart_cli.bench.study import Cell
 from dart_cli.config.load import load_config
 
-SETS = ["rollout.max_batch=16", "data.group_size=4", "train.micro_batch=32"]
+SETS = ["rollout.max_batch=16", "data.group_size=4", "train.pack_tokens=4096"]
 
 
 def played(delay: int, updates: int, tmp_path: Path) -> tuple[Loop, list[Batch]]:

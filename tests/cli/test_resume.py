@@ -52,7 +52,7 @@ pool = ["{pool}"]
 [train]
 updates = {updates}
 lr = 2.5e-4
-micro_batch = 4
+pack_tokens = 512
 threads = 1
 checkpoint_every = 1
 """

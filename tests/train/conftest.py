@@ -48,7 +48,9 @@ def make_config() -> Callable[[Path], Config]:
     """make_config(folder) -> the configuration of a short training of that model."""
     return lambda folder: Config(
         model=ModelConfig(path=str(folder)),
-        train=TrainConfig(lr=1e-3, updates=4, micro_batch=5, checkpoint_every=1, weight_decay=0.01),
+        train=TrainConfig(
+            lr=1e-3, updates=4, pack_tokens=512, checkpoint_every=1, weight_decay=0.01
+        ),
     )
 
 

@@ -16,12 +16,12 @@ from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.families import FAMILIES
 from dart_cli.policy.model import load_policy
-from dart_cli.train.batch import micro_batches
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.train.parity import rescore
 from dart_cli.weights.file import load, publish
 from tests.steps import steps_of, with_changes, with_steps
+from tests.train.trees import packs_of
 
 Family = Callable[[str], Path]
 
@@ -31,7 +31,7 @@ CLOSE = 1e-4  # nats
 
 
 def config_of(folder: Path, **changes: object) -> Config:
-    train = TrainConfig(lr=1e-3, updates=4, micro_batch=4, **changes)  # type: ignore[arg-type]
+    train = TrainConfig(lr=1e-3, updates=4, pack_tokens=512, **changes)  # type: ignore[arg-type]
     return Config(model=ModelConfig(path=str(folder)), train=train)
 
 
@@ -65,20 +65,20 @@ def test_engine_and_trainer_agree_before_and_after_a_step_that_moves_both_parts(
                 moved[part] += float(parameter.grad.abs().sum())
     assert min(moved.values()) > 0
 
-    assert rescore(learner.model, batch, 4).mismatch().max > 10 * CLOSE  # the step did move it
+    assert rescore(learner.model, batch, 512).mismatch().max > 10 * CLOSE  # the step did move it
     published = publish(learner.model.weights(), tmp_path, 1)
     asyncio.run(engine.update_weights(published.path, 1))
     after = trial_of(engine, temperature=1.0, seed=1)
     asyncio.run(engine.close())
-    found = rescore(learner.model, after, 4)
+    found = rescore(learner.model, after, 512)
     assert set(found.versions.tolist()) == {1}
     assert found.mismatch().max <= CLOSE
     assert set(found.by_seen()) == {"text", "one", "several"}
 
 
 @every_family
-def test_samples_that_share_a_row_score_as_alone(model_type: str, family: Family) -> None:
-    """Completions of one prompt branch from it; their positions and masks are each one's own."""
+def test_samples_that_share_a_pack_score_as_alone(model_type: str, family: Family) -> None:
+    """Completions of one prompt branch from it; positions and what they see are each one's own."""
     folder = family(model_type)
     model = TrainModel.load(config_of(folder))
     engine = TransformersEngine(model.policy)
@@ -99,17 +99,16 @@ def test_samples_that_share_a_row_score_as_alone(model_type: str, family: Family
 
     def scored(size: int) -> dict[tuple[str, int], list[float]]:
         held: dict[tuple[str, int], list[float]] = {}
-        for part in micro_batches(crowded, model.policy, size):
-            values = model.score(part, 1.0).logprobs.tolist()
-            for sample in part.samples:
-                count = len(sample)
-                held[sample.trajectory_id, sample.step] = values[:count]
-                values = values[count:]
+        for pack in packs_of(model, crowded, size):
+            values = model.score(pack, 1.0).logprobs.tolist()
+            for sample in pack.samples:
+                held[sample.trajectory_id, sample.step] = values[: len(sample)]
+                values = values[len(sample) :]
         return held
 
     with torch.no_grad():
-        together, alone = scored(9), scored(1)
-    assert len(list(micro_batches(crowded, model.policy, 9))) == 1
+        together, alone = scored(100_000), scored(1)
+    assert len(packs_of(model, crowded)) == 1
     assert together.keys() == alone.keys()
     assert len(together) == 9
     for key, values in alone.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,16 +15,13 @@ from bus.messages import Batch, VersionSpan
 from dart_cli.config.schema import Config, TrainConfig
 from dart_cli.data.store.rows import BatchStep
 from dart_cli.policy.forward import logits
-from dart_cli.train.batch import (
-    MicroBatch,
-    arrange,
-    completion_tokens,
-    micro_batches,
-)
+from dart_cli.train.batch import Pack, completion_tokens
 from dart_cli.train.learner import PolicyLearner, learning_rate
 from dart_cli.train.model import TrainModel
+from dart_cli.train.share import packed_batches
 from tests.steps import changed, steps_of, with_changes, with_steps
 from tests.train.parts import Held
+from tests.train.trees import packs_of
 
 
 def learner(config: Config, **changes: object) -> PolicyLearner:
@@ -51,12 +47,13 @@ def uneven(batch: Batch) -> Batch:
     return batch.model_copy(update={"samples": samples})
 
 
-@pytest.mark.parametrize("size", [1, 3, 4])
+@pytest.mark.parametrize("size", [1, 100, 200])
 def test_accumulated_gradients_are_those_of_one_big_batch(
     config: Config, batches: list[Batch], size: int
 ) -> None:
     batch = uneven(grouped(batches[0], seed=1))
-    whole, parts = learner(config, micro_batch=1000), learner(config, micro_batch=size)
+    whole, parts = learner(config, pack_tokens=100_000), learner(config, pack_tokens=size)
+    assert len(packs_of(whole.model, batch, size)) > 1
     metrics = [made.update(batch, 0).metrics for made in (whole, parts)]
     expected, got = gradients(whole), gradients(parts)
     assert expected.keys() == got.keys() == whole.model.trainable().keys()
@@ -159,12 +156,15 @@ def test_defaults_are_bit_for_bit_the_formula_of_before_there_was_a_choice(
     made, model = learner(config), TrainModel.load(config)
     tokens = completion_tokens(batch)
     total = 0.0
-    for part in micro_batches(batch, model.policy, config.train.micro_batch):
-        p = model.score(part, batch.temperature).logprobs
-        w = (p.detach() - part.behaviour_logprobs).clamp(-20, 20).exp().clamp(max=1.0)
+    for pack in packs_of(model, batch, config.train.pack_tokens):
+        p = model.score(pack, batch.temperature).logprobs
+        b, a, weights = (
+            values.float() for values in (pack.behaviour_logprobs, pack.advantages, pack.weights)
+        )
+        w = (p.detach() - b).clamp(-20, 20).exp().clamp(max=1.0)
         r = (p - p.detach()).exp()
-        free, held = r * part.advantages, r.clamp(1.0 - 0.2, 1.0 + 0.28) * part.advantages
-        loss = (-w * torch.minimum(free, held) * part.weights).sum() / tokens
+        free, held = r * a, r.clamp(1.0 - 0.2, 1.0 + 0.28) * a
+        loss = (-w * torch.minimum(free, held) * weights).sum() / tokens
         loss.backward()
         total += loss.item()
     assert made.update(batch, 0).metrics["loss"] == pytest.approx(total, rel=1e-6)
@@ -174,15 +174,30 @@ def test_defaults_are_bit_for_bit_the_formula_of_before_there_was_a_choice(
         assert torch.equal(got, expected[name]), name  # type: ignore[arg-type]
 
 
-def test_padding_changes_no_log_probability(config: Config, batches: list[Batch]) -> None:
+def scores_by_sample(packs: list[Pack], model: TrainModel) -> dict[tuple[str, int], torch.Tensor]:
+    """Log-probabilities and entropies [2, A] of each sample."""
+    found: dict[tuple[str, int], torch.Tensor] = {}
+    for pack in packs:
+        with torch.no_grad():
+            scores = model.score(pack, 1.0)
+        parts = torch.stack([scores.logprobs, scores.entropies]).split(pack.lengths, dim=1)
+        for sample, part in zip(pack.samples, parts, strict=True):
+            assert (sample.trajectory_id, sample.step) not in found
+            found[sample.trajectory_id, sample.step] = part
+    return found
+
+
+def test_packs_change_no_log_probability(config: Config, batches: list[Batch]) -> None:
     model = TrainModel.load(config)
     batch = batches[2]
-    with torch.no_grad():
-        padded = [model.score(p, 1.0).logprobs for p in micro_batches(batch, model.policy, 1000)]
-        alone = [model.score(p, 1.0).logprobs for p in micro_batches(batch, model.policy, 1)]
-    lengths = {sample.end for sample in batch.samples}
-    assert len(lengths) > 3
-    assert torch.allclose(torch.cat(padded), torch.cat(alone), atol=1e-5)
+    assert len({sample.end for sample in batch.samples}) > 3
+    packs, alone = (packs_of(model, batch, size) for size in (100_000, 1))
+    assert (len(packs), len(alone)) == (1, len(batch.chains))
+    together, apart = scores_by_sample(packs, model), scores_by_sample(alone, model)
+    assert together.keys() == apart.keys()
+    assert len(together) == len(batch.samples)
+    for key, values in together.items():
+        assert torch.allclose(values, apart[key], atol=1e-5), key
 
 
 def grouped(batch: Batch, seed: int) -> Batch:
@@ -206,20 +221,30 @@ def grouped(batch: Batch, seed: int) -> Batch:
     return with_steps(batch, steps)
 
 
-@pytest.mark.parametrize("size", [2, 7, 1000])
-def test_no_sample_is_lost_and_parts_keep_their_size(batches: list[Batch], size: int) -> None:
-    batch = grouped(batches[0], seed=size)
-    samples = batch.samples
-    rows = arrange(batch, samples, size)
-    seen = [(sample.trajectory_id, sample.step) for row in rows for sample in row.samples]
-    assert sorted(seen) == sorted((sample.trajectory_id, sample.step) for sample in samples)
-    assert max(len(row.samples) for row in rows) <= size
-    for row in rows:
-        assert len({tuple(batch.prompt(sample)) for sample in row.samples}) == 1
-        for sample, start in zip(row.samples, row.starts, strict=True):
-            begin = row.prompt + start
-            assert list(row.token_ids[begin:][: len(sample)]) == list(batch.completion(sample))
-    assert len(rows) < len(samples)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("size", [1, 400, 100_000])
+def test_each_sample_of_a_weight_is_in_the_part_of_one_rank(
+    config: Config, batches: list[Batch], size: int, ranks: int
+) -> None:
+    policy = TrainModel.load(config).policy
+    batch = uneven(grouped(batches[0], seed=size))
+    parts = packed_batches(batch, policy, pack_tokens=size, ranks=ranks)
+    assert len(parts) == ranks
+    assert len({len(part.packs) for part in parts}) == 1
+    seen = []
+    for part in parts:
+        assert part.batch.images.keys() == {
+            name for chain in part.batch.chains for name in chain.image_hashes
+        }
+        seen += [
+            (step.trajectory_id, step.step, list(step.token_ids), step.advantage)
+            for step in steps_of(part.batch)
+        ]
+    assert sorted(seen) == sorted(
+        (step.trajectory_id, step.step, list(step.token_ids), step.advantage)
+        for step in steps_of(batch)
+        if step.weight
+    )
 
 
 def test_samples_that_share_a_prompt_score_as_if_alone(
@@ -228,23 +253,13 @@ def test_samples_that_share_a_prompt_score_as_if_alone(
     model = TrainModel.load(config)
     for seed in range(2):
         batch = grouped(batches[seed], seed)
-        (together,) = micro_batches(batch, model.policy, 1000)
-        assert len(together.inputs.input_ids) < len(batch.samples)
-        with torch.no_grad():
-            scores = model.score(together, 1.0)
-            alone = [model.score(p, 1.0) for p in _one_by_one(together, batch, model)]
-        assert torch.allclose(scores.logprobs, torch.cat([s.logprobs for s in alone]), atol=1e-5)
-        assert torch.allclose(scores.entropies, torch.cat([s.entropies for s in alone]), atol=1e-4)
-
-
-def _one_by_one(together: MicroBatch, batch: Batch, model: TrainModel) -> Iterator[MicroBatch]:
-    """Each sample of `together` as a part of its own, in the same order."""
-    for row in arrange(batch, batch.samples, 1000):
-        for sample in row.samples:
-            yield from micro_batches(
-                batch.model_copy(update={"samples": [sample]}), model.policy, 1
-            )
-    assert len(together.token_ids) == completion_tokens(batch)
+        (together,) = packs_of(model, batch)
+        assert len(together.inputs.input_ids) < sum(sample.end for sample in batch.samples) / 2
+        found = scores_by_sample([together], model)
+        for sample in batch.samples:
+            (alone,) = packs_of(model, batch.model_copy(update={"samples": [sample]}))
+            [apart] = scores_by_sample([alone], model).values()
+            assert torch.allclose(found[sample.trajectory_id, sample.step], apart, atol=1e-5)
 
 
 # --- several passes -----------------------------------------------------------------------------
@@ -255,11 +270,11 @@ def test_a_second_pass_follows_the_ratio_to_the_weights_before_the_first(
 ) -> None:
     """Two passes are two steps of AdamW; the proximal log-probabilities are of before both."""
     batch = grouped(batches[0], seed=4)
-    made = learner(config, epochs=2, micro_batch=4, lr=3e-3)
+    made = learner(config, epochs=2, pack_tokens=400, lr=3e-3)
     model = TrainModel.load(config)
-    (part,) = micro_batches(batch, model.policy, 1000)
+    (pack,) = packs_of(model, batch)
     with torch.no_grad():
-        q = model.score(part, 1.0).logprobs
+        q = model.score(pack, 1.0).logprobs
     named = model.trainable()
     decayed = [value for value in named.values() if value.ndim >= 2]
     plain = [value for value in named.values() if value.ndim < 2]
@@ -268,11 +283,11 @@ def test_a_second_pass_follows_the_ratio_to_the_weights_before_the_first(
         lr=3e-3,
         betas=(0.9, 0.99),
     )
-    w = (q - part.behaviour_logprobs).exp().clamp(max=1.0)
-    a = part.advantages
+    w = (q - pack.behaviour_logprobs.float()).exp().clamp(max=1.0)
+    a = pack.advantages.float()
     for _ in range(2):
         optimizer.zero_grad()
-        r = (model.score(part, 1.0).logprobs - q).exp()
+        r = (model.score(pack, 1.0).logprobs - q).exp()
         clipped = torch.minimum(r * a, r.clamp(0.8, 1.28) * a) < r * a
         (-w * torch.minimum(r * a, r.clamp(0.8, 1.28) * a)).mean().backward()
         optimizer.step()
@@ -289,8 +304,9 @@ def test_a_second_pass_follows_the_ratio_to_the_weights_before_the_first(
 def test_nothing_is_computed_twice(
     config: Config, batches: list[Batch], epochs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = learner(config, epochs=epochs, micro_batch=5)
-    parts = len(list(micro_batches(batches[0], made.model.policy, 5)))
+    made = learner(config, epochs=epochs, pack_tokens=300)
+    parts = len(packs_of(made.model, batches[0], 300))
+    assert parts > 1
     calls = []
     score = TrainModel.score
 

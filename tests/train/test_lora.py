@@ -69,8 +69,8 @@ def test_engine_and_trainer_agree_before_and_after_a_step_of_the_adapters(
     asyncio.run(engine.update_weights(published.path, 1))
     after = trial_of(engine, temperature=1.0, seed=1)
     asyncio.run(engine.close())
-    assert rescore(learner.model, batch, 4).mismatch().max > 10 * CLOSE
-    found = rescore(learner.model, after, 4)
+    assert rescore(learner.model, batch, 512).mismatch().max > 10 * CLOSE
+    found = rescore(learner.model, after, 512)
     assert set(found.versions.tolist()) == {1}
     assert found.mismatch().max <= CLOSE
     assert set(found.by_seen()) == {"text", "one", "several"}

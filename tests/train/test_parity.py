@@ -16,12 +16,12 @@ from bus.messages import Batch
 from dart_cli.config.schema import Config
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.model import load_policy
-from dart_cli.train.batch import micro_batches
 from dart_cli.train.checkpoint import TrainerProgress, load_newest
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.weights.file import load, publish
 from tests.train.parts import save
+from tests.train.trees import packs_of
 
 no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, no_gpu])]
@@ -34,9 +34,9 @@ def largest_gap(model: TrainModel, batch: Batch) -> float:
     """Largest difference between behaviour and trainer's log-probabilities, over all tokens."""
     gaps, tokens = [], 0
     with torch.no_grad():
-        for part in micro_batches(batch, model.policy, size=16):
-            scores = model.score(part, batch.temperature)
-            gaps.append((scores.logprobs - part.behaviour_logprobs).abs().max().item())
+        for pack in packs_of(model, batch, 2048):
+            scores = model.score(pack, batch.temperature)
+            gaps.append((scores.logprobs - pack.behaviour_logprobs).abs().max().item())
             tokens += len(scores.logprobs)
     assert tokens == sum(map(len, batch.samples))
     return max(gaps)

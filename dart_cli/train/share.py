@@ -1,0 +1,136 @@
+"""A batch, cut into the shares of the ranks; rank 0 does this, for all.
+
+    packed_batches   a batch -> for each rank its samples, and the packs in which it scores them
+    shares_of        a batch -> the Share of each rank
+    costs_of         what the model computes for a token, a pair of tokens and an image
+
+Which samples are in one pack, and on which rank, changes no number of the update (up to the order in
+which gradients are added): divisors are the whole batch's, and ranks add up what they find before
+anything is decided (crew.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bus.messages import Batch, PackedBatch, PackNodes, Share
+from bus.packed import float64s, int32s
+from dart_cli.algo.normalise import Shares
+from dart_cli.policy.model import LoadedPolicy
+from dart_cli.train.batch import completion_tokens, image_sizes, tokens_of, trajectory_of
+from dart_cli.train.plan import Costs, PlannedPack, plan
+
+
+def costs_of(policy: LoadedPolicy) -> Costs:
+    """Floating-point operations of a forward pass.
+
+    Two for each weight that a token meets; four for each pair of tokens, head and its width (arXiv
+    2001.08361 section 2.1).
+    """
+    inner: Any = policy.model.model
+    text: Any = policy.model.config.get_text_config()
+    heads = int(text.num_attention_heads)
+    width = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
+    language = sum(each.numel() for each in inner.language_model.layers.parameters())
+    tower = sum(each.numel() for each in inner.visual.blocks.parameters())
+    return Costs(
+        token=2.0 * language,
+        pair=4.0 * int(text.num_hidden_layers) * heads * width,
+        image_token=2.0 * tower * policy.images.merge**2,
+    )
+
+
+def packed_batches(
+    batch: Batch, policy: LoadedPolicy, *, pack_tokens: int, ranks: int = 1
+) -> list[PackedBatch]:
+    """The part of each rank; samples of weight 0 are in none. The batch must have passed `check`."""
+    lengths: dict[int, int] = {}  # chain -> its tokens up to the last sample's end
+    for sample in batch.samples:
+        if sample.weight != 0:
+            lengths[sample.chain] = max(lengths.get(sample.chain, 0), sample.end)
+    chains = sorted(lengths)
+    sizes = image_sizes(batch, policy)
+    numbers = {name: index for index, name in enumerate(batch.images)}
+    planned = plan(
+        [
+            tokens_of(batch.chains[chain], lengths[chain], policy.image_token_id, numbers, sizes)
+            for chain in chains
+        ],
+        pack_tokens=pack_tokens,
+        costs=costs_of(policy),
+        ranks=ranks,
+    )
+    return [_part(batch, chains, packs) for packs in planned]
+
+
+def _part(batch: Batch, chains: Sequence[int], packs: Sequence[PlannedPack]) -> PackedBatch:
+    """The packs of one rank, with those of the batch's chains, samples and images that they need."""
+    scored = {chains[sequence] for pack in packs for sequence, _ in pack.ends}
+    needed = sorted(scored | {chains[node.sequence] for pack in packs for node in pack.nodes})
+    place = {chain: index for index, chain in enumerate(needed)}
+    names = {name: None for chain in needed for name in batch.chains[chain].image_hashes}
+    own = batch.model_copy(
+        update={
+            "chains": [batch.chains[chain] for chain in needed],
+            "samples": [
+                sample.model_copy(update={"chain": place[sample.chain]})
+                for sample in batch.samples
+                if sample.weight != 0 and sample.chain in scored
+            ],
+            "images": {name: batch.images[name] for name in names},
+        }
+    )
+    return PackedBatch.model_construct(
+        batch=own,
+        packs=[
+            PackNodes.model_construct(
+                nodes=int32s(
+                    value
+                    for node in pack.nodes
+                    for value in (node.parent, place[chains[node.sequence]], node.begin, node.end)
+                ),
+                ends=int32s(
+                    value
+                    for sequence, node in pack.ends
+                    for value in (place[chains[sequence]], node)
+                ),
+            )
+            for pack in packs
+        ],
+    )
+
+
+def shares_of(
+    batch: Batch,
+    looked_back: Batch,
+    weights: Shares,
+    policy: LoadedPolicy,
+    *,
+    rate: float,
+    policy_version: int | None,
+    pack_tokens: int,
+    ranks: int = 1,
+) -> list[Share]:
+    """What each rank does for the update on `batch`; `weights` are of its whole loss.
+
+    `looked_back` are the samples that are first compared with kept weights (parity.py).
+    """
+    works = packed_batches(batch, policy, pack_tokens=pack_tokens, ranks=ranks)
+    others = packed_batches(looked_back, policy, pack_tokens=pack_tokens, ranks=ranks)
+    return [
+        Share.model_construct(
+            work=work,
+            looked_back=other,
+            token_weights=float64s(
+                sample.weight * weights.of(trajectory_of(sample), len(sample))
+                for sample in work.batch.samples
+            ),
+            divisor=weights.divisor,
+            rate=rate,
+            policy_version=policy_version,
+            samples=len(batch.samples),
+            tokens=completion_tokens(batch),
+        )
+        for work, other in zip(works, others, strict=True)
+    ]

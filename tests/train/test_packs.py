@@ -1,0 +1,234 @@
+"""A sample's numbers are those that it has alone, however its batch is packed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bus.messages import Batch, Sample, StepMismatch
+from dart_cli.algo.loss import TokenStats, policy_loss
+from dart_cli.algo.objective import Objective
+from dart_cli.config.schema import Config, ModelConfig, TrainConfig
+from dart_cli.policy.families import FAMILIES
+from dart_cli.policy.forward import encoder_outputs, image_features
+from dart_cli.policy.forward import rope_positions as rope_of_the_engine
+from dart_cli.policy.model import LoadedPolicy
+from dart_cli.train.batch import batch_shares, rope_positions, trajectory_of
+from dart_cli.train.learner import PolicyLearner
+from dart_cli.train.model import TrainModel
+from tests.train.trees import tree_batch
+
+Family = Callable[[str], Path]
+EXACT = 1e-9
+
+
+@dataclass
+class Alone:
+    """What an update computes, each sample by itself."""
+
+    stats: TokenStats
+    gradients: dict[str, torch.Tensor]
+    mismatches: dict[tuple[str, int], StepMismatch]
+    fresh: int  # tokens that version 0 alone sampled
+
+
+@pytest.fixture
+def float64_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers computes norms and rotations in float32; here nothing of float64 is rounded to it."""
+    to, single = torch.Tensor.to, torch.Tensor.float
+
+    def wide_to(self: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
+        is_narrowed = self.dtype == torch.float64 and torch.float32 in (*given, *named.values())
+        return self if is_narrowed else to(self, *given, **named)
+
+    def wide_float(self: torch.Tensor) -> torch.Tensor:
+        return self if self.dtype == torch.float64 else single(self)
+
+    monkeypatch.setattr(torch.Tensor, "to", wide_to)
+    monkeypatch.setattr(torch.Tensor, "float", wide_float)
+
+
+def doubled(config: Config) -> TrainModel:
+    model = TrainModel.load(config)
+    model.policy.model.double()
+    if model.reference is not None:
+        model.reference.model.double()
+        with torch.no_grad():  # otherwise the KL and its gradient are 0
+            inner: Any = model.reference.model.model
+            for parameter in inner.language_model.parameters():
+                parameter *= 1.05
+    return model
+
+
+def table_of(policy: LoadedPolicy, batch: Batch, sample: Sample) -> torch.Tensor:
+    """Log-probabilities [A, V] of a sample alone, by transformers' own forward pass, in float64."""
+    token_ids = [*batch.prompt(sample), *batch.completion(sample)]
+    images = [policy.images.prepare(batch.images[key], key) for key in batch.image_hashes(sample)]
+    inputs = policy.inputs_of([token_ids], [images])
+    model: Any = policy.model
+    extra = {}
+    if images:
+        features = image_features(model, inputs.images)
+        extra["mm_encoder_outputs"] = encoder_outputs(features, inputs.shown)
+    output = model(
+        input_ids=inputs.input_ids,
+        attention_mask=inputs.attention_mask,
+        position_ids=inputs.position_ids,
+        use_cache=False,
+        **extra,
+    )
+    values = output.logits[0, sample.start - 1 : sample.end - 1]
+    assert values.dtype == torch.float64
+    values = values.index_fill(1, torch.tensor(policy.forbidden_token_ids), -1e9)
+    return (values / batch.temperature).log_softmax(-1)
+
+
+def each_alone(model: TrainModel, batch: Batch, config: TrainConfig) -> Alone:
+    """The update's loss, statistics and gradients, one forward and backward for each sample."""
+    objective = Objective(**{name: getattr(config, name) for name in Objective.__annotations__})
+    shares = batch_shares(batch, config.normalise, config.constant_tokens)
+    total: TokenStats | None = None
+    mismatches, fresh = {}, 0
+    for sample in batch.samples:
+        if sample.weight == 0:
+            continue
+        table = table_of(model.policy, batch, sample)
+        chosen = torch.tensor(batch.completion(sample))[:, None]
+        policy = table.gather(1, chosen)[:, 0]
+        reference = None
+        if model.reference is not None:
+            with torch.no_grad():
+                other = table_of(model.reference, batch, sample)
+            reference = other.gather(1, chosen)[:, 0]
+        known = len(sample.behaviour_logprobs) > 0
+        behaviour = torch.tensor(
+            list(sample.behaviour_logprobs) if known else [0.0] * len(sample), dtype=torch.float64
+        )
+        token = sample.weight * shares.of(trajectory_of(sample), len(sample))
+        output = policy_loss(
+            policy,
+            policy.detach(),
+            behaviour,
+            torch.full_like(policy, sample.advantage),
+            torch.full_like(policy, token),
+            objective,
+            lengths=[len(sample)],
+            divisor=shares.divisor,
+            unknown=torch.full((len(sample),), not known),
+            reference_logprobs=reference,
+            entropies=-(table.exp() * table.clamp(min=-1e6)).sum(-1),
+        )
+        output.loss.backward()
+        total = output.stats if total is None else total + output.stats
+        if known:
+            gap = policy.detach() - behaviour
+            mismatches[sample.trajectory_id, sample.step] = StepMismatch(
+                trajectory_id=sample.trajectory_id,
+                step=sample.step,
+                mean=gap.mean().item(),
+                largest=gap.abs().max().item(),
+            )
+            fresh += sum(s.end for s in sample.version_spans if (s.version, s.start) == (0, 0))
+    assert total is not None
+    gradients = {
+        name: parameter.grad.clone()
+        for name, parameter in model.trainable().items()
+        if parameter.grad is not None
+    }
+    model.policy.model.zero_grad()
+    return Alone(total, gradients, mismatches, fresh)
+
+
+OBJECTIVES: dict[str, dict[str, object]] = {
+    "default": {},
+    "gspo, sequence correction, KL": {
+        "objective": "gspo",
+        "correction": "sequence",
+        "normalise": "trajectories",
+        "kl_beta": 0.1,
+    },
+    "cispo, masked, entropy bonus": {
+        "objective": "cispo",
+        "correction": "masked",
+        "normalise": "constant",
+        "constant_tokens": 40.0,
+        "entropy_coef": 0.05,
+        "demonstrations": "shaped",
+    },
+    "coupled, frozen tower, KL and entropy bonus": {
+        "correction": "ratio",
+        "normalise": "samples",
+        "dual_clip": 3.0,
+        "kl_beta": 0.05,
+        "entropy_coef": 0.02,
+        "freeze_vision": True,
+    },
+}
+
+
+def config_of(folder: Path, **changes: Any) -> Config:
+    freeze = bool(changes.pop("freeze_vision", False))
+    train = TrainConfig(
+        lr=0.0, updates=4, grad_clip=1e9, weight_decay=0.0, parity_every=0, **changes
+    )
+    return Config(model=ModelConfig(path=str(folder), freeze_vision=freeze), train=train)
+
+
+@pytest.mark.parametrize("changes", OBJECTIVES.values(), ids=OBJECTIVES)
+@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.usefixtures("float64_throughout")
+def test_an_update_on_packs_is_that_of_each_sample_alone(
+    model_type: str, family: Family, changes: dict[str, object]
+) -> None:
+    """Loss, every statistic, gradients, and mismatches by step; float64."""
+    config = config_of(family(model_type), **changes)
+    alone: Alone | None = None
+    for pack_tokens in (100_000, 400, 1):
+        model = doubled(config)
+        batch = tree_batch(model.policy)
+        assert len(batch.chains) < len(batch.samples)
+        if alone is None:
+            alone = each_alone(model, batch, config.train)
+        train = config.train.model_copy(update={"pack_tokens": pack_tokens})
+        learner = PolicyLearner(model, train)
+        update = learner.update(batch, 0, policy_version=0)
+        assert update.applied
+        for name, value in alone.stats.metrics().items():
+            if name not in ("ratio_mean", "clip_fraction"):  # the last pass's, after AdamW
+                assert update.metrics[name] == pytest.approx(value, rel=EXACT, abs=EXACT), name
+        got = {name: value.grad for name, value in model.trainable().items()}
+        assert {name for name, value in got.items() if value is not None} == alone.gradients.keys()
+        for name, value in alone.gradients.items():
+            scale = value.abs().max().clamp(min=1e-4)
+            worst = (got[name] - value).abs().max() / scale
+            assert worst.item() <= EXACT, (name, pack_tokens)
+        mismatches = {(gap.trajectory_id, gap.step): gap for gap in update.mismatches}
+        assert mismatches.keys() == alone.mismatches.keys()
+        for key, gap in alone.mismatches.items():
+            assert mismatches[key].mean == pytest.approx(gap.mean, abs=EXACT)
+            assert mismatches[key].largest == pytest.approx(gap.largest, abs=EXACT)
+        assert update.metrics["parity_tokens"] == alone.fresh
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_positions_are_those_of_the_engine(data: st.DataObject) -> None:
+    token_ids: list[int] = []
+    grids = []
+    for _ in range(data.draw(st.integers(0, 3))):
+        token_ids += [5] * data.draw(st.integers(0, 4))
+        grid = (1, 2 * data.draw(st.integers(1, 3)), 2 * data.draw(st.integers(1, 3)))
+        grids.append(grid)
+        token_ids += [99] * (grid[1] * grid[2] // 4)
+    token_ids += [5] * data.draw(st.integers(0 if token_ids else 1, 4))
+    wanted, _ = rope_of_the_engine(token_ids, grids, 99, 2)
+    got = rope_positions(np.array(token_ids, dtype=np.int32), grids, 99, 2)
+    assert np.array_equal(got, wanted.numpy())
