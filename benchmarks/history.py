@@ -13,8 +13,8 @@ and never before, `evict` now and then at any lag but the shortest. Chance is on
 both is 0.75. All arms start from one model (scripts/build_recall_base.py), train equally many updates by
 `dart up`, and are judged by `dart eval` on seeds never trained on.
 
-Of each run's recorded prompts the tokens are counted: alone, and without what the episode's prompt and
-completion before had already (what a prefix cache can save at most). Results stand in WORK, a JSON file
+Of each run's recorded prompts the tokens are counted: alone, and without what the episode's (the group's)
+prompts and completions before had already, which is what a prefix cache can save at most. Results stand in WORK, a JSON file
 for each run, and are not measured again. The last line is JSON.
 """
 
@@ -36,6 +36,7 @@ from dart_cli.bench.study import (
     Result,
     ResultCache,
     call,
+    call_until,
     dart,
     overrides,
     play_missing,
@@ -56,6 +57,7 @@ ARMS: dict[str, list[str]] = {
     ],
     "single": ["policy.history_images=1", "policy.history_turns=0"],
 }
+DEADLINE_S = 3600.0  # of one run
 IMAGE_TOKEN = "<|image_pad|>"
 
 
@@ -101,10 +103,9 @@ def play(cell: Cell, work: Path, base: Path, more: Sequence[str]) -> Result:
         ]
     )
     log = work / "logs" / f"{cell.name}.log"
-    began = call([*dart("up", str(CONFIG)), *sets, "--set", "eval.episodes=0"], log, ROOT)
+    call_until(lambda: False, [*dart("up", str(CONFIG)), *sets], log, ROOT, DEADLINE_S)
     judged = call([*dart("eval", str(CONFIG), "--mode", "sampled", "--json"), *sets], log, ROOT)
     return {
-        "up": began,
         "passed": passes(judged["sampled_tasks"]),
         "tokens": count_tokens(work / cell.name, base),
     }
@@ -147,31 +148,48 @@ def _rate(counts: Iterable[Sequence[int]]) -> float:
 def count_tokens(run_dir: Path, model: Path) -> dict[str, int]:
     """Tokens of all recorded prompts and completions of a run, alone and by exact prefix.
 
-    `prefill_alone`: of every prompt. `prefill_prefix`: of every prompt without its longest common
-    beginning with the prompt and completion of the step before, screens compared by content.
+    `prefill_alone`: of every prompt. `prefill_episode`: without each prompt's longest common beginning
+    with the prompts and completions of its episode before it. `prefill_group`: likewise of its whole
+    group, whose episodes begin with the same screen. Screens are compared by content.
     """
     vocabulary = json.loads((model / "tokenizer.json").read_text(encoding="utf-8"))
     image = next(
         token["id"] for token in vocabulary["added_tokens"] if token["content"] == IMAGE_TOKEN
     )
-    counts = {"trajectories": 0, "steps": 0, "prefill_alone": 0, "prefill_prefix": 0, "sampled": 0}
+    names = (
+        "prefill_alone",
+        "prefill_episode",
+        "prefill_group",
+        "sampled",
+        "steps",
+        "trajectories",
+    )
+    counts = dict.fromkeys(names, 0)
+    groups: dict[str, set[int]] = {}
     with open_reader(run_dir) as reader:
         for trajectory in reader.trajectories():
             steps = reader.steps(trajectory.id)
-            counts["trajectories"] += bool(steps)
-            before: list[object] = []
+            of_episode: set[int] = set()
+            of_group = groups.setdefault(trajectory.group_id, set())
             for step in steps:
                 prompt = list(distinct(step, image))
-                shared = next(
-                    (at for at, (a, b) in enumerate(zip(prompt, before, strict=False)) if a != b),
-                    min(len(prompt), len(before)),
-                )
-                counts["steps"] += 1
+                beginnings = list(prefixes([*prompt, *step.sampled.token_ids]))
                 counts["prefill_alone"] += len(prompt)
-                counts["prefill_prefix"] += len(prompt) - shared
+                for key, known in (("prefill_episode", of_episode), ("prefill_group", of_group)):
+                    counts[key] += sum(each not in known for each in beginnings[: len(prompt)])
+                    known.update(beginnings)
                 counts["sampled"] += len(step.sampled.token_ids)
-                before = [*prompt, *step.sampled.token_ids]
+            counts["steps"] += len(steps)
+            counts["trajectories"] += bool(steps)
     return counts
+
+
+def prefixes(tokens: Iterable[object]) -> Iterator[int]:
+    """A number for each beginning of the tokens, the same for the same beginning."""
+    key = 0
+    for token in tokens:
+        key = hash((key, token))
+        yield key
 
 
 def distinct(step: StepRow, image: int) -> Iterator[object]:
