@@ -114,3 +114,7 @@ class StoreError(DartError):
 
 class CheckpointError(DartError):
     """A trainer checkpoint cannot be written or resumed."""
+
+
+class RankError(DartError):
+    """A rank of the trainer ended or does not answer: which one, what it was doing, where its log is."""

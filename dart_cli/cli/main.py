@@ -188,6 +188,12 @@ def train(
         print_dry_run(config, "train", force=force)
         return
     from dart_cli.runtime.role import run_role
+    from dart_cli.train.rank_board import rank_of
+
+    if rank_of():
+        from dart_cli.train.follower import serve
+
+        raise typer.Exit(serve(config))
 
     async def learn(_name: str, stop: asyncio.Event) -> None:
         from dart_cli.train.loop import run

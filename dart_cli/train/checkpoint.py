@@ -66,7 +66,8 @@ class TrainerProgress(BaseModel):
 _NOT_OF_AN_UPDATE = frozenset(
     {
         *("updates", "max_minutes", "checkpoint_every", "keep_checkpoints", "parity_every"),
-        *("parity_limit", "wandb", "device", "threads"),
+        *("parity_limit", "wandb", "device", "threads", "ranks", "rank_deadline_s", "offload"),
+        *("pack_tokens", "recompute", "chunk_tokens", "image_workers"),
     }
 )
 """Keys of [train] that leave an update as it is, but for rounding, or at the end of the run."""

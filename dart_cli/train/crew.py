@@ -40,6 +40,10 @@ class Crew(Protocol):
         """What each rank gave, in order of rank; on all ranks. Raises as `total` does."""
         ...
 
+    def doing(self, what: str) -> None:
+        """Note what this rank begins: for others that wait for it, and to be told if it is lost."""
+        ...
+
 
 class Alone:
     """The crew of one process, whose sums are its own."""
@@ -54,3 +58,6 @@ class Alone:
     def gathered(self, part: bytes) -> list[bytes]:
         """This rank's part alone."""
         return [part]
+
+    def doing(self, what: str) -> None:
+        """No other rank waits."""

@@ -12,15 +12,15 @@ Rank 0 cuts a batch into shares (share.py), one for each rank of the crew; all r
 once. A rank adds up the gradients of its packs; what decides about the step is gathered first, so that
 all ranks skip, clip and end alike.
 
-AdamW steps on float32 master weights. Parameters of float32 are their own masters; those of bfloat16
-have eight bits, too few for an update of 1e-6 on a weight of 0.1, so they are rounded from a master
-after each step; each gradient is added to its float32 sum and freed as soon as it is there.
+AdamW steps on float32 weights, which are their own masters: bfloat16 has eight bits, too few for an
+update of 1e-6 on a weight of 0.1. A model that computes in bfloat16, or on several ranks, keeps them as
+shards (sharded.py), and rounds them where a layer is about to run.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 import torch
@@ -29,6 +29,7 @@ from bus.messages import Batch, Share, StepMismatch
 from dart_cli.algo.loss import TokenStats, policy_loss
 from dart_cli.algo.objective import Objective, ess_factor
 from dart_cli.config.schema import TrainConfig
+from dart_cli.policy.model import weight_tensors
 from dart_cli.train.base import SavedState, Tensors
 from dart_cli.train.batch import Pack, batch_shares, check
 from dart_cli.train.crew import Alone, Crew
@@ -37,6 +38,7 @@ from dart_cli.train.logprob_gaps import step_mismatches
 from dart_cli.train.model import TokenScores, TrainModel
 from dart_cli.train.parity import ComparedTokens, ParityGate, compare, joined
 from dart_cli.train.screens import PackFeed
+from dart_cli.train.sharded import Gradients, whole
 from dart_cli.train.share import shares_of
 from dart_cli.train.state import restore, state_of
 
@@ -66,13 +68,9 @@ class PolicyLearner:
         )
         self._parameters = model.trainable()
         self._gate = ParityGate(config, model)
-        self._masters = {name: _master(value) for name, value in self._parameters.items()}
-        for parameter, master in self._rounded():
-            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                _adder(master)
-            )
-        matrices = [value for value in self._masters.values() if value.ndim >= 2]
-        vectors = [value for value in self._masters.values() if value.ndim < 2]
+        self._gradients = Gradients(model.scorer, self._parameters.values())
+        matrices = [value for value in self._parameters.values() if value.ndim >= 2]
+        vectors = [value for value in self._parameters.values() if value.ndim < 2]
         # Biases and gains of norms are not decayed, as usual.
         self._optimizer = torch.optim.AdamW(
             [
@@ -181,8 +179,10 @@ class PolicyLearner:
         total: TokenStats | None = None
         temperature = work.share.work.batch.temperature
         scored: list[Pack] = []
-        self._forget_gradients()
+        count = len(work.share.work.packs)
+        self._optimizer.zero_grad(set_to_none=True)
         for index, pack in enumerate(work.packs):
+            self._crew.doing(f"pack {index + 1} of {count}")
             work.clock.lap("prepare_s")
             if is_first:
                 work.references.append(self.model.reference_logprobs(pack, temperature))
@@ -194,6 +194,7 @@ class PolicyLearner:
                 work.proximal.append(scores.logprobs.detach())
             loss, stats = self._loss(pack, scores, work, index)
             work.clock.lap("forward_s")
+            self._gradients.before(is_last=index + 1 == count)
             loss.backward()  # type: ignore[no-untyped-call]
             work.clock.lap("backward_s")
             total = stats if total is None else total + stats
@@ -235,8 +236,8 @@ class PolicyLearner:
 
     def _clipped(self) -> float:
         """The norm of the whole gradient, which is then clipped."""
-        norm = torch.nn.utils.clip_grad_norm_(self._masters.values(), self._config.grad_clip)
-        return norm.item()
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._config.grad_clip)
+        return whole(norm).item()
 
     def _guard(self, ess: float) -> tuple[float, str]:
         """(factor of the learning rate, note) for a batch of this effective sample size."""
@@ -253,37 +254,17 @@ class PolicyLearner:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
-        self._round_masters()
-
-    # --- masters ------------------------------------------------------------------------------
-
-    def _rounded(self) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
-        """Parameters whose master is another tensor, with it."""
-        for name, parameter in self._parameters.items():
-            if self._masters[name] is not parameter:
-                yield parameter, self._masters[name]
-
-    def _forget_gradients(self) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
-        for parameter, _ in self._rounded():  # an update that raised may have left one
-            parameter.grad = None
-
-    @torch.no_grad()
-    def _round_masters(self) -> None:
-        for parameter, master in self._rounded():
-            parameter.copy_(master)
 
     # --- its state, for checkpoints -----------------------------------------------------------
 
     def state(self) -> Tensors:
-        """Masters by parameter, and the optimizer's state by `parameter/name`, e.g. `.../exp_avg`."""
-        return state_of(self._masters, self._optimizer)
+        """Float32 weights that are trained, by name, and the optimizer's state by `parameter/name`."""
+        return state_of(self._parameters, self._optimizer)
 
     def restore(self, saved: SavedState) -> None:
         """Restore a checkpoint's state. Raises ValueError if it is of another model."""
-        _check_names(saved, self._masters, self.model)
-        restore(saved, self._masters, self._optimizer)
-        self._round_masters()
+        _check_names(saved, self._parameters, self.model)
+        restore(saved, self._parameters, self._optimizer)
 
 
 def _check_names(saved: SavedState, masters: Mapping[str, torch.Tensor], model: TrainModel) -> None:
@@ -292,7 +273,7 @@ def _check_names(saved: SavedState, masters: Mapping[str, torch.Tensor], model: 
     It may lack what was frozen before and is trained now: that is as in the model folder. Those of
     older dart hold what was frozen, too; then it must be as in the model folder.
     """
-    weights = model.weights()
+    weights = weight_tensors(model.policy.model)
     parameters = {name for name in saved.names if "/" not in name}
     unknown = {key.rpartition("/")[0] or key for key in saved.names} - weights.keys()
     if unknown or not parameters:
@@ -307,28 +288,9 @@ def _check_names(saved: SavedState, masters: Mapping[str, torch.Tensor], model: 
             )
 
 
-def _master(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """The tensor that is optimized: the parameter itself where it has float32's precision or more."""
-    if parameter.dtype in (torch.float32, torch.float64):
-        return parameter
-    return parameter.detach().float().requires_grad_()
-
-
 def _without_screens(pack: Pack) -> Pack:
     """What is compared after the pass, without what is large."""
     return replace(pack, features=None, inputs=replace(pack.inputs, images=(), shown=()))
-
-
-def _adder(master: torch.Tensor) -> Callable[[torch.Tensor], None]:
-    """Adds a parameter's gradient to its master's and frees it, as soon as it is there."""
-
-    def add(parameter: torch.Tensor) -> None:
-        if parameter.grad is not None:
-            gradient = parameter.grad.to(master.dtype)
-            master.grad = gradient if master.grad is None else master.grad.add_(gradient)
-            parameter.grad = None
-
-    return add
 
 
 def learning_rate(updates_done: int, config: TrainConfig, run_s: float = 0.0) -> float:

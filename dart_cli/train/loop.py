@@ -35,7 +35,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -68,10 +68,15 @@ from dart_cli.runtime.role import finishing
 from dart_cli.train.base import Learner, UpdateResult, batch_metrics
 from dart_cli.train.checkpoint import TrainerProgress, load_newest, model_identity, recipe_of
 from dart_cli.train.metric_writer import MetricWriter, check_wandb
+from dart_cli.train.rank_board import is_ranked
+from dart_cli.train.ranks import Ranks
 from dart_cli.train.saver import CheckpointSaver
 from dart_cli.weights.base import KnownVersion, Published, WeightChannel
 from dart_cli.weights.collective import CollectiveChannel, meeting_place
 from dart_cli.weights.file import FileChannel
+
+if TYPE_CHECKING:
+    from dart_cli.train.lead import RankedLearner
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +85,8 @@ MOST_SKIPPED = 20
 """Updates skipped in a row after which the run ends with an error."""
 TELL_WAIT_S = 15.0
 """A wait for a batch is logged so often, with what it is for."""
+BEAT_S = 10.0
+"""So often at least the ranks hear of each other while there is no batch."""
 RETRY_S = 1.0
 """Pause after an error of data's database, before the next request."""
 BATCH_RETRY_S = 15.0
@@ -161,7 +168,13 @@ class _Trainer:
         self._stop = stop
         self._torch_thread = torch_thread
         self._checkpoints = config.run.dir / "checkpoints"
-        self._saver = CheckpointSaver(self._checkpoints, config.train.keep_checkpoints)
+        self._ranks = Ranks(config) if is_ranked(config) else None
+        self._lead: RankedLearner | None = None  # the learner, where there are several ranks
+        self._saver = CheckpointSaver(
+            self._checkpoints,
+            config.train.keep_checkpoints,
+            ranks=1 if self._ranks is None else self._ranks.member.size,
+        )
         self._model = ""  # identity of the model folder
         self.channel = make_channel(config)
         self._progress = TrainerProgress()
@@ -174,12 +187,20 @@ class _Trainer:
 
     async def run(self) -> None:
         """Resume from the last checkpoint, train, end with a checkpoint and weights on disk."""
+        error: BaseException | None = None
         try:
-            await self._run()
+            async with background(self._beats()):
+                await self._run()
+        except BaseException as raised:
+            error = raised
+            raise
         finally:
             with finishing("bringing its weights and its last checkpoint to disk"):
-                await self._in_torch(self._end_save)
+                if error is None or self._ranks is None:  # else a rank may not write its part
+                    await self._in_torch(self._end_save)
                 await self._in_torch(self.channel.close)
+            if self._ranks is not None:
+                await self._in_torch(self._ranks.end, error)
 
     async def _run(self) -> None:
         try:
@@ -207,6 +228,7 @@ class _Trainer:
             "skipped": float(self._progress.skipped),
             "tokens": self._tokens,
             **as_gauges([self._time]),
+            **({} if self._lead is None else self._lead.gauges),
         }
         return Load(state, self._version, gauges)
 
@@ -250,12 +272,14 @@ class _Trainer:
         return self._progress.updates - self._progress.skipped
 
     def _load(self) -> Learner:
-        learner = make_learner(self._config)
+        learner = self._make_learner()
         self._model = identity_of(self._config)
         torch.manual_seed(self._config.run.seed % 2**64)  # libraries may have changed it
         checkpoint = load_newest(self._checkpoints)
         if checkpoint is not None:
             checkpoint.check_model(self._model)
+            if self._lead is not None:
+                self._lead.begin_restore(checkpoint.path)
             try:
                 learner.restore(checkpoint.tensors)
             except ValueError as error:
@@ -267,6 +291,21 @@ class _Trainer:
             self._progress = checkpoint.progress
             log.info("resumes from %s, batch %d", checkpoint.path, self._progress.last_batch_id)
         return learner
+
+    def _make_learner(self) -> Learner:
+        if self._ranks is None or self._config.train.learner == "timed":
+            return make_learner(self._config)
+        from dart_cli.train.lead import RankedLearner
+
+        self._lead = RankedLearner.begin(self._config, self._ranks)
+        return self._lead
+
+    async def _beats(self) -> None:
+        """Tell the other ranks that this one lives, whenever the torch thread has nothing to do."""
+        while True:
+            await asyncio.sleep(min(BEAT_S, self._config.train.rank_deadline_s / 4))
+            if self._lead is not None:
+                await self._in_torch(self._lead.beat)
 
     def _resume_weights(self, learner: Learner, known: KnownVersion | None) -> Published:
         model = learner.model
@@ -376,7 +415,12 @@ class _Trainer:
     async def _checkpoint(self, learner: Learner) -> None:
         """Begin a checkpoint, once the one before is complete; it is written beside what follows."""
         await self._save_is_complete()
-        await self._in_torch(self._saver.begin, self._progress, learner.state(), self._model)
+        await self._in_torch(self._begin_save, learner)
+
+    def _begin_save(self, learner: Learner) -> None:
+        if self._lead is not None:
+            self._lead.begin_checkpoint(self._progress, self._model)
+        self._saver.begin(self._progress, learner.state(), self._model)
 
     async def _save_is_complete(self) -> None:
         """Wait for the checkpoint in flight, if there is one. Raises CheckpointError."""
@@ -398,7 +442,9 @@ class _Trainer:
     async def _publish(self, learner: Learner) -> None:
         """Publish the weights as the next version."""
         version = self._version + 1
-        published = await self._in_torch(self.channel.publish, learner.model.weights(), version)
+        published = await self._in_torch(
+            lambda: self.channel.publish(learner.model.weights(), version)
+        )
         self._is_published = True
         self._progress = self._progress.model_copy(update={"policy_version": version})
         await self._announce(published)

@@ -6,25 +6,34 @@
 The forbidden tokens and the temperature are the engine's own (dart_cli/policy/forward.py), so behaviour
 and policy log-probabilities mean the same distribution. The logits of all tokens are never in memory
 together (dart_cli/algo/chunked.py).
+
+Float32 in one process is plain tensors. With several ranks, or in bfloat16, the model is FSDP2's
+(sharded.py): its trained parameters are float32 shards.
 """
 
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from PIL import Image
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from transformers import PreTrainedModel
 
 from dart_cli.algo.chunked import token_scores
 from dart_cli.config.schema import Config
 from dart_cli.policy.device import pick_device
-from dart_cli.policy.forward import ImageFeatures
+from dart_cli.policy.forward import ImageFeatures, image_features
+from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.lora import adapters_off
 from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.policy.packed import PackedInputs, packed_hidden
 from dart_cli.policy.recompute import use_recompute
 from dart_cli.train.batch import Pack
+from dart_cli.train.sharded import ShardingPlan, load_sharded, mesh_of_one, whole_on_rank_0
 
 
 @dataclass(frozen=True)
@@ -36,13 +45,20 @@ class TokenScores:
 
 
 class Scorer(torch.nn.Module):
-    """A model's forward pass and its scores in one call, so that hooks on it see both."""
+    """A model's forward pass and its scores in one call, so that hooks on it see both.
 
-    def __init__(self, policy: LoadedPolicy, chunk_tokens: int) -> None:
+    With `always_sees` a pack without screens sees a blank one, which adds nothing: ranks that train the
+    vision tower together must all run it.
+    """
+
+    def __init__(
+        self, policy: LoadedPolicy, chunk_tokens: int, *, always_sees: bool = False
+    ) -> None:
         super().__init__()
         self.model = policy.model
         self._policy = policy
         self._chunk_tokens = chunk_tokens
+        self._blank = _blank(policy) if always_sees else None
 
     def forward(
         self,
@@ -54,7 +70,14 @@ class Scorer(torch.nn.Module):
         entropy_gradient: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and entropies [N] of `token_ids` after the pack's tokens `rows`, nats."""
+        nothing: torch.Tensor | None = None
+        if self._blank is not None and not inputs.images:  # before the language model, as elsewhere
+            seen = image_features(self.model, [self._blank])
+            parts = [*seen.embeds, *(each for level in seen.deepstack for each in level)]
+            nothing = torch.stack([part.sum() for part in parts]).sum() * 0
         hidden = packed_hidden(self.model, inputs, features=features)
+        if nothing is not None:
+            hidden = hidden + nothing
         head: Any = self.model.get_output_embeddings()
         return token_scores(
             hidden[rows.to(hidden.device)],
@@ -75,39 +98,42 @@ class TrainModel:
     """
 
     policy: LoadedPolicy
+    scorer: Scorer
     reference: LoadedPolicy | None = None
-    chunk_tokens: int = 1024
-    scorer: Scorer = field(init=False)
-    reference_scorer: Scorer | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        reference = self.reference and Scorer(self.reference, self.chunk_tokens)
-        object.__setattr__(self, "scorer", Scorer(self.policy, self.chunk_tokens))
-        object.__setattr__(self, "reference_scorer", reference)
+    reference_scorer: Scorer | None = None
+    plan: ShardingPlan | None = None  # None: plain tensors of one process
 
     @classmethod
-    def load(cls, config: Config) -> TrainModel:
-        """The model that a configuration begins with. Raises ModelError."""
-        device = pick_device(config.train.device)
-        lora = config.model.lora
-        policy = load_policy(
-            config.model.path, config.model.dtype, device, lora=lora, seed=config.run.seed
-        )
-        inner: Any = policy.model.model
-        if config.model.freeze_vision:
-            inner.visual.requires_grad_(False)
-        reference = None
-        if config.train.kl_beta > 0 and lora is not None:
-            reference = policy
-        elif config.train.kl_beta > 0:
-            reference = load_policy(config.model.path, config.model.dtype, device)
-            reference.model.requires_grad_(False)
-            if config.model.freeze_vision:  # the same tower: one copy is enough
-                other: Any = reference.model.model
-                other.visual = inner.visual
+    def of(
+        cls,
+        policy: LoadedPolicy,
+        reference: LoadedPolicy | None = None,
+        *,
+        chunk_tokens: int = 1024,
+    ) -> TrainModel:
+        """Of loaded policies, whose tensors are plain."""
+        scorer = Scorer(policy, chunk_tokens)
+        if reference is None:
+            return cls(policy, scorer)
+        same = reference is policy
+        return cls(policy, scorer, reference, scorer if same else Scorer(reference, chunk_tokens))
+
+    @classmethod
+    def load(cls, config: Config, mesh: DeviceMesh | None = None) -> TrainModel:
+        """The model that a configuration begins with, over the ranks of `mesh`. Raises ModelError."""
+        compute = getattr(torch, config.model.dtype)
+        if mesh is None and (compute != torch.float32 or config.train.offload != "none"):
+            mesh = mesh_of_one(pick_device(config.train.device))
+        made = _plain(config) if mesh is None else _sharded(config, compute, mesh)
         if config.train.recompute == "layer":
-            use_recompute(policy.model)
-        return cls(policy, reference, config.train.chunk_tokens)
+            use_recompute(made.policy.model)
+        return made
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What weights and activations are computed in, and published in."""
+        dtype: torch.dtype = self.policy.model.dtype if self.plan is None else self.plan.compute
+        return dtype
 
     def score(
         self, pack: Pack, temperature: float, *, entropy_gradient: bool = False
@@ -127,18 +153,108 @@ class TrainModel:
             # Features are those of a frozen tower, which is as it was when the run started.
             return _scores(self.reference_scorer, pack, temperature).logprobs
 
+    def reshard(self) -> None:
+        """Free what a forward pass gathered for a backward pass that will not come."""
+        if isinstance(self.scorer, FSDPModule):
+            self.scorer.reshard()
+
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         """Parameters that are updated, by name."""
         named = self.policy.model.named_parameters()
         return {name: parameter for name, parameter in named if parameter.requires_grad}
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """All tensors that are published, by name; they share the model's memory."""
-        return weight_tensors(self.policy.model)
+        """All tensors that are published, by name.
+
+        They share the memory of plain tensors. Of a sharded model they are copies on rank 0; every
+        rank calls this then.
+        """
+        tensors = weight_tensors(self.policy.model)
+        return tensors if self.plan is None else whole_on_rank_0(tensors.items(), self.plan.compute)
 
     def frozen(self) -> frozenset[str]:
         """Names of those that training does not change."""
-        return frozenset(self.weights()) - self.trainable().keys()
+        return frozenset(weight_tensors(self.policy.model)) - self.trainable().keys()
+
+
+def _plain(config: Config) -> TrainModel:
+    device = pick_device(config.train.device)
+    chunk = config.train.chunk_tokens
+    policy = load_policy(
+        config.model.path,
+        config.model.dtype,
+        device,
+        lora=config.model.lora,
+        seed=config.run.seed,
+    )
+    _freeze(policy.model, config)
+    if config.train.kl_beta == 0:
+        return TrainModel.of(policy, chunk_tokens=chunk)
+    if config.model.lora is not None:
+        return TrainModel.of(policy, policy, chunk_tokens=chunk)
+    reference = load_policy(config.model.path, config.model.dtype, device)
+    reference.model.requires_grad_(False)
+    _share_tower(reference.model, policy.model)
+    return TrainModel.of(policy, reference, chunk_tokens=chunk)
+
+
+def _sharded(config: Config, compute: torch.dtype, mesh: DeviceMesh) -> TrainModel:
+    """The same over the ranks of a mesh, each of which reads its part alone."""
+    device = torch.device(mesh.device_type)
+    if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())
+    plan = ShardingPlan(mesh, device, compute, config.train.offload == "optimizer")
+    chunk = config.train.chunk_tokens
+    policy, scorer = load_sharded(
+        config.model.path,
+        plan,
+        prepare=lambda model: _freeze(model, config),
+        root=lambda policy: Scorer(policy, chunk, always_sees=_trains_tower(policy.model)),
+        lora=config.model.lora,
+        seed=config.run.seed,
+    )
+    if config.train.kl_beta == 0:
+        return TrainModel(policy, scorer, plan=plan)
+    if config.model.lora is not None:
+        return TrainModel(policy, scorer, policy, scorer, plan)
+
+    def prepare(model: PreTrainedModel) -> None:
+        model.requires_grad_(False)
+        _share_tower(model, policy.model)
+
+    reference, other = load_sharded(
+        config.model.path,
+        plan,
+        prepare=prepare,
+        root=lambda made: Scorer(made, chunk, always_sees=_trains_tower(policy.model)),
+    )
+    return TrainModel(policy, scorer, reference, other, plan)
+
+
+def _freeze(model: PreTrainedModel, config: Config) -> None:
+    """Mark what is not trained, beside what adapters leave as it is."""
+    if config.model.freeze_vision:
+        inner: Any = model.model
+        inner.visual.requires_grad_(False)
+
+
+def _trains_tower(model: PreTrainedModel) -> bool:
+    inner: Any = model.model
+    return any(parameter.requires_grad for parameter in inner.visual.parameters())
+
+
+def _share_tower(reference: PreTrainedModel, policy: PreTrainedModel) -> None:
+    """Give the reference the policy's vision tower where that is frozen: one copy is enough."""
+    if not _trains_tower(policy):
+        inner: Any = policy.model
+        other: Any = reference.model
+        other.visual = inner.visual
+
+
+def _blank(policy: LoadedPolicy) -> PreparedImage:
+    """A small screen of no content."""
+    side = 2 * policy.images.factor
+    return policy.images.of_image("blank", Image.new("RGB", (side, side)))
 
 
 def _scores(

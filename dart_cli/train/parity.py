@@ -34,6 +34,7 @@ from dart_cli.config.schema import TrainConfig
 from dart_cli.train.batch import Pack, check
 from dart_cli.train.model import TrainModel
 from dart_cli.train.screens import PackFeed
+from dart_cli.train.sharded import local_shard
 from dart_cli.train.share import packed_batches
 
 LIMITS = {torch.float32: 1e-3, torch.bfloat16: 0.1}
@@ -126,9 +127,11 @@ def rescore_part(model: TrainModel, part: PackedBatch, workers: int) -> Compared
     """The same of a rank's part, its screens prepared by so many threads."""
     weights = [1.0] * len(part.batch.samples)
     with PackFeed(part, weights, model.policy, workers=workers) as packs:
-        return joined(
-            [compare(model.score(pack, part.batch.temperature).logprobs, pack) for pack in packs]
-        )
+        found = [
+            compare(model.score(pack, part.batch.temperature).logprobs, pack) for pack in packs
+        ]
+    model.reshard()
+    return joined(found)
 
 
 class ParityGate:
@@ -191,7 +194,7 @@ class ParityGate:
             return
         if self._kept is None or version - self._kept.version > STALEST:
             copies = {
-                name: value.detach().to("cpu", copy=True)
+                name: local_shard(value.detach()).to("cpu", copy=True)
                 for name, value in self._model.trainable().items()
             }
             self._kept = _Kept(version, copies)
@@ -199,7 +202,7 @@ class ParityGate:
 
 @dataclass(frozen=True)
 class _Kept:
-    """What a version was, in host memory."""
+    """What a version was, in host memory: this rank's shards."""
 
     version: int
     tensors: dict[str, torch.Tensor]
@@ -212,8 +215,9 @@ def _in_place(model: TrainModel, tensors: Mapping[str, torch.Tensor]) -> Iterato
     def exchange() -> None:
         with torch.no_grad():
             for name, parameter in model.trainable().items():
-                present = parameter.detach().to("cpu", copy=True)
-                parameter.copy_(tensors[name])
+                mine = local_shard(parameter.detach())
+                present = mine.to("cpu", copy=True)
+                mine.copy_(tensors[name])
                 tensors[name].copy_(present)
 
     exchange()
@@ -228,7 +232,7 @@ def _in_place(model: TrainModel, tensors: Mapping[str, torch.Tensor]) -> Iterato
 
 def limit_of(asked: float, model: TrainModel) -> float:
     """Nats by which the mean may differ; 0 asks for the limit of the model's precision."""
-    return asked or LIMITS.get(model.policy.model.dtype, max(LIMITS.values()))
+    return asked or LIMITS.get(model.dtype, max(LIMITS.values()))
 
 
 def describe(prefix: str, tokens: ComparedTokens) -> dict[str, float]:

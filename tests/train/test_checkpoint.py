@@ -34,6 +34,7 @@ from dart_cli.train.checkpoint import (
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.train.saver import CheckpointSaver
+from dart_cli.train.sharded import whole
 from tests.train.parts import Held, save
 from tests.waiting import PATIENCE_S
 
@@ -91,7 +92,8 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
 
 def save_as_older_dart(directory: Path, made: PolicyLearner, updates: int) -> None:
     """A checkpoint as dart wrote it before it had ranks: weights, optimizer with masters, digests."""
-    weights, state = made.model.weights(), made.state()
+    weights = made.model.weights()
+    state = {name: whole(value) for name, value in made.state().items()}
     optimizer = {name: value for name, value in state.items() if "/" in name}
     for name, value in weights.items():
         if name in state and value.dtype != torch.float32:

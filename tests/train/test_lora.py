@@ -116,7 +116,7 @@ def test_the_reference_is_the_same_model_without_its_adapters(
     apart = TrainModel.load(adapted(config))
     base = load_policy(config.model.path)
     base.model.requires_grad_(False)
-    other = PolicyLearner(TrainModel(apart.policy, base), train)
+    other = PolicyLearner(TrainModel.of(apart.policy, base), train)
     for done, batch in enumerate(batches[:3]):
         ours, theirs = made.update(batch, done), other.update(batch, done)
         assert ours.applied

@@ -1,0 +1,89 @@
+"""A rank above 0: does what rank 0 says, and ends with it.
+
+    serve   the life of the process; torchrun's `dart train` and `python -m dart_cli.train.follower` call it
+
+It has no bus, no curves and no data of its own. Signals that ask a run to end are rank 0's to answer: it
+finishes its update and its last checkpoint, for which it needs the others, then says STOP.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from bus.errors import RankError
+from dart_cli.config.schema import Config
+from dart_cli.runtime import stack_dump
+from dart_cli.runtime.logs import logging_to
+from dart_cli.runtime.role import limit_threads
+from dart_cli.train.rank_board import CONFIG, FOLDER_VARIABLE, membership
+
+log = logging.getLogger(__name__)
+
+
+def serve(config: Config) -> int:
+    """Be a rank above 0 until rank 0 says STOP; returns the exit code."""
+    stack_dump.ignored()
+    limit_threads(config.train.threads)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    member = membership(config)
+    with (
+        logging_to(config.run.dir, member.name, terminal=False) as log_file,
+        stack_dump.dumped_to(log_file),
+    ):
+        log.info("%s starts, pid %d, run %s", member.name, os.getpid(), config.run.dir)
+        try:
+            _work(config)
+        except RankError as error:
+            log.error("%s", error)
+            return error.exit_code
+        except Exception as error:
+            log.exception("%s ends with an error", member.name)
+            return int(getattr(error, "exit_code", 1))
+        log.info("%s ended", member.name)
+    return 0
+
+
+def _work(config: Config) -> None:
+    import torch
+
+    from dart_cli.train.checkpoint import TrainerProgress, load
+    from dart_cli.train.lead import follow
+    from dart_cli.train.learner import PolicyLearner
+    from dart_cli.train.model import TrainModel
+    from dart_cli.train.ranks import Ranks
+    from dart_cli.train.saver import CheckpointSaver
+
+    torch.set_num_threads(config.train.threads)
+    with Ranks(config) as ranks:
+        crew = ranks.crew
+        with crew.working("loading the model", within_s=ranks.start_s):
+            learner = PolicyLearner(TrainModel.load(config, crew.mesh), config.train, crew)
+        torch.manual_seed(config.run.seed % 2**64)
+        directory = config.run.dir / "checkpoints"
+        saver = CheckpointSaver(
+            directory, config.train.keep_checkpoints, rank=crew.rank, ranks=crew.size
+        )
+
+        def save(what: str) -> None:
+            told = json.loads(what)
+            progress = TrainerProgress.model_validate_json(told["progress"])
+            saver.begin(progress, learner.state(), told["model"])
+
+        def restore(path: str) -> None:
+            checkpoint = load(Path(path), verify=False)
+            learner.restore(checkpoint.tensors)
+            torch.set_rng_state(checkpoint.generator)
+
+        follow(learner, crew, save, restore)
+        saver.wait()
+
+
+if __name__ == "__main__":
+    text = (Path(os.environ[FOLDER_VARIABLE]) / CONFIG).read_text(encoding="utf-8")
+    sys.exit(serve(Config.model_validate_json(text)))

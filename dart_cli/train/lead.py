@@ -1,0 +1,157 @@
+"""One learner on many ranks: what rank 0 tells, and what the others do.
+
+    RankedLearner   rank 0's: each of its calls is a turn of all ranks (rank_group.Command)
+    follow          the other ranks': the same calls, until STOP
+
+Every rank has the same PolicyLearner over its shards. Rank 0 plans an update and deals each rank its
+share: its packs, and the chains and screens that they show, and nothing of the others'.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bus.codec import BATCH_LIMITS, joined, parted
+from bus.messages import Batch, Share
+from dart_cli.config.schema import Config
+from dart_cli.train.base import SavedState, Tensors
+from dart_cli.train.checkpoint import TrainerProgress
+from dart_cli.train.learner import PolicyLearner, Update
+from dart_cli.train.model import TrainModel
+from dart_cli.train.rank_group import Command, RankCrew, memory_mb
+from dart_cli.train.ranks import Ranks
+
+log = logging.getLogger(__name__)
+
+Begin = Callable[[str], None]
+"""Begins to write this rank's part of a checkpoint; the text is rank 0's."""
+
+
+class RankedLearner:
+    """See dart_cli.train.base.Learner. For rank 0's computing thread."""
+
+    def __init__(self, learner: PolicyLearner, crew: RankCrew) -> None:
+        self._learner = learner
+        self._crew = crew
+        self.model = _GatheredModel(learner, crew)
+        self.gauges: dict[str, float] = {"ranks": float(crew.size)}
+        """For heartbeats: the number of ranks, which was slowest in the last update, and its time."""
+
+    @classmethod
+    def begin(cls, config: Config, ranks: Ranks) -> RankedLearner:
+        """Start the other ranks and load the model with them. Raises ModelError, RankError."""
+        crew = ranks.__enter__().crew
+        with crew.working("loading the model", within_s=ranks.start_s):
+            model = TrainModel.load(config, crew.mesh)
+        learner = cls(PolicyLearner(model, config.train, crew), crew)
+        crew.rest()
+        return learner
+
+    def update(self, batch: Batch, updates_done: int, policy_version: int | None = None) -> Update:
+        """Take one step on `batch`, on all ranks. Raises as PolicyLearner.update does, and RankError."""
+        began = time.monotonic()
+        shares = self._learner.shares(batch, updates_done, policy_version)
+        self._crew.tell(Command.UPDATE)
+        with self._crew.working(f"sending its shares of batch {batch.batch_id}"):
+            self._crew.deal([[b""], *([joined(share)] for share in shares[1:])])
+        return self._train(shares[0], began)
+
+    def _train(self, share: Share, began: float) -> Update:
+        update, facts = _trained(self._learner, self._crew, share, began)
+        slowest = max(range(len(facts)), key=lambda rank: facts[rank]["busy_s"])
+        self.gauges |= {
+            "slowest_rank": float(slowest),
+            "slowest_rank_s": facts[slowest]["busy_s"],
+            "rank_memory_mb": max(each["memory_mb"] for each in facts),
+        }
+        return update
+
+    def begin_checkpoint(self, progress: TrainerProgress, model: str) -> None:
+        """Have every other rank begin its part of a checkpoint; this one begins its own at once."""
+        told = {"progress": progress.model_dump_json(), "model": model}
+        self._crew.tell(Command.CHECKPOINT, json.dumps(told).encode())
+        self._crew.rest()
+
+    def begin_restore(self, checkpoint: Path) -> None:
+        """Have every other rank restore its part; this one restores its own at once."""
+        self._crew.tell(Command.RESTORE, str(checkpoint).encode())
+        self._crew.doing("restoring a checkpoint")
+
+    def beat(self) -> None:
+        """Tell the others that this one lives, and hear it of them."""
+        self._crew.tell(Command.BEAT)
+        self._crew.gathered(b"")
+        self._crew.rest()
+
+    def state(self) -> Tensors:
+        """This rank's part of what a checkpoint holds."""
+        return self._learner.state()
+
+    def restore(self, saved: SavedState) -> None:
+        """Restore this rank's part. Raises ValueError if it is of another model."""
+        self._learner.restore(saved)
+        self._crew.rest()
+
+
+class _GatheredModel:
+    """The weights of all ranks, for the channel."""
+
+    def __init__(self, learner: PolicyLearner, crew: RankCrew) -> None:
+        self._learner = learner
+        self._crew = crew
+
+    def weights(self) -> Tensors:
+        """All tensors that are published, whole; a turn of all ranks."""
+        self._crew.tell(Command.PUBLISH)
+        with self._crew.working("gathering the weights"):
+            tensors = self._learner.model.weights()
+        self._crew.rest()
+        return tensors
+
+    def frozen(self) -> frozenset[str]:
+        """Names of those that training does not change."""
+        return self._learner.model.frozen()
+
+
+def follow(learner: PolicyLearner, crew: RankCrew, save: Begin, restore: Begin) -> None:
+    """Do what rank 0 says, until STOP. Raises RankError where another rank is lost."""
+    while True:
+        command, more = crew.heard()
+        if command is Command.STOP:
+            return
+        if command is Command.UPDATE:
+            [frame] = crew.dealt()
+            share = parted(frame, BATCH_LIMITS)
+            assert isinstance(share, Share)
+            _trained(learner, crew, share, time.monotonic())
+        elif command is Command.PUBLISH:
+            with crew.working("gathering the weights"):
+                learner.model.weights()
+        elif command is Command.CHECKPOINT:
+            with crew.working("beginning a checkpoint"):
+                save(more.decode())
+        elif command is Command.RESTORE:
+            with crew.working("restoring a checkpoint"):
+                restore(more.decode())
+        elif command is Command.BEAT:
+            crew.gathered(b"")
+
+
+def _trained(
+    learner: PolicyLearner, crew: RankCrew, share: Share, began: float
+) -> tuple[Update, list[dict[str, float]]]:
+    """This rank's part in an update; its result, and facts about each rank."""
+    with crew.working(f"an update of {len(share.work.packs)} packs"):
+        update = learner.train_on(share, began)
+    facts = {
+        "busy_s": update.metrics["prepare_s"] + update.metrics["forward_s"],
+        "memory_mb": memory_mb(crew.device),
+    }
+    found: list[Any] = [json.loads(each) for each in crew.gathered(json.dumps(facts).encode())]
+    crew.rest()
+    return update, found

@@ -1,0 +1,215 @@
+"""The ranks of a trainer as one torch.distributed group, and what rank 0 tells the others.
+
+    join         make the group: gloo for the CPU, NCCL for GPUs
+    RankCrew     a Crew (crew.py) of several processes
+    Command      what rank 0 asks of all
+
+Two groups: the default one carries the model (NCCL between GPUs, gloo on the CPU, through the one
+argument `device`); a second one, gloo, carries commands, plans and screens, so that a wait for the next
+batch occupies no GPU. While rank 0 has nothing to do it sends BEAT, so each wait of every rank has a
+deadline. Gloo's sockets have no authentication: ranks that `dart train` started are bound to 127.0.0.1
+and meet through a file in the run directory. No pickle: bytes and tensors only.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import resource
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from bus.errors import ConfigError, MissingPartError
+from dart_cli.train.rank_board import Membership
+from dart_cli.train.rank_watch import RankWatch
+
+_distributed: Any = torch.distributed  # whose type stubs lack most of what is used here
+
+_BACKSTOP = 2.0
+"""Torch's own time limits, in `train.rank_deadline_s`: the watch is first, and names the rank."""
+
+
+class Command(enum.IntEnum):
+    """What rank 0 asks of all ranks, itself included; each with bytes that say more."""
+
+    BEAT = 0  # nothing: rank 0 waits, and lives
+    UPDATE = 1  # learn from the share that follows
+    PUBLISH = 2  # gather the weights on rank 0
+    CHECKPOINT = 3  # write this rank's part
+    RESTORE = 4  # read it
+    STOP = 5  # end
+
+
+class RankCrew:
+    """See dart_cli.train.crew.Crew. Not thread-safe: the computing thread's."""
+
+    def __init__(self, member: Membership, watch: RankWatch, device: torch.device) -> None:
+        self.rank, self.size = member.rank, member.size
+        self.device = device
+        self.watch = watch
+        self.mesh: DeviceMesh = init_device_mesh(device.type, (member.size,))
+        self._commands = _distributed.new_group(backend="gloo")
+        self._turn = 0
+
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks, float64, on the CPU; added in order of rank, so equal on all."""
+        mine = values.detach().to("cpu", torch.float64).contiguous()
+        parts = [torch.empty_like(mine) for _ in range(self.size)]
+        with self.watch.raising():
+            _distributed.all_gather(parts, mine, group=self._commands)
+        return torch.stack(parts).sum(dim=0)
+
+    def gathered(self, part: bytes) -> list[bytes]:
+        """What each rank gave, in order of rank."""
+        lengths = self.total(_one_hot(self.rank, self.size, len(part))).to(torch.int64).tolist()
+        longest = max(*lengths, 1)
+        mine = torch.zeros(longest, dtype=torch.uint8)
+        mine[: len(part)] = _as_tensor(part)
+        parts = [torch.empty_like(mine) for _ in lengths]
+        with self.watch.raising():
+            _distributed.all_gather(parts, mine, group=self._commands)
+        return [bytes(each[:length].numpy()) for each, length in zip(parts, lengths, strict=True)]
+
+    def doing(self, what: str) -> None:
+        """Note what this rank begins; it has the deadline from now."""
+        self.watch.doing(what)
+
+    # --- rank 0 and the others --------------------------------------------------------------
+
+    def tell(self, command: Command, more: bytes = b"") -> None:
+        """Rank 0: begin a turn of all ranks. They must then make the same calls."""
+        self._turn += 1
+        self.watch.doing(f"sending {command.name}", turn=self._turn)
+        head = torch.tensor([command, len(more)], dtype=torch.int64)
+        with self.watch.raising():
+            _distributed.broadcast(head, 0, group=self._commands)
+            if more:
+                _distributed.broadcast(_as_tensor(more), 0, group=self._commands)
+
+    def heard(self) -> tuple[Command, bytes]:
+        """Other ranks: the next command, by the deadline."""
+        head = torch.zeros(2, dtype=torch.int64)
+        self.watch.doing("waiting for a command of rank 0")
+        with self.watch.raising():
+            _distributed.broadcast(head, 0, group=self._commands)
+            command, length = Command(int(head[0])), int(head[1])
+            self._turn += 1
+            self.watch.doing(f"receiving {command.name}", turn=self._turn)
+            more = torch.empty(length, dtype=torch.uint8)
+            if length:
+                _distributed.broadcast(more, 0, group=self._commands)
+        return command, bytes(more.numpy())
+
+    def deal(self, parts: Sequence[Sequence[bytes]]) -> None:
+        """Rank 0: send each other rank its frames; `parts` is by rank, its own is not sent."""
+        with self.watch.raising():
+            for rank in range(1, self.size):
+                frames = [_as_tensor(frame) for frame in parts[rank]]
+                lengths = torch.tensor([len(frames), *map(len, frames)], dtype=torch.int64)
+                _distributed.send(lengths[:1], rank, group=self._commands)
+                _distributed.send(lengths[1:], rank, group=self._commands)
+                for frame in frames:
+                    if len(frame):
+                        _distributed.send(frame, rank, group=self._commands)
+
+    def dealt(self) -> list[bytes]:
+        """Other ranks: the frames that rank 0 deals to this one."""
+        count = torch.zeros(1, dtype=torch.int64)
+        with self.watch.raising():
+            _distributed.recv(count, 0, group=self._commands)
+            lengths = torch.zeros(int(count), dtype=torch.int64)
+            _distributed.recv(lengths, 0, group=self._commands)
+            frames = []
+            for length in lengths.tolist():
+                frame = torch.empty(length, dtype=torch.uint8)
+                if length:
+                    _distributed.recv(frame, 0, group=self._commands)
+                frames.append(bytes(frame.numpy()))
+        return frames
+
+    def rest(self) -> None:
+        """This rank has done its part of the turn. Rank 0 may rest as long as it likes."""
+        within_s = float("inf") if self.rank == 0 else None
+        self.watch.doing("waiting for its next work", within_s=within_s)
+
+    @contextmanager
+    def working(self, what: str, *, within_s: float | None = None) -> Iterator[None]:
+        """Work of this rank, in which it may meet others; their end is raised as RankError."""
+        self.watch.doing(what, within_s=within_s)
+        with self.watch.raising():
+            yield
+
+
+@contextmanager
+def join(member: Membership, device: torch.device, deadline_s: float) -> Iterator[None]:
+    """Inside, this process is in the group of all ranks, which it leaves at the end.
+
+    Waits for the other ranks by torch's limit, which is longer than the watch's deadline.
+    """
+    limit = timedelta(seconds=_BACKSTOP * deadline_s + 60)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if member.is_ours:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+        store: Any = _distributed.FileStore(str(member.folder / "store"), member.size)
+        store.set_timeout(limit)
+        _distributed.init_process_group(
+            backend, store=store, rank=member.rank, world_size=member.size, timeout=limit
+        )
+    else:
+        _distributed.init_process_group(backend, timeout=limit)
+    try:
+        yield
+    finally:
+        # A group whose other end has died is not waited for.
+        _distributed.destroy_process_group()
+
+
+def device_of(member: Membership, asked: str) -> torch.device:
+    """The device of a rank: its own GPU of those that this process sees, or the CPU.
+
+    Raises ConfigError, MissingPartError for devices that cannot be shared out.
+    """
+    if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if ":" in asked:
+        raise ConfigError(
+            f'train.device = "{asked}" names one GPU, and train.ranks takes one for each rank: set '
+            '"cuda", and the GPUs with gpus.train'
+        )
+    if member.local_rank >= torch.cuda.device_count():
+        raise MissingPartError(
+            f"rank {member.rank} needs GPU {member.local_rank}, torch sees "
+            f"{torch.cuda.device_count()}: set train.ranks to the GPUs there are, or gpus.train"
+        )
+    return torch.device("cuda", member.local_rank)
+
+
+def memory_mb(device: torch.device) -> float:
+    """The most memory that this process has held: of its GPU, or else of the host."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    unit = 1e6 if sys.platform == "darwin" else 1e3  # bytes, or kilobytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+def _as_tensor(data: bytes) -> torch.Tensor:
+    return (
+        torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if data
+        else torch.empty(0, dtype=torch.uint8)
+    )
+
+
+def _one_hot(place: int, size: int, value: float) -> torch.Tensor:
+    found = torch.zeros(size, dtype=torch.float64)
+    found[place] = value
+    return found

@@ -1,0 +1,182 @@
+"""The processes of a trainer with several ranks: started, watched and ended as one.
+
+    Ranks           what one process holds for being a rank: watch, group, crew, and on rank 0 the others
+    RankProcesses   the ranks that rank 0 started on this host
+
+`dart train` with `train.ranks = N` is rank 0 and starts the others (follower.py); torchrun starts all
+ranks itself, each with the same `dart train`. Rank 0 alone holds the bus, the loop, the weight channel and
+the curves. Others hold nothing that the run could lose: when any rank ends or hangs, all end within
+`train.rank_deadline_s`, rank 0 with exit code 1, so that `dart up` starts `dart train` again, which
+resumes from its checkpoint (docs/ranks.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+from dart_cli.config.schema import Config
+from dart_cli.runtime.logs import log_dir
+from dart_cli.runtime.role import say_error
+from dart_cli.runtime.run_dir import leave_error
+from dart_cli.train.rank_board import CONFIG, FOLDER_VARIABLE, Membership, RankBoard, membership
+from dart_cli.train.rank_group import Command, RankCrew, device_of, join, memory_mb
+from dart_cli.train.rank_watch import RAISE_S, RankWatch
+
+log = logging.getLogger(__name__)
+
+PROGRAM = ("-m", "dart_cli.train.follower")
+"""What a rank above 0 runs."""
+START_S = 300.0
+"""Seconds in which all ranks must have started, if `train.rank_deadline_s` is less."""
+LAST_WORDS_S = 2 * RAISE_S
+"""Seconds that ranks have to log why they end, before they are killed."""
+END_S = 10.0
+"""Seconds that ranks may take to end after STOP; then they are killed."""
+
+
+class RankProcesses:
+    """Ranks 1 to N - 1 of this host, children of rank 0 and of its process group."""
+
+    def __init__(self, config: Config, member: Membership) -> None:
+        """Start them. Their output goes to their logs."""
+        (member.folder / CONFIG).write_text(config.model_dump_json(), encoding="utf-8")
+        log_dir(config.run.dir).mkdir(exist_ok=True)
+        self._member, self._run_dir = member, config.run.dir
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        try:
+            for rank in range(1, member.size):
+                self._children[rank] = self._start(rank)
+        except BaseException:
+            self.end(0.0)
+            raise
+
+    def _start(self, rank: int) -> subprocess.Popen[bytes]:
+        environment = {
+            **os.environ,
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self._member.size),
+            "LOCAL_RANK": str(rank),
+            FOLDER_VARIABLE: str(self._member.folder.absolute()),
+        }
+        with self._member.log_file(self._run_dir, rank).open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, *PROGRAM],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+            )
+
+    def look(self) -> str:
+        """Which of them has ended, and how; empty if none has."""
+        for rank, child in self._children.items():
+            code = child.poll()
+            if code is None:
+                continue
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+            state = RankBoard(self._member.folder).states().get(rank)
+            doing = f"; it was doing: {state.doing}" if state else ""
+            failed = f": {state.error}" if state and state.error else ""
+            return (
+                f"rank {rank} of {self._member.size} (pid {child.pid}) {how}{failed}{doing}; its log is "
+                f"{self._member.log_file(self._run_dir, rank)}; all ranks end"
+            )
+        return ""
+
+    def end(self, within_s: float) -> None:
+        """Wait for them to end by themselves, then kill those that have not."""
+        until = time.monotonic() + within_s
+        for child in self._children.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(max(until - time.monotonic(), 0.0))
+        for child in self._children.values():
+            child.kill()
+            child.wait()
+
+
+class Ranks:
+    """A rank's part in a trainer of several: a context manager for the computing thread."""
+
+    def __init__(self, config: Config, member: Membership | None = None) -> None:
+        """Raises ConfigError where torchrun started another number of ranks than asked for."""
+        self._config = config
+        self.member = member or membership(config)
+        self._stack = contextlib.ExitStack()
+        self._processes: RankProcesses | None = None
+        self._crew: RankCrew | None = None
+
+    @property
+    def crew(self) -> RankCrew:
+        """This rank's, once it has met the others."""
+        assert self._crew is not None
+        return self._crew
+
+    @property
+    def start_s(self) -> float:
+        """Seconds in which all ranks must have started, and then loaded the model."""
+        return max(START_S, self._config.train.rank_deadline_s)
+
+    def __enter__(self) -> Self:
+        """Start the other ranks, if they are ours, and meet them. Raises RankError, ConfigError."""
+        config, member = self._config, self.member
+        device = device_of(member, config.train.device)
+        with contextlib.ExitStack() as stack:
+            if member.rank == 0 and member.is_ours:
+                RankBoard(member.folder).remove_others()
+                self._processes = RankProcesses(config, member)
+                stack.callback(self._processes.end, LAST_WORDS_S)
+            watch = stack.enter_context(
+                RankWatch(
+                    member, config.run.dir, config.train.rank_deadline_s, self._end, self._look
+                )
+            )
+            watch.doing("meeting the other ranks", within_s=self.start_s)
+            with watch.raising():
+                stack.enter_context(join(member, device, config.train.rank_deadline_s))
+                self._crew = RankCrew(member, watch, device)
+            self._stack = stack.pop_all()
+        log.info("rank %d of %d, %s", member.rank, member.size, device)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End with the others."""
+        self.end(error)
+
+    def end(self, error: BaseException | None) -> None:
+        """End the others: after STOP where all is well, else at once. Before the start, nothing."""
+        if self._crew is None:
+            return
+        if self.member.rank == 0 and error is None:
+            self._crew.tell(Command.STOP)
+            if self._processes is not None:
+                self._crew.watch.close()
+                self._processes.end(END_S)
+        log.info("most memory of rank %d: %.0f MB", self.member.rank, memory_mb(self._crew.device))
+        self._crew = None
+        self._stack.__exit__(type(error) if error else None, error, None)
+
+    def _look(self) -> str:
+        return self._processes.look() if self._processes is not None else ""
+
+    def _end(self, reason: str) -> None:
+        """End this process, from the watch's thread: the computing one waits for a rank that is gone."""
+        log.error("%s", reason)
+        if self.member.rank == 0:
+            leave_error(self._config.run.dir, self.member.name, reason)
+            say_error(reason)
+            if self._processes is not None:
+                self._processes.end(LAST_WORDS_S)
+        os._exit(1)

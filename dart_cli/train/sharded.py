@@ -1,0 +1,253 @@
+"""One model over several processes: FSDP2 of a loaded policy.
+
+    ShardingPlan    the processes' mesh, in what type they compute, where the shards are
+    shard           which modules are units of FSDP2, and how they are wrapped
+    load_sharded    a policy folder, read shard by shard: no rank ever holds the whole model
+    Gradients       when a rank's gradients are summed with the others'
+    local_shard     the part of a tensor that this rank holds
+    whole_on_rank_0 the tensors that are published, one at a time, in the model's type
+
+A trained parameter is a float32 shard, its own master: FSDP2 casts it to `compute` (bfloat16) where it
+is gathered for a forward pass, and sums its gradients over ranks in float32. Frozen parameters (a
+frozen vision tower, the base under adapters) are whole on each rank in the model's type and take no
+part. Units, each gathered just before it runs and freed behind it:
+
+    each language layer; each vision block and the rest of the tower, where it is trained;
+    the input embedding, unless it is tied to the head
+    the root: final norm and head (and the tied embedding), held from forward to backward
+
+Divisors of the loss are the whole batch's, so gradients are summed over ranks, not averaged.
+
+When a rank's gradients are summed decides memory against traffic. Summed after each pack, a rank keeps
+float32 shards only (1/N of 4 bytes a parameter), and each pack sends one set of gradients. Summed
+after the last pack alone, each rank keeps float32 gradients of all trained parameters: 30 GB for a 7B,
+which no plan of memory has room for. So small models (`WHOLE_GRADIENTS_BYTES`) sum once, others each
+time; on GPUs the sums of a layer are sent while the layer before it is computed.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from dart_cli.config.schema import LoraConfig
+from dart_cli.policy.attention import use_packed
+from dart_cli.policy.forward import use_batched_vision
+from dart_cli.policy.lora import initial_adapter, is_adapter
+from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.shard_files import PolicyFiles, fill, fill_buffers
+
+_distributed: Any = torch.distributed  # whose type stubs lack what is used here
+Root = TypeVar("Root", bound=nn.Module)
+
+WHOLE_GRADIENTS_BYTES = 1 << 30
+"""Float32 gradients of all trained parameters up to this size are kept whole on each rank, and summed
+over ranks once an update."""
+
+
+@dataclass(frozen=True)
+class ShardingPlan:
+    """How a model is spread over the processes of a mesh of one axis."""
+
+    mesh: DeviceMesh
+    device: torch.device  # where this rank computes
+    compute: torch.dtype  # of weights and activations; masters are float32
+    offload: bool = False  # shards and optimizer in main memory
+
+    @property
+    def storage(self) -> torch.device:
+        """Where this rank's shards are."""
+        return torch.device("cpu") if self.offload else self.device
+
+    @property
+    def precision(self) -> MixedPrecisionPolicy:
+        """What FSDP2 casts a trained model to."""
+        compute = None if self.compute == torch.float32 else self.compute
+        return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+
+    @property
+    def placement(self) -> OffloadPolicy:
+        """Where FSDP2 keeps shards, gradients and so the optimizer's state."""
+        return (
+            CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
+            if self.offload
+            else OffloadPolicy()
+        )
+
+
+def shard(root: nn.Module, model: PreTrainedModel, plan: ShardingPlan) -> None:
+    """Make `root`, whose forward runs `model`, one FSDP2 model over `plan.mesh`, in place.
+
+    Its trained parameters, float32, become shards. A model that trains nothing (a reference) is
+    sharded whole, in its own type.
+    """
+    trained = {each for each in model.parameters() if each.requires_grad}
+    kept = {
+        each
+        for each in model.parameters()
+        if (not each.requires_grad if trained else not each.is_meta)  # else it is another model's
+    }
+    options: dict[str, Any] = {
+        "mesh": plan.mesh,
+        "mp_policy": plan.precision if trained else MixedPrecisionPolicy(),
+        "offload_policy": plan.placement if trained else OffloadPolicy(),
+        "ignored_params": kept,
+    }
+    for unit in _units(model):
+        if any(parameter not in kept for parameter in unit.parameters()):
+            fully_shard(unit, **options)
+    # A trained root stays gathered until its backward pass; that of a reference has none.
+    fully_shard(root, **options, reshard_after_forward=None if trained else True)
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(
+                True
+            )  # else gloo is asked to divide, and cannot
+
+
+def _units(model: PreTrainedModel) -> Iterator[nn.Module]:
+    """Modules that are gathered by themselves, inner ones before those that hold them."""
+    inner: Any = model.model
+    yield from inner.visual.blocks
+    yield inner.visual
+    yield from inner.language_model.layers
+    embedding = model.get_input_embeddings()
+    head = model.get_output_embeddings()
+    if embedding.weight is not head.weight:
+        yield embedding
+
+
+def load_sharded(
+    name: str | Path,
+    plan: ShardingPlan,
+    *,
+    prepare: Callable[[PreTrainedModel], None],
+    root: Callable[[LoadedPolicy], Root],
+    lora: LoraConfig | None = None,
+    seed: int = 0,
+) -> tuple[LoadedPolicy, Root]:
+    """A policy folder over all ranks of `plan`, and the root module that `root` makes around it.
+
+    `prepare` marks what is not trained (all of it: a reference), and may put modules of another model
+    in place of its own, which stay as they are. With `lora` the adapters alone are trained. Every rank
+    of the mesh calls this. Raises ModelError as `load_policy` does.
+    """
+    policy = load_policy(name, weights=False, lora=lora)
+    model = policy.model
+    prepare(model)
+    for parameter in model.parameters():  # not buffers, which stay as the class computes them
+        if parameter.is_meta:
+            dtype = torch.float32 if parameter.requires_grad else plan.compute
+            parameter.data = parameter.data.to(dtype)
+    made = root(policy)
+    shard(made, model, plan)
+    with PolicyFiles(policy.folder) as files:
+        fill(model, files, lambda parameter: _home(parameter, plan), _adapters(model, seed))
+    fill_buffers(model, plan.device)
+    use_batched_vision(model)
+    use_packed(model)
+    model.eval()
+    return policy, made
+
+
+def _adapters(model: PreTrainedModel, seed: int) -> dict[str, torch.Tensor]:
+    """What adapters are before any update, if the model has some."""
+    return {
+        name: initial_adapter(name, parameter.shape, seed)
+        for name, parameter in model.named_parameters()
+        if is_adapter(name)
+    }
+
+
+def _home(parameter: nn.Parameter, plan: ShardingPlan) -> torch.device:
+    """Where a parameter is kept: offloaded if it is a trained shard."""
+    return plan.storage if parameter.requires_grad else plan.device
+
+
+def mesh_of_one(device: torch.device) -> DeviceMesh:
+    """A mesh of this process alone, for a model whose masters are of another type than its weights."""
+    if not torch.distributed.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        torch.distributed.init_process_group(
+            backend, store=_distributed.HashStore(), rank=0, world_size=1
+        )
+        atexit.register(_leave)
+    return init_device_mesh(device.type, (1,))
+
+
+def _leave() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+class Gradients:
+    """When the gradients of a sharded model are summed over ranks; see the module."""
+
+    def __init__(self, root: nn.Module, trained: Iterable[nn.Parameter]) -> None:
+        self._root = root if isinstance(root, FSDPModule) else None
+        size = sum(parameter.numel() * torch.float32.itemsize for parameter in trained)
+        self.once = size <= WHOLE_GRADIENTS_BYTES
+
+    def before(self, *, is_last: bool) -> None:
+        """Tell FSDP2 that the next backward is that of the update's last pack, or of another."""
+        if self._root is not None:
+            self._root.set_requires_gradient_sync(is_last or not self.once)
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor, on every rank."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local_shard(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's rows of a tensor; all of a tensor that is not sharded. Shares its memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def whole_on_rank_0(
+    named: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """The tensors as they are published: whole, in `dtype`, on the host; empty on other ranks.
+
+    Every rank calls it with the same names. One tensor at a time is cast, so that ranks exchange
+    the model's type and not float32, and gathered. A tensor that is not sharded is given as it is.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in named:
+        if not isinstance(tensor, DTensor):
+            found[name] = tensor.detach()
+            continue
+        value = _gathered(tensor, dtype)
+        if tensor.device_mesh.get_rank() == 0:
+            found[name] = value.cpu()
+    return found
+
+
+def _gathered(tensor: DTensor, dtype: torch.dtype) -> torch.Tensor:
+    """All of a tensor, on the device of its mesh, where an offloaded shard is brought first."""
+    mesh = tensor.device_mesh
+    local = tensor.to_local().to(mesh.device_type, dtype)
+    return DTensor.from_local(
+        local, mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    ).full_tensor()

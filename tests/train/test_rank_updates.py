@@ -1,0 +1,150 @@
+"""Promises of an update on several ranks: it is the update of one, whatever the recipe."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bus.messages import Batch, Chain, Sample
+from bus.packed import float64s, int32s
+from dart_cli.config.schema import Config, LoraConfig
+from dart_cli.engines.transformers_engine import TransformersEngine
+from dart_cli.policy.model import load_policy
+from tests.train import rank_cases
+from tests.train.conftest import Play
+from tests.train.rank_cases import Case
+from tests.train.world import run_world
+
+CLASSES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+SIZES = (2, 4)
+TOLERANCE = 1e-5
+
+
+def changed(config: Config, *, model: dict[str, Any] | None = None, **train: Any) -> Config:
+    """The configuration with other keys of [train] and [model]."""
+    return config.model_copy(
+        update={
+            "train": config.train.model_copy(update=train),
+            "model": config.model.model_copy(update=model or {}),
+        }
+    )
+
+
+def with_text(batch: Batch) -> Batch:
+    """The batch and a sample of text alone, longer than the others' text."""
+    chain = Chain(token_ids=int32s(range(20, 220)), image_hashes=[])
+    sample = Sample(
+        group_id="g9",
+        trajectory_id="text",
+        step=0,
+        chain=len(batch.chains),
+        start=180,
+        end=200,
+        images=0,
+        behaviour_logprobs=float64s([-5.0] * 20),
+        version_spans=[],
+        advantage=0.7,
+        weight=1.0,
+    )
+    return batch.model_copy(
+        update={"chains": [*batch.chains, chain], "samples": [*batch.samples, sample]}
+    )
+
+
+def weighing(batch: Batch, weights: Callable[[int], float]) -> Batch:
+    """The batch with other weights of its samples."""
+    samples = [
+        sample.model_copy(update={"weight": weights(index)})
+        for index, sample in enumerate(batch.samples)
+    ]
+    return batch.model_copy(update={"samples": samples})
+
+
+@pytest.fixture(scope="module")
+def cases(
+    tiny_folder: Path,
+    batches: list[Batch],
+    make_config: Callable[[Path], Config],
+    family: Callable[[str], Path],
+    play: Play,
+) -> dict[str, Case]:
+    """Recipes, each with the batches of two updates."""
+    # A cap that no weight is at: the weights of tokens just sampled are 1 up to rounding.
+    # A small step: AdamW turns the rounding of a gradient near 0 into a whole one.
+    recipe = {"is_cap": 1.5, "lr": 1e-5}
+    tiny = changed(make_config(tiny_folder), **recipe)
+    two = batches[:2]
+    found: dict[str, Case] = {}
+    for kind in CLASSES:
+        folder = family(kind)
+        engine = TransformersEngine(load_policy(folder), max_batch=32)
+        played = [play(engine, 3, 2, 1.0, number) for number in (1, 2)]
+        asyncio.run(engine.close())
+        found[kind] = changed(make_config(folder), pack_tokens=1024, **recipe), played
+    everything = {"kl_beta": 0.1, "entropy_coef": 0.01}
+    skipping = [two[0], weighing(two[1], lambda _: 0.0)]
+    return found | {
+        "KL and entropy": (changed(tiny, **everything), two),
+        "a frozen tower": (changed(tiny, model={"freeze_vision": True}, **everything), two),
+        "several passes": (changed(tiny, epochs=2, objective="gspo", recompute="layer"), two),
+        "a low sample size": (changed(tiny, min_ess=0.9999), two),
+        "a shrunk step": (changed(tiny, min_ess=0.9999, low_ess="shrink"), two),
+        "no weights": (tiny, skipping),
+        "one pack": (
+            changed(tiny, pack_tokens=100_000),
+            [weighing(b, lambda i: float(i < 2)) for b in two],
+        ),
+        "text alone": (tiny, [with_text(batch) for batch in two]),
+        "adapters": (
+            changed(tiny, model={"lora": LoraConfig(rank=4, alpha=8.0)}, **everything),
+            two,
+        ),
+        "other weights looked back at": (changed(tiny, parity_every=1), two),
+    }
+
+
+@pytest.fixture(scope="module")
+def on_one(cases: dict[str, Case]) -> dict[str, Any]:
+    return {name: rank_cases.alone(*case) for name, case in cases.items()}
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def on_many(
+    cases: dict[str, Case], request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("world")
+    found: dict[str, Any] = run_world(request.param, rank_cases.updated, folder, cases)[0]
+    return found
+
+
+NAMES = (
+    *CLASSES,
+    *("KL and entropy", "a frozen tower", "several passes", "a low sample size", "a shrunk step"),
+    *("no weights", "one pack", "text alone", "adapters", "other weights looked back at"),
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_compute_the_update_of_one(
+    name: str, on_one: dict[str, Any], on_many: dict[str, Any]
+) -> None:
+    same(on_many[name], on_one[name])
+
+
+def same(got: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert got["told"] == wanted["told"]
+    for mine, theirs in zip(got["metrics"], wanted["metrics"], strict=True):
+        assert mine == pytest.approx(theirs, rel=TOLERANCE, abs=TOLERANCE)
+    for mine, theirs in zip(got["mismatches"], wanted["mismatches"], strict=True):
+        assert [each[:2] for each in mine] == [each[:2] for each in theirs]
+        assert np.allclose([e[2:] for e in mine], [e[2:] for e in theirs], atol=TOLERANCE)
+    assert got["gradients"].keys() == wanted["gradients"].keys()
+    for key, gradient in wanted["gradients"].items():
+        difference = np.abs(got["gradients"][key] - gradient).max()
+        assert difference <= TOLERANCE * np.abs(gradient).max(), key
+    assert got["published"].keys() == wanted["published"].keys()

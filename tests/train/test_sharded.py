@@ -1,0 +1,118 @@
+"""Promises of a model over several processes: read in parts, trained as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bus.errors import ModelError
+from dart_cli.policy.model import load_policy
+from dart_cli.policy.random_models import build
+from dart_cli.policy.shard_files import PolicyFiles, fill
+from tests.train import sharded_cases as cases
+from tests.train.world import run_world
+
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+
+
+RANKS = 3
+"""By which hardly any tensor can be divided evenly."""
+
+
+@pytest.fixture(scope="module")
+def loaded(family: Callable[[str], Path]) -> dict[str, list[dict[str, Any]]]:
+    """What each rank holds of a model of each class."""
+    found = run_world(RANKS, cases.all_loaded, {kind: family(kind) for kind in FAMILIES})
+    return {kind: [one[kind] for one in found] for kind in FAMILIES}
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_rank_reads_and_holds_its_own_shards_and_frozen_parameters_alone(
+    family: Callable[[str], Path], loaded: dict[str, list[dict[str, Any]]], kind: str
+) -> None:
+    folder, size, found = family(kind), RANKS, loaded[kind]
+    whole = dict(load_policy(folder).model.named_parameters())
+    for rank, one in enumerate(found):
+        assert one["equal"], f"rank {rank} holds other values than the folder"
+        for name, held in one["held"].items():
+            if ".visual." in name:  # frozen: whole, in the model's type
+                assert held == whole[name].numel() * torch.bfloat16.itemsize, name
+            else:  # a float32 shard: no more than its share of the rows
+                rows = -(-len(whole[name]) // size)
+                assert held <= rows * whole[name][0].numel() * torch.float32.itemsize, name
+    frozen = sum(each.nbytes for name, each in whole.items() if ".visual." in name)
+    trained = sum(each.nbytes for name, each in whole.items() if ".visual." not in name)
+    assert sum(one["read"] for one in found) == trained + size * frozen
+    assert max(one["read"] for one in found) < frozen + trained / size * 1.1
+    expected = {name: each.numpy() for name, each in load_policy(folder).model.named_buffers()}
+    for one in found:
+        assert one["buffers"].keys() == expected.keys()
+        assert all(np.array_equal(one["buffers"][name], expected[name]) for name in expected)
+
+
+@pytest.fixture(scope="module")
+def curves(family: Callable[[str], Path]) -> dict[str, dict[str, Any]]:
+    """The same two updates of one model, done in several ways on 2 ranks, and on 1."""
+    folder = family("qwen2_5_vl")
+    ways: dict[str, dict[str, Any]] = {
+        "shards": {},
+        "summed each time": {"once": False},
+        "offloaded": {"offload": True},
+        "bfloat16": {"compute": torch.bfloat16},
+    }
+    two = run_world(2, cases.all_of, {name: (folder, way) for name, way in ways.items()})
+    ways = {"plain": {"plain": True}, "bfloat16": ways["bfloat16"]}
+    [one] = run_world(1, cases.all_of, {name: (folder, way) for name, way in ways.items()})
+    assert not two[1]["shards"]["published"]  # rank 0 alone has what is published
+    return two[0] | {f"{name}, 1 rank": found for name, found in one.items()}
+
+
+@pytest.mark.parametrize(
+    ("way", "expected", "tolerance"),
+    [
+        ("shards", "plain, 1 rank", 1e-5),
+        ("summed each time", "shards", 1e-5),
+        ("offloaded", "shards", 1e-6),
+        ("bfloat16", "bfloat16, 1 rank", 1e-5),
+    ],
+)
+def test_however_the_work_is_spread_loss_norm_and_gradients_are_the_same(
+    curves: dict[str, dict[str, Any]], way: str, expected: str, tolerance: float
+) -> None:
+    got, wanted = curves[way], curves[expected]
+    assert np.allclose(got["curve"], wanted["curve"], rtol=tolerance)
+    assert got["gradients"].keys() == wanted["gradients"].keys()
+    for name, gradient in wanted["gradients"].items():
+        difference = np.abs(got["gradients"][name] - gradient).max()
+        assert difference <= tolerance * np.abs(gradient).max(), name
+
+
+def test_what_is_published_is_the_whole_model_in_its_own_type(
+    family: Callable[[str], Path],
+) -> None:
+    folder = family("qwen3_vl")
+    [found, _] = run_world(2, cases.published, folder)
+    model = load_policy(folder, "bfloat16").model
+    expected = {name: each.detach() for name, each in model.named_parameters()}
+    assert found.keys() == expected.keys()
+    for name, each in expected.items():
+        assert np.array_equal(found[name], each.view(torch.int16).numpy()), name
+
+
+def test_an_incomplete_folder_is_refused_by_the_name_of_the_tensor(tmp_path: Path) -> None:
+    folder = build("qwen2_vl", tmp_path / "model")
+    model = load_policy(folder, weights=False).model
+    model.lm_head.weight = torch.nn.Parameter(torch.empty(3, 3, device="meta"))
+    with PolicyFiles(folder) as files, pytest.raises(ModelError, match=r"lm_head\.weight"):
+        fill(model, files, lambda _: torch.device("cpu"))
+
+
+def test_files_that_are_no_safetensors_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 20)
+    with pytest.raises(ModelError, match="copy them again"):
+        PolicyFiles(tmp_path)
