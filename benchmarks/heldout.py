@@ -55,7 +55,7 @@ async def play(config: Config, plans: list[tuple[int, ...]]) -> Scores:
             scores = found[version] = {task.id: [0, 0] for task in tasks}
             for played in await play_all(config, model.responder, episodes, "sampled"):
                 if played.end.outcome != "invalid":
-                    score = scores[played.episode.task.id]
+                    score = scores[played.task.id]
                     score[0] += played.end.outcome == "pass"
                     score[1] += 1
             print(f"v{version}: {count} episodes", file=sys.stderr, flush=True)

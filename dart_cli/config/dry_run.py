@@ -84,8 +84,11 @@ def _model(config: Config) -> str:
 
 def _rollout(config: Config) -> str:
     rollout = config.rollout
+    device = rollout.device
+    if config.gpus.rollout:
+        device += f", GPU {', '.join(map(str, config.gpus.rollout))}"
     return (
-        f"{rollout.engine} on {rollout.device}, up to {rollout.max_batch} requests together, "
+        f"{rollout.engine} on {device}, up to {rollout.max_batch} requests together, "
         f"{rollout.max_tokens} tokens each at temperature {rollout.temperature:g}"
     )
 
@@ -151,8 +154,13 @@ def _train(config: Config) -> str:
     train = config.train
     limit = f" or {train.max_minutes:g} minutes" if train.max_minutes else ""
     fall = f" falling to {train.lr * train.lr_end:g}" if train.lr_end < 1 else ""
+    device = train.device
+    if train.ranks > 1:
+        device = f"{train.ranks} ranks, {device}"
+    if config.gpus.train:
+        device += f", GPU {', '.join(map(str, config.gpus.train))}"
     return (
-        f"{train.updates} updates{limit} on {train.device}, lr {train.lr:g}{fall}, "
+        f"{train.updates} updates{limit} on {device}, lr {train.lr:g}{fall}, "
         f"checkpoint every {train.checkpoint_every}"
     )
 

@@ -193,6 +193,7 @@ def _parts(plan: Plan, *, on_cpu: bool) -> str:
         "activations with recompute" if plan.setup.recompute else "activations": passing.get(
             "activations", 0
         ),
+        "activations of the vision tower": passing.get("tower", 0),
         "features of screens": passing["features"],
         "gathered layers and head": passing.get("gathered", 0),
         "head, and gradients being summed": passing.get("head", 0) + passing.get("reduced", 0),

@@ -18,6 +18,7 @@ from dart_cli.config.architecture import expected_tensors, is_tied, text_sizes, 
 class Shape:
     """A vision-language model; counts are of numbers, not of bytes."""
 
+    kind: str  # model_type
     layers: int  # of the language model
     width: int  # hidden_size
     queries: int  # all heads of a token together
@@ -78,6 +79,7 @@ def shape_of(tree: Mapping[str, Any]) -> Shape:
         whole = len(listed) if isinstance(listed, list | tuple) else blocks
     deep = vision.raw("deepstack_visual_indexes") if newer else ()
     return Shape(
+        kind=kind,
         layers=text["num_hidden_layers"],
         width=width,
         queries=heads * head,

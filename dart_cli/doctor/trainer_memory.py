@@ -4,6 +4,7 @@ TrainerSetup     what the formulas follow from, beside the model's shape
 TrainerMemory    what one rank holds, by part
 trainer_memory   the peak of an update
 kept_by_layer    what a layer of the language model keeps of a token for the backward pass
+kept_by_block    what a block of the vision tower keeps of a patch, where it is trained
 
 The parts are those of `dart_cli/train` with FSDP2 (docs/hardware.md): trained parameters are float32
 shards over the ranks, which are the masters, with float32 gradients and AdamW's two moments; frozen
@@ -19,11 +20,13 @@ An update's memory is highest at one of these moments, the one that needs most:
     last    the last layer's MLP goes backward
     next    the layer before it does, while the last layer's gradients are reduced
     first   the first layer does, and the embedding is gathered ahead
+    tower   a vision block goes backward, where the tower is trained
     end     the gradients of embedding and head are reduced
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,7 +41,7 @@ VOCABULARY_CHUNK = 16_384
 MASTER, GRADIENT, MOMENTS = 4, 4, 8
 """Bytes of a trained parameter: the float32 master, its float32 gradient, AdamW's two moments."""
 
-Moment = Literal["head", "norm", "last", "next", "first", "end"]
+Moment = Literal["head", "norm", "last", "next", "first", "tower", "end"]
 
 WHOLE_GRADIENTS = 2**30
 """Float32 gradients up to this size are kept whole on each rank (dart_cli/train/sharded.py)."""
@@ -133,6 +136,18 @@ def kept_by_layer(shape: Shape, dtype: str) -> int:
     return norms + attention + mlp + heads
 
 
+def kept_by_block(shape: Shape, dtype: str) -> int:
+    """Bytes that a block of the vision tower keeps of a patch, without recompute.
+
+    Two norms, of which Qwen2.5's are as the language model's; attention with its joint queries, keys and
+    values; an MLP of two matrices, or of three.
+    """
+    wide = WIDTH[dtype]
+    of_width = {"qwen2_5_vl": 2 * (4 + 2 * wide) + 7 * wide}.get(shape.kind, 11 * wide)
+    of_mlp = {"qwen2_vl": 3, "qwen2_5_vl": 4, "qwen3_vl": 2}[shape.kind] * wide
+    return of_width * shape.vision_width + of_mlp * shape.vision_mlp
+
+
 def trainer_memory(
     shape: Shape, setup: TrainerSetup, *, whole_gradients: int = WHOLE_GRADIENTS
 ) -> TrainerMemory:
@@ -148,6 +163,8 @@ def trainer_memory(
         "first": _at_layer(shape, setup, 1),
         "end": _at_end(shape, setup),
     }
+    if not setup.freeze_vision and not setup.adapters:
+        moments |= _with_tower(shape, setup, moments)
     highest = max(moments, key=lambda name: sum(moments[name].values()))
     trained = trained_parameters(shape, setup)
     host = -(-(MASTER + GRADIENT + MOMENTS) * trained // setup.ranks) if setup.offload else 0
@@ -254,6 +271,29 @@ def _at_end(shape: Shape, setup: TrainerSetup) -> dict[str, int]:
         "head": wide * shape.embedding,
         "reduced": int(reduced * shape.embedding),
     }
+
+
+def _with_tower(
+    shape: Shape, setup: TrainerSetup, moments: Mapping[Moment, dict[str, int]]
+) -> dict[Moment, dict[str, int]]:
+    """The moments with what a trained tower keeps, and the one in which its last block goes backward.
+
+    As many patches as all tokens of the pack would be: screens are most of them.
+    """
+    wide, patches = WIDTH[setup.dtype], setup.tokens * shape.merge
+    one = kept_by_block(shape, setup.dtype)
+    each = wide * shape.vision_width if setup.recompute else one
+    kept = patches * shape.vision_blocks * each
+    found: dict[Moment, dict[str, int]] = {
+        name: {**parts, "tower": kept} for name, parts in moments.items() if name != "end"
+    }
+    backward = one + 3 * wide * shape.vision_mlp if setup.recompute else 3 * wide * shape.vision_mlp
+    found["tower"] = {
+        **moments["end"],  # the head, gathered, and its gradient
+        "reduced": 4 * shape.vision_block if _gathers(setup) else 0,
+        "tower": kept + patches * backward,
+    }
+    return found
 
 
 def _gathers(setup: TrainerSetup) -> bool:

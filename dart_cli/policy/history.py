@@ -42,18 +42,6 @@ class History:
         """Whether prompts extend one another until an eviction."""
         return self.images_most > 0
 
-    @property
-    def longest_images(self) -> int:
-        """Most screenshots in a prompt, the current one included."""
-        return self.images_most or self.images
-
-    @property
-    def longest_turns(self) -> int:
-        """Most past turns in a prompt."""
-        if not self.evicts:
-            return self.turns
-        return max(self.turns, self.images - 1) + self.images_most - self.images
-
     def visible(self, turns: Sequence[Turn]) -> list[Turn]:
         """The turns that go into the next prompt, oldest first.
 

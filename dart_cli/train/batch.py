@@ -5,6 +5,7 @@
     PackMaker        makes the packs of a rank's part
     batch_shares     what each token of a batch weighs in its loss
     tokens_of        a chain as the plan reads it: each image is a token of its own
+    cut_chain        a chain up to its last sample that is trained on
 
 A pack is trees of tokens (plan.py): what a group shares stands once, and each branch sees its path
 alone, with the positions that it has there. So a sample's numbers are those that it has alone:
@@ -149,14 +150,23 @@ def ids(values: IntArray) -> NDArray[np.int32]:
     return np.frombuffer(values, dtype=np.int32)
 
 
+def cut_chain(chain: Chain, length: int, image_token: int, sizes: Mapping[str, int]) -> Chain:
+    """The first `length` tokens, with the images that they show; `sizes` in tokens by content hash."""
+    if length == len(chain.token_ids):
+        return chain
+    token_ids = chain.token_ids[:length]
+    left, names = int((ids(token_ids) == image_token).sum()), []
+    for name in chain.image_hashes:
+        if left > 0:
+            names.append(name)
+            left -= sizes[name]
+    return chain.model_copy(update={"token_ids": token_ids, "image_hashes": names})
+
+
 def tokens_of(
-    chain: Chain,
-    length: int,
-    image_token: int,
-    numbers: Mapping[str, int],
-    sizes: Mapping[str, int],
+    chain: Chain, image_token: int, numbers: Mapping[str, int], sizes: Mapping[str, int]
 ) -> Tokens:
-    """The first `length` tokens as the plan reads them: each image by its number.
+    """The chain as the plan reads it: each image by its number.
 
     `numbers` and `sizes` are those of images by content hash: any number, and tokens.
     """
@@ -165,7 +175,7 @@ def tokens_of(
     counts = [sizes[name] for name in chain.image_hashes]
     images = np.array([IMAGE + numbers[name] for name in chain.image_hashes], dtype=np.uint32)
     read[token_ids == image_token] = images.repeat(counts)
-    return read[:length]
+    return read
 
 
 def rope_positions(

@@ -4,8 +4,9 @@
 
 A full-HD screen takes 0.2 s to prepare and 48 MB, and its features 19 MB (bfloat16). While one pack is in
 the model, threads prepare what the next one shows. Where the vision tower is frozen, a screen goes
-through it once in an update, however many packs and models show it: its features are held until the last
-pack that does. A trained tower is part of each pack's own pass.
+through it once in an update, however many packs and models show it: its features are held in main memory
+until the last pack that does, since those of 1,440 screens would take 28 GB of a GPU. A trained tower is
+part of each pack's own pass.
 """
 
 from __future__ import annotations
@@ -89,10 +90,13 @@ class PackFeed:
         held = {name: self._features[name] for name in names}
         self._let_go(number)
         levels = max((len(each.deepstack) for each in held.values()), default=0)
+        inner: Any = self._policy.model.model
+        device = next(inner.visual.parameters()).device
         features = ImageFeatures(
-            embeds=tuple(each.embeds for each in held.values()),
+            embeds=tuple(each.embeds.to(device) for each in held.values()),
             deepstack=tuple(
-                tuple(each.deepstack[level] for each in held.values()) for level in range(levels)
+                tuple(each.deepstack[level].to(device) for each in held.values())
+                for level in range(levels)
             ),
         )
         return self._maker.make(number, {name: each.image for name, each in held.items()}, features)
@@ -124,10 +128,10 @@ class PackFeed:
 
 
 class _Features:
-    """What a frozen tower makes of one screen."""
+    """What a frozen tower makes of one screen, in main memory."""
 
     def __init__(self, image: PreparedImage, found: ImageFeatures, index: int) -> None:
         # Copies: a view would hold the features of all screens that went through together.
         self.image = replace(image, patches=image.patches[:0])
-        self.embeds = found.embeds[index].clone()
-        self.deepstack = tuple(level[index].clone() for level in found.deepstack)
+        self.embeds = found.embeds[index].to("cpu", copy=True)
+        self.deepstack = tuple(level[index].to("cpu", copy=True) for level in found.deepstack)

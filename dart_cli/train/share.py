@@ -11,14 +11,20 @@ anything is decided (crew.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bus.messages import Batch, PackedBatch, PackNodes, Share
+from bus.messages import Batch, Chain, PackedBatch, PackNodes, Share
 from bus.packed import float64s, int32s
 from dart_cli.algo.normalise import Shares
 from dart_cli.policy.model import LoadedPolicy
-from dart_cli.train.batch import completion_tokens, image_sizes, tokens_of, trajectory_of
+from dart_cli.train.batch import (
+    completion_tokens,
+    cut_chain,
+    image_sizes,
+    tokens_of,
+    trajectory_of,
+)
 from dart_cli.train.plan import Costs, PlannedPack, plan
 
 
@@ -52,27 +58,37 @@ def packed_batches(
     chains = sorted(lengths)
     sizes = image_sizes(batch, policy)
     numbers = {name: index for index, name in enumerate(batch.images)}
+    cut = {
+        chain: cut_chain(batch.chains[chain], length, policy.image_token_id, sizes)
+        for chain, length in lengths.items()
+    }
     planned = plan(
-        [
-            tokens_of(batch.chains[chain], lengths[chain], policy.image_token_id, numbers, sizes)
-            for chain in chains
-        ],
+        [tokens_of(cut[chain], policy.image_token_id, numbers, sizes) for chain in chains],
         pack_tokens=pack_tokens,
         costs=costs_of(policy),
         ranks=ranks,
     )
-    return [_part(batch, chains, packs) for packs in planned]
+    return [_part(batch, cut, chains, packs) for packs in planned]
 
 
-def _part(batch: Batch, chains: Sequence[int], packs: Sequence[PlannedPack]) -> PackedBatch:
-    """The packs of one rank, with those of the batch's chains, samples and images that they need."""
+def _part(
+    batch: Batch,
+    cut: Mapping[int, Chain],
+    chains: Sequence[int],
+    packs: Sequence[PlannedPack],
+) -> PackedBatch:
+    """The packs of one rank, with those of the batch's chains, samples and images that they need.
+
+    `cut` are the chains, by their index in the batch, up to their last sample; `chains` those indices
+    as the plan counts them.
+    """
     scored = {chains[sequence] for pack in packs for sequence, _ in pack.ends}
     needed = sorted(scored | {chains[node.sequence] for pack in packs for node in pack.nodes})
     place = {chain: index for index, chain in enumerate(needed)}
-    names = {name: None for chain in needed for name in batch.chains[chain].image_hashes}
+    names = {name: None for chain in needed for name in cut[chain].image_hashes}
     own = batch.model_copy(
         update={
-            "chains": [batch.chains[chain] for chain in needed],
+            "chains": [cut[chain] for chain in needed],
             "samples": [
                 sample.model_copy(update={"chain": place[sample.chain]})
                 for sample in batch.samples

@@ -21,6 +21,7 @@ from envs.embedded.tasks import (
     mini_forms,
     mini_navigation,
     panels,
+    recall,
     settings,
     small,
 )
@@ -139,6 +140,28 @@ class ComposedSuite(MiniSuite):
         for before in ((), ("popup",), ("popup", "popup"))
         for after in ((), ("confirm",))
     }
+
+
+class RecallSuite(MiniSuite):
+    """A slide show, and `recall/LAG`: the button that it showed LAG pages ago, among its copies."""
+
+    name = "recall"
+    lags = range(1, 7)
+
+    def __init__(self) -> None:
+        self.scenes: Mapping[str, SceneFactory] = {
+            f"{self.name}/{lag}": partial(recall.RecallScene, lag=lag) for lag in self.lags
+        }
+        self.tasks: Mapping[str, Task] = {
+            f"{self.name}/{lag}": Task(
+                f"{self.name}/{lag}",
+                self.name,
+                recall.RecallScene.phrase,
+                max_steps=recall.MOST_BEFORE + lag + 1 + SLACK,
+                tier=lag + 1,
+            )
+            for lag in self.lags
+        }
 
 
 _DESK: dict[str, tuple[SceneFactory, int, Split]] = {

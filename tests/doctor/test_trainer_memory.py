@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from benchmarks.memory import SEVEN_B, SMALL, counted, predicted, tree_of
 from dart_cli.doctor.shape import shape_of
@@ -13,9 +15,11 @@ from dart_cli.doctor.trainer_memory import (
     CONTEXT,
     TrainerSetup,
     adapters_of,
+    kept_by_block,
     kept_by_layer,
     trainer_memory,
 )
+from tests.doctor.seven_b import CONFIG
 
 ERROR = 0.03
 """Largest relative error of a formula, of the cases below."""
@@ -65,6 +69,58 @@ def test_a_tied_head_is_counted_once() -> None:
         assert predicted(tree, setup).peak == pytest.approx(
             counted("qwen2_5_vl", tree, setup), rel=ERROR
         )
+
+
+@pytest.mark.parametrize(("width", "mlp"), [(256, 1024), (512, 1024), (256, 2048)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_a_vision_block_keeps_what_the_formula_says(
+    kind: str, dtype: str, width: int, mlp: int
+) -> None:
+    tree = tree_of(kind, SMALL, 1)
+    sizes = {"embed_dim": width, "mlp_ratio": mlp // width}
+    if kind != "qwen2_vl":
+        sizes = {"hidden_size": width, "intermediate_size": mlp}
+    tree["vision_config"] |= {**sizes, "num_heads": 4}
+    given = {key: value for key, value in tree.items() if key != "model_type"}
+    config = AutoConfig.for_model(kind, **given)
+    model = AutoModelForImageTextToText.from_config(config, dtype=getattr(torch, dtype))
+    block = model.model.visual.blocks[0]
+    kept = _kept_of_a_patch(block, width)
+    places = 4 * 2 * width // 4  # cosines and sines, which all blocks share
+    assert kept - places == pytest.approx(kept_by_block(shape_of(tree), dtype), rel=0.01)
+
+
+def _kept_of_a_patch(block: torch.nn.Module, width: int, patches: int = 256) -> float:
+    """Bytes of a patch that the block's backward pass keeps."""
+    kept: dict[int, torch.Tensor] = {}
+    own = {each.untyped_storage().data_ptr() for each in block.parameters()}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept[tensor.untyped_storage().data_ptr()] = tensor  # held: no address twice
+        return tensor
+
+    dtype = next(block.parameters()).dtype
+    shown = torch.zeros(patches, width, dtype=dtype, requires_grad=True) * 1
+    places = torch.zeros(patches, width // 4), torch.zeros(patches, width // 4)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        block(shown, cu_seqlens=torch.tensor([0, patches]), position_embeddings=places)
+    return sum(each.untyped_storage().nbytes() for each in kept.values()) / patches
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_trained_tower_takes_more(recompute: bool) -> None:
+    shape = shape_of(CONFIG)
+    setup = replace(SETUP, tokens=9500, recompute=recompute)
+    frozen, trained = (
+        trainer_memory(shape, replace(setup, freeze_vision=frozen)) for frozen in (True, False)
+    )
+    assert trained.held["masters"] == -(-4 * shape.parameters // 8)
+    assert trained.held["frozen"] == 0
+    patches = 4 * 9500
+    each = 2 * 1280 if recompute else kept_by_block(shape, "bfloat16")
+    assert trained.peak - frozen.peak > 0.9 * 32 * patches * each
 
 
 def test_what_is_held_is_shared_over_the_ranks() -> None:

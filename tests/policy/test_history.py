@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from bus.messages import Turn
 from dart_cli.config.schema import PolicyConfig
+from dart_cli.doctor.episode_tokens import EpisodeForm, episode_tokens
 from dart_cli.policy.history import History, history_of
 
 _pasts = st.integers(0, 60).map(
@@ -107,8 +109,8 @@ def test_nothing_leaves_a_prompt_between_two_evictions(history: History, steps: 
         else:
             assert now == History(history.images, history.turns, history.texts).visible(past)
             assert len(now) == min(history.turns, len(past))
-        assert len(now) <= history.longest_turns
-        assert len(_shown(now)) < history.longest_images
+        assert len(now) <= history.turns + history.images_most - history.images
+        assert len(_shown(now)) < history.images_most
         before = now
 
 
@@ -150,3 +152,32 @@ def past_of(steps: int) -> list[Turn]:
 
 def _shown(turns: Sequence[Turn]) -> list[bytes]:
     return [turn.screenshot for turn in turns if turn.screenshot is not None]
+
+
+@given(_evicting | st.builds(History, st.integers(1, 6), st.integers(0, 12)), st.integers(1, 30))
+def test_the_plan_counts_the_prompts_that_history_makes(history: History, steps: int) -> None:
+    """Of doctor: tokens of all steps alone, and the steps of each chain of prompts that extend."""
+    form = EpisodeForm(
+        steps=steps,
+        screen=97,
+        completion=11,
+        header=5,
+        images=history.images,
+        most=history.images_most,
+        turns=max(history.turns, history.images - 1),
+    )
+    history = dataclasses.replace(history, turns=form.turns)
+    chains: list[int] = []
+    alone, before = 0, None
+    for step in range(steps):
+        seen = history.visible(past_of(step))
+        alone += form.header + len(seen) * 11 + (len(_shown(seen)) + 1) * 97 + 11
+        if before is not None and [*before, *past_of(step)[-1:]] == seen:
+            chains[-1] += 1
+        else:
+            chains.append(1)
+        before = seen
+    counted = episode_tokens(form)
+    assert counted.alone == alone
+    if history.evicts:
+        assert [number for _, number in counted.chains] == chains

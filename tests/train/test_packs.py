@@ -176,9 +176,8 @@ OBJECTIVES: dict[str, dict[str, object]] = {
 
 def config_of(folder: Path, **changes: Any) -> Config:
     freeze = bool(changes.pop("freeze_vision", False))
-    train = TrainConfig(
-        lr=0.0, updates=4, grad_clip=1e9, weight_decay=0.0, parity_every=0, **changes
-    )
+    given = {"parity_every": 0, **changes}
+    train = TrainConfig(lr=0.0, updates=4, grad_clip=1e9, weight_decay=0.0, **given)
     return Config(model=ModelConfig(path=str(folder), freeze_vision=freeze), train=train)
 
 

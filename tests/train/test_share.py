@@ -1,0 +1,186 @@
+"""The shares of several ranks are one update: sums of what each finds, and every rank decides alike."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bus.codec import BATCH_LIMITS, joined, parted
+from bus.errors import ProtocolError
+from bus.messages import Ack, Batch, Share
+from dart_cli.config.schema import Config
+from dart_cli.train.learner import PolicyLearner, Update
+from dart_cli.train.model import TrainModel
+from tests.train.test_packs import config_of
+from tests.train.trees import tree_batch
+from tests.waiting import PATIENCE_S
+
+Family = Callable[[str], Path]
+
+
+class Threads:
+    """A crew of threads, which add up their gradients where ranks would have reduced them."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.pieces: list[Any] = [None] * size
+        self.barrier = threading.Barrier(size)
+
+    def exchange(self, rank: int, piece: Any) -> list[Any]:
+        self.pieces[rank] = piece
+        self.barrier.wait(PATIENCE_S)
+        found = list(self.pieces)
+        self.barrier.wait(PATIENCE_S)
+        return found
+
+
+class Member:
+    """One rank of such a crew."""
+
+    def __init__(self, crew: Threads, rank: int) -> None:
+        self.rank, self.size, self._crew = rank, crew.size, crew
+
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self._crew.exchange(self.rank, values.double())).sum(0)
+
+    def gathered(self, part: bytes) -> list[bytes]:
+        return self._crew.exchange(self.rank, part)
+
+
+class RankLearner(PolicyLearner):
+    """A learner whose gradients are summed over the ranks before they are clipped."""
+
+    crew: Threads
+
+    def _clipped(self) -> float:
+        named = {name: value.grad for name, value in self._parameters.items()}
+        everyones = self.crew.exchange(self._crew.rank, named)
+        sums = {
+            name: sum(each[name] for each in everyones if each[name] is not None) for name in named
+        }
+        self.crew.exchange(self._crew.rank, None)  # all have read
+        for name, value in self._parameters.items():
+            if value.grad is not None:
+                value.grad = torch.as_tensor(sums[name]).clone()
+        return super()._clipped()
+
+
+def on_ranks(config: Config, batches: list[Batch], size: int) -> list[tuple[list[Update], Any]]:
+    """Updates and learners of each rank, which get their shares as bytes from rank 0."""
+    crew = Threads(size)
+    learners = []
+    for rank in range(size):
+        made = RankLearner(TrainModel.load(config), config.train, Member(crew, rank))
+        made.crew = crew
+        learners.append(made)
+    found: list[list[Update]] = [[] for _ in learners]
+    failed: list[BaseException] = []
+
+    def live(rank: int) -> None:
+        try:
+            for number, batch in enumerate(batches):
+                shares = learners[0].shares(batch, number, number) if rank == 0 else [None] * size
+                pieces = [joined(share) if share is not None else b"" for share in shares]
+                mine = crew.exchange(rank, pieces)[0][rank]
+                share = parted(mine, BATCH_LIMITS)
+                assert isinstance(share, Share)
+                found[rank].append(learners[rank].train_on(share))
+        except BaseException as error:  # noqa: BLE001 - told in the test's thread
+            failed.append(error)
+            crew.barrier.abort()
+
+    threads = [threading.Thread(target=live, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert not failed, failed
+    return list(zip(found, learners, strict=True))
+
+
+CHANGES: dict[str, dict[str, object]] = {
+    "default": {},
+    "KL, entropy bonus, two passes": {
+        "kl_beta": 0.1, "entropy_coef": 0.01, "epochs": 2
+    },
+    "frozen tower": {"freeze_vision": True},
+    "low ESS, skipped": {"min_ess": 0.999},
+    "low ESS, shrunk": {"min_ess": 0.999, "low_ess": "shrink"},
+    "stopped by the parity gate": {"parity_every": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("size", [2, 5])
+def test_ranks_together_make_the_update_of_one(
+    family: Family, size: int, changes: dict[str, Any]
+) -> None:
+    """Fewer packs than ranks, too: some compute a pack that scores nothing."""
+    config = config_of(family("qwen3_vl"), pack_tokens=600, **changes)
+    config = config.model_copy(
+        update={"train": config.train.model_copy(update={"lr": 1e-4, "grad_clip": 0.1})}
+    )
+    alone = PolicyLearner(TrainModel.load(config), config.train)
+    policy = alone.model.policy
+    batches = [tree_batch(policy, seed=seed, groups=1) for seed in range(2)]
+    wanted = [alone.update(batch, number, number) for number, batch in enumerate(batches)]
+    for updates, made in on_ranks(config, batches, size):
+        for update, one in zip(updates, wanted, strict=True):
+            assert (update.applied, bool(update.alarm)) == (one.applied, bool(one.alarm))
+            assert bool(update.note) == bool(one.note)
+            for name, value in one.metrics.items():
+                if not name.endswith("_s"):
+                    assert update.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+            assert {(gap.trajectory_id, gap.step) for gap in update.mismatches} == {
+                (gap.trajectory_id, gap.step) for gap in one.mismatches
+            }
+        for name, value in alone.model.weights().items():
+            assert torch.allclose(made.model.weights()[name], value, atol=2e-5), name
+
+
+def test_a_batch_without_a_weight_is_skipped_by_all(family: Family) -> None:
+    config = config_of(family("qwen3_vl"))
+    policy = TrainModel.load(config).policy
+    batch = tree_batch(policy, groups=1)
+    samples = [sample.model_copy(update={"weight": 0.0}) for sample in batch.samples]
+    for [update], _ in on_ranks(config, [batch.model_copy(update={"samples": samples})], 2):
+        assert not update.applied
+        assert update.note == "no sample with a weight (update skipped)"
+
+
+def test_a_share_comes_back_from_its_bytes(family: Family) -> None:
+    config = config_of(family("qwen3_vl"))
+    made = PolicyLearner(TrainModel.load(config), config.train)
+    [share] = made.shares(tree_batch(made.model.policy), 0)
+    piece = joined(share)
+    assert parted(piece, BATCH_LIMITS) == share
+    for cut in (0, 5, len(piece) // 2, len(piece) - 1):
+        with pytest.raises(ProtocolError):
+            parted(piece[:cut], BATCH_LIMITS)
+    assert parted(joined(Ack()), BATCH_LIMITS) == Ack()
+
+
+def test_gradients_of_bfloat16_are_freed_as_they_come(family: Family) -> None:
+    """None is left beside its float32 sum, and the sum over packs is made in float32."""
+    config = config_of(family("qwen3_vl"), pack_tokens=256)
+    half = config.model_copy(
+        update={"model": config.model.model_copy(update={"dtype": "bfloat16"})}
+    )
+    made = PolicyLearner(TrainModel.load(half), half.train)
+    most = 0
+
+    def watch(_: torch.Tensor) -> None:
+        nonlocal most
+        most = max(most, sum(each.grad is not None for each in made.model.trainable().values()))
+
+    for parameter in made.model.trainable().values():
+        parameter.register_post_accumulate_grad_hook(watch)
+    assert made.update(tree_batch(made.model.policy), 0).applied
+    assert most == 0  # the learner's hook came first
+    assert all(master.grad is not None for master in made._masters.values())
+    assert {master.grad.dtype for master in made._masters.values()} == {torch.float32}
