@@ -163,6 +163,10 @@ class Player:
     def _slots(self) -> int:
         return self._config.rollout.max_batch
 
+    def take(self, envs: Sequence[GuiEnv]) -> None:
+        """Play in these from now on, as many as there were."""
+        self._envs = [_Direct(env) for env in envs]
+
     async def play(self, planned: Sequence[GroupMember]) -> list[Played]:
         """Play all; results in the order of `planned`."""
         waiting = deque(enumerate(planned))

@@ -221,8 +221,10 @@ def _engine(config: Config, shape: Shape, gpu: GpuKind, longest: int) -> EngineP
     token = shape.cached * wide
     if config.rollout.engine != "vllm":
         cache = config.rollout.kv_cache_mb * MIB
+        kept = config.rollout.prefix_cache_mb * MIB
         passing = longest * wide * (4 * shape.width + 2 * shape.mlp)
-        return EnginePlan(wide * shape.parameters, cache, passing, cache / (longest * token))
+        prompts = cache / (longest * token)
+        return EnginePlan(wide * shape.parameters, cache + kept, passing, prompts)
     share = config.vllm.tensor_parallel
     weights = wide * shape.parameters // share
     cache = config.vllm.kv_cache_mb * MIB
