@@ -12,6 +12,7 @@ import functools
 import random
 import types
 import typing
+from array import array
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from pydantic import ValidationError
 from bus.codec import decode, encode
 from bus.errors import ProtocolError
 from bus.messages import MESSAGES, Message
+from bus.packed import Code, float64s, int32s
 
 FRESH = 10_000
 """Mutated messages between two sets of well-formed ones that they are made of."""
@@ -42,6 +44,8 @@ def random_value(kind: Any, chance: random.Random) -> Any:
     if origin is typing.Literal:
         return chance.choice(arguments)
     if origin is typing.Annotated:
+        if arguments[0] is array:
+            return _random_array(arguments[1].code, chance)
         return random_value(arguments[0], chance)
     if origin in (typing.Union, types.UnionType):
         return random_value(chance.choice(arguments), chance)
@@ -67,6 +71,12 @@ def random_value(kind: Any, chance: random.Random) -> Any:
         type(None): lambda: None,
     }
     return simple[kind]()
+
+
+def _random_array(code: Code, chance: random.Random) -> Any:
+    if code == "i":
+        return int32s(chance.randrange(-(2**31), 2**31) for _ in range(chance.randrange(4)))
+    return float64s(random_value(float, chance) for _ in range(chance.randrange(4)))
 
 
 def random_message(kind: type[Message], chance: random.Random) -> Message:

@@ -144,7 +144,7 @@ async def test_a_message_of_batch_size_is_accepted_by_a_client_that_wants_a_batc
     address: str,
 ) -> None:
     images = {f"{index:032d}": b"x" for index in range(20_000)}  # any other message: 16,384
-    batch = Batch(batch_id=1, group_ids=[], temperature=1.0, samples=[], images=images)
+    batch = Batch(batch_id=1, group_ids=[], temperature=1.0, chains=[], samples=[], images=images)
     reply = BatchReply(batch=batch)
 
     async def give(_client: str, _request: Request) -> Reply:
