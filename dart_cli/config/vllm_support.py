@@ -14,6 +14,7 @@ VLLM = "0.32"
 VLLM_OWN = (
     *("additional_config", "async_scheduling", "dtype", "enable_prefix_caching", "enforce_eager"),
     *("gpu_memory_utilization", "kv_cache_memory_bytes", "logits_processors", "max_logprobs"),
+    *("enable_lora", "max_cpu_loras", "max_lora_rank", "max_loras"),
     *("max_model_len", "max_num_seqs", "mm_device_do_normalize", "mm_processor_kwargs", "model"),
     *("scheduler_cls", "seed", "skip_tokenizer_init", "speculative_config"),
     *("tensor_parallel_size", "weight_transfer_config", "worker_cls", "worker_extension_cls"),

@@ -6,7 +6,7 @@
     adapters_off      the model without them, meanwhile: the reference of the KL
     peft_names        published tensors as peft and vLLM name them
     peft_config       adapter_config.json, for peft and vLLM
-    merged            the base's weights with the adapters added
+    merged            a weight with its adapter added; with_adapters, those of a whole folder
 
 A is [rank, inputs] and B [outputs, rank]. B begins at zero, so that the first version is the base.
 """
@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from transformers import PreTrainedModel
 
 from bus.errors import MissingPartError
 from dart_cli.config.adapters import adapted_layers, lora_problem
+from dart_cli.config.architecture import canonical
 from dart_cli.config.schema import LoraConfig
 
 _NAME = "default"
@@ -115,13 +117,39 @@ def peft_config(names: Iterable[str], lora: LoraConfig, base: str) -> dict[str, 
     }
 
 
-def merged(
-    weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, lora: LoraConfig
-) -> torch.Tensor:
-    """`weight` [O, I] with its adapter added, in its dtype; the sum is made in float32 at least."""
+def merged(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, factor: float) -> torch.Tensor:
+    """`weight` [O, I] with `factor` B A added, in its dtype; the sum is made in float32 at least."""
     wide = torch.promote_types(weight.dtype, torch.float32)
-    scale = lora.alpha / lora.rank
-    return (weight.to(wide) + scale * (b.to(wide) @ a.to(wide))).to(weight.dtype)
+    return (weight.to(wide) + factor * (b.to(wide) @ a.to(wide))).to(weight.dtype)
+
+
+def base_of(folder: Path, lora: LoraConfig) -> dict[str, Any]:
+    """What `with_adapters` needs, for vLLM's workers: the base's files and the factor."""
+    files = [str(file) for file in sorted(folder.absolute().glob("*.safetensors"))]
+    return {"base": files, "factor": lora.alpha / lora.rank}
+
+
+def with_adapters(
+    base: Iterable[tuple[str, torch.Tensor]],
+    adapters: Mapping[str, torch.Tensor],
+    factor: float,
+    dtype: torch.dtype,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of `base` that adapters change, changed, and all those beside them.
+
+    `base` may have any of a tensor's names (architecture.py). Beside a changed one are the others of
+    its attention or MLP, with which an engine may have joined it.
+    """
+    by_layer = {canonical(f"{n}.weight"): ab for n, ab in adapters_by_layer(adapters).items()}
+    parents = {name.rsplit(".", 2)[0] for name in by_layer}
+    for name, tensor in base:
+        known = canonical(name)
+        if known.rsplit(".", 2)[0] not in parents:
+            continue
+        if known in by_layer:
+            yield name, merged(tensor.to(dtype), *by_layer[known], factor)
+        else:
+            yield name, tensor.to(dtype)
 
 
 def adapters_by_layer(

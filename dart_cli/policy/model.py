@@ -54,6 +54,7 @@ class LoadedPolicy:
     forbidden_token_ids: tuple[int, ...]  # probability 0 in sampling and in training
     max_positions: int  # tokens of prompt and completion together
     literal: LiteralText  # marks text that comes from outside: tasks, screens, completions
+    lora: LoraConfig | None = None  # of the adapters, which are then the model's weights
     _forbidden: dict[torch.device, torch.Tensor] = field(default_factory=dict, repr=False)
 
     @property
@@ -171,7 +172,7 @@ def load_policy(
     if not weights:
         if lora is not None:
             add_adapters(model, lora)
-        return _assemble(folder, model, tokenizer, preparer)
+        return _assemble(folder, model, tokenizer, preparer, lora)
     # Tensors read from safetensors may still be the mapped file: a process that rewrites the folder
     # would kill this one with SIGBUS. Moving to a device copies; staying on the CPU must copy too.
     model.to(device)
@@ -182,7 +183,7 @@ def load_policy(
     use_packed(model)
     if lora is not None:
         add_adapters(model, lora, seed)
-    return _assemble(folder, model.eval(), tokenizer, preparer)
+    return _assemble(folder, model.eval(), tokenizer, preparer, lora)
 
 
 def _assemble(
@@ -190,6 +191,7 @@ def _assemble(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
     preparer: ImagePreparer,
+    lora: LoraConfig | None,
 ) -> LoadedPolicy:
     config: Any = model.config
     known = tokenizer.get_vocab()
@@ -218,6 +220,7 @@ def _assemble(
         forbidden_token_ids=tuple(sorted(forbidden)),
         max_positions=int(config.get_text_config().max_position_embeddings),
         literal=LiteralText(unread),
+        lora=lora,
     )
 
 

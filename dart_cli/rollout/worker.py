@@ -230,7 +230,7 @@ def _load_vllm(config: Config) -> tuple[LoadedPolicy, Engine]:
     from dart_cli.policy.model import load_policy
     from dart_cli.weights.file import load
 
-    policy = load_policy(config.model.path, weights=False)
+    policy = load_policy(config.model.path, weights=False, lora=config.model.lora)
     engine = VllmEngine(
         policy,
         config.vllm,
@@ -241,6 +241,7 @@ def _load_vllm(config: Config) -> tuple[LoadedPolicy, Engine]:
         threads=config.rollout.threads,
         max_batch=config.rollout.max_batch,
         deadline_s=config.rollout.deadline_s,
+        versions=config.data.max_staleness + 1,
     )
     return policy, engine
 

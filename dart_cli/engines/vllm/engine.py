@@ -14,6 +14,10 @@ transformers engine; a request without a token is started again, so that a compl
 is of that version alone. Cached image features are dropped either way, and only requests of one
 version share prefixes (cache_salt).
 
+Adapters of low rank are served beside the weights (adapters.py), where nothing halts and a request
+ends under the version that it began with; or, with `vllm.lora = "merged"`, each version is added to
+the weights, and all of the above holds.
+
 Temperature 0 is greedy: its log-probabilities and entropies are those of the untempered
 distribution. At any temperature the forbidden tokens have probability 0; entropies are exact, over
 the whole vocabulary.
@@ -46,9 +50,11 @@ from dart_cli.engines.completions import CompletionBuilder
 from dart_cli.engines.load_meter import LoadMeter
 from dart_cli.engines.request_validator import RequestValidator
 from dart_cli.engines.vllm import SECTION
+from dart_cli.engines.vllm.adapters import LEAST_SLOTS, AdapterVersions
 from dart_cli.engines.vllm.slots import BatchSlots
 from dart_cli.engines.vllm.start import SEE_LOG, root_cause, start
 from dart_cli.policy.images import PreparedImage
+from dart_cli.policy.lora import base_of
 from dart_cli.policy.model import LoadedPolicy, weight_tensors
 from dart_cli.policy.weight_set import WeightSet, directory_of
 
@@ -57,8 +63,8 @@ if TYPE_CHECKING:
 
     from dart_cli.engines.vllm.prompts import OutputCollector
 
-WeightCheck = Callable[[Path, Mapping[str, torch.Tensor]], object]
-"""Directory and the model's tensors by name; raises WeightsError if the set does not fit them."""
+WeightCheck = Callable[[Path, Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
+"""Directory and the model's tensors by name -> the set's; raises WeightsError if it does not fit them."""
 
 CLOSE_DEADLINE_S = 20.0
 """Seconds that vLLM's processes may take to exit before they are killed."""
@@ -69,6 +75,8 @@ WHOLE = "model.safetensors"
 """The file of a whole set in its directory (dart_cli/weights/manifest.py)."""
 DIED = f"vLLM's processes have died; {SEE_LOG}"
 
+_MOVED = "moved"
+"""Why a request left vLLM that goes on under newer adapters."""
 _STOPS: dict[str, CompletionStop] = {"stop": "end", "length": "length", "abort": "suspended"}
 
 
@@ -76,7 +84,8 @@ class VllmEngine:
     """Serves one policy through vLLM. Bounds: `max_waiting` requests may wait.
 
     `policy` needs no weights, vLLM loads its own. `load_weights` checks a published set
-    (dart_cli.weights.file.load). A request in vLLM for longer than `deadline_s` is an error.
+    (dart_cli.weights.file.load). A request in vLLM for longer than `deadline_s` is an error. Of
+    adapters that are served beside the weights, `versions` can be in use at once (at least two).
     """
 
     def __init__(
@@ -92,6 +101,7 @@ class VllmEngine:
         max_batch: int = 32,
         max_waiting: int = 4096,
         deadline_s: float = 600.0,
+        versions: int = 1,
     ) -> None:
         """Starts vLLM's processes, which takes up to a minute. Raises MissingPartError, EngineError."""
         self.policy = policy
@@ -124,9 +134,19 @@ class VllmEngine:
         self._label_lock = asyncio.Lock()
         self._updating = False
         self._labelled = False  # vLLM knows the version of its tokens
+        self._base: dict[str, Any] = {}  # what adapters are added to by vLLM's workers
+        if policy.lora is not None:
+            self._base = base_of(policy.folder, policy.lora)
+        self._adapters: AdapterVersions | None = None
+        self._moved: set[str] = set()  # to go on under the newest adapters
+        slots = 0
+        if policy.lora is not None and self._config.lora == "adapters":
+            slots = max(LEAST_SLOTS, versions)
+            self._adapters = AdapterVersions(policy.lora, policy.folder, slots)
         self._llm: AsyncLLM = start(
             policy,
             self._config,
+            adapter_slots=slots,
             dtype=dtype,
             max_batch=max_batch,
             device=device,
@@ -194,6 +214,11 @@ class VllmEngine:
             drawn = await self._submit(token_ids, images, params)
             if drawn is None:
                 continue
+            if drawn.finish == _MOVED:
+                builder.extend(drawn.token_ids, drawn.logprobs, drawn.entropies, drawn.versions)
+                params = sampling_params(request.sampling, len(builder), self.policy.end_token_ids)
+                token_ids = request.prompt_token_ids + builder.token_ids
+                continue
             tries -= 1
             if drawn.finish != "error" or drawn.token_ids or not tries:
                 break
@@ -215,8 +240,10 @@ class VllmEngine:
         self._submitted += 1
         name = f"{SECTION}-{self._submitted}"
         drawn = self._running[name] = OutputCollector()
+        version, adapters = self._version, self._adapters
+        lora = adapters.begin(version, name) if adapters else None
         try:
-            async for output in self._llm.generate(prompt, params, name):
+            async for output in self._llm.generate(prompt, params, name, lora_request=lora):
                 if not drawn.token_ids and output.outputs[0].token_ids:
                     self._prompt_tokens += len(token_ids)
                     self._cached_tokens += output.num_cached_tokens or 0
@@ -234,6 +261,14 @@ class VllmEngine:
             del self._running[name]
             self._interrupted.discard(name)
             self._recalled.discard(name)
+            is_moved = name in self._moved
+            self._moved.discard(name)
+            if adapters:
+                await adapters.end(version, name)
+        if adapters:
+            drawn.versions = [version] * len(drawn.token_ids)
+            if is_moved and drawn.finish == "abort":
+                drawn.finish = _MOVED
         return None if is_recalled else drawn
 
     def _input(self, token_ids: list[int], images: list[PreparedImage]) -> Any:
@@ -307,16 +342,50 @@ class VllmEngine:
         self._updating = True
         try:
             if isinstance(source, Path):
-                await asyncio.to_thread(load, source, self._expected)
+                tensors = await asyncio.to_thread(load, source, self._expected)
             else:
-                await asyncio.to_thread(source.load, self._expected)
+                tensors = await asyncio.to_thread(source.load, self._expected)
         except BaseException:
             self._updating = False
             raise
         read_s = time.monotonic() - started
+        if self._adapters is not None:
+            adding = asyncio.create_task(self._add(self._adapters, tensors, policy_version))
+            timing = await asyncio.shield(adding)
+            return replace(timing, transfer_s=timing.transfer_s + read_s)
         # Once started it continues, even if the caller is cancelled.
         swap = asyncio.create_task(self._swap(directory_of(source), policy_version))
         return replace(await asyncio.shield(swap), transfer_s=read_s)
+
+    async def _add(
+        self, adapters: AdapterVersions, tensors: Mapping[str, torch.Tensor], policy_version: int
+    ) -> UpdateTiming:
+        """Let new requests have these adapters; the running ones go on with theirs.
+
+        Where there is no room for them, the requests of the oldest version go on with the newest, as
+        after an interruption. Raises WeightsError if vLLM refuses them: what served goes on serving.
+        """
+        try:
+            async with asyncio.timeout(UPDATE_DEADLINE_S):
+                await adapters.remove_unused(self._llm, self._version)
+                while (crowded := adapters.crowded()) is not None:
+                    oldest, names = crowded
+                    self._moved.update(names)
+                    self._abort(list(names))
+                    await adapters.unused(oldest)
+                    await adapters.remove_unused(self._llm, self._version)
+                write_s, halt_s = await adapters.add(self._llm, tensors, policy_version)
+        except Exception as error:
+            if self._llm.errored:
+                self._fault = self._fault or DIED
+            self._check_serves()
+            raise WeightsError(
+                f"vLLM did not take the adapters of v{policy_version}: {root_cause(error)}"
+            ) from error
+        finally:
+            self._updating = False
+        self._version = policy_version
+        return UpdateTiming(write_s, halt_s, 0.0, 0.0)
 
     async def _swap(self, directory: Path, policy_version: int) -> UpdateTiming:
         """Put the tensors of a checked set in place, or raise EngineGoneError and close."""
@@ -349,7 +418,8 @@ class VllmEngine:
         # Explicit, since vLLM clears its caches by default.
         await llm.pause_generation(mode="keep", clear_cache=recompute)
         await llm.start_weight_update()
-        await llm.update_weights(WeightTransferUpdateRequest({"files": files}))
+        update = {"files": files} | self._base
+        await llm.update_weights(WeightTransferUpdateRequest(update))
         await llm.finish_weight_update(weight_version=str(policy_version))
         placed = time.monotonic()
         if not recompute:
@@ -379,6 +449,8 @@ class VllmEngine:
         if self._ended:
             return
         self._ended = True
+        if self._adapters is not None:
+            self._adapters.close()
         self._takes_requests.set()
         llm = self._llm
         llm.output_processor.propagate_error(EngineGoneError(self._fault))

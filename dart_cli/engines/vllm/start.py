@@ -36,9 +36,16 @@ _WIDEST = 1 << 14  # pixels; larger than any screen, to find the largest size th
 
 
 def engine_args(
-    policy: LoadedPolicy, config: VllmConfig, *, dtype: str, max_batch: int, on_cpu: bool
+    policy: LoadedPolicy,
+    config: VllmConfig,
+    *,
+    dtype: str,
+    max_batch: int,
+    on_cpu: bool,
+    adapter_slots: int = 0,
 ) -> dict[str, Any]:
     """Arguments for vLLM's AsyncEngineArgs."""
+    from dart_cli.engines.vllm.adapters import adapter_args
     from dart_cli.engines.vllm.plugin import Parts
     from dart_cli.engines.vllm.transfer import BACKEND
 
@@ -64,6 +71,8 @@ def engine_args(
         "weight_transfer_config": {"backend": BACKEND},
         "disable_log_stats": True,
     }
+    if adapter_slots and policy.lora is not None:
+        arguments |= adapter_args(policy.lora, adapter_slots)
     if config.kv_cache_mb or on_cpu:
         arguments["kv_cache_memory_bytes"] = (config.kv_cache_mb or CPU_KV_MB) << 20
     if on_cpu:
@@ -99,19 +108,27 @@ def start(
     max_batch: int,
     device: str = "auto",
     threads: int = 1,
+    adapter_slots: int = 0,
 ) -> AsyncLLM:
     """An AsyncLLM with its processes, serving the folder's own weights.
+
+    It has room for `adapter_slots` versions of the policy's adapters beside them.
 
     Raises MissingPartError for a part that is not installed, EngineError if it does not start.
     """
     if problem := vllm_problem():
         raise MissingPartError(f'rollout.engine = "vllm": {problem}')
     with _environment(device, threads):
-        return _start(policy, config, dtype=dtype, max_batch=max_batch, device=device)
+        return _start(policy, config, device, dtype, max_batch, adapter_slots)
 
 
 def _start(
-    policy: LoadedPolicy, config: VllmConfig, *, dtype: str, max_batch: int, device: str
+    policy: LoadedPolicy,
+    config: VllmConfig,
+    device: str,
+    dtype: str,
+    max_batch: int,
+    adapter_slots: int,
 ) -> AsyncLLM:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
@@ -119,7 +136,14 @@ def _start(
 
     on_cpu = bool(current_platform.is_cpu())
     _check_platform(config, device, on_cpu)
-    arguments = engine_args(policy, config, dtype=dtype, max_batch=max_batch, on_cpu=on_cpu)
+    arguments = engine_args(
+        policy,
+        config,
+        dtype=dtype,
+        max_batch=max_batch,
+        on_cpu=on_cpu,
+        adapter_slots=adapter_slots,
+    )
     log.info("starting vLLM %s: up to a minute", "on the CPU" if on_cpu else f"on {device}")
     try:
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,6 +27,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     VocabParallelEmbedding,
 )
+
+from dart_cli.policy.lora import with_adapters
 
 # It warns at every update of all tensors that are in no file: rotary tables and tied heads.
 logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
@@ -44,6 +46,8 @@ class FileUpdate(WeightTransferUpdateInfo):
     """One weight set."""
 
     files: list[str]  # safetensors, checked
+    base: list[str] = field(default_factory=list)  # where `files` are adapters: what they adapt
+    factor: float = 1.0  # of what they add
 
 
 class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):
@@ -69,7 +73,13 @@ class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):
 
     def receive_weights(self, update_info: FileUpdate) -> None:
         """Load the tensors; this worker keeps its shard of each."""
-        self.model.load_weights(_tensors(update_info.files, self.device))
+        tensors = _tensors(update_info.files, self.device)
+        if update_info.base:
+            base = _tensors(update_info.base, self.device)
+            tensors = with_adapters(
+                base, dict(tensors), update_info.factor, self.model_config.dtype
+            )
+        self.model.load_weights(tensors)
 
     def finish_weight_update(self) -> None:
         """Re-pack the remaining layers and tie the heads again."""
