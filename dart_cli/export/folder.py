@@ -91,7 +91,7 @@ def _put_in(
         return
     for layer, (a, b) in adapters_by_layer(tensors).items():
         weight = mine[f"{layer}.weight"]
-        weight.copy_(merged(weight, a, b, lora))
+        weight.copy_(merged(weight, a, b, lora.alpha / lora.rank))
 
 
 def _write_adapters(draft: Path, trained: Trained, config: Config, lora: LoraConfig) -> None:
