@@ -48,7 +48,7 @@ SIZES = {
     "wide": tiny.TinySizes(text_hidden=512, text_layers=8, text_heads=8, text_mlp=1536),
 }
 AT_ONCE = 16  # requests
-ROUNDS = 5  # of each arm, in turns
+ROUNDS = 3  # of each arm, in turns
 UPDATES = 5  # in each round
 
 
