@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -37,7 +38,7 @@ pytestmark = [
 
 EXACT = 1e-4  # nats, in float32
 VERSIONS = 3  # at once
-LONG = 200  # tokens, more than are drawn during the updates
+LONG = 3000  # tokens: far more than are drawn during the updates
 LORA = {
     "adapters": LoraConfig(rank=5, alpha=9.0),
     # Not all parts of what vLLM joins: queries without keys and values, gates without `up`.
@@ -71,6 +72,8 @@ def alive(
     loop.call_soon_threadsafe(loop.stop)
     thread.join(30)
     loop.close()
+    del served.engine, engine
+    gc.collect()  # vLLM's sockets warn as they go, here and not at pytest's end
 
 
 @pytest.fixture
@@ -142,7 +145,10 @@ def test_both_engines_draw_the_same_tokens(
 def taken_in_flight(
     served: Served, policy: LoadedPolicy, ask: Asker, updates: int
 ) -> tuple[list[GenerateRequest], list[Generation], list[Weights]]:
-    """Long completions with new adapters in their midst, and shorter ones that begin after each."""
+    """Long completions with new adapters in their midst, and shorter ones that begin after each.
+
+    The long ones are interrupted some tokens after the last update.
+    """
     served.engine.policy.end_token_ids = ()
     first, *later = further(policy, updates + 1, seed=3)
     served.run(served.take(first))
@@ -160,6 +166,9 @@ def taken_in_flight(
             await until(lambda drawn=drawn: served.engine.gauges()["tokens"] >= drawn + 20)
             await served.engine.update_weights(path, number)
             found.append(await served.engine.generate(request))
+        drawn = served.engine.gauges()["tokens"]
+        await until(lambda: served.engine.gauges()["tokens"] >= drawn + 20 * len(requests))
+        served.engine.interrupt()
         return [*await asyncio.gather(*asking), *found]
 
     return requests + short, served.run(both()), versions
@@ -189,9 +198,8 @@ def test_beyond_the_versions_that_there_is_room_for_the_oldest_requests_go_on_un
     updates = VERSIONS + 1
     requests, generations, versions = taken_in_flight(served, policy, ask, updates)
     assert errors(policy, requests, generations, versions) < EXACT
-    assert all(each.stop == "length" for each in generations)
-    assert [len(each.sampled.token_ids) for each in generations] == (
-        [LONG] * (MAX_BATCH - 2) + [4] * updates
+    assert [each.stop for each in generations] == (
+        ["suspended"] * (MAX_BATCH - 2) + ["length"] * updates
     )
     if mode == "merged":
         return
@@ -237,7 +245,7 @@ def test_a_damaged_set_is_refused_and_the_old_adapters_go_on_serving(
 ) -> None:
     [weights] = further(policy, 1, seed=5)
     version = served.run(served.take(weights))
-    damaged = publish(weights, served.published, version + 1).path
+    damaged = publish(weights, served.published / "damaged", version + 1).path
     data = bytearray((damaged / WEIGHTS).read_bytes())
     data[-1] ^= 1
     (damaged / WEIGHTS).write_bytes(data)
