@@ -114,7 +114,7 @@ class AdapterVersions:
         await asyncio.to_thread(shutil.rmtree, request.lora_path, ignore_errors=True)
 
     def _write(self, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)  # an attempt may have failed
         config = peft_config(tensors, self._lora, str(self._base))
         (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
         save_file(peft_names(tensors), folder / "adapter_model.safetensors")
