@@ -7,6 +7,7 @@ places        those of folders, files and sockets
 devices       which GPUs each process uses
 models        the folders of models, shipped or the user's own
 model_files, model_tensors, architecture    what such a folder must hold: small files, headers, shapes
+adapters      the layers that `model.lora` adapts, and what that needs
 vllm_support  whether the installed vLLM can be used
 task_split    which tasks are trained on, which are held out
 endpoints     the addresses, keys and folders of the run's processes

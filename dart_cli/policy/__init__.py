@@ -8,6 +8,7 @@ images         encoded screenshots -> patches for the vision tower
 model          the loader of a policy folder
 vocabulary     which tokens may be sampled; text that is only text
 forward        the forward pass and the log-probabilities that are sampled from
+lora           adapters of low rank, in place of the weights
 device         the device a model runs on
 weight_set     a weight set, as engines load it and weight channels deliver it
 tiny           the tiny model: tokenizer, configuration, initialisation

@@ -4,6 +4,7 @@ engine     VllmEngine: requests in, exact samples out, weights taken in flight
 start      version, platform and arguments of vLLM; errors before the first request
 slots      slots of vLLM's batch, and the queue for them
 prompts    a request in vLLM's types, and its outputs in ours
+adapters   versions of adapters that are served beside the weights
 plugin     what every process of vLLM loads before the model: the modules below
 models     the model classes that can be served
 sampler    samples tokens by the request's own seed, with exact log-probabilities and entropies
