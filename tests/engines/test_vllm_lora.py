@@ -143,11 +143,11 @@ def test_both_engines_draw_the_same_tokens(
 
 
 def taken_in_flight(
-    served: Served, policy: LoadedPolicy, ask: Asker, updates: int, tokens: int
+    served: Served, policy: LoadedPolicy, ask: Asker, updates: int
 ) -> tuple[list[GenerateRequest], list[Generation], list[Weights]]:
-    """Long completions with new adapters in their midst, and one of `tokens` begun after each set.
+    """Long completions with new adapters in their midst, and shorter ones that begin after each.
 
-    What is still running is interrupted some tokens after the last.
+    The long ones are interrupted some tokens after the last update.
     """
     served.engine.policy.end_token_ids = ()
     first, *later = further(policy, updates + 1, seed=3)
@@ -155,76 +155,41 @@ def taken_in_flight(
     versions = by_number(served, first, *later)
     numbers = range(len(versions) - updates, len(versions))
     paths = [publish(versions[number], served.published, number).path for number in numbers]
-    requests = [ask(i, past_images=i % 3, max_tokens=LONG) for i in range(MAX_BATCH - updates)]
-    begun = [ask(50 + i, max_tokens=tokens) for i in range(updates)]
+    requests = [ask(i, past_images=i % 3, max_tokens=LONG) for i in range(MAX_BATCH - 2)]
+    short = [replace(ask(50 + i, max_tokens=4), request_id=f"short-{i}") for i in range(updates)]
 
     async def both() -> list[Generation]:
         asking = [asyncio.create_task(served.engine.generate(request)) for request in requests]
-
-        def all_drew() -> bool:
-            in_work = served.engine._running.values()
-            going_on = sum(not task.done() for task in asking)
-            return len(in_work) == going_on and all(len(each.token_ids) > 3 for each in in_work)
-
-        for path, number, request in zip(paths, numbers, begun, strict=True):
-            await until(all_drew)
+        found = []
+        for path, number, request in zip(paths, numbers, short, strict=True):
+            drawn = served.engine.gauges()["tokens"]
+            await until(lambda drawn=drawn: served.engine.gauges()["tokens"] >= drawn + 20)
             await served.engine.update_weights(path, number)
-            asking.append(asyncio.create_task(served.engine.generate(request)))
-            if tokens < LONG:
-                await asking[-1]
+            found.append(await served.engine.generate(request))
         drawn = served.engine.gauges()["tokens"]
-        await until(lambda: served.engine.gauges()["tokens"] >= drawn + 12 * MAX_BATCH)
-        await until(all_drew)
+        await until(lambda: served.engine.gauges()["tokens"] >= drawn + 20 * len(requests))
         served.engine.interrupt()
-        return await asyncio.gather(*asking)
+        return [*await asyncio.gather(*asking), *found]
 
-    return requests + begun, served.run(both()), versions
-
-
-def spans_of(generations: list[Generation]) -> list[list[int]]:
-    return [[span.version for span in each.sampled.version_spans] for each in generations]
+    return requests + short, served.run(both()), versions
 
 
 def test_a_request_ends_under_the_adapters_that_it_began_with(
     served: Served, policy: LoadedPolicy, ask: Asker, mode: str
 ) -> None:
-    requests, generations, versions = taken_in_flight(served, policy, ask, VERSIONS - 1, 4)
+    requests, generations, versions = taken_in_flight(served, policy, ask, VERSIONS - 1)
     newest = served.engine.policy_version
     began = newest - (VERSIONS - 1)
     assert errors(policy, requests, generations, versions) < EXACT
-    running = MAX_BATCH - (VERSIONS - 1)
+    long = generations[: -(VERSIONS - 1)]
+    spans = [[span.version for span in each.sampled.version_spans] for each in long]
     if mode == "adapters":
-        assert spans_of(generations[:running]) == [[began]] * running
-        assert {began, newest} <= set(served.engine._adapters._held)
+        assert spans == [[began]] * len(long)
+        assert set(served.engine._adapters._held) == {began, began + 1, newest}
     else:
-        assert spans_of(generations[:running]) == [list(range(began, newest + 1))] * running
-    assert spans_of(generations[running:]) == [[n] for n in range(began + 1, newest + 1)]
-
-
-def test_beyond_the_versions_that_there_is_room_for_the_oldest_requests_go_on_under_a_newer(
-    served: Served, policy: LoadedPolicy, ask: Asker, mode: str
-) -> None:
-    """Room is for 3: the fourth moves what began with the first to the third, and so on."""
-    updates = VERSIONS + 1
-    requests, generations, versions = taken_in_flight(served, policy, ask, updates, LONG)
-    assert errors(policy, requests, generations, versions) < EXACT
-    assert {each.stop for each in generations} == {"suspended"}
-    newest = served.engine.policy_version
-    first = newest - updates
-    running = MAX_BATCH - updates
-    if mode == "merged":
-        assert spans_of(generations[:running]) == [list(range(first, newest + 1))] * running
-        return
-    assert spans_of(generations) == [
-        *([[first, first + 2]] * running),
-        [first + 1, first + 3],
-        *([number] for number in range(first + 2, newest + 1)),
-    ]
-    adapters = served.engine._adapters
-    assert set(adapters._held) == {first + 2, first + 3, newest}
-    folders = {path.name for path in Path(adapters._folder.name).iterdir()}
-    assert folders == {str(version) for version in adapters._held}
-    assert served.run(served.engine._llm.list_loras()) == {v + 1 for v in adapters._held}
+        assert all(each == list(range(began, newest + 1)) for each in spans)
+    for number, each in enumerate(generations[len(long) :], start=began + 1):
+        assert [span.version for span in each.sampled.version_spans] == [number]
 
 
 def test_interrupted_a_completion_goes_on_under_the_newest(
