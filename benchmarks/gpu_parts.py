@@ -163,6 +163,7 @@ def trajectories(policy: LoadedPolicy, size: Size, *, seed: int = 0) -> Batch:
     rng = random.Random(seed)
     renderer = PromptRenderer(policy, part_order="instruction_first")
     words = [token for token in range(20, 200) if token not in policy.forbidden_token_ids]
+    end = policy.encode_completion("")[-1]  # the one that the chat template writes, too
     images: dict[str, bytes] = {}
     steps: list[BatchStep] = []
     for number in range(size.trajectories):
@@ -171,7 +172,7 @@ def trajectories(policy: LoadedPolicy, size: Size, *, seed: int = 0) -> Batch:
             screen = draw(rng, *size.screen)
             visible = size.history.visible(turns)
             prompt = renderer.render(f"save file {number} as report", visible, screen)
-            completion = [*rng.choices(words, k=size.completion - 1), policy.end_token_ids[0]]
+            completion = [*rng.choices(words, k=size.completion - 1), end]
             hashes = [content_hash(image) for image in prompt.images]
             images |= dict(zip(hashes, prompt.images, strict=True))
             steps.append(

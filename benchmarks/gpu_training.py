@@ -279,10 +279,17 @@ class _Sums:
 def one_by_one(settings: Settings) -> Found:
     """Gradients of the same samples in packs and one at a time, and the seconds of both."""
     from benchmarks.packing import alone, packed
+    from dart_cli.policy.model import load_policy
+    from dart_cli.policy.recompute import use_recompute
     from dart_cli.train.model import TrainModel
 
     layers = compared_layers(settings)
-    model = TrainModel.load(config_of(settings, layers))
+    folder = folder_of(settings.shards, settings.scratch / f"layers-{layers}", layers)
+    # Plain tensors: a sample alone goes through the model in a way that shards do not know.
+    model = TrainModel.of(load_policy(folder, "bfloat16", settings.device))
+    network: Any = model.policy.model
+    network.model.visual.requires_grad_(False)
+    use_recompute(network)
     batch = trajectories(model.policy, settings.size)
     for name, encoded in batch.images.items():
         model.policy.images.prepare(encoded, name)

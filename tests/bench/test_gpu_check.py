@@ -112,6 +112,7 @@ def test_every_check_runs_on_a_cpu_with_a_small_model(tmp_path: Path) -> None:
     ]
     assert json.loads(out.read_text())["checks"] == checks
     assert [row["layers"] for row in checks["update"]["depths"]] == [1, 2]
+    assert checks["update"]["chains"] == 4  # of 8 samples: an eviction in each trajectory
     assert checks["update"]["tokens"] < checks["update"]["tokens_one_by_one"]
     assert checks["one_by_one"]["relative_difference"] < 0.02
     assert not list(Path("/dev/shm").glob("gpu-check-*/shards/complete"))
