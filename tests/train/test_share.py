@@ -51,6 +51,9 @@ class Member:
     def gathered(self, part: bytes) -> list[bytes]:
         return self._crew.exchange(self.rank, part)
 
+    def doing(self, what: str) -> None:
+        pass
+
 
 class RankLearner(PolicyLearner):
     """A learner whose gradients are summed over the ranks before they are clipped."""

@@ -1,0 +1,62 @@
+"""`dart train` whose rank dies or hangs in the middle of a command, for tests: python -m tests.train.faulty
+
+    FAULT=rank:command:number:how   how: kill (SIGKILL), stop (SIGSTOP); at the command's number-th time
+
+Without FAULT it is `dart train` of the configuration in CONFIG, as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+
+from dart_cli.config.schema import Config
+from dart_cli.runtime.role import run_role
+from dart_cli.train import ranks
+from dart_cli.train.follower import serve
+from dart_cli.train.rank_board import CONFIG, FOLDER_VARIABLE, rank_of
+from dart_cli.train.rank_watch import RankWatch
+
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+
+
+def break_at(rank: int, doing: str, number: int, how: str) -> None:
+    """Let this rank break where it begins what starts with `doing` for the number-th time."""
+    seen: Counter[str] = Counter()
+    begin = RankWatch.doing
+
+    def broken(self: RankWatch, what: str, **others: object) -> None:
+        begin(self, what, **others)  # type: ignore[arg-type]
+        if rank_of() == rank and what.startswith(doing):
+            seen[doing] += 1
+            if seen[doing] == number:
+                os.kill(os.getpid(), SIGNALS[how])
+
+    RankWatch.doing = broken  # type: ignore[method-assign]
+
+
+def main() -> int:
+    """Be the rank that the environment says."""
+    if fault := os.environ.get("FAULT"):
+        rank, doing, number, how = fault.split(":")
+        break_at(int(rank), doing, int(number), how)
+    if rank_of():
+        file = Path(os.environ[FOLDER_VARIABLE]) / CONFIG
+        return serve(Config.model_validate_json(file.read_text(encoding="utf-8")))
+    ranks.PROGRAM = ("-m", "tests.train.faulty")
+    config = Config.model_validate_json(os.environ["CONFIG"])
+
+    async def learn(_name: str, stop: asyncio.Event) -> None:
+        from dart_cli.train.loop import run
+
+        await run(config, stop)
+
+    return run_role("train", config, learn)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
