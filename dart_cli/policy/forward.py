@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, Cache, PreTrainedModel
 
-from dart_cli.policy.images import PreparedImage
+from dart_cli.policy.images import PreparedImage, patches_of
 
 BATCHED_VISION = "dart_flash_equal_lengths"
 """Name of our vision attention in transformers; `flash` in it selects the packed call."""
@@ -133,7 +133,7 @@ def collate(
 def image_features(model: PreTrainedModel, images: Sequence[PreparedImage]) -> ImageFeatures:
     """Features of each image [I]; differentiable with respect to the vision tower."""
     device = next(model.parameters()).device
-    patches = torch.cat([image.patches for image in images]).to(device)
+    patches = patches_of(images, device)
     grids = torch.tensor([image.grid for image in images], dtype=torch.long, device=device)
     inner: Any = model.model
     output = inner.get_image_features(patches, grids, return_dict=True)

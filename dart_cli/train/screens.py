@@ -117,14 +117,14 @@ class PackFeed:
         part: list[PreparedImage] = []
         patches = 0
         for image in [*prepared.values(), None]:
-            if part and (image is None or patches + len(image.patches) > MOST_PATCHES):
+            if part and (image is None or patches + len(image.pixels) > MOST_PATCHES):
                 found = image_features(self._policy.model, part)
                 for index, each in enumerate(part):
                     self._features[each.key] = _Features(each, found, index)
                 part, patches = [], 0
             if image is not None:
                 part.append(image)
-                patches += len(image.patches)
+                patches += len(image.pixels)
 
 
 class _Features:
@@ -132,6 +132,6 @@ class _Features:
 
     def __init__(self, image: PreparedImage, found: ImageFeatures, index: int) -> None:
         # Copies: a view would hold the features of all screens that went through together.
-        self.image = replace(image, patches=image.patches[:0])
+        self.image = replace(image, pixels=image.pixels[:0])
         self.embeds = found.embeds[index].to("cpu", copy=True)
         self.deepstack = tuple(level[index].to("cpu", copy=True) for level in found.deepstack)

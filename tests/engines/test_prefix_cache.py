@@ -21,7 +21,7 @@ from dart_cli.engines.kv_cache import kv_bytes_per_token
 from dart_cli.engines.prefix_cache import BLOCK, BlockKeys, CachedPrefix, CachedRow, PrefixCache
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.families import FAMILIES
-from dart_cli.policy.images import PreparedImage
+from dart_cli.policy.images import PixelTable, PreparedImage
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer
 from dart_cli.weights.file import publish
@@ -322,7 +322,8 @@ IMAGE = 9
 
 
 def image(key: str, tokens: int) -> PreparedImage:
-    return PreparedImage(key, torch.empty(0), (1, 2, 2), tokens)
+    table = PixelTable(torch.zeros(3, 256), 2)
+    return PreparedImage(key, torch.empty(0), (1, 2, 2), tokens, table)
 
 
 def test_keys_differ_by_tokens_screens_and_what_came_before() -> None:

@@ -3,13 +3,16 @@ from __future__ import annotations
 import io
 import zlib
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from transformers import Qwen2VLImageProcessorPil
 
 from bus.errors import EngineError
-from dart_cli.policy.images import ImagePreparer, with_hashes
+from dart_cli.policy.images import ImagePreparer, patches_of, with_hashes
 from dart_cli.policy.tiny import build_image_processor
 from envs.base import content_hash
 from envs.embedded.suites import MiniSuite
@@ -56,6 +59,51 @@ def test_every_encoding_a_screenshot_comes_in_is_exact(mode: str, kind: str) -> 
     assert torch.equal(mine.patches, theirs["pixel_values"])
 
 
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), name=st.sampled_from(sorted(PROCESSORS)))
+def test_any_pixels_become_the_processors_numbers(data: st.DataObject, name: str) -> None:
+    """Against the processor's own arithmetic on a whole image, for screens of any bytes and sizes."""
+    processor = PROCESSORS[name]
+    factor = processor.patch_size * processor.merge_size
+    rows, columns = (factor * data.draw(st.integers(2, 5)) for _ in range(2))
+    seed, few = data.draw(st.integers(0, 2**32 - 1)), data.draw(st.integers(1, 256))
+    bytes_ = np.random.default_rng(seed).integers(0, few, (rows, columns, 3), dtype=np.uint8)
+    image = Image.fromarray(bytes_)
+    preparer = ImagePreparer(processor)
+    mine = preparer.of_image("x", image)
+    theirs = processor([image], return_tensors="pt")["pixel_values"]
+    assert torch.equal(mine.patches, theirs)
+    other = preparer.of_image("y", image.transpose(Image.Transpose.ROTATE_180))
+    both = patches_of([mine, other, mine], torch.device("cpu"))
+    assert torch.equal(both, torch.cat([mine.patches, other.patches, mine.patches]))
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_each_byte_has_the_number_that_the_processor_gives_it(name: str) -> None:
+    processor = PROCESSORS[name]
+    table = ImagePreparer(processor)._table
+    for byte in range(256):
+        flat = Image.new("RGB", (112, 112), (byte, 255 - byte, byte // 2))
+        theirs = processor([flat], return_tensors="pt")["pixel_values"]
+        each = theirs.unflatten(1, (3, -1))[0, :, 0]
+        assert torch.equal(table.values[range(3), [byte, 255 - byte, byte // 2]], each)
+
+
+def test_a_screen_is_held_as_bytes_an_eighth_of_its_patches() -> None:
+    preparer = ImagePreparer(Qwen2VLImageProcessorPil(max_pixels=16384 * 28 * 28))
+    held = preparer.prepare(encoded(noise(1920, 1080), "JPEG"))
+    assert held.pixels.dtype == torch.uint8
+    assert held.pixels.nbytes == 2691 * 4 * 588 == preparer._cached_bytes
+    assert held.patches.nbytes == 8 * held.pixels.nbytes
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_patches_made_on_a_gpu_are_those_of_the_cpu() -> None:
+    prepared = ImagePreparer(PROCESSORS["tiny"]).prepare(encoded(noise(448, 336)))
+    assert torch.equal(patches_of([prepared], torch.device("cuda")).cpu(), prepared.patches)
+
+
 def test_a_screenshot_of_the_embedded_environment_takes_36_tokens() -> None:
     suite = MiniSuite()
     env = suite.make_env()
@@ -97,13 +145,13 @@ def test_a_processor_without_bounds_is_refused() -> None:
 
 
 def test_the_cache_returns_the_same_patches_and_stays_within_its_bound() -> None:
-    preparer = ImagePreparer(PROCESSORS["tiny"], cache_bytes=3 * 144 * 588 * 4)
+    preparer = ImagePreparer(PROCESSORS["tiny"], cache_bytes=3 * 144 * 588)
     blobs = [encoded(noise(168, 168 + 28 * i)) for i in range(6)]
     first = preparer.prepare(blobs[0])
     assert preparer.prepare(blobs[0]) is first
     for blob in blobs:
         preparer.prepare(blob)
-    assert preparer._cached_bytes <= 3 * 144 * 588 * 4 or len(preparer._cache) == 1
+    assert preparer._cached_bytes <= 3 * 144 * 588 or len(preparer._cache) == 1
     assert torch.equal(preparer.prepare(blobs[0]).patches, first.patches)
 
 

@@ -200,18 +200,19 @@ class VllmEngine:
         seen: int,
     ) -> CompletionStop:
         """Fill `builder` until the completion ends, or there are more interruptions than `seen`."""
-        from dart_cli.engines.vllm.prompts import sampling_params
+        from dart_cli.engines.vllm.prompts import patches_to_send, sampling_params
 
         await self._label()
         params = sampling_params(request.sampling, len(builder), self.policy.end_token_ids)
         token_ids = request.prompt_token_ids + builder.token_ids
         tries = TRIES
         while True:
+            patches = await patches_to_send(self._llm.input_processor, images)
             await self._takes_requests.wait()
             self._check_serves()
             if self._interruptions != seen:
                 return "suspended"  # before vLLM had it
-            drawn = await self._submit(token_ids, images, params)
+            drawn = await self._submit(self._input(token_ids, images, patches), params)
             if drawn is None:
                 continue
             if drawn.finish == _MOVED:
@@ -230,13 +231,10 @@ class VllmEngine:
         builder.extend(drawn.token_ids, drawn.logprobs, drawn.entropies, drawn.versions)
         return _STOPS[drawn.finish]
 
-    async def _submit(
-        self, token_ids: list[int], images: list[PreparedImage], params: Any
-    ) -> OutputCollector | None:
+    async def _submit(self, prompt: Any, params: Any) -> OutputCollector | None:
         """One request to vLLM, until it ends; None if it was recalled."""
         from dart_cli.engines.vllm.prompts import OutputCollector
 
-        prompt = self._input(token_ids, images)
         self._submitted += 1
         name = f"{SECTION}-{self._submitted}"
         drawn = self._running[name] = OutputCollector()
@@ -245,7 +243,7 @@ class VllmEngine:
         try:
             async for output in self._llm.generate(prompt, params, name, lora_request=lora):
                 if not drawn.token_ids and output.outputs[0].token_ids:
-                    self._prompt_tokens += len(token_ids)
+                    self._prompt_tokens += len(prompt["prompt_token_ids"])
                     self._cached_tokens += output.num_cached_tokens or 0
                 drawn.add(output.outputs[0])
                 if name in self._interrupted and not drawn.finish:
@@ -271,14 +269,18 @@ class VllmEngine:
                 drawn.finish = _MOVED
         return None if is_recalled else drawn
 
-    def _input(self, token_ids: list[int], images: list[PreparedImage]) -> Any:
+    def _input(
+        self,
+        token_ids: list[int],
+        images: list[PreparedImage],
+        patches: Mapping[str, torch.Tensor] | None = None,
+    ) -> Any:
         """A prompt for vLLM; images that it has already are sent by hash alone."""
-        from dart_cli.engines.vllm.prompts import engine_input
+        from dart_cli.engines.vllm.prompts import engine_input, sent_items
 
-        prompt = engine_input(token_ids, images, self.policy.image_token_id, str(self._version))
-        if images:
-            self._llm.input_processor.inject_into_mm_cache(prompt["mm_hashes"], prompt["mm_kwargs"])
-        return prompt
+        items = sent_items(self._llm.input_processor, images, patches or {})
+        salt = str(self._version)
+        return engine_input(token_ids, images, items, self.policy.image_token_id, salt)
 
     async def _label(self) -> None:
         """Set the version in vLLM, once."""

@@ -1,5 +1,7 @@
 """Conversion of a request to vLLM's types, and of its outputs to ours.
 
+patches_to_send  images -> the patches of those that vLLM has not
+sent_items       images -> what its process is sent of each
 engine_input     prompt and images -> the input of AsyncLLM, each image with its content hash
 sampling_params  a Sampling and the tokens drawn so far -> SamplingParams
 OutputCollector  the tokens of vLLM's outputs, with their numbers
@@ -7,12 +9,18 @@ OutputCollector  the tokens of vLLM's outputs, with their numbers
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from vllm import SamplingParams
 from vllm.inputs.engine import mm_input, tokens_input
-from vllm.multimodal.inputs import MultiModalKwargsItems, PlaceholderRange
+from vllm.multimodal.inputs import (
+    MultiModalKwargsItem,
+    MultiModalKwargsItems,
+    PlaceholderRange,
+)
 from vllm.sampling_params import RequestOutputKind
 
 from bus.messages import Sampling
@@ -26,23 +34,58 @@ if TYPE_CHECKING:
 
 
 def engine_input(
-    token_ids: list[int], images: Sequence[PreparedImage], image_token: int, salt: str
+    token_ids: list[int],
+    images: Sequence[PreparedImage],
+    items: Sequence[MultiModalKwargsItem | None],
+    image_token: int,
+    salt: str,
 ) -> Any:
     """The prompt [P] with its images [I], whose placeholders are in it in their order.
 
-    The images are bit for bit those that the trainer sees. `salt` separates the prefix cache.
+    `items` [I] are theirs (`sent_items`). `salt` separates the prefix cache.
     """
     if not images:
         return tokens_input(token_ids, cache_salt=salt)
     return mm_input(
         prompt_token_ids=token_ids,
-        mm_kwargs=MultiModalKwargsItems(
-            {IMAGE: [image_item(image.patches, image.grid) for image in images]}
-        ),
+        mm_kwargs=MultiModalKwargsItems({IMAGE: items}),
         mm_hashes={IMAGE: [image.key for image in images]},
         mm_placeholders={IMAGE: placeholders(token_ids, images, image_token)},
         cache_salt=salt,
     )
+
+
+async def patches_to_send(
+    processor: Any, images: Sequence[PreparedImage]
+) -> dict[str, torch.Tensor]:
+    """Patches, by content hash, of the images that vLLM's cache (of its input processor) lacks."""
+    cache = processor.renderer.mm_processor_cache
+    lacking = [each for each in images if cache is None or not cache.is_cached_item(each.key)]
+    if not lacking:
+        return {}
+    return await asyncio.to_thread(lambda: {image.key: image.patches for image in lacking})
+
+
+def sent_items(
+    processor: Any, images: Sequence[PreparedImage], patches: Mapping[str, torch.Tensor]
+) -> list[MultiModalKwargsItem | None]:
+    """What vLLM's process is sent of each image [I]: None for one that it has.
+
+    The images are bit for bit those that the trainer sees. `patches` are those made before. One image
+    is settled before the next is looked up: room for it may have cost another its place.
+    """
+    items: list[MultiModalKwargsItem | None] = []
+    for image in images:
+        cache = processor.renderer.mm_processor_cache
+        if cache is not None and cache.is_cached_item(image.key):
+            item = image_item(torch.empty(0, 1), image.grid)  # vLLM reads the hash alone
+        else:
+            made = patches.get(image.key)
+            item = image_item(image.patches if made is None else made, image.grid)
+        held = {IMAGE: [item]}
+        processor.inject_into_mm_cache({IMAGE: [image.key]}, held)
+        items += held[IMAGE]
+    return items
 
 
 def placeholders(
