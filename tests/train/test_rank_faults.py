@@ -51,6 +51,7 @@ async def run_trainer(config: Config, data: Data, fault: str = "") -> tuple[int,
     return process.returncode, said.decode(errors="replace")
 
 
+@pytest.mark.timeout(900)  # two trainers of two processes, one after the other, beside other tests
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_a_rank_that_ends_or_hangs_ends_all_and_nothing_is_lost_or_trained_twice(
     config: Config, batches: list[Batch], fault: str
