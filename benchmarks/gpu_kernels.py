@@ -195,7 +195,7 @@ def tests(settings: Settings) -> Found:
     on_gpu = settings.device.startswith("cuda")
     command += ["-rs", *files] if on_gpu else ["--collect-only", *files[:1]]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=200
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600
     )
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     found = {"files": files, "result": lines[-1] if lines else ""}
