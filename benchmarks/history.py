@@ -1,6 +1,6 @@
 """What screens dropped several at once cost or gain: `policy.history = "evict"` against `slide`.
 
-    python benchmarks/history.py                    # 3 seeds of each arm, a run at a time
+    python benchmarks/history.py                    # 3 seeds of slide and evict, a run at a time
     python benchmarks/history.py --seeds 1 --updates 5
 
     slide    the newest 5 screens
@@ -57,6 +57,7 @@ ARMS: dict[str, list[str]] = {
     ],
     "single": ["policy.history_images=1", "policy.history_turns=0"],
 }
+CONTROL = "single"  # played with one seed
 DEADLINE_S = 3600.0  # of one run
 IMAGE_TOKEN = "<|image_pad|>"
 
@@ -78,7 +79,12 @@ def main() -> None:
     cells = ResultCache(
         work / "cells", lambda cell: settings_of(load_config(CONFIG, [*ARMS[cell.arm], *more]))
     )
-    wanted = [Cell(arm, seed) for seed in range(arguments.seeds) for arm in arguments.arms]
+    wanted = [
+        Cell(arm, seed)
+        for seed in range(arguments.seeds)
+        for arm in arguments.arms
+        if arm != CONTROL or seed == 0
+    ]
     try:
         found = play_missing(wanted, cells, lambda cell: play(cell, work, base, more), tell=note)
     except DartError as error:
