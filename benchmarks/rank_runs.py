@@ -1,13 +1,14 @@
-"""The whole system on several ranks against one: the same run twice, a wide tiny model, both curves.
+"""The whole system on several ranks against one: the same run twice, both curves.
 
     python benchmarks/rank_runs.py --updates 20 --ranks 1,4
 
-Each run is `dart up` with the quickstart's environments and an untrained model of hidden size 512 and 8
-layers (23 M parameters), gloo on the CPU. Rollouts sample from what the trainer has just published, so two
-runs are equal within noise, not bit for bit; tests/train/test_rank_updates.py proves the updates equal.
+Each run is `dart up` with the quickstart's environments and model, or `--model`, gloo on the CPU. The model
+must solve some tasks already: a group without one success has no gradient. Rollouts sample from what the
+trainer has just published, so two runs are equal within noise, not bit for bit;
+tests/train/test_rank_updates.py proves the updates equal.
 
-The last line is JSON: for each number of ranks the curves of loss, success and gradient norm, seconds of an
-update, and the most memory of a rank.
+The last line is JSON: for each number of ranks curves by update, seconds of an update among them, the share of
+trajectories that passed, and the most memory of each rank.
 """
 
 from __future__ import annotations
@@ -23,10 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from dart_cli.data.store.open import open_reader  # noqa: E402 - after the path
-from dart_cli.policy.tiny import TinySizes, build_tiny, save  # noqa: E402
 
-SIZES = TinySizes(text_hidden=512, text_layers=8, text_heads=8, text_mlp=1024)
-CURVES = ("loss", "success", "grad_norm", "step_s")
+CURVES = ("loss", "entropy", "grad_norm", "staleness_mean", "step_s")
 
 
 def main() -> int:
@@ -34,19 +33,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--updates", type=int, default=20)
     parser.add_argument("--ranks", default="1,4")
+    parser.add_argument("--model", default="builtin:tiny")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs/rank-runs")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--out", type=Path, help="also write the result here")
     arguments = parser.parse_args()
-    model = arguments.folder / "model"
-    if not model.exists():
-        save(model, *build_tiny(0, SIZES), build={})
     result: dict[str, Any] = {"benchmark": "rank_runs"}
     for ranks in map(int, arguments.ranks.split(",")):
         run_dir = arguments.folder / f"ranks-{ranks}"
         settings = {
             "run.dir": run_dir,
-            "model.path": model,
+            "model.path": arguments.model,
             "train.ranks": ranks,
             "train.updates": arguments.updates,
             "train.device": "cpu",
@@ -62,13 +59,20 @@ def main() -> int:
             curves = {
                 name: [round(point.value, 5) for point in reader.metrics(name)] for name in CURVES
             }
+            ended = [row.outcome for row in reader.trajectories() if row.outcome]
+        passed = sum(outcome == "pass" for outcome in ended) / max(1, len(ended))
         memory = {
             path.stem: round(float(line.rsplit(" ", 2)[-2]))
             for path in sorted((run_dir / "logs").glob("train*.log"))
             for line in path.read_text(encoding="utf-8").splitlines()
             if "most memory" in line
         }
-        result[f"ranks_{ranks}"] = {**curves, "memory_mb": memory}
+        result[f"ranks_{ranks}"] = {
+            **curves,
+            "passed": round(passed, 4),
+            "trajectories": len(ended),
+            "memory_mb": memory,
+        }
     if arguments.out:
         arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result))
