@@ -57,12 +57,28 @@ class Membership:
 
 def is_ranked(config: Config, environment: Mapping[str, str] = os.environ) -> bool:
     """Whether the trainer has several ranks: by `train.ranks`, or because torchrun started several."""
-    return config.train.ranks > 1 or int(environment.get("WORLD_SIZE", "1")) > 1
+    return config.train.ranks > 1 or _started(environment)[1] > 1
 
 
 def rank_of(environment: Mapping[str, str] = os.environ) -> int:
     """Which rank torchrun, or the `dart train` that started it, made this process."""
-    return int(environment.get("RANK", "0"))
+    return _started(environment)[0]
+
+
+def _started(environment: Mapping[str, str]) -> tuple[int, int]:
+    """(rank, number of ranks) by the variables that torchrun sets together; (0, 1) without both.
+
+    Raises ConfigError for what is not such a pair.
+    """
+    texts = [environment.get(name, "") for name in ("RANK", "WORLD_SIZE")]
+    if not all(texts):
+        return 0, 1
+    if not all(text.isdecimal() for text in texts) or not int(texts[0]) < int(texts[1]):
+        raise ConfigError(
+            f"the environment has RANK={texts[0]} and WORLD_SIZE={texts[1]}, which is no rank of "
+            "torchrun's: unset them, or start the trainer by torchrun"
+        )
+    return int(texts[0]), int(texts[1])
 
 
 def membership(config: Config, environment: Mapping[str, str] = os.environ) -> Membership:
@@ -72,10 +88,10 @@ def membership(config: Config, environment: Mapping[str, str] = os.environ) -> M
     """
     parent = config.run.dir / "ranks"
     asked = config.train.ranks
-    if "RANK" not in environment or "WORLD_SIZE" not in environment:
-        made = Path(tempfile.mkdtemp(dir=make_private_dir(parent))) if asked > 1 else parent
+    rank, size = _started(environment)
+    if size == 1:
+        made = Path(tempfile.mkdtemp(prefix="start-", dir=make_private_dir(parent)))
         return Membership(0, asked, 0, made, is_ours=True)
-    rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     if asked not in (1, size):
         raise ConfigError(
             f"train.ranks = {asked}, and torchrun started {size} processes: make both the same, or "
@@ -157,7 +173,7 @@ class RankBoard:
 
     def remove_others(self) -> None:
         """Remove the boards of earlier starts."""
-        for other in self._folder.parent.iterdir():
+        for other in self._folder.parent.glob("start-*"):
             if other != self._folder:
                 shutil.rmtree(other, ignore_errors=True)
 
