@@ -37,6 +37,7 @@ class StandIn:
 
     errored = False
     output_handler = None
+    input_processor = SimpleNamespace(renderer=SimpleNamespace(mm_processor_cache=None))
 
     def __init__(self) -> None:
         self.held: dict[int, Path] = {}  # adapters by identifier
