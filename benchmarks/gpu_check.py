@@ -116,7 +116,7 @@ def run_check(check: Any, settings: Any, seconds: float) -> Outcome:
             result = json.loads(receiver.recv_bytes())
         else:
             result["why"] = f"not over after {seconds:.0f} s"
-    except EOFError:  # it ended without a word
+    except EOFError:  # it ended and reported nothing
         process.join(10)
         result["why"] = f"its process ended with {process.exitcode}; was it out of memory?"
     if process.is_alive():

@@ -5,7 +5,8 @@
 #   scripts/tmux.sh --train 0-1 --rollout 2-7 CONFIG        a box: GPUs 0-1 train, 2-7 roll out
 #   scripts/tmux.sh --rollouts 2 --envs 4 CONFIG --set env.slots=32
 #
-#   --train GPUS     GPUs the trainer sees, e.g. 0 or 0-1 or 0,3; with --rollout in place of [gpus]
+#   --train GPUS     GPUs of the trainer, e.g. 0 or 0-1 or 0,3, a rank on each; with --rollout in place
+#                    of train.ranks and [gpus]
 #   --rollout GPUS   a rollout worker for each of them
 #   --rollouts N     rollout workers where no GPUs are named (default 1)
 #   --envs N         environment processes (default 1)
@@ -63,6 +64,11 @@ venv=$(cd "$(dirname "$0")/.." && pwd)/.venv
 dart=dart
 if [ -x "${DART_VENV:-$venv}/bin/dart" ]; then dart=${DART_VENV:-$venv}/bin/dart; fi
 
+ranks=()
+if [ -n "$train" ]; then
+    shared=${train//[^,]/}
+    ranks=(--set "train.ranks=$((${#shared} + 1))" --set 'gpus.train=[]' --set 'gpus.rollout=[]')
+fi
 if [ -z "$train$rollout" ] && [ -x "${DART_VENV:-$venv}/bin/python" ]; then
     placed=$(cd "$(dirname "$0")/.." && pwd) # where the code is
     placed=$(PYTHONPATH=$placed "${DART_VENV:-$venv}/bin/python" -m dart_cli.runtime.commands "$config" "$@" 2>&1) || die "$placed"
@@ -79,7 +85,7 @@ role() { # GPUS ROLE ARGUMENT...: a command line, quoted for the pane's shell
     printf '\n'
 }
 
-main=("$(role '' status "$config" "$@")" "$(role '' data "$config" "$@")" "$(role "$train" train "$config" "$@")")
+main=("$(role '' status "$config" "$@")" "$(role '' data "$config" "$@")" "$(role "$train" train "$config" ${ranks[@]+"${ranks[@]}"} "$@")")
 for ((i = 0; i < envs; i++)); do main+=("$(role '' env "$config" "$@")"); done
 workers=()
 if [ -n "$rollout" ]; then

@@ -88,6 +88,11 @@ def gpu_mistakes(config: Config) -> Iterator[Mistake]:
                 f"{section}.device",
                 f'= "{device}" and gpus.{section} = {listed} both name a device; set "cuda"',
             )
+    if config.train.ranks > 1 and config.train.learner == "timed":
+        yield Mistake(
+            "train.ranks",
+            f'= {config.train.ranks} and train.learner = "timed", which has no model to share; set 1',
+        )
     if config.train.ranks > 1 and ":" in config.train.device and not train:
         yield Mistake(
             "train.device",

@@ -423,8 +423,11 @@ class _Trainer:
         self._saver.begin(self._progress, learner.state(), self._model)
 
     async def _save_is_complete(self) -> None:
-        """Wait for the checkpoint in flight, if there is one. Raises CheckpointError."""
-        self._note_saved(await self._in_torch(self._saver.wait))
+        """Wait for the checkpoint in flight, if there is one. Raises CheckpointError.
+
+        Not in torch's thread, which goes on telling the other ranks that this one lives.
+        """
+        self._note_saved(await asyncio.to_thread(self._saver.wait))
 
     def _note_saved(self, saved: TrainerProgress | None) -> None:
         """A checkpoint is complete: its batches are no longer since the last one."""

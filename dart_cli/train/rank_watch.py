@@ -5,7 +5,7 @@
 
 Torch's own time limits end a process from C, or after a trace of a hundred lines, and name no rank. The
 watch needs no cooperation of the thread that computes: it looks at processes of this host, at the files
-of the board, and at how long this rank has been doing one thing. Whoever sees first that something is
+of the board, and at how long this rank has been doing one thing. The rank that first sees what is
 wrong writes the reason to the board; all others take it from there, log it and end.
 """
 

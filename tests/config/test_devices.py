@@ -53,6 +53,7 @@ def test_a_worker_too_many_is_refused_with_the_cure() -> None:
         ({"gpus": {"rollout": [4, 5, 6]}}, "gpus.rollout", "list 4"),
         ({"gpus": {"rollout": [3, 4, 5, 6]}}, "gpus.rollout", "GPU 3, which gpus.train lists too"),
         ({"gpus": {"rollout": [4, 4, 5, 6]}}, "gpus.rollout", "GPU 4 twice"),
+        ({"train": {"learner": "timed"}}, "train.ranks", "no model to share; set 1"),
         ({"train": {"device": "cuda:1"}}, "train.device", 'set "cuda"'),
         ({"rollout": {"device": "cpu"}}, "rollout.device", 'set "cuda"'),
         (

@@ -192,7 +192,7 @@ def test_the_card_says_how_it_was_trained_and_what_it_reaches(
     assert f"| digest | `{made.digest}` |" in card
     assert f"| updates | 1 of {config.train.updates} |" in card
     assert f"| base model | `{tiny.name}` |" in card
-    assert str(tmp_path) not in card  # folders of this host are nobody's business
+    assert str(tmp_path) not in card  # no folder of this host is named
     assert re.search(r"^\[data\]$\n(.*\n)*groups_per_batch = ", card, re.MULTILINE)
 
 

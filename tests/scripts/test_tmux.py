@@ -46,10 +46,11 @@ def test_a_box_trains_on_some_gpus_and_rolls_out_on_the_others(config: Path) -> 
     assert code == 0
     lines = [shlex.split(line) for line in out.splitlines()]
     given = [str(config), "--set", "env.tasks=['$(id)']"]
+    placed = ["--set", "train.ranks=2", "--set", "gpus.train=[]", "--set", "gpus.rollout=[]"]
     assert lines == [
         ["dart", "status", *given],
         ["dart", "data", *given],
-        ["CUDA_VISIBLE_DEVICES=0,1", "dart", "train", *given],
+        ["CUDA_VISIBLE_DEVICES=0,1", "dart", "train", str(config), *placed, *given[1:]],
         *[["dart", "env", *given]] * 2,
         *[[f"CUDA_VISIBLE_DEVICES={gpu}", "dart", "rollout", *given] for gpu in (2, 3, 4, 7)],
     ]

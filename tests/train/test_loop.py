@@ -225,6 +225,42 @@ async def test_a_checkpoint_that_cannot_be_written_ends_a_trainer_that_waits_for
     assert load_newest(config.run.dir / "checkpoints") is None
 
 
+class Lead:
+    """What the loop asks of a learner of several ranks; notes when they are told that rank 0 lives."""
+
+    def __init__(self) -> None:
+        self.gauges: dict[str, float] = {}
+        self.beats = threading.Event()
+
+    def beat(self) -> None:
+        self.beats.set()
+
+    def begin_checkpoint(self, *_: object) -> None:
+        """There are no others."""
+
+
+async def test_other_ranks_are_told_that_rank_0_lives_while_it_waits_for_a_checkpoint(
+    config: Config, batches: list[Batch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for the last one, which each run waits for."""
+    lead, make, write = Lead(), loop._Trainer._make_learner, saver.write
+
+    def made(self: loop._Trainer) -> object:
+        self._lead = lead
+        return make(self)
+
+    def slow(*arguments: object, **others: object) -> object:
+        lead.beats.clear()
+        assert lead.beats.wait(PATIENCE_S), "no beat while a checkpoint is written"
+        return write(*arguments, **others)
+
+    monkeypatch.setattr(loop, "BEAT_S", 0.01)
+    monkeypatch.setattr(loop._Trainer, "_make_learner", made)
+    monkeypatch.setattr(saver, "write", slow)
+    await train(config, Data(batches))
+    assert load_newest(config.run.dir / "checkpoints") is not None
+
+
 async def test_the_hello_names_what_the_checkpoint_holds(
     config: Config, batches: list[Batch]
 ) -> None:

@@ -94,6 +94,16 @@ def test_features_are_those_of_the_tower_in_the_pass(family: Family) -> None:
                 assert torch.allclose(model.score(pack, 1.0).logprobs, logprobs, atol=1e-5)
 
 
+def test_features_hold_no_pixels(family: Family) -> None:
+    """An empty view would keep the whole screen in memory."""
+    model = TrainModel.load(config_of(family("qwen2_5_vl"), **FROZEN))
+    [part] = packed_batches(tree_batch(model.policy), model.policy, pack_tokens=300)
+    with PackFeed(part, [1.0] * len(part.batch.samples), model.policy) as packs:
+        pack = next(iter(packs))
+    assert pack.inputs.images
+    assert all(not each.pixels.untyped_storage().nbytes() for each in pack.inputs.images)
+
+
 def test_a_trained_tower_gets_each_screen_prepared_and_few_are_held(
     family: Family, prepared: Counter[str]
 ) -> None:
