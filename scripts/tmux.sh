@@ -2,7 +2,7 @@
 # The roles of a run in tmux, a pane each, as one would type them by hand; and the status page.
 #
 #   scripts/tmux.sh CONFIG                                  everything on a laptop, or as its [gpus] says
-#   scripts/tmux.sh --train 0-1 --rollout 2-7 CONFIG        a box: GPUs 0-1 train, 2-7 roll out
+#   scripts/tmux.sh --train 0-5 --rollout 6-7 CONFIG        a box: GPUs 0-5 train, 6-7 roll out
 #   scripts/tmux.sh --rollouts 2 --envs 4 CONFIG --set env.slots=32
 #
 #   --train GPUS     GPUs of the trainer, e.g. 0 or 0-1 or 0,3, a rank on each; with --rollout in place

@@ -37,7 +37,7 @@ _GAUGES = {  # the most telling gauges of a role's load; the others are in --jso
     "env": ("playing", "slots", "episodes", "restarts", "hung"),
     "rollout": ("in_flight", "waiting", "tokens"),
     "data": ("leases", "open_groups", "ready_groups"),
-    "train": ("updates", "tokens"),
+    "train": ("updates", "tokens", "ranks", "slowest_rank", "rank_memory_mb"),
 }
 
 

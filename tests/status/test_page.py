@@ -169,6 +169,14 @@ def test_an_engine_says_how_much_of_its_prompts_it_had() -> None:
     assert "in_flight 3, waiting 0, tokens 50, prompts 74% cached" in page
 
 
+def test_a_trainer_of_several_ranks_says_how_slow_and_how_full_they_are() -> None:
+    gauges = {"updates": 7.0, "tokens": 900.0}
+    assert "ranks" not in shown(snapshot(processes=[process("train", gauges=gauges)]), 120)
+    gauges |= {"ranks": 4.0, "slowest_rank": 2.0, "rank_memory_mb": 512.0}
+    page = shown(snapshot(processes=[process("train", gauges=gauges)]), 120)
+    assert "updates 7, tokens 900, ranks 4, slowest_rank 2, rank_memory_mb 512" in page
+
+
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     wide = process("env-1", waiting_for="a completion from rollout-17 " * 4, waiting_s=12.0)
