@@ -1,0 +1,123 @@
+"""The whole configuration of a run: its sections, their keys, types and ranges.
+
+    Config         the sections; each field carries its meaning, unit and range below it
+    section_types  the sections by name
+
+`dart init` writes the field texts as comments, docs/config.md holds them as tables. load.py reads a
+TOML file into a Config; validate.py finds the mistakes that no single field can show. The sections
+are in the modules beside this one, by subject; they are imported from here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from dart_cli.config.schema.base import (
+    MANY,
+    MOST_PIXELS,
+    MOST_SLOTS,
+    MOST_THREADS,
+    MOST_TOKENS,
+    TRAIN_SEEDS,
+    Count,
+    Device,
+    Folder,
+    Fraction,
+    Megabytes,
+    Positive,
+    PositiveSeconds,
+    Seconds,
+    Section,
+    Threads,
+)
+from dart_cli.config.schema.data import DataConfig
+from dart_cli.config.schema.env import EnvConfig, EvalConfig, observed_kinds
+from dart_cli.config.schema.model import CODEC_PARTS, CODECS, LoraConfig, ModelConfig, PolicyConfig
+from dart_cli.config.schema.process import BusConfig, GpusConfig, RunConfig, TimingConfig, UpConfig
+from dart_cli.config.schema.rollout import MODEL_ENGINES, RolloutConfig, VllmConfig
+from dart_cli.config.schema.train import TrainConfig
+from dart_cli.config.schema.weights import SyncConfig, WeightsConfig
+
+__all__ = [
+    "CODECS",
+    "CODEC_PARTS",
+    "MANY",
+    "MODEL_ENGINES",
+    "MOST_PIXELS",
+    "MOST_SLOTS",
+    "MOST_THREADS",
+    "MOST_TOKENS",
+    "TRAIN_SEEDS",
+    "BusConfig",
+    "Config",
+    "Count",
+    "DataConfig",
+    "Device",
+    "EnvConfig",
+    "EvalConfig",
+    "Folder",
+    "Fraction",
+    "GpusConfig",
+    "LoraConfig",
+    "Megabytes",
+    "ModelConfig",
+    "PolicyConfig",
+    "Positive",
+    "PositiveSeconds",
+    "RolloutConfig",
+    "RunConfig",
+    "Seconds",
+    "Section",
+    "SyncConfig",
+    "Threads",
+    "TimingConfig",
+    "TrainConfig",
+    "UpConfig",
+    "VllmConfig",
+    "WeightsConfig",
+    "inner_section",
+    "observed_kinds",
+    "section_types",
+]
+
+
+class Config(Section):
+    """A run, whole."""
+
+    run: RunConfig = RunConfig()
+    bus: BusConfig = BusConfig()
+    model: ModelConfig = ModelConfig()
+    policy: PolicyConfig = PolicyConfig()
+    env: EnvConfig = EnvConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    vllm: VllmConfig = VllmConfig()
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
+    weights: WeightsConfig = WeightsConfig()
+    sync: SyncConfig = SyncConfig()
+    timing: TimingConfig = TimingConfig()
+    eval: EvalConfig = EvalConfig()
+    gpus: GpusConfig = GpusConfig()
+    up: UpConfig = UpConfig()
+
+
+def section_types() -> dict[str, type[Section]]:
+    """The sections of a configuration by name, in their order of presentation.
+
+    An optional section within another, `model.lora`, comes after it.
+    """
+    found: dict[str, type[Section]] = {}
+    for name, field in Config.model_fields.items():
+        found[name] = type(field.default)
+        for key, inner in found[name].model_fields.items():
+            if (kind := inner_section(inner.annotation)) is not None:
+                found[f"{name}.{key}"] = kind
+    return found
+
+
+def inner_section(annotation: Any) -> type[Section] | None:
+    """The section of a field that may hold one, or be unset; None for every other field."""
+    for kind in get_args(annotation):
+        if isinstance(kind, type) and issubclass(kind, Section):
+            return kind
+    return None

@@ -1,0 +1,57 @@
+"""The base of all sections, and the types and bounds that their fields share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict
+from pydantic_core import PydanticCustomError
+
+_AnyPath = TypeVar("_AnyPath", str, Path)
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, strict, unknown keys refused, field docstrings are the help."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        validate_default=True,
+    )
+
+
+def without_control(path: _AnyPath) -> _AnyPath:
+    """The path, refused where it has a null byte, which no system takes, or breaks a line of a log."""
+    if "\0" in str(path):
+        raise PydanticCustomError("null_byte", "no path has a null byte; choose another")
+    if not str(path).isprintable():
+        raise PydanticCustomError(
+            "control_character", "has a line break or control character; choose another path"
+        )
+    return path
+
+
+TRAIN_SEEDS = 1_000_000
+"""Training episodes have task seeds below this, held-out ones from here on: they never meet."""
+
+MANY = 1_000_000
+"""Upper bound of counts and seconds that have no lower one: more is a typing mistake."""
+
+MOST_THREADS = 1024
+MOST_SLOTS = 10_000  # of one process; each is a thread or a process
+MOST_TOKENS = 1_000_000  # of one completion
+MOST_PIXELS = 2**31 - 1
+
+Positive = Annotated[int, Field(ge=1, le=MANY)]
+Count = Annotated[int, Field(ge=0, le=MANY)]
+Threads = Annotated[int, Field(ge=1, le=MOST_THREADS)]
+Megabytes = Annotated[int, Field(ge=1, le=16 * MANY)]
+Seconds = Annotated[float, Field(ge=0, le=MANY)]
+PositiveSeconds = Annotated[float, Field(gt=0, le=MANY)]
+Folder = Annotated[Path, Strict(False), AfterValidator(without_control)]
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
+Fraction = Annotated[float, Field(ge=0, lt=1)]

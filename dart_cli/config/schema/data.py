@@ -1,0 +1,93 @@
+"""What is played next and what is trained on: [data]."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from dart_cli.config.schema.base import MANY, Count, Folder, Positive, Section
+
+
+class DataConfig(Section):
+    """What is played next and what is trained on."""
+
+    group_size: int = Field(default=8, ge=2, le=1024)
+    """Trajectories of one task and seed that are compared."""
+
+    groups_per_batch: Positive = 8
+    """Groups with a gradient (mixed rewards) in one batch."""
+
+    scheduling: Literal["rollout", "task", "batch", "april"] = "rollout"
+    """What a freed slot waits for: nothing (`rollout`), its group (`task`), the batch (`batch`), or
+    the batch's target (`april`)."""
+
+    coupled: bool = False
+    """The synchronous baseline: rollouts stop while the trainer trains and all workers update."""
+
+    over_provision: float = Field(default=2.0, ge=1, le=8)
+    """`april`: groups in play for each group of a batch; what is unfinished is recycled."""
+
+    recycle: bool = True
+    """`april`: false discards what is unfinished when a batch is full (over-sample and discard)."""
+
+    max_open_groups: Count = 0
+    """Most groups leased or waiting to be trained at once; 0 for as many as max_staleness admits."""
+
+    max_staleness: Count = 4
+    """A group whose oldest token is more versions behind than this is dropped, its reason recorded."""
+
+    task_sampling: Literal["uniform", "frontier"] = "frontier"
+    """`frontier` prefers tasks near 50 % success (moving average), or with `reward = "value"` those
+    whose rewards vary most; `uniform` takes all alike."""
+
+    advantage: Literal["group_std", "group_mean", "leave_one_out"] = "group_std"
+    """Rewards less their group's mean, with `group_std` over its standard deviation too;
+    `leave_one_out` takes the mean of the other members (RLOO)."""
+
+    reward: Literal["outcome", "value"] = "outcome"
+    """What advantages are computed from: the `outcome`, 1 for a pass and 0 for a failure; or the
+    verdict's reward, a `value` between 0 and 1."""
+
+    replacements: float = Field(default=1.0, ge=0, le=8)
+    """Trajectories without a verdict (invalid, lease lost) that a group may replace, for each of its
+    members; beyond that it goes on with those that it has."""
+
+    early_stop: bool = False
+    """Play half of each group first and stop if all pass with one reward: saves trajectories without a
+    gradient. Only the first half counts for the success shown, so that it is the policy's."""
+
+    dynamic_number: bool = False
+    """Smaller groups for tasks whose success, or with `reward = "value"` mean reward, is above 0.6, down
+    to `min_group_size`."""
+
+    min_group_size: int = Field(default=2, ge=2, le=1024)
+    """`dynamic_number`: fewest trajectories of a group."""
+
+    dynamic_length: bool = False
+    """A task's step limit is its longest success so far plus `length_slack`, once it has a success."""
+
+    length_slack: Count = 2
+    """`dynamic_length`: steps above the longest success."""
+
+    high_entropy: float = Field(default=1.0, gt=0, le=1)
+    """Share of a group's steps that is trained on, those of highest mean token entropy; 1 for all."""
+
+    pool_ratio: float = Field(default=0.0, ge=0, le=0.5)
+    """An all-fail group gets one success from the experience pool, if it is then at most this share
+    of the group, e.g. 0.125; 0 uses no pool."""
+
+    pool: list[Folder] = []
+    """Folders of exported or collected trajectories whose successes join the pool at the start."""
+
+    pool_online: bool = True
+    """Successes of this run join the pool, too."""
+
+    pool_per_task: Positive = 32
+    """Trajectories of a task that the pool keeps: the newest of each source."""
+
+    lease_s: float = Field(default=60.0, ge=1, le=MANY)
+    """Seconds without a step or heartbeat after which a lease is taken back."""
+
+    max_gb: float = Field(default=50.0, gt=0, le=MANY)
+    """Size of the database, GB, beyond which the oldest screenshots that no part needs are removed."""

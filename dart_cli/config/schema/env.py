@@ -1,0 +1,101 @@
+"""What is played: [env], and [eval] for the held-out part."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, Strict
+
+from dart_cli.config.schema.base import (
+    MANY,
+    MOST_SLOTS,
+    TRAIN_SEEDS,
+    Count,
+    PositiveSeconds,
+    Section,
+)
+
+
+class EnvConfig(Section):
+    """The environments of one `dart env` process."""
+
+    suite: str = "mini"
+    """Name of a task suite, or `package.module:Suite` / `file.py:Suite` of your own."""
+
+    tasks: list[str] = []
+    """Tasks to train on: ids, patterns such as `miniwob/click-*`, and `!pattern` for those left
+    out; empty for all of the suite's training split."""
+
+    heldout: list[str] = []
+    """Tasks (ids, patterns) kept out of training, in addition to those that the suite holds out;
+    they are evaluated as compositions."""
+
+    seeds: Annotated[tuple[int, int], Strict(False)] = (0, TRAIN_SEEDS)
+    """Seeds of training instances: from the first number up to, but not including, the second."""
+
+    slots: int = Field(default=16, ge=1, le=MOST_SLOTS)
+    """Environments that one process plays at once."""
+
+    options: dict[str, Any] = {}
+    """Passed to the environment, e.g. its resolution."""
+
+    observe: list[Literal["screenshot", "accessibility", "terminal"]] = ["screenshot"]
+    """What the policy is given of a screen: always the screenshot; as text beside it the accessibility
+    tree, or what a terminal shows, where the suite has them (docs/environments)."""
+
+    observe_chars: int = Field(default=8000, ge=100, le=200_000)
+    """Most characters of each of these texts in a prompt; what is cut says so."""
+
+    reset_deadline_s: PositiveSeconds = 60.0
+    """Seconds a reset may take before the episode is invalid and the slot starts afresh."""
+
+    step_deadline_s: PositiveSeconds = 30.0
+    """Seconds an action may take, likewise; an action that ends its episode is judged at once, and
+    may take `evaluate_deadline_s` more."""
+
+    evaluate_deadline_s: PositiveSeconds = 60.0
+    """Seconds an evaluator may take, likewise."""
+
+    isolation: Literal["thread", "process"] = "thread"
+    """Where each environment runs: in a thread, which is cheap; or in a process, which can be killed
+    when it hangs, and which costs its slot alone when it crashes or uses too much memory."""
+
+    memory_mb: int = Field(default=0, ge=0, le=16 * MANY)
+    """`process`: most private memory of each process of an environment, MiB; 0 for no bound."""
+
+    max_processes: Count = 0
+    """`process`: most processes that an environment may have at once; beyond that it is ended, before
+    it can fill the host. 0 for no bound."""
+
+    pass_threshold: float = Field(default=1.0, gt=0, le=1)
+    """Reward that a pass needs where the evaluator gives a reward alone, as those of OSWorld do."""
+
+    malformed: Literal["end", "noop"] = "end"
+    """What a completion that is no action does: `end` fails the episode, `noop` uses up a step."""
+
+
+def observed_kinds(env: EnvConfig) -> tuple[str, ...]:
+    """The texts of `env.observe`, without the screenshot."""
+    return tuple(kind for kind in env.observe if kind != "screenshot")
+
+
+class EvalConfig(Section):
+    """Held-out evaluation, by `dart eval` and around `dart up`."""
+
+    episodes: Count = 400
+    """Episodes per evaluation and mode (sampled, greedy), spread over the tasks; 0 for none."""
+
+    random_episodes: int = Field(default=100, ge=0, le=1_000_000)
+    """Episodes of random clicks, the baseline that `dart up` plays with `around`; 0 for none."""
+
+    tasks: list[str] = []
+    """Tasks to evaluate, as in env.tasks; empty for the training tasks (on held-out seeds)."""
+
+    compositions: list[str] = []
+    """Tasks never trained on, as in env.tasks, reported separately; empty for all that are held out."""
+
+    seed: int = Field(default=TRAIN_SEEDS, ge=0, lt=2**63)
+    """First seed of the evaluation's episodes."""
+
+    around: bool = False
+    """`dart up` evaluates before and after the run and writes a report."""

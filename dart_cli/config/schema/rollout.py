@@ -1,0 +1,100 @@
+"""What samples: [rollout] and [vllm]."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from bus.temperatures import MAX_TEMPERATURE, MIN_TEMPERATURE
+from dart_cli.config.schema.base import (
+    MANY,
+    MOST_SLOTS,
+    MOST_TOKENS,
+    Device,
+    Megabytes,
+    PositiveSeconds,
+    Section,
+    Threads,
+)
+
+MODEL_ENGINES = ("transformers", "vllm")
+"""Values of `rollout.engine` that run the policy's model; the others answer without one."""
+
+
+class RolloutConfig(Section):
+    """One rollout worker: an engine and how it samples."""
+
+    engine: Literal["transformers", "vllm", "scripted", "timed"] = "transformers"
+    """What runs the model: `vllm` on GPUs, see section [vllm] and docs/engines.md; `transformers`
+    anywhere. `scripted` answers at random without a model, to try the processes; `timed` does so as
+    fast as section [timing] says, to measure scheduling."""
+
+    temperature: float = Field(default=1.0, ge=MIN_TEMPERATURE, le=MAX_TEMPERATURE)
+    """Sampling temperature; the trainer divides logits by the same."""
+
+    max_tokens: int = Field(default=16, ge=1, le=MOST_TOKENS)
+    """Longest completion, tokens."""
+
+    max_batch: int = Field(default=32, ge=1, le=MOST_SLOTS)
+    """Requests decoded together."""
+
+    kv_cache_mb: Megabytes = 4096
+    """`transformers`: MiB for the keys and values of the requests decoded together, their longest
+    counted for each; a request that does not fit waits. A single one is served, however large."""
+
+    prefix_cache_mb: int = Field(default=1024, ge=0, le=16 * MANY)
+    """`transformers`: MiB beside `kv_cache_mb` for the keys and values of earlier requests, with which
+    a request that begins like one of them is not computed from its start; 0 for none."""
+
+    image_cache_mb: Megabytes = 256
+    """MiB for decoded screens, cut as the model reads them: 2.7 for one of 1280x720, 6.0 for 1920x1080.
+    A step shows past screens again, so there should be room for those of the episodes in play."""
+
+    device: Device = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:N`."""
+
+    threads: Threads = 1
+    """CPU threads of torch; with more threads than free cores it stalls."""
+
+    deadline_s: PositiveSeconds = 60.0
+    """Seconds an environment waits for a completion, over all workers that it can ask."""
+
+    absent_s: PositiveSeconds = 900.0
+    """Seconds an environment waits, for each completion, while no worker can be asked: it keeps its
+    screen and its lease meanwhile. After that the episode is invalid."""
+
+
+class VllmConfig(Section):
+    """The engine of `rollout.engine = "vllm"`; docs/engines.md explains its keys."""
+
+    tensor_parallel: int = Field(default=1, ge=1, le=1024)
+    """GPUs that share one model; `dart rollout` takes the first ones that it sees."""
+
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    """Share of each GPU's memory for weights, activations and keys and values together."""
+
+    kv_cache_mb: int = Field(default=0, ge=0, le=16 * MANY)
+    """MiB for keys and values, in place of `gpu_memory_utilization`; 0 for what that share leaves,
+    or for 512 on a CPU."""
+
+    max_model_len: int = Field(default=0, ge=0, le=16 * MANY)
+    """Most tokens of prompt and completion together; 0 for as many as the model has positions. A
+    lower number leaves room for more requests."""
+
+    enforce_eager: bool = False
+    """Use no CUDA graphs: starts faster, serves slower."""
+
+    prefix_caching: bool = True
+    """Keep keys and values of prompts for requests that begin alike, under the same weights."""
+
+    kv_cache: Literal["recompute", "keep"] = "recompute"
+    """What is done with running requests when weights change: `recompute` their keys and values, so
+    that every token is of one version; or `keep` the old ones, a shorter halt but two versions mixed."""
+
+    lora: Literal["adapters", "merged"] = "adapters"
+    """With `model.lora`: serve `adapters` beside the weights, so that a request ends under the version
+    that it began with and nothing halts; or add each version to the weights (`merged`)."""
+
+    options: dict[str, Any] = {}
+    """Further engine arguments by vLLM's own names, e.g. { block_size = 32 }."""
