@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING
 
 from bus.errors import ConfigError
 from dart_cli.config.places import Mistake
-from dart_cli.config.schema import Config
+from dart_cli.config.schema import Config, TrainConfig
 
 if TYPE_CHECKING:
     from bus.messages import Role  # a type alone: the messages take as long as all of this
 
+MOST_CPU_RANKS = 8
+"""Ranks that a trial on the CPU may have, on however few cores."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """What a process may use, by NVIDIA's own numbers; a user's own value stands above [gpus]."""
 
@@ -121,18 +123,32 @@ def device_mistakes(config: Config, role: Role | None) -> Iterator[Mistake]:
         else:
             continue
         yield Mistake(f"{section}.device", text)
-    ranks = config.train.ranks
-    if (
-        count
-        and config.train.device == "cuda"
-        and role in (None, "train")
-        and "WORLD_SIZE" not in os.environ  # torchrun's ranks may be on several hosts
-        and ranks > count
-    ):
+    if count is not None and role in (None, "train"):
+        yield from _trainer_mistakes(config.train, count)
+
+
+def _trainer_mistakes(train: TrainConfig, count: int) -> Iterator[Mistake]:
+    """Whether the `count` visible GPUs, or with none the cores, are enough for the ranks; what offload needs."""
+    ranks, on_gpus = train.ranks, train.device != "cpu" and count > 0
+    starts_all = "WORLD_SIZE" not in os.environ  # torchrun's ranks may be on several hosts
+    if starts_all and on_gpus and ":" not in train.device and ranks > count:
         yield Mistake(
             "train.ranks",
             f"= {ranks} but {count} GPU{' is' if count == 1 else 's are'} visible; set train.ranks = "
             f"{count}, or start the others by torchrun",
+        )
+    most = max(MOST_CPU_RANKS, os.cpu_count() or 1)
+    if starts_all and not on_gpus and not train.device.startswith("cuda") and ranks > most:
+        yield Mistake(
+            "train.ranks",
+            f"= {ranks} but no GPU is {'visible' if train.device == 'auto' else 'used'}, and on the CPU "
+            f"there are at most {most} here; lower train.ranks",
+        )
+    if train.offload == "optimizer" and train.device == "auto" and not on_gpus:
+        yield Mistake(
+            "train.offload",
+            '= "optimizer" but no GPU is visible, so masters and moments are in main memory already; '
+            'set "none"',
         )
 
 

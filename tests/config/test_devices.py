@@ -79,5 +79,30 @@ def test_more_ranks_than_gpus_are_refused_but_under_torchrun(
     [found] = device_mistakes(config_of(), "train")
     assert found.key == "train.ranks"
     assert "set train.ranks = 2" in found.text
+    auto = config_of(train={"device": "auto"})
+    assert [each.key for each in device_mistakes(auto, "train")] == ["train.ranks"]
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert not list(device_mistakes(config_of(), "train"))
+    assert not list(device_mistakes(auto, "train"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "found", "cure"),
+    [
+        ({"ranks": 1000}, "train.ranks", "lower train.ranks"),
+        ({"ranks": 1000, "device": "cpu"}, "train.ranks", "lower train.ranks"),
+        ({"offload": "optimizer"}, "train.offload", 'set "none"'),
+        ({"ranks": 4}, "", ""),
+    ],
+)
+def test_without_a_gpu_many_ranks_and_offload_are_refused(
+    changes: dict[str, Any], found: str, cure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(devices, "visible_gpus", lambda: 0)
+    train = {"ranks": 1, "device": "auto", **changes}
+    config = config_of(train=train, gpus={"train": []}, rollout={"device": "auto"})
+    mistakes = [each for each in device_mistakes(config, "train") if each.key.startswith("train.")]
+    assert [each.key for each in mistakes] == ([found] if found else [])
+    assert all(each.text.endswith(cure) for each in mistakes)
+    assert not list(device_mistakes(config, "rollout"))
