@@ -1,16 +1,18 @@
 """The mathematics of the run, pure and named by axis; docs/objective.md is the overview.
 
-advantage   rewards of a group -> advantages
-normalise   the weight of each sample's tokens in the batch's loss
-objective   which formula is used, and its numbers
-schedule    success rates -> which task to play next, and how often
-selection   which steps of a group are trained on, by entropy
-mismatch    the distance of two log-probabilities of the same tokens
+advantage      rewards of a group -> advantages
+normalise      the weight of each sample's tokens in the batch's loss
+objective      which formula is used, and its numbers
+schedule       success rates -> which task to play next, and how often
+selection      which steps of a group are trained on, by entropy
+memory_bounds  sizes that bound the trainer's memory
+mismatch       the distance of two log-probabilities of the same tokens
 
 These import torch:
 
-loss        the whole objective
-surrogate   the policy gradient's surrogate: GRPO, GSPO, CISPO
-correction  importance weights for stale tokens
-entropy     entropy of next-token distributions
+loss           the whole objective
+chunked        log-probabilities without the logits of all tokens
+surrogate      the policy gradient's surrogate: GRPO, GSPO, CISPO
+correction     importance weights for stale tokens
+entropy        entropy of next-token distributions
 """

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-VOCABULARY_CHUNK = 16384  # ids
+from dart_cli.algo.memory_bounds import VOCABULARY_CHUNK
 
 
 def token_scores(

@@ -30,29 +30,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from dart_cli.algo.memory_bounds import VOCABULARY_CHUNK, WHOLE_GRADIENTS_BYTES
+from dart_cli.config.schema import LoraConfig
 from dart_cli.doctor.shape import Shape
 
 WIDTH = {"float32": 4, "bfloat16": 2}
 """Bytes of a number of `model.dtype`."""
-
-VOCABULARY_CHUNK = 16_384
-"""Ids of the vocabulary whose logits are made at once (dart_cli/algo/chunked.py)."""
 
 MASTER, GRADIENT, MOMENTS = 4, 4, 8
 """Bytes of a trained parameter: the float32 master, its float32 gradient, AdamW's two moments."""
 
 Moment = Literal["head", "norm", "last", "next", "first", "tower", "end"]
 
-WHOLE_GRADIENTS = 2**30
-"""Float32 gradients up to this size are kept whole on each rank (dart_cli/train/sharded.py)."""
-
 CONTEXT = 2_500_000_000
 """Bytes of a GPU's context, kernels and NCCL's buffers: an assumption."""
 FRAGMENTS = 0.05
 """Share of what comes and goes that the allocator leaves unused between it: an assumption."""
-
-ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The matrices of a layer that LoRA adapts here."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +95,7 @@ class TrainerMemory:
 
 
 def adapters_of(shape: Shape, rank: int) -> int:
-    """Parameters of LoRA's adapters of `rank` on all matrices of the language model's layers."""
+    """Parameters of LoRA's adapters of `rank` on the layers that `model.lora.targets` names by default."""
     ends = {
         "q_proj": shape.width + shape.queries,
         "k_proj": shape.width + shape.keys,
@@ -112,7 +105,7 @@ def adapters_of(shape: Shape, rank: int) -> int:
         "up_proj": shape.width + shape.mlp,
         "down_proj": shape.mlp + shape.width,
     }
-    return rank * shape.layers * sum(ends[name] for name in ADAPTED)
+    return rank * shape.layers * sum(ends[name] for name in LoraConfig().targets)
 
 
 def trained_parameters(shape: Shape, setup: TrainerSetup) -> int:
@@ -149,7 +142,7 @@ def kept_by_block(shape: Shape, dtype: str) -> int:
 
 
 def trainer_memory(
-    shape: Shape, setup: TrainerSetup, *, whole_gradients: int = WHOLE_GRADIENTS
+    shape: Shape, setup: TrainerSetup, *, whole_gradients: int = WHOLE_GRADIENTS_BYTES
 ) -> TrainerMemory:
     """What a rank holds and what an update takes beside it at the moment of its peak.
 

@@ -47,6 +47,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from dart_cli.algo.memory_bounds import WHOLE_GRADIENTS_BYTES
 from dart_cli.config.schema import LoraConfig
 from dart_cli.policy.attention import use_packed
 from dart_cli.policy.forward import use_batched_vision
@@ -56,10 +57,6 @@ from dart_cli.policy.shard_files import PolicyFiles, fill, fill_buffers
 
 _distributed: Any = torch.distributed  # whose type stubs lack what is used here
 Root = TypeVar("Root", bound=nn.Module)
-
-WHOLE_GRADIENTS_BYTES = 1 << 30
-"""Float32 gradients of all trained parameters up to this size are kept whole on each rank, and summed
-over ranks once an update."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,10 @@
+"""Sizes that bound the trainer's memory, without torch: who computes and who plans read the same numbers."""
+
+from __future__ import annotations
+
+VOCABULARY_CHUNK = 16_384
+"""Ids of the vocabulary whose logits are made at once (chunked.py)."""
+
+WHOLE_GRADIENTS_BYTES = 1 << 30
+"""Float32 gradients of all trained parameters up to this size are kept whole on each rank, and summed
+over ranks once an update (dart_cli/train/sharded.py)."""
