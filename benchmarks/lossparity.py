@@ -7,7 +7,7 @@ For each variant random batches in float64: completions of 1 to 12 tokens, log-p
 every bound, another clip, cap and range in each. `policy_loss` (dart_cli/algo) and the same objective
 
 - of TRL: `GRPOTrainer._compute_loss` of the installed release, which is given our log-probabilities as
-  its model's (`pip install 'dart-cli[parity]'`); left out where TRL cannot be imported;
+  its model's (`pip install -e '.[parity]'`); left out where TRL cannot be imported;
 - derived: benchmarks/lossparity_formulas.py, from the sources of verl, slime, prime-rl and TRL and from
   the papers, in plain Python.
 

@@ -89,7 +89,7 @@ def view(
         if error.name not in ("jinja2", "markupsafe", "starlette", "uvicorn"):
             raise
         raise MissingPartError(
-            f"`dart view` needs the package {error.name}: pip install 'dart-cli[view]'"
+            f"`dart view` needs the package {error.name}: pip install -e '.[view]' in dart's folder"
         ) from None
     if export is None:
         several = target is not None and target.is_dir() and bool(runs_in(target))

@@ -98,7 +98,10 @@ def lora_problem() -> str:
     missing = [name for module, name in _PARTS.items() if importlib.util.find_spec(module) is None]
     if not missing:
         return ""
-    return f"{' and '.join(missing)} not installed; pip install 'dart-cli[lora]'"
+    verb = "is" if len(missing) == 1 else "are"
+    return (
+        f"{' and '.join(missing)} {verb} not installed; pip install -e '.[lora]' in dart's folder"
+    )
 
 
 def _in_order(names: Iterable[str]) -> list[str]:

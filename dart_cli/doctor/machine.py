@@ -90,7 +90,7 @@ def packages() -> Iterator[Finding]:
         yield warning(
             "packages",
             f"{DISTRIBUTION} itself is not installed, so its requirements are unknown",
-            "pip install -e . in its folder",
+            "pip install -e . in dart's folder",
         )
         return
     needed = [each for each in requirements if each.marker is None or each.marker.evaluate()]
@@ -118,7 +118,8 @@ def _extras(requirements: Sequence[Requirement]) -> Iterator[Finding]:
             yield from judge_package(each, version)
     if absent:
         yield ok(
-            "extras", f"not installed: {', '.join(absent)}; pip install '{DISTRIBUTION}[NAME]'"
+            "extras",
+            f"not installed: {', '.join(absent)}; pip install -e '.[NAME]' in dart's folder",
         )
 
 

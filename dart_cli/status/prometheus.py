@@ -142,7 +142,7 @@ async def run_prometheus(
         from prometheus_client.core import GaugeMetricFamily
     except ModuleNotFoundError:
         raise MissingPartError(
-            "--prometheus needs the package prometheus-client: pip install 'dart-cli[metrics]'"
+            "--prometheus needs the package prometheus-client: pip install -e '.[metrics]' in dart's folder"
         ) from None
 
     newest, registry = _SnapshotCollector(GaugeMetricFamily), CollectorRegistry()

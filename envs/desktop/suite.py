@@ -112,7 +112,7 @@ class DesktopSuite:
         """Raise MissingPartError where a program or a package is not installed."""
         if any(importlib.util.find_spec(package) is None for package in PACKAGES):
             raise MissingPartError(
-                "packages of suite desktop are not installed: pip install 'dart-cli[desktop]'"
+                "packages of suite desktop are not installed: pip install -e '.[desktop]' in dart's folder"
             )
         from envs.desktop.host_resources import find_programs
         from envs.desktop.session import PROGRAMS

@@ -250,7 +250,9 @@ def find_pages() -> Path:
         folder = Path(spec.origin).parent / "html" / "miniwob"
         if folder.is_dir():
             return folder
-    raise MissingPartError("the package miniwob is not installed: pip install 'dart-cli[miniwob]'")
+    raise MissingPartError(
+        "the package miniwob is not installed: pip install -e '.[miniwob]' in dart's folder"
+    )
 
 
 def _task(wanted: object) -> Task:

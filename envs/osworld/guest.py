@@ -27,7 +27,7 @@ from bus.errors import EnvError, MissingPartError, TaskError, first_line
 if TYPE_CHECKING:
     import urllib3
 
-INSTALL = "pip install 'dart-cli[osworld]'"
+INSTALL = "pip install -e '.[osworld]' in dart's folder"
 
 SERVER_PORT, CHROMIUM_PORT, VLC_PORT, VNC_PORT = 5000, 9222, 8080, 8006
 """Ports inside a guest."""

@@ -20,6 +20,7 @@ PAGES = sorted(
         *(ROOT / "docs").rglob("*.md"),
     ]
 )
+KINDS = {".py", ".md", ".toml", ".sh", ".yml"}
 FOLDERS = "bus|envs|dart_cli|configs|scripts|benchmarks|tests|docs"
 NAMED = re.compile(rf"(?<![\w/.~-])(?:{FOLDERS})/[\w./*-]*[\w/]")
 
@@ -67,6 +68,23 @@ def test_links_of_the_front_pages_lead_somewhere(page: Path) -> None:
         assert target.is_file(), link
         if anchor:
             assert anchor in headings(target), link
+
+
+def test_every_extra_is_installed_from_the_checkout() -> None:
+    """A package on PyPI has the same name as this one, and is another project."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    files = [path for folder in FOLDERS.split("|") for path in (ROOT / folder).rglob("*")]
+    named: set[str] = set()
+    for path in [*files, *ROOT.glob("*.md")]:
+        if path.suffix in KINDS and path.is_file():
+            text = path.read_text(encoding="utf-8")
+            assert not re.search(r"dart-cli\\?\[", text), path
+            for names in re.findall(r"pip install -e '\.\[([a-z,]+)\]'", text):
+                named.update(names.split(","))
+    assert named
+    assert named <= {*extras}
 
 
 def headings(page: Path) -> set[str]:

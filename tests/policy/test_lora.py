@@ -218,6 +218,6 @@ def test_without_peft_there_is_one_line_with_the_cure(
     monkeypatch.setattr(adapters.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(
         MissingPartError,
-        match=r"^model.lora: peft and accelerate not installed; pip install 'dart-cli\[lora\]'$",
+        match=r"^model.lora: peft and accelerate are not installed; pip install -e '\.\[lora\]' in dart's folder$",
     ):
         load_policy(family("qwen2_vl"), lora=LORA)

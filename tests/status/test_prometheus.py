@@ -28,7 +28,7 @@ def scrape(url: str) -> dict[str, float]:
 async def test_a_scrape_gives_the_run_on_loopback_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("prometheus_client", reason="pip install 'dart-cli[metrics]'")
+    pytest.importorskip("prometheus_client", reason="pip install -e '.[metrics]'")
     monkeypatch.setattr(overview, "HEARD_AFTER_S", 0.0)
     config = small_config(tmp_path / "run")
     said: list[str] = []

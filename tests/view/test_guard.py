@@ -204,4 +204,4 @@ def test_a_missing_package_is_named_with_its_cure(
     with pytest.raises(SystemExit) as exit_:
         main(["view", str(run_dir)])
     assert exit_.value.code == 2
-    assert "pip install 'dart-cli[view]'" in capsys.readouterr().err
+    assert "pip install -e '.[view]'" in capsys.readouterr().err

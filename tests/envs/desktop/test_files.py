@@ -21,7 +21,7 @@ from PIL import Image
 from envs.desktop.suite import PACKAGES, DesktopSuite
 
 if any(importlib.util.find_spec(package) is None for package in PACKAGES):
-    pytest.skip("needs pip install 'dart-cli[desktop]'", allow_module_level=True)
+    pytest.skip("needs pip install -e '.[desktop]'", allow_module_level=True)
 
 from envs.desktop import host_resources, needs
 from envs.desktop.files import make_document, make_picture, make_slides, make_spreadsheet

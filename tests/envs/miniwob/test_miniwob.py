@@ -538,7 +538,7 @@ def test_a_missing_browser_names_the_install_step(tmp_path: Path) -> None:
 
 def test_a_missing_package_names_the_install_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingPartError, match=r"pip install 'dart-cli\[miniwob\]'"):
+    with pytest.raises(MissingPartError, match=r"pip install -e '\.\[miniwob\]'"):
         check_parts("miniwob", {})
 
 

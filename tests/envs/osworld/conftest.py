@@ -148,7 +148,7 @@ def xguest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[XGuest]:
         pytest.skip("no Xvfb: apt install xvfb")
     for package in ("urllib3", "Xlib"):
         if importlib.util.find_spec(package) is None:
-            pytest.skip(f"no {package}: pip install 'dart-cli[osworld,desktop]'")
+            pytest.skip(f"no {package}: pip install -e '.[osworld,desktop]'")
     guest = XGuest(tmp_path_factory.mktemp("home"))
     yield guest
     guest.end()

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("docker", reason="no docker: pip install 'dart-cli[osworld]'")
+pytest.importorskip("docker", reason="no docker: pip install -e '.[osworld]'")
 
 from bus.errors import EnvError, MissingPartError
 from envs.actions import Done, Wait
@@ -213,7 +213,7 @@ def test_a_missing_engine_is_reported_in_one_line(
 
 def test_a_missing_package_names_the_install_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "docker", None)
-    with pytest.raises(MissingPartError, match=r"pip install 'dart-cli\[osworld\]'"):
+    with pytest.raises(MissingPartError, match=r"pip install -e '\.\[osworld\]'"):
         check_parts("osworld", {})
 
 

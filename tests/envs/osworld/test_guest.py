@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("urllib3", reason="no urllib3: pip install 'dart-cli[osworld]'")
+pytest.importorskip("urllib3", reason="no urllib3: pip install -e '.[osworld]'")
 
 from bus.errors import EnvError, MissingPartError, TaskError
 from envs.osworld import guest as guest_module
@@ -193,7 +193,7 @@ def test_a_url_names_the_ports_of_browser_and_vlc() -> None:
 
 def test_a_missing_package_names_the_install_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "urllib3", None)
-    with pytest.raises(MissingPartError, match=r"pip install 'dart-cli\[osworld\]'"):
+    with pytest.raises(MissingPartError, match=r"pip install -e '\.\[osworld\]'"):
         Guest(Address("127.0.0.1"))
 
 
