@@ -5,24 +5,26 @@
 #   scripts/tmux.sh --train 0-5 --rollout 6-7 CONFIG        a box: GPUs 0-5 train, 6-7 roll out
 #   scripts/tmux.sh --rollouts 2 --envs 4 CONFIG --set env.slots=32
 #
-#   --train GPUS     GPUs of the trainer, e.g. 0 or 0-1 or 0,3, a rank on each; with --rollout in place
-#                    of train.ranks and [gpus]
-#   --rollout GPUS   a rollout worker for each of them
-#   --rollouts N     rollout workers where no GPUs are named (default 1)
-#   --envs N         environment processes (default 1)
+#   --train GPUS     GPUs of the trainer, e.g. 0 or 0-1 or 0,3, a rank on each; in place of gpus.train
+#                    and train.ranks
+#   --rollout GPUS   GPUs of rollout workers, vllm.tensor_parallel for each; in place of gpus.rollout
+#                    and up.rollouts
+#   --rollouts N     rollout workers where no GPUs are named for them (default up.rollouts)
+#   --envs N         environment processes (default up.envs)
 #   --session NAME   tmux session (default dart-CONFIG); one that is there is gone back to
 #   --detached       leave it in the background
 #   --dry-run        print the commands, start nothing
 #
 # What follows CONFIG goes to every role. In each pane is a shell: Ctrl-C ends its process, the
 # up-arrow brings the command back. Window `run`: status, data, train, env; window `rollout`: the
-# workers. Leave with Ctrl-b d; `tmux kill-session -t NAME` ends it all.
+# workers. Leave with Ctrl-b d; `tmux kill-session -t NAME` ends it all. `dart` is that of .venv beside this
+# script, else that of the active environment.
 set -euo pipefail
 
 die() { printf 'error: %s\n' "$*" >&2; exit 2; }
 usage() { sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p;}' "$0"; }
 
-train='' rollout='' rollouts=1 envs=1 session='' dry=0 detached=0 config=''
+train='' rollout='' rollouts='' envs='' session='' dry=0 detached=0 config=''
 
 number() { # NAME VALUE: a whole number from 1 on
     [[ $2 =~ ^[1-9][0-9]{0,3}$ ]] || die "$1 $2: want a whole number from 1 on"
@@ -45,7 +47,7 @@ while [ $# -gt 0 ]; do
     esac
     case $1 in
         --train) train=$(gpus "$1" "$2" | paste -sd,) ;;
-        --rollout) rollout=$(gpus "$1" "$2") ;;
+        --rollout) rollout=$(gpus "$1" "$2" | paste -sd,) ;;
         --rollouts) number "$1" "$2"; rollouts=$2 ;;
         --envs) number "$1" "$2"; envs=$2 ;;
         --session) session=$2 ;;
@@ -60,21 +62,28 @@ session=${session:-dart-${name//[^A-Za-z0-9_-]/-}} # tmux writes panes as SESSIO
 
 # --- what each pane runs -------------------------------------------------------------------------
 
-venv=$(cd "$(dirname "$0")/.." && pwd)/.venv
-dart=dart
-if [ -x "${DART_VENV:-$venv}/bin/dart" ]; then dart=${DART_VENV:-$venv}/bin/dart; fi
+home=$(cd "$(dirname "$0")/.." && pwd) # where the code is
+venv=${DART_VENV:-$home/.venv}
+dart=$(command -v "$venv/bin/dart" || command -v dart || echo dart) # panes may have another PATH
+python=''
+for each in "$venv/bin/python" python3 python; do
+    if PYTHONPATH=$home "$each" -c 'import dart_cli.config.load' 2> /dev/null; then python=$each; break; fi
+done
+[ -n "$python" ] || die "no Python with dart's packages: scripts/setup makes .venv, or activate an environment that has them"
 
-ranks=()
+flags=() ranks=()
 if [ -n "$train" ]; then
     shared=${train//[^,]/}
+    flags+=(--train "$train")
     ranks=(--set "train.ranks=$((${#shared} + 1))" --set 'gpus.train=[]' --set 'gpus.rollout=[]')
 fi
-if [ -z "$train$rollout" ] && [ -x "${DART_VENV:-$venv}/bin/python" ]; then
-    placed=$(cd "$(dirname "$0")/.." && pwd) # where the code is
-    placed=$(PYTHONPATH=$placed "${DART_VENV:-$venv}/bin/python" -m dart_cli.runtime.commands "$config" "$@" 2>&1) || die "$placed"
-    train=$(sed -n 's/^train //p' <<< "$placed")
-    rollout=$(sed -n 's/^rollout //p' <<< "$placed")
-fi
+if [ -n "$rollout" ]; then flags+=(--rollout "$rollout"); fi
+placed=$(PYTHONPATH=$home "$python" -m dart_cli.runtime.commands ${flags[@]+"${flags[@]}"} "$config" "$@" 2>&1) || die "$placed"
+of() { sed -n "s/^$1 //p" <<< "$placed"; }
+train=$(of train)
+rollout=$(of rollout)
+envs=${envs:-$(of envs)}
+rollouts=${rollouts:-$(of rollouts)}
 
 role() { # GPUS ROLE ARGUMENT...: a command line, quoted for the pane's shell
     local visible=$1
@@ -95,11 +104,11 @@ else
 fi
 
 if [ "$dry" = 1 ]; then
-    printf '%s\n' "${main[@]}" "${workers[@]}"
+    printf '%s\n' "${main[@]}" ${workers[@]+"${workers[@]}"}
     exit 0
 fi
 command -v tmux > /dev/null || die "no tmux: apt install tmux, or type what --dry-run prints"
-command -v "$dart" > /dev/null || die "no dart command: scripts/setup makes .venv; activate it"
+command -v "$dart" > /dev/null || die "no dart command: scripts/setup makes .venv, or activate an environment that has it"
 
 # --- panes ---------------------------------------------------------------------------------------
 
@@ -122,8 +131,10 @@ if ! tmux has-session -t "=$session" 2> /dev/null; then
     tmux set-option -w -t "$session:run" main-pane-height 60% 2> /dev/null ||
         tmux set-option -w -t "$session:run" main-pane-height 38 # tmux before 3.2 knows no shares
     fill "$session:run" main-horizontal "${main[@]}"
-    tmux new-window -d -t "$session:" -n rollout -c "$PWD"
-    fill "$session:rollout" tiled "${workers[@]}"
+    if [ ${#workers[@]} -gt 0 ]; then
+        tmux new-window -d -t "$session:" -n rollout -c "$PWD"
+        fill "$session:rollout" tiled "${workers[@]}"
+    fi
 fi
 if [ "$detached" = 1 ] || [ ! -t 1 ]; then
     echo "tmux attach -t $session"

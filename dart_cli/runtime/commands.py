@@ -1,18 +1,20 @@
 """The command lines of a run's processes, as a person would type them.
 
 commands_of  the arguments of `dart` by worker name
-gpu_lines    which GPUs the trainer and each rollout worker get: `python -m dart_cli.runtime.commands
-             CONFIG --set ...` prints them for scripts/tmux.sh
+placement    how many processes there are, and which GPUs the trainer and each rollout worker get
+place        the same with GPUs named in the shell: `python -m dart_cli.runtime.commands CONFIG --train
+             0,1 --set ...` prints it for scripts/tmux.sh
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from bus.errors import ConfigError, DartError
-from dart_cli.config.devices import gpu_mistakes, gpus_of
+from dart_cli.config.devices import gpu_mistakes, gpus_of, gpus_per_worker
 from dart_cli.config.load import Source, load_config
 from dart_cli.config.schema import Config
 
@@ -29,28 +31,54 @@ def commands_of(config: Config, arguments: Sequence[str]) -> dict[str, list[str]
     return commands
 
 
-def gpu_lines(config: Config) -> list[str]:
-    """`train 0,1` and `rollout 2` for each worker, of those that [gpus] names."""
+def placement(config: Config) -> list[str]:
+    """`envs 2`, `rollouts 1`, and of the GPUs that [gpus] names `train 0,1` and `rollout 2` for each worker."""
     names = ["train"] if config.gpus.train else []
     if config.gpus.rollout:
         names += [f"rollout-{index}" for index in range(config.up.rollouts)]
     roles = [name.partition("-")[0] for name in names]
     return [
-        f"{role} {gpus_of(config, role, name)}" for role, name in zip(roles, names, strict=True)
+        f"envs {config.up.envs}",
+        f"rollouts {config.up.rollouts}",
+        *(f"{role} {gpus_of(config, role, name)}" for role, name in zip(roles, names, strict=True)),
     ]
 
 
-def _main(path: Path, overrides: list[str]) -> int:
+def place(path: Path, overrides: list[str], train: str = "", rollout: str = "") -> list[str]:
+    """The `placement` of a run whose trainer or rollout workers get other GPUs, such as `0,1`.
+
+    Each GPU of `train` is a rank; those of `rollout` are shared out by `vllm.tensor_parallel`. Raises
+    ConfigError for GPUs that cannot be.
+    """
+    given = []
+    if train:
+        given += [f"gpus.train=[{train}]", f"train.ranks={train.count(',') + 1}"]
+    if rollout:
+        each = gpus_per_worker(load_config(path, overrides))
+        workers = max(1, (rollout.count(",") + 1) // each)
+        given += [f"gpus.rollout=[{rollout}]", f"up.rollouts={workers}"]
+    overrides = [*overrides, *given]
+    config = load_config(path, overrides)
+    for key, text in gpu_mistakes(config):
+        raise ConfigError(f"{key} {text} {Source(path, tuple(overrides)).cite(key)}")
+    return placement(config)
+
+
+def _main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="dart_cli.runtime.commands", allow_abbrev=False)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--train", default="")
+    parser.add_argument("--rollout", default="")
+    parser.add_argument("--set", action="append", default=[])
+    given, _ = parser.parse_known_args(arguments)  # others, such as --force, are the roles' own
     try:
-        config = load_config(path, overrides)
-        for key, text in gpu_mistakes(config):
-            raise ConfigError(f"{key} {text} {Source(path, tuple(overrides)).cite(key)}")
+        lines = place(given.path, given.set, given.train, given.rollout)
     except DartError as error:
         sys.stderr.write(f"{' '.join(str(error).split())}\n")
         return error.exit_code
-    sys.stdout.writelines(f"{line}\n" for line in gpu_lines(config))
+    sys.stdout.writelines(f"{line}\n" for line in lines)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(_main(Path(sys.argv[1]), [each for each in sys.argv[2:] if each != "--set"]))
+    sys.exit(_main(sys.argv[1:]))

@@ -10,7 +10,7 @@ from bus.errors import ConfigError
 from dart_cli.config import devices
 from dart_cli.config.devices import device_mistakes, gpu_mistakes, gpus_of
 from dart_cli.config.schema import Config
-from dart_cli.runtime.commands import gpu_lines
+from dart_cli.runtime.commands import placement
 
 
 def config_of(**sections: dict[str, Any]) -> Config:
@@ -36,7 +36,8 @@ def test_each_process_gets_its_gpus_in_order() -> None:
     assert gpus_of(config, "rollout", "rollout-host-1") == "6,7"  # of several hosts, each its own
     assert gpus_of(config, "env", "env-0") == ""
     assert gpus_of(Config(), "rollout", "rollout-3") == gpus_of(Config(), "train", "train") == ""
-    assert gpu_lines(config) == ["train 0,1,2,3", "rollout 4,5", "rollout 6,7"]
+    gpus = ["train 0,1,2,3", "rollout 4,5", "rollout 6,7"]
+    assert placement(config) == ["envs 1", "rollouts 2", *gpus]
 
 
 def test_a_worker_too_many_is_refused_with_the_cure() -> None:

@@ -18,17 +18,41 @@ SCRIPT = ROOT / "scripts" / "tmux.sh"
 DEADLINE_S = 60.0
 
 
-def script(*arguments: object, env: dict[str, str] | None = None) -> tuple[int, str, str]:
-    """Exit code, output and errors."""
+def script(*arguments: object, env: dict[str, str]) -> tuple[int, str, str]:
+    """Exit code, output and errors; `env` says where its `dart` and its Python are."""
     ended = subprocess.run(
         [SCRIPT, *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
         check=False,
-        env=os.environ | {"DART_VENV": "/nowhere", **(env or {})},
+        env=os.environ | env,
     )
     return ended.returncode, ended.stdout, ended.stderr
+
+
+def commands(printed: str) -> list[list[str]]:
+    """The command lines of a dry run, without the folder of `dart`."""
+    lines = [shlex.split(line) for line in printed.splitlines()]
+    return [["dart" if word.endswith("/dart") else word for word in line] for line in lines]
+
+
+def environment(folder: Path) -> Path:
+    """A Python environment that has dart: its `bin`."""
+    (folder / "bin").mkdir(parents=True)
+    for name, program in (("python", ""), ("dart", " -m dart_cli")):
+        file = folder / "bin" / name
+        file.write_text(
+            f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)}{program} "$@"\n'
+        )
+        file.chmod(0o755)
+    return folder / "bin"
+
+
+@pytest.fixture
+def venv(tmp_path: Path) -> dict[str, str]:
+    """Where the script finds dart."""
+    return {"DART_VENV": str(environment(tmp_path / "venv").parent)}
 
 
 @pytest.fixture
@@ -38,13 +62,16 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_box_trains_on_some_gpus_and_rolls_out_on_the_others(config: Path) -> None:
+def test_a_box_trains_on_some_gpus_and_rolls_out_on_the_others(
+    config: Path, venv: dict[str, str]
+) -> None:
     code, out, _ = script(
         *("--train", "0-1", "--rollout", "2-4,7", "--envs", 2, "--dry-run"),
         *(config, "--set", "env.tasks=['$(id)']"),
+        env=venv,
     )
     assert code == 0
-    lines = [shlex.split(line) for line in out.splitlines()]
+    lines = commands(out)
     given = [str(config), "--set", "env.tasks=['$(id)']"]
     placed = ["--set", "train.ranks=2", "--set", "gpus.train=[]", "--set", "gpus.rollout=[]"]
     assert lines == [
@@ -56,16 +83,6 @@ def test_a_box_trains_on_some_gpus_and_rolls_out_on_the_others(config: Path) -> 
     ]
 
 
-@pytest.fixture
-def venv(tmp_path: Path) -> dict[str, str]:
-    """Where the script finds a Python that has dart's packages."""
-    (tmp_path / "venv" / "bin").mkdir(parents=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
-    python.chmod(0o700)
-    return {"DART_VENV": f"{tmp_path}/venv"}
-
-
 def test_a_box_is_shared_out_as_the_configuration_says(config: Path, venv: dict[str, str]) -> None:
     with config.open("a") as file:
         file.write("[gpus]\ntrain = [0, 1]\nrollout = [2, 3, 4, 5]\n")
@@ -73,16 +90,65 @@ def test_a_box_is_shared_out_as_the_configuration_says(config: Path, venv: dict[
     given = [part for each in sets for part in ("--set", each)]
     code, out, err = script("--dry-run", config, *given, env=venv)
     assert (code, err) == (0, "")
-    lines = [shlex.split(line) for line in out.splitlines()]
+    lines = commands(out)
     assert ["CUDA_VISIBLE_DEVICES=0,1", "dart", "train", str(config), *given] in lines
     assert lines[-2:] == [
         [f"CUDA_VISIBLE_DEVICES={gpus}", "dart", "rollout", str(config), *given]
         for gpus in ("2,3", "4,5")
     ]
-    code, out, _ = script("--dry-run", "--train", "7", config, *given, env=venv)
+
+
+def test_gpus_of_one_side_leave_the_other_side_its_own(config: Path, venv: dict[str, str]) -> None:
+    with config.open("a") as file:
+        file.write("[train]\nranks = 2\n[gpus]\ntrain = [0, 1]\nrollout = [2, 3, 4, 5]\n")
+        file.write('[rollout]\nengine = "vllm"\n[vllm]\ntensor_parallel = 2\n[up]\nrollouts = 2\n')
+    code, out, _ = script("--dry-run", "--train", "7", config, env=venv)
     assert code == 0
-    assert "CUDA_VISIBLE_DEVICES=7 dart train" in out
-    assert "2,3" not in out
+    assert "CUDA_VISIBLE_DEVICES=7" in out
+    assert [line[0] for line in commands(out)[-2:]] == [
+        "CUDA_VISIBLE_DEVICES=2,3",
+        "CUDA_VISIBLE_DEVICES=4,5",
+    ]
+    code, out, _ = script("--dry-run", "--rollout", "6-7", config, env=venv)
+    assert code == 0
+    assert [line[:3] for line in commands(out) if "=" in line[0]] == [
+        ["CUDA_VISIBLE_DEVICES=0,1", "dart", "train"],
+        ["CUDA_VISIBLE_DEVICES=6,7", "dart", "rollout"],
+    ]
+    code, out, err = script("--dry-run", "--rollout", "1-2", config, env=venv)
+    assert (code, out) == (2, "")
+    assert "gpus.rollout lists GPU 1, which gpus.train lists too" in err
+    assert err.count("\n") == 1
+
+
+def test_there_are_as_many_processes_as_the_configuration_says(
+    config: Path, venv: dict[str, str]
+) -> None:
+    sets = ("--set", "up.envs=3", "--set", "up.rollouts=2")
+    _, out, _ = script("--dry-run", config, *sets, env=venv)
+    roles = [line[1] for line in commands(out)]
+    assert roles == ["status", "data", "train", *["env"] * 3, *["rollout"] * 2]
+    _, out, _ = script("--dry-run", "--envs", 1, "--rollouts", 1, config, *sets, env=venv)
+    assert [line[1] for line in commands(out)] == ["status", "data", "train", "env", "rollout"]
+
+
+def test_without_a_venv_the_active_environment_says_which_gpus(
+    config: Path, tmp_path: Path
+) -> None:
+    with config.open("a") as file:
+        file.write("[gpus]\ntrain = [3]\n")
+    active = environment(tmp_path / "active")
+    (active / "python3").write_text("#!/bin/sh\nexit 1\n")  # as one that has no pydantic
+    (active / "python3").chmod(0o755)
+    env = {"DART_VENV": "/nowhere", "PATH": f"{active}:{os.environ['PATH']}"}
+    code, out, err = script("--dry-run", config, env=env)
+    assert (code, err) == (0, "")
+    assert f"CUDA_VISIBLE_DEVICES=3 {active}/dart train" in out
+    shutil.copy(active / "python3", active / "python")
+    code, out, err = script("--dry-run", config, env=env)
+    assert (code, out) == (2, "")
+    assert "no Python with dart's packages: scripts/setup makes .venv" in err
+    assert err.count("\n") == 1
 
 
 def test_a_mistake_in_its_gpus_is_one_line(config: Path, venv: dict[str, str]) -> None:
@@ -92,9 +158,9 @@ def test_a_mistake_in_its_gpus_is_one_line(config: Path, venv: dict[str, str]) -
     assert err.count("\n") == 1
 
 
-def test_a_laptop_has_one_of_each(config: Path) -> None:
-    _, out, _ = script("--dry-run", config)
-    roles = [shlex.split(line)[1] for line in out.splitlines()]
+def test_a_laptop_has_one_of_each(config: Path, venv: dict[str, str]) -> None:
+    _, out, _ = script("--dry-run", config, env=venv)
+    roles = [line[1] for line in commands(out)]
     assert roles == ["status", "data", "train", "env", "rollout"]
 
 
@@ -111,35 +177,31 @@ def test_a_laptop_has_one_of_each(config: Path) -> None:
         (["--session", "a b", "CONFIG"], "use letters, digits"),
     ],
 )
-def test_a_mistake_is_one_line(arguments: list[str], cure: str, config: Path) -> None:
-    code, out, err = script(*[config if each == "CONFIG" else each for each in arguments])
+def test_a_mistake_is_one_line(
+    arguments: list[str], cure: str, config: Path, venv: dict[str, str]
+) -> None:
+    given = [config if each == "CONFIG" else each for each in arguments]
+    code, out, err = script(*given, env=venv)
     assert (code, out) == (2, "")
     assert cure in err
     assert err.count("\n") == 1
 
 
 def test_help_is_the_head_of_the_script() -> None:
-    code, out, _ = script("--help")
+    code, out, _ = script("--help", env={})
     assert code == 0
     assert out.startswith("The roles of a run in tmux")
     assert "set -" not in out
 
 
 @pytest.fixture
-def tmux(tmp_path: Path) -> Iterator[dict[str, str]]:
+def tmux(tmp_path: Path, venv: dict[str, str]) -> Iterator[dict[str, str]]:
     """A tmux of this test's own, and a `dart` that is this one."""
     if shutil.which("tmux") is None:
         pytest.skip("no tmux on this machine")
-    venv = tmp_path / "venv"
-    (venv / "bin").mkdir(parents=True)
-    dart = venv / "bin" / "dart"
-    dart.write_text(
-        f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {sys.executable} -m dart_cli "$@"\n'
-    )
-    dart.chmod(0o755)
     sockets = tmp_path / "tmux"
     sockets.mkdir(mode=0o700)
-    env = {"DART_VENV": str(venv), "TMUX_TMPDIR": str(sockets), "SHELL": "/bin/sh", "TMUX": ""}
+    env = {**venv, "TMUX_TMPDIR": str(sockets), "SHELL": "/bin/sh", "TMUX": ""}
     yield env
     _tmux(env, "kill-server")
 
