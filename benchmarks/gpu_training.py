@@ -121,7 +121,7 @@ def nodes_of(part: Any) -> list[tuple[int, int]]:
 
 def update(settings: Settings) -> Found:
     """Updates at two depths; the seconds and the memory of all layers are extrapolated."""
-    from dart_cli.train.share import packed_batches
+    from dart_cli.train.packs.share import packed_batches
 
     policy = tokens_alone(settings)
     sample = trajectories(policy, settings.size)
@@ -388,7 +388,7 @@ def plain_loop(settings: Settings) -> Found:
 def lora(settings: Settings) -> Found:
     """Updates of adapters of rank 32 on every layer there is."""
     from dart_cli.config.schema import LoraConfig
-    from dart_cli.train.share import packed_batches
+    from dart_cli.train.packs.share import packed_batches
 
     policy = tokens_alone(settings)
     batch = trajectories(policy, settings.size)

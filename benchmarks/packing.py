@@ -9,7 +9,7 @@ step on towards the end of its task, and then to the next one (packing_parts.py)
 as in a real episode. Then the gradient of the same loss over all samples is computed
 
 - `alone`: each sample by itself, whole logits of its completion, as `train.micro_batch = 1` did;
-- `packed`: as the trainer does it now (dart_cli/train/share.py, screens.py, model.py);
+- `packed`: as the trainer does it now (dart_cli/train/packs/share.py, packs/feed.py, model.py);
 
 with a frozen vision tower, for `evict` with a trained one, too. A loss whose coefficient of each log-probability is its
 advantage over all tokens has the gradient of an update on fresh samples (docs/objective.md).
@@ -56,10 +56,10 @@ from dart_cli.doctor.shape import Shape, shape_of
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.forward import logits, masked_logprobs
 from dart_cli.policy.model import load_policy
-from dart_cli.train.batch import PackMaker
 from dart_cli.train.model import TrainModel
-from dart_cli.train.screens import PackFeed
-from dart_cli.train.share import packed_batches
+from dart_cli.train.packs.feed import PackFeed
+from dart_cli.train.packs.pack import PackMaker
+from dart_cli.train.packs.share import packed_batches
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = replace(

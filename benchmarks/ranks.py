@@ -30,7 +30,7 @@ from random import Random
 
 import numpy as np
 
-from dart_cli.train.plan import IMAGE, Costs, PlannedPack, Tokens, plan
+from dart_cli.train.packs.plan import IMAGE, Costs, PlannedPack, Tokens, plan
 
 SCREEN, INSTRUCTION, SYSTEM, TURN = 1196, 60, 500, 12  # tokens
 COSTS = Costs(token=13.05e9, pair=4.01e5, image_token=0.0)

@@ -434,7 +434,7 @@ class BatchTrained(Request):
 
 
 class PackNodes(Message):
-    """Part of PackedBatch: one forward pass over trees of tokens (dart_cli/train/plan.py)."""
+    """Part of PackedBatch: one forward pass over trees of tokens (dart_cli/train/packs/plan.py)."""
 
     nodes: Int32s  # [M * 4], of each its parent (-1 for a root), the chain, begin and end of its tokens
     ends: Int32s  # [E * 2], of each chain that is scored here its index, the node in which it ends

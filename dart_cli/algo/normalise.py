@@ -16,7 +16,7 @@ Normalise = Literal["tokens", "samples", "trajectories", "constant"]
 
 
 @dataclass(frozen=True)
-class Shares:
+class LossShares:
     """The weight of a token in its batch."""
 
     normalise: Normalise
@@ -36,8 +36,8 @@ def loss_shares(
     samples: Iterable[tuple[Hashable, int]],
     normalise: Normalise = "tokens",
     constant_tokens: float = 0.0,
-) -> Shares:
-    """Shares in a batch of these samples, each (trajectory, completion tokens).
+) -> LossShares:
+    """The shares in a batch of these samples, each (trajectory, completion tokens).
 
     A trajectory is named by its group and its id: one of the pool that joined two groups of the batch
     is compared in each, so it counts as two.
@@ -71,4 +71,4 @@ def loss_shares(
         divisor = len(trajectory_tokens) * constant_tokens
     else:
         raise ValueError(f"constant_tokens must be > 0, got {constant_tokens}")
-    return Shares(normalise, divisor, trajectory_tokens)
+    return LossShares(normalise, divisor, trajectory_tokens)

@@ -15,7 +15,7 @@ import torch
 from bus.errors import CheckpointError, RunDirectoryError, UserError, WeightsError
 from dart_cli.config.endpoints import weights_dir
 from dart_cli.config.schema import Config
-from dart_cli.train.checkpoint import model_identity, newest_intact
+from dart_cli.train.checkpoints.checkpoint import model_identity, newest_intact
 from dart_cli.weights import manifest
 from dart_cli.weights.delta_chain import newest_version
 from dart_cli.weights.file import load

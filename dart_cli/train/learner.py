@@ -8,7 +8,7 @@ first pass runs on the weights before the update, which are the proximal policy:
 log-probabilities, detached, are the proximal ones of every pass, and nothing is computed twice
 (docs/objective.md).
 
-Rank 0 cuts a batch into shares (share.py), one for each rank of the crew; all ranks train on theirs at
+Rank 0 cuts a batch into shares (packs/share.py), one for each rank; all ranks train on theirs at
 once. A rank adds up the gradients of its packs; what decides about the step is gathered first, so that
 all ranks skip, clip and end alike.
 
@@ -31,15 +31,15 @@ from dart_cli.algo.objective import Objective, ess_factor
 from dart_cli.config.schema import TrainConfig
 from dart_cli.policy.model import weight_tensors
 from dart_cli.train.base import SavedState, Tensors
-from dart_cli.train.batch import Pack, batch_shares, check
-from dart_cli.train.crew import Alone, Crew
-from dart_cli.train.gathering import Found, gathered
 from dart_cli.train.logprob_gaps import step_mismatches
 from dart_cli.train.model import TokenScores, TrainModel
+from dart_cli.train.packs.feed import PackFeed
+from dart_cli.train.packs.pack import Pack, batch_shares, check
+from dart_cli.train.packs.share import shares_of
 from dart_cli.train.parity import ComparedTokens, ParityGate, compare, joined
-from dart_cli.train.screens import PackFeed
+from dart_cli.train.ranks.gathering import Found, gathered
+from dart_cli.train.ranks.group import RankGroup, SingleRank
 from dart_cli.train.sharded import Gradients, whole
-from dart_cli.train.share import shares_of
 from dart_cli.train.state import restore, state_of
 
 TIMES = ("prepare_s", "forward_s", "backward_s", "optimizer_s")
@@ -59,10 +59,12 @@ class Update:
 class PolicyLearner:
     """Updates one model. Not thread-safe: one thread at a time."""
 
-    def __init__(self, model: TrainModel, config: TrainConfig, crew: Crew | None = None) -> None:
+    def __init__(
+        self, model: TrainModel, config: TrainConfig, rank_group: RankGroup | None = None
+    ) -> None:
         self.model = model
         self._config = config
-        self._crew: Crew = crew or Alone()
+        self._rank_group: RankGroup = rank_group or SingleRank()
         self._objective = Objective(
             **{part.name: getattr(config, part.name) for part in fields(Objective)}
         )
@@ -108,11 +110,11 @@ class PolicyLearner:
             rate=learning_rate(updates_done, self._config, batch.run_s),
             policy_version=policy_version,
             pack_tokens=self._config.pack_tokens,
-            ranks=self._crew.size,
+            ranks=self._rank_group.size,
         )
 
     def train_on(self, share: Share, began: float | None = None) -> Update:
-        """Take this rank's part in an update; every rank of the crew does so, and they return alike.
+        """Take this rank's part in an update; every rank does so, and they return alike.
 
         `began` is the moment of the monotonic clock when its preparation began. Raises EngineError for
         a screen that does not decode.
@@ -132,7 +134,7 @@ class PolicyLearner:
             if not share.work.packs:
                 note = "no sample with a weight (update skipped)"
             for _ in range(self._config.epochs if share.work.packs else 0):
-                found = gathered(self._crew, self._accumulate(work, looked_back))
+                found = gathered(self._rank_group, self._accumulate(work, looked_back))
                 work.stats.append(found.stats)
                 norm = self._clipped()
                 if not norms:
@@ -182,7 +184,7 @@ class PolicyLearner:
         count = len(work.share.work.packs)
         self._optimizer.zero_grad(set_to_none=True)
         for index, pack in enumerate(work.packs):
-            self._crew.doing(f"pack {index + 1} of {count}")
+            self._rank_group.doing(f"pack {index + 1} of {count}")
             work.clock.lap("prepare_s")
             if is_first:
                 work.references.append(self.model.reference_logprobs(pack, temperature))

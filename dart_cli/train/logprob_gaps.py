@@ -10,7 +10,7 @@ from math import isfinite
 import torch
 
 from bus.messages import StepMismatch
-from dart_cli.train.batch import Pack
+from dart_cli.train.packs.pack import Pack
 
 
 def step_mismatches(proximal: torch.Tensor, pack: Pack) -> list[StepMismatch]:

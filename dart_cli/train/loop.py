@@ -6,8 +6,7 @@
     _Trainer._step     one update, with its checkpoint and publication where due
     _listen            RunState from data: the end of the run
     HeartbeatSender    a heartbeat each second, while torch works in a thread of its own
-    make_channel       the weight channel that the configuration asks for
-    make_learner       the learner that the configuration asks for
+    DataClient         asks data and tells it (data_client.py)
 
 Each second of the process is counted as one of `seconds.starting`, `waiting` (for a batch, or for
 data to accept a message), `training` (the update) and `publishing` (weights and checkpoints).
@@ -15,9 +14,9 @@ data to accept a message), `training` (the update) and `publishing` (weights and
 The order of an update, and what a crash after each step costs:
 
     update        nothing: the batch is not acknowledged, data serves it again
-    checkpoint    it is begun here and written beside what follows (saver.py). Until it is complete,
-                  the one before counts, and a crash costs what the last line says; then TrainerHello
-                  says that the batch is in it, and data marks it trained
+    checkpoint    it is begun here and written beside what follows (checkpoints/saver.py). Until it
+                  is complete, the one before counts, and a crash costs what the last line says; then
+                  TrainerHello says that the batch is in it, and data marks it trained
     publish       workers hold weights that no checkpoint holds: the resumed trainer publishes its
                   own under the next number (WeightChannel.resume), so versions never decrease, and
                   what they sampled is as old as it would have been (dart_cli/data/lineage.py)
@@ -33,24 +32,21 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT, TRAIN, Endpoints
-from bus.errors import CheckpointError, DartError, DeadlineError, ParityError, StoreError
+from bus.errors import CheckpointError, DartError, ParityError
 from bus.heartbeat import HeartbeatSender, Load
 from bus.messages import (
-    Ack,
     Batch,
     BatchReply,
     BatchRequest,
     BatchTrained,
     HelloReply,
-    Reply,
-    Request,
     RunState,
     StepMismatch,
     TrainerHello,
@@ -58,25 +54,29 @@ from bus.messages import (
 )
 from bus.pubsub import Publisher, Subscriber
 from bus.replier import Replier
-from bus.requester import RETRY_S as REPEAT_S
 from bus.requester import Requester
-from dart_cli.config.endpoints import run_curve, run_endpoints, weights_dir
+from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.runtime.background import background
 from dart_cli.runtime.phase_timer import PhaseTimer, as_gauges
 from dart_cli.runtime.role import finishing
+from dart_cli.train.assembly import identity_of, make_channel, make_learner
 from dart_cli.train.base import Learner, UpdateResult, batch_metrics
-from dart_cli.train.checkpoint import TrainerProgress, load_newest, model_identity, recipe_of
+from dart_cli.train.checkpoints.checkpoint import (
+    TrainerProgress,
+    load_newest,
+    recipe_of,
+)
+from dart_cli.train.checkpoints.saver import CheckpointSaver
+from dart_cli.train.data_client import DataClient, StopRequested
 from dart_cli.train.metric_writer import MetricWriter, check_wandb
-from dart_cli.train.rank_board import is_ranked
-from dart_cli.train.ranks import Ranks
-from dart_cli.train.saver import CheckpointSaver
-from dart_cli.weights.base import KnownVersion, Published, WeightChannel
-from dart_cli.weights.collective import CollectiveChannel, meeting_place
-from dart_cli.weights.file import FileChannel
+from dart_cli.train.ranks.board import is_ranked
+from dart_cli.train.ranks.processes import Ranks
+from dart_cli.weights.base import KnownVersion, Published
+from dart_cli.weights.collective import CollectiveChannel
 
 if TYPE_CHECKING:
-    from dart_cli.train.lead import RankedLearner
+    from dart_cli.train.ranks.lead import RankedLearner
 
 log = logging.getLogger(__name__)
 
@@ -87,13 +87,6 @@ TELL_WAIT_S = 15.0
 """A wait for a batch is logged so often, with what it is for."""
 BEAT_S = 10.0
 """So often at least the ranks hear of each other while there is no batch."""
-RETRY_S = 1.0
-"""Pause after an error of data's database, before the next request."""
-BATCH_RETRY_S = 15.0
-"""Time after which a request for a batch is repeated: a large batch takes seconds to arrive, and a
-repetition sends it once more. A data process that comes back is asked at once."""
-LAST_REPORT_S = 3.0
-"""How long a stopping trainer still tries to report to data."""
 PHASES = {
     "starting": "starting",
     "waiting": "waiting",
@@ -147,10 +140,6 @@ async def _listen(states: Subscriber, stop: asyncio.Event) -> None:
             stop.set()
 
 
-class _StopRequested(Exception):  # noqa: N818 - no error
-    """A stop was requested while the trainer waited."""
-
-
 class _Trainer:
     """The trainer, from the start of its process to the end."""
 
@@ -164,7 +153,7 @@ class _Trainer:
     ) -> None:
         self.heartbeat = HeartbeatSender(publisher, "train", WORKER, self.load)
         self._config = config
-        self._data = data
+        self._data = DataClient(data, self.heartbeat, stop, config.bus.deadline_s)
         self._stop = stop
         self._torch_thread = torch_thread
         self._checkpoints = config.run.dir / "checkpoints"
@@ -205,7 +194,7 @@ class _Trainer:
     async def _run(self) -> None:
         try:
             learner = await self._begin()
-        except _StopRequested:
+        except StopRequested:
             return
         with MetricWriter(self._config, self._progress.updates) as curves:
             await self._train(learner, curves)
@@ -252,7 +241,7 @@ class _Trainer:
         return learner
 
     async def _greet(self) -> KnownVersion | None:
-        """Tell data the checkpoint; the newest version that it knows. Raises _StopRequested."""
+        """Tell data the checkpoint; the newest version that it knows. Raises StopRequested."""
         hello = TrainerHello(
             policy_version=self._version,
             last_batch_id=self._progress.last_batch_id,
@@ -260,7 +249,7 @@ class _Trainer:
             recipe=recipe_of(self._config),
         )
         with self.heartbeat.waiting("data to take TrainerHello", on="data"):
-            reply = await self._ask(hello)
+            reply = await self._data.ask(hello)
         assert isinstance(reply, HelloReply)
         if reply.policy_version < 0:
             return None
@@ -295,7 +284,7 @@ class _Trainer:
     def _make_learner(self) -> Learner:
         if self._ranks is None or self._config.train.learner == "timed":
             return make_learner(self._config)
-        from dart_cli.train.lead import RankedLearner
+        from dart_cli.train.ranks.lead import RankedLearner
 
         self._lead = RankedLearner.begin(self._config, self._ranks)
         return self._lead
@@ -320,7 +309,7 @@ class _Trainer:
             began = time.monotonic()
             try:
                 batch = await self._next_batch()
-            except _StopRequested:
+            except StopRequested:
                 return
             waiting_s = time.monotonic() - began
             if batch.batch_id <= self._progress.last_batch_id:
@@ -336,7 +325,7 @@ class _Trainer:
     async def _next_batch(self) -> Batch:
         """The next batch, however long it takes to fill.
 
-        Raises _StopRequested, and CheckpointError where one could not be written meanwhile.
+        Raises StopRequested, and CheckpointError where one could not be written meanwhile.
         """
         reason, began = "data to answer", time.monotonic()
         told = began
@@ -346,11 +335,11 @@ class _Trainer:
                 told = time.monotonic()
                 log.info("has waited %.0f s for a batch: %s", told - began, reason)
             with self.heartbeat.waiting(f"a batch: {reason}", since=began, on="batch"):
-                reply = await self._ask(BatchRequest(policy_version=self._version))
+                reply = await self._data.ask(BatchRequest(policy_version=self._version))
                 assert isinstance(reply, BatchReply)
                 if reply.batch is not None:
                     return reply.batch
-                await self._unless_stopped(asyncio.sleep(reply.retry_after_s))
+                await self._data.unless_stopped(asyncio.sleep(reply.retry_after_s))
             reason = reply.reason
 
     async def _step(self, learner: Learner, batch: Batch, curves: MetricWriter) -> dict[str, float]:
@@ -453,7 +442,7 @@ class _Trainer:
         await self._announce(published)
 
     async def _announce(self, published: Published) -> None:
-        await self._tell(
+        await self._data.tell(
             WeightsPublished(
                 policy_version=published.policy_version,
                 path=str(published.path),
@@ -463,7 +452,7 @@ class _Trainer:
         )
 
     async def _acknowledge(self, batch: Batch, metrics: dict[str, float]) -> None:
-        await self._tell(
+        await self._data.tell(
             BatchTrained(
                 batch_id=batch.batch_id,
                 policy_version=self._version,
@@ -482,58 +471,6 @@ class _Trainer:
             self._version,
         )
 
-    # --- waiting ----------------------------------------------------------------------------
-
-    async def _tell(self, message: Request) -> None:
-        """Send data a message that must not be lost; repeat until it is answered.
-
-        Once a stop is requested, it is tried for `LAST_REPORT_S` more; what data then has not received
-        it learns from the next TrainerHello.
-        """
-        with self.heartbeat.waiting(f"data to take {type(message).__name__}", on="data"):
-            try:
-                reply = await self._ask(message)
-            except _StopRequested:
-                try:
-                    reply = await self._data.request(message, LAST_REPORT_S)
-                except (DeadlineError, StoreError) as error:
-                    log.warning("%s; data will learn it from the next TrainerHello", error)
-                    return
-        assert isinstance(reply, Ack)
-        if not reply.accepted:
-            log.warning("data: %s", reply.note)
-
-    async def _ask(self, message: Request) -> Reply:
-        """Data's answer; waits while data is absent, or restarts because its disk is full.
-
-        Raises _StopRequested, and the other errors that data answers with.
-        """
-        retry_s = BATCH_RETRY_S if isinstance(message, BatchRequest) else REPEAT_S
-        while True:
-            try:
-                return await self._unless_stopped(
-                    self._data.request(message, self._config.bus.deadline_s, retry_s)
-                )
-            except DeadlineError as error:
-                log.warning("%s; keeps trying", error)
-            except StoreError as error:
-                log.warning("data: %s; keeps trying", error)
-                await self._unless_stopped(asyncio.sleep(RETRY_S))
-
-    async def _unless_stopped(self, waiting: Coroutine[Any, Any, _T]) -> _T:
-        """What `waiting` returns. Cancels it and raises _StopRequested when a stop is requested."""
-        task = asyncio.create_task(waiting)
-        stopped = asyncio.create_task(self._stop.wait())
-        try:
-            await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise _StopRequested
-            return task.result()
-        finally:
-            for each in (task, stopped):
-                each.cancel()
-            await asyncio.gather(task, stopped, return_exceptions=True)
-
     async def _in_torch(self, function: Callable[..., _T], *arguments: Any) -> _T:
         """Run a function in torch's thread, beside the event loop."""
         loop = asyncio.get_running_loop()
@@ -544,41 +481,3 @@ class _Trainer:
         began = time.monotonic()
         await work
         return time.monotonic() - began
-
-
-def make_channel(config: Config) -> WeightChannel:
-    """The weight channel that a configuration asks for. Raises RunDirectoryError."""
-    weights = config.weights
-    is_collective = weights.channel == "collective"
-    files = FileChannel(
-        weights_dir(config).absolute(),
-        weights.keep,
-        shared=weights.directory is None,
-        delta=weights.delta,
-        copies=is_collective,
-        whole_every=weights.whole_every if is_collective or weights.delta else 1,
-    )
-    if not is_collective:
-        return files
-    return CollectiveChannel(files, meeting_place(config.run.dir), config.sync.deadline_s)
-
-
-def identity_of(config: Config) -> str:
-    """What tells the model folder from another one; empty without a model. Raises ModelError."""
-    if config.train.learner == "timed":
-        return ""
-    from dart_cli.policy.model import resolve
-
-    return model_identity(resolve(config.model.path))
-
-
-def make_learner(config: Config) -> Learner:
-    """The learner that a configuration asks for, its model loaded. Raises ModelError."""
-    if config.train.learner == "timed":
-        from dart_cli.train.timed import TimedLearner
-
-        return TimedLearner(config.timing)
-    from dart_cli.train.learner import PolicyLearner
-    from dart_cli.train.model import TrainModel
-
-    return PolicyLearner(TrainModel.load(config), config.train)

@@ -32,7 +32,7 @@ from dart_cli.policy.lora import adapters_off
 from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.policy.packed import PackedInputs, packed_hidden
 from dart_cli.policy.recompute import use_recompute
-from dart_cli.train.batch import Pack
+from dart_cli.train.packs.pack import Pack
 from dart_cli.train.sharded import ShardingPlan, load_sharded, mesh_of_one, whole_on_rank_0
 
 

@@ -31,11 +31,11 @@ from numpy.typing import ArrayLike, NDArray
 from bus.messages import Batch, PackedBatch
 from dart_cli.algo.mismatch import Mismatch, mismatch
 from dart_cli.config.schema import TrainConfig
-from dart_cli.train.batch import Pack, check
 from dart_cli.train.model import TrainModel
-from dart_cli.train.screens import PackFeed
+from dart_cli.train.packs.feed import PackFeed
+from dart_cli.train.packs.pack import Pack, check
+from dart_cli.train.packs.share import packed_batches
 from dart_cli.train.sharded import local_shard
-from dart_cli.train.share import packed_batches
 
 LIMITS = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Nats. Rounding alone makes a mean of about 1e-6 in float32 and of 0.01 to 0.03 in bfloat16, where

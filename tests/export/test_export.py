@@ -22,7 +22,7 @@ from dart_cli.policy.model import load_policy, weight_tensors
 from dart_cli.policy.random_models import build
 from dart_cli.policy.tiny import build_tiny, save
 from dart_cli.runtime.run_dir import save_config
-from dart_cli.train.checkpoint import TrainerProgress, model_identity
+from dart_cli.train.checkpoints.checkpoint import TrainerProgress, model_identity
 from dart_cli.weights.file import FileChannel, publish
 from tests.data.parts import MIXED, a_batch, make_ledger, play_group, small_config, trained
 from tests.train import parts

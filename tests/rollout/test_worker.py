@@ -65,7 +65,7 @@ from dart_cli.rollout import sync
 from dart_cli.rollout import worker as rollout_worker
 from dart_cli.rollout.worker import Model, run
 from dart_cli.runtime.background import background
-from dart_cli.train.loop import make_channel
+from dart_cli.train.assembly import make_channel
 from dart_cli.weights.base import Published
 from dart_cli.weights.collective import CollectiveChannel
 from dart_cli.weights.file import FileChannel, publish

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from dart_cli.config.schema import Config
 from dart_cli.runtime.role import run_role
-from dart_cli.train import ranks
-from dart_cli.train.follower import serve
-from dart_cli.train.rank_board import CONFIG, FOLDER_VARIABLE, rank_of
-from dart_cli.train.rank_watch import RankWatch
+from dart_cli.train.ranks import processes
+from dart_cli.train.ranks.board import CONFIG, FOLDER_VARIABLE, rank_of
+from dart_cli.train.ranks.follower import serve
+from dart_cli.train.ranks.watch import RankWatch
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
@@ -47,7 +47,7 @@ def main() -> int:
     if rank_of():
         file = Path(os.environ[FOLDER_VARIABLE]) / CONFIG
         return serve(Config.model_validate_json(file.read_text(encoding="utf-8")))
-    ranks.PROGRAM = ("-m", "tests.train.faulty")
+    processes.PROGRAM = ("-m", "tests.train.faulty")
     config = Config.model_validate_json(os.environ["CONFIG"])
 
     async def learn(_name: str, stop: asyncio.Event) -> None:

@@ -24,9 +24,9 @@ from bus.messages import (
 )
 from bus.replier import Replier
 from dart_cli.config.schema import Config
-from dart_cli.train.checkpoint import TrainerProgress, load_newest, path_of
+from dart_cli.train.checkpoints.checkpoint import TrainerProgress, load_newest, path_of
+from dart_cli.train.checkpoints.saver import CheckpointSaver
 from dart_cli.train.loop import run
-from dart_cli.train.saver import CheckpointSaver
 from tests.waiting import PATIENCE_S
 
 

@@ -11,12 +11,12 @@ from torch.distributed.tensor import DTensor
 
 from bus.messages import Batch
 from dart_cli.config.schema import Config
-from dart_cli.train.lead import RankedLearner, follow
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
-from dart_cli.train.rank_board import Membership
-from dart_cli.train.rank_group import Command, RankCrew
-from dart_cli.train.rank_watch import RankWatch
+from dart_cli.train.ranks.board import Membership
+from dart_cli.train.ranks.distributed import Command, DistributedGroup
+from dart_cli.train.ranks.lead import RankedLearner, follow
+from dart_cli.train.ranks.watch import RankWatch
 
 Case = tuple[Config, list[Batch]]
 
@@ -25,27 +25,27 @@ def updated(rank: int, size: int, folder: Path, cases: dict[str, Case]) -> dict[
     """What each case's updates gave, as rank 0 tells the others; empty on the others."""
     member = Membership(rank, size, rank, folder, is_ours=True)
     watch = RankWatch(member, folder, 60.0, lambda _reason: os._exit(1))
-    crew = RankCrew(member, watch, torch.device("cpu"))
-    return {name: _case(crew, *case) for name, case in cases.items()}
+    rank_group = DistributedGroup(member, watch, torch.device("cpu"))
+    return {name: _case(rank_group, *case) for name, case in cases.items()}
 
 
-def _case(crew: RankCrew, config: Config, batches: list[Batch]) -> dict[str, Any]:
-    model = TrainModel.load(config, crew.mesh)
-    learner = PolicyLearner(model, config.train, crew)
+def _case(rank_group: DistributedGroup, config: Config, batches: list[Batch]) -> dict[str, Any]:
+    model = TrainModel.load(config, rank_group.mesh)
+    learner = PolicyLearner(model, config.train, rank_group)
     found: dict[str, Any] = {}
-    if crew.rank:
-        follow(learner, crew, lambda _: None, lambda _: None)
+    if rank_group.rank:
+        follow(learner, rank_group, lambda _: None, lambda _: None)
     else:
-        lead = RankedLearner(learner, crew)
+        lead = RankedLearner(learner, rank_group)
         updates = [lead.update(batch, done, done) for done, batch in enumerate(batches)]
         found = told(updates)
         found["published"] = {
             name: each.float().numpy() for name, each in lead.model.weights().items()
         }
         lead.beat()
-        crew.tell(Command.STOP)
+        rank_group.tell(Command.STOP)
     found["gradients"] = gradients(model)
-    return found if crew.rank == 0 else {}
+    return found if rank_group.rank == 0 else {}
 
 
 def alone(config: Config, batches: list[Batch]) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from bus.errors import CheckpointError
 from bus.messages import Batch
 from dart_cli.config.schema import Config
 from dart_cli.policy.model import resolve
-from dart_cli.train import saver as saving
-from dart_cli.train.checkpoint import (
+from dart_cli.train.checkpoints import saver as saving
+from dart_cli.train.checkpoints.checkpoint import (
     STATE,
     TrainerProgress,
     load,
@@ -31,9 +31,9 @@ from dart_cli.train.checkpoint import (
     model_identity,
     newest_intact,
 )
+from dart_cli.train.checkpoints.saver import CheckpointSaver
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
-from dart_cli.train.saver import CheckpointSaver
 from dart_cli.train.sharded import whole
 from tests.train.parts import Held, save
 from tests.waiting import PATIENCE_S
@@ -421,8 +421,8 @@ def test_a_full_disk_is_an_error_with_its_cure_and_leaves_the_checkpoint_before(
     code = f"""
 import resource, torch
 from pathlib import Path
-from dart_cli.train.checkpoint import TrainerProgress
-from dart_cli.train.saver import CheckpointSaver
+from dart_cli.train.checkpoints.checkpoint import TrainerProgress
+from dart_cli.train.checkpoints.saver import CheckpointSaver
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 saver = CheckpointSaver(Path({str(tmp_path)!r}), 2)
 saver.begin(TrainerProgress(updates=2), {{"w": torch.zeros(100_000)}}, "")
@@ -455,8 +455,8 @@ def test_a_kill_while_it_is_written_leaves_the_one_before(tmp_path: Path, where:
     code = f"""
 import sys, threading, torch
 from pathlib import Path
-from dart_cli.train import saver as saving
-from dart_cli.train.checkpoint import TrainerProgress
+from dart_cli.train.checkpoints import saver as saving
+from dart_cli.train.checkpoints.checkpoint import TrainerProgress
 original = saving.{where}
 def stuck(*given, **named):
     if {where!r} == "write":

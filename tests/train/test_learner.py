@@ -15,10 +15,10 @@ from bus.messages import Batch, VersionSpan
 from dart_cli.config.schema import Config, TrainConfig
 from dart_cli.data.store.rows import BatchStep
 from dart_cli.policy.forward import logits
-from dart_cli.train.batch import Pack, completion_tokens
 from dart_cli.train.learner import PolicyLearner, learning_rate
 from dart_cli.train.model import TrainModel
-from dart_cli.train.share import packed_batches
+from dart_cli.train.packs.pack import Pack, completion_tokens
+from dart_cli.train.packs.share import packed_batches
 from tests.steps import changed, steps_of, with_changes, with_steps
 from tests.train.parts import Held
 from tests.train.trees import packs_of

@@ -30,8 +30,9 @@ from bus.messages import (
 )
 from bus.pubsub import Forwarder, Publisher, Subscriber
 from dart_cli.config.schema import Config, WeightsConfig
-from dart_cli.train import loop, saver
-from dart_cli.train.checkpoint import TrainerProgress, load_newest, recipe_of
+from dart_cli.train import loop
+from dart_cli.train.checkpoints import saver
+from dart_cli.train.checkpoints.checkpoint import TrainerProgress, load_newest, recipe_of
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.loop import run
 from dart_cli.train.model import TrainModel

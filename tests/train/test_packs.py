@@ -21,9 +21,9 @@ from dart_cli.policy.families import FAMILIES
 from dart_cli.policy.forward import encoder_outputs, image_features
 from dart_cli.policy.forward import rope_positions as rope_of_the_engine
 from dart_cli.policy.model import LoadedPolicy
-from dart_cli.train.batch import batch_shares, rope_positions, trajectory_of
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
+from dart_cli.train.packs.pack import batch_shares, rope_positions, trajectory_of
 from tests.train.trees import tree_batch
 
 Family = Callable[[str], Path]
@@ -31,7 +31,7 @@ EXACT = 1e-9
 
 
 @dataclass
-class Alone:
+class OneByOne:
     """What an update computes, each sample by itself."""
 
     stats: TokenStats
@@ -91,7 +91,7 @@ def table_of(policy: LoadedPolicy, batch: Batch, sample: Sample) -> torch.Tensor
     return (values / batch.temperature).log_softmax(-1)
 
 
-def each_alone(model: TrainModel, batch: Batch, config: TrainConfig) -> Alone:
+def each_alone(model: TrainModel, batch: Batch, config: TrainConfig) -> OneByOne:
     """The update's loss, statistics and gradients, one forward and backward for each sample."""
     objective = Objective(**{name: getattr(config, name) for name in Objective.__annotations__})
     shares = batch_shares(batch, config.normalise, config.constant_tokens)
@@ -144,7 +144,7 @@ def each_alone(model: TrainModel, batch: Batch, config: TrainConfig) -> Alone:
         if parameter.grad is not None
     }
     model.policy.model.zero_grad()
-    return Alone(total, gradients, mismatches, fresh)
+    return OneByOne(total, gradients, mismatches, fresh)
 
 
 OBJECTIVES: dict[str, dict[str, object]] = {
@@ -189,7 +189,7 @@ def test_an_update_on_packs_is_that_of_each_sample_alone(
 ) -> None:
     """Loss, every statistic, gradients, and mismatches by step; float64."""
     config = config_of(family(model_type), **changes)
-    alone: Alone | None = None
+    alone: OneByOne | None = None
     for pack_tokens in (100_000, 400, 1):
         model = doubled(config)
         batch = tree_batch(model.policy)

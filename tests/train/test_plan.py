@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dart_cli.train.plan import IMAGE, LEAST_SHARED, Costs, PlannedPack, Tokens, plan
+from dart_cli.train.packs.plan import IMAGE, LEAST_SHARED, Costs, PlannedPack, Tokens, plan
 
 COSTS = Costs(token=100.0, pair=0.5, image_token=30.0)
 

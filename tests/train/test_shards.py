@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bus.errors import CheckpointError
-from dart_cli.train.checkpoint import load
-from dart_cli.train.shards import SavedTensors, Staging, stage, write
+from dart_cli.train.checkpoints.checkpoint import load
+from dart_cli.train.checkpoints.shards import SavedTensors, Staging, stage, write
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]

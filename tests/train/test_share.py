@@ -24,7 +24,7 @@ Family = Callable[[str], Path]
 
 
 class Threads:
-    """A crew of threads, which add up their gradients where ranks would have reduced them."""
+    """A rank_group of threads, which add up their gradients where ranks would have reduced them."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -40,16 +40,16 @@ class Threads:
 
 
 class Member:
-    """One rank of such a crew."""
+    """One rank of such a rank_group."""
 
-    def __init__(self, crew: Threads, rank: int) -> None:
-        self.rank, self.size, self._crew = rank, crew.size, crew
+    def __init__(self, rank_group: Threads, rank: int) -> None:
+        self.rank, self.size, self._rank_group = rank, rank_group.size, rank_group
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self._crew.exchange(self.rank, values.double())).sum(0)
+        return torch.stack(self._rank_group.exchange(self.rank, values.double())).sum(0)
 
     def gathered(self, part: bytes) -> list[bytes]:
-        return self._crew.exchange(self.rank, part)
+        return self._rank_group.exchange(self.rank, part)
 
     def doing(self, what: str) -> None:
         pass
@@ -58,15 +58,15 @@ class Member:
 class RankLearner(PolicyLearner):
     """A learner whose gradients are summed over the ranks before they are clipped."""
 
-    crew: Threads
+    rank_group: Threads
 
     def _clipped(self) -> float:
         named = {name: value.grad for name, value in self._parameters.items()}
-        everyones = self.crew.exchange(self._crew.rank, named)
+        everyones = self.rank_group.exchange(self._rank_group.rank, named)
         sums = {
             name: sum(each[name] for each in everyones if each[name] is not None) for name in named
         }
-        self.crew.exchange(self._crew.rank, None)  # all have read
+        self.rank_group.exchange(self._rank_group.rank, None)  # all have read
         for name, value in self._parameters.items():
             if value.grad is not None:
                 value.grad = torch.as_tensor(sums[name]).clone()
@@ -75,11 +75,11 @@ class RankLearner(PolicyLearner):
 
 def on_ranks(config: Config, batches: list[Batch], size: int) -> list[tuple[list[Update], Any]]:
     """Updates and learners of each rank, which get their shares as bytes from rank 0."""
-    crew = Threads(size)
+    rank_group = Threads(size)
     learners = []
     for rank in range(size):
-        made = RankLearner(TrainModel.load(config), config.train, Member(crew, rank))
-        made.crew = crew
+        made = RankLearner(TrainModel.load(config), config.train, Member(rank_group, rank))
+        made.rank_group = rank_group
         learners.append(made)
     found: list[list[Update]] = [[] for _ in learners]
     failed: list[BaseException] = []
@@ -89,13 +89,13 @@ def on_ranks(config: Config, batches: list[Batch], size: int) -> list[tuple[list
             for number, batch in enumerate(batches):
                 shares = learners[0].shares(batch, number, number) if rank == 0 else [None] * size
                 pieces = [joined(share) if share is not None else b"" for share in shares]
-                mine = crew.exchange(rank, pieces)[0][rank]
+                mine = rank_group.exchange(rank, pieces)[0][rank]
                 share = parted(mine, BATCH_LIMITS)
                 assert isinstance(share, Share)
                 found[rank].append(learners[rank].train_on(share))
         except BaseException as error:  # noqa: BLE001 - told in the test's thread
             failed.append(error)
-            crew.barrier.abort()
+            rank_group.barrier.abort()
 
     threads = [threading.Thread(target=live, args=(rank,)) for rank in range(size)]
     for thread in threads:

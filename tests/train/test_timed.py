@@ -29,7 +29,7 @@ from bus.messages import (
 from bus.packed import float64s, int32s
 from bus.pubsub import Forwarder, Subscriber
 from dart_cli.config.schema import Config, TimingConfig
-from dart_cli.train import loop
+from dart_cli.train import data_client, loop
 from dart_cli.train.base import batch_metrics
 from dart_cli.train.loop import run
 from dart_cli.train.timed import TimedLearner, TimedUpdate
@@ -149,7 +149,7 @@ async def test_weights_are_published_where_the_update_whose_turn_it_is_was_skipp
 async def test_the_trainer_outlives_a_data_process_whose_disk_is_full(
     timed: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "RETRY_S", 0.05)
+    monkeypatch.setattr(data_client, "RETRY_S", 0.05)
     refused: set[type[Request]] = set()
 
     class Full(Data):

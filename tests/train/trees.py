@@ -10,10 +10,10 @@ from dart_cli.data.chains import chained
 from dart_cli.data.store.rows import BatchStep
 from dart_cli.doctor.trial import draw
 from dart_cli.policy.model import LoadedPolicy
-from dart_cli.train.batch import Pack
 from dart_cli.train.model import TrainModel
-from dart_cli.train.screens import PackFeed
-from dart_cli.train.share import packed_batches
+from dart_cli.train.packs.feed import PackFeed
+from dart_cli.train.packs.pack import Pack
+from dart_cli.train.packs.share import packed_batches
 from envs.base import content_hash
 
 SIZES = ((448, 224), (224, 224), (224, 448))

@@ -36,7 +36,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bus.errors import CheckpointError, ModelError
 from dart_cli.config.schema import Config
-from dart_cli.train.shards import SavedTensors
+from dart_cli.train.checkpoints.shards import SavedTensors
 from dart_cli.weights.manifest import digest_of, on_cores, tree_digests
 
 log = logging.getLogger(__name__)

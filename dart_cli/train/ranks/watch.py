@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Self
 
 from bus.errors import RankError
-from dart_cli.train.rank_board import Membership, RankBoard, RankState
+from dart_cli.train.ranks.board import Membership, RankBoard, RankState
 
 log = logging.getLogger(__name__)
 

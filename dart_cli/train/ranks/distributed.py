@@ -1,8 +1,8 @@
 """The ranks of a trainer as one torch.distributed group, and what rank 0 tells the others.
 
-    join         make the group: gloo for the CPU, NCCL for GPUs
-    RankCrew     a Crew (crew.py) of several processes
-    Command      what rank 0 asks of all
+    join               make the group: gloo for the CPU, NCCL for GPUs
+    DistributedGroup   a RankGroup (group.py) of several processes
+    Command            what rank 0 asks of all
 
 Two groups: the default one carries the model (NCCL between GPUs, gloo on the CPU, through the one
 argument `device`); a second one, gloo, carries commands, plans and screens, so that a wait for the next
@@ -27,8 +27,8 @@ import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from bus.errors import ConfigError, MissingPartError
-from dart_cli.train.rank_board import Membership
-from dart_cli.train.rank_watch import RankWatch
+from dart_cli.train.ranks.board import Membership
+from dart_cli.train.ranks.watch import RankWatch
 
 _distributed: Any = torch.distributed  # whose type stubs lack most of what is used here
 
@@ -47,8 +47,8 @@ class Command(enum.IntEnum):
     STOP = 5  # end
 
 
-class RankCrew:
-    """See dart_cli.train.crew.Crew. Not thread-safe: the computing thread's."""
+class DistributedGroup:
+    """See dart_cli.train.ranks.group.RankGroup. Not thread-safe: the computing thread's."""
 
     def __init__(self, member: Membership, watch: RankWatch, device: torch.device) -> None:
         self.rank, self.size = member.rank, member.size

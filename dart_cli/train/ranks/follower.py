@@ -1,6 +1,6 @@
 """A rank above 0: does what rank 0 says, and ends with it.
 
-    serve   the life of the process; torchrun's `dart train` and `python -m dart_cli.train.follower` call it
+    serve   the life of the process; torchrun's `dart train` and `python -m dart_cli.train.ranks.follower` call it
 
 It has no bus, no curves and no data of its own. Signals that ask a run to end are rank 0's to answer: it
 finishes its update and its last checkpoint, for which it needs the others, then says STOP.
@@ -20,7 +20,7 @@ from dart_cli.config.schema import Config
 from dart_cli.runtime import stack_dump
 from dart_cli.runtime.logs import logging_to
 from dart_cli.runtime.role import limit_threads
-from dart_cli.train.rank_board import CONFIG, FOLDER_VARIABLE, membership
+from dart_cli.train.ranks.board import CONFIG, FOLDER_VARIABLE, membership
 
 log = logging.getLogger(__name__)
 
@@ -52,22 +52,24 @@ def serve(config: Config) -> int:
 def _work(config: Config) -> None:
     import torch
 
-    from dart_cli.train.checkpoint import TrainerProgress, load
-    from dart_cli.train.lead import follow
+    from dart_cli.train.checkpoints.checkpoint import TrainerProgress, load
+    from dart_cli.train.checkpoints.saver import CheckpointSaver
     from dart_cli.train.learner import PolicyLearner
     from dart_cli.train.model import TrainModel
-    from dart_cli.train.ranks import Ranks
-    from dart_cli.train.saver import CheckpointSaver
+    from dart_cli.train.ranks.lead import follow
+    from dart_cli.train.ranks.processes import Ranks
 
     torch.set_num_threads(config.train.threads)
     with Ranks(config) as ranks:
-        crew = ranks.crew
-        with crew.working("loading the model", within_s=ranks.start_s):
-            learner = PolicyLearner(TrainModel.load(config, crew.mesh), config.train, crew)
+        rank_group = ranks.rank_group
+        with rank_group.working("loading the model", within_s=ranks.start_s):
+            learner = PolicyLearner(
+                TrainModel.load(config, rank_group.mesh), config.train, rank_group
+            )
         torch.manual_seed(config.run.seed % 2**64)
         directory = config.run.dir / "checkpoints"
         saver = CheckpointSaver(
-            directory, config.train.keep_checkpoints, rank=crew.rank, ranks=crew.size
+            directory, config.train.keep_checkpoints, rank=rank_group.rank, ranks=rank_group.size
         )
 
         def save(what: str) -> None:
@@ -80,7 +82,7 @@ def _work(config: Config) -> None:
             learner.restore(checkpoint.tensors)
             torch.set_rng_state(checkpoint.generator)
 
-        follow(learner, crew, save, restore)
+        follow(learner, rank_group, save, restore)
         saver.wait()
 
 

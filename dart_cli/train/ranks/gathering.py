@@ -16,9 +16,9 @@ from bus.codec import BATCH_LIMITS, joined, parted
 from bus.messages import Scored, ScoredTokens, StepMismatch
 from bus.packed import float64s, int32s
 from dart_cli.algo.loss import TokenStats
-from dart_cli.train.crew import Crew
 from dart_cli.train.parity import ComparedTokens
 from dart_cli.train.parity import joined as all_of
+from dart_cli.train.ranks.group import RankGroup
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,15 @@ class Found:
     mismatches: list[StepMismatch] = field(default_factory=list)
 
 
-def gathered(crew: Crew, mine: Found) -> Found:
-    """What all ranks found, in order of rank; sums in float64. Raises as the crew does."""
+def gathered(rank_group: RankGroup, mine: Found) -> Found:
+    """What all ranks found, in order of rank; sums in float64. Raises as `RankGroup.gathered` does."""
     message = Scored(
         stats=float64s(float(getattr(mine.stats, part.name)) for part in fields(TokenStats)),
         tokens=_sent(mine.tokens),
         looked_back=_sent(mine.looked_back),
         mismatches=mine.mismatches,
     )
-    found = [parted(piece, BATCH_LIMITS) for piece in crew.gathered(joined(message))]
+    found = [parted(piece, BATCH_LIMITS) for piece in rank_group.gathered(joined(message))]
     ranks = [each for each in found if isinstance(each, Scored)]
     return Found(
         stats=reduce(TokenStats.__add__, (_stats(each.stats) for each in ranks)),

@@ -1,16 +1,16 @@
-"""The crew of one process."""
+"""The group of one rank."""
 
 import torch
 
-from dart_cli.train.crew import Alone, Crew
+from dart_cli.train.ranks.group import RankGroup, SingleRank
 
 
 def test_one_process_sums_and_gathers_its_own() -> None:
-    crew: Crew = Alone()
+    rank_group: RankGroup = SingleRank()
     values = torch.tensor([0.1, 2.0], dtype=torch.float32, requires_grad=True)
-    total = crew.total(values)
-    assert (crew.rank, crew.size) == (0, 1)
+    total = rank_group.total(values)
+    assert (rank_group.rank, rank_group.size) == (0, 1)
     assert total.dtype == torch.float64
     assert not total.requires_grad
     assert total.tolist() == values.detach().double().tolist()
-    assert crew.gathered(b"mine") == [b"mine"]
+    assert rank_group.gathered(b"mine") == [b"mine"]

@@ -12,11 +12,11 @@ import torch
 from bus.errors import EngineError
 from dart_cli.policy.forward import ImageFeatures, image_features
 from dart_cli.policy.images import ImagePreparer, PreparedImage
-from dart_cli.train import screens
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
-from dart_cli.train.screens import PackFeed
-from dart_cli.train.share import packed_batches
+from dart_cli.train.packs import feed
+from dart_cli.train.packs.feed import PackFeed
+from dart_cli.train.packs.share import packed_batches
 from tests.train.test_packs import config_of
 from tests.train.trees import tree_batch
 
@@ -34,7 +34,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         count.update(image.key for image in images)
         return image_features(model, images)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(screens, "image_features", counted)
+    monkeypatch.setattr(feed, "image_features", counted)
     return count
 
 

@@ -24,7 +24,7 @@ from bus.messages import PackedBatch
 from dart_cli.policy.forward import ImageFeatures, image_features
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy
-from dart_cli.train.batch import Pack, PackMaker
+from dart_cli.train.packs.pack import Pack, PackMaker
 
 MOST_PATCHES = 1 << 17
 """Patches of screens that go through a frozen tower at once: a dozen of full HD."""

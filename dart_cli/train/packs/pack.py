@@ -27,12 +27,12 @@ from numpy.typing import NDArray
 from bus.errors import ProtocolError
 from bus.messages import Batch, Chain, PackedBatch, Sample
 from bus.packed import IntArray
-from dart_cli.algo.normalise import Normalise, Shares, loss_shares
+from dart_cli.algo.normalise import LossShares, Normalise, loss_shares
 from dart_cli.policy.forward import ImageFeatures
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.packed import PackedInputs, PackLayout
-from dart_cli.train.plan import IMAGE, Tokens
+from dart_cli.train.packs.plan import IMAGE, Tokens
 
 Grid = tuple[int, int, int]
 """Time, rows and columns of an image, in patches."""
@@ -370,7 +370,7 @@ def trajectory_of(sample: Sample) -> tuple[str, str]:
     return sample.group_id, sample.trajectory_id
 
 
-def batch_shares(batch: Batch, normalise: Normalise, constant_tokens: float = 0.0) -> Shares:
+def batch_shares(batch: Batch, normalise: Normalise, constant_tokens: float = 0.0) -> LossShares:
     """The weight of each token in the batch's loss; samples of weight 0 count nowhere."""
     return loss_shares(
         ((trajectory_of(sample), len(sample)) for sample in batch.samples if sample.weight != 0),

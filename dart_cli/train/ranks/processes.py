@@ -1,6 +1,6 @@
 """The processes of a trainer with several ranks: started, watched and ended as one.
 
-    Ranks           what one process holds for being a rank: watch, group, crew, and on rank 0 the others
+    Ranks           what one process holds for being a rank: watch, group, and on rank 0 the others
     RankProcesses   the ranks that rank 0 started on this host
 
 `dart train` with `train.ranks = N` is rank 0 and starts the others (follower.py); torchrun starts all
@@ -26,13 +26,13 @@ from dart_cli.config.schema import Config
 from dart_cli.runtime.logs import log_dir
 from dart_cli.runtime.role import say_error
 from dart_cli.runtime.run_dir import leave_error
-from dart_cli.train.rank_board import CONFIG, FOLDER_VARIABLE, Membership, RankBoard, membership
-from dart_cli.train.rank_group import Command, RankCrew, device_of, join, memory_mb
-from dart_cli.train.rank_watch import RAISE_S, RankWatch
+from dart_cli.train.ranks.board import CONFIG, FOLDER_VARIABLE, Membership, RankBoard, membership
+from dart_cli.train.ranks.distributed import Command, DistributedGroup, device_of, join, memory_mb
+from dart_cli.train.ranks.watch import RAISE_S, RankWatch
 
 log = logging.getLogger(__name__)
 
-PROGRAM = ("-m", "dart_cli.train.follower")
+PROGRAM = ("-m", "dart_cli.train.ranks.follower")
 """What a rank above 0 runs."""
 START_S = 300.0
 """Seconds in which all ranks must have started, if `train.rank_deadline_s` is less."""
@@ -111,13 +111,13 @@ class Ranks:
         self.member = member or membership(config)
         self._stack = contextlib.ExitStack()
         self._processes: RankProcesses | None = None
-        self._crew: RankCrew | None = None
+        self._rank_group: DistributedGroup | None = None
 
     @property
-    def crew(self) -> RankCrew:
+    def rank_group(self) -> DistributedGroup:
         """This rank's, once it has met the others."""
-        assert self._crew is not None
-        return self._crew
+        assert self._rank_group is not None
+        return self._rank_group
 
     @property
     def start_s(self) -> float:
@@ -141,7 +141,7 @@ class Ranks:
             watch.doing("meeting the other ranks", within_s=self.start_s)
             with watch.raising():
                 stack.enter_context(join(member, device, config.train.rank_deadline_s))
-                self._crew = RankCrew(member, watch, device)
+                self._rank_group = DistributedGroup(member, watch, device)
             self._stack = stack.pop_all()
         log.info("rank %d of %d, %s", member.rank, member.size, device)
         return self
@@ -157,15 +157,17 @@ class Ranks:
 
     def end(self, error: BaseException | None) -> None:
         """End the others: after STOP where all is well, else at once. Before the start, nothing."""
-        if self._crew is None:
+        if self._rank_group is None:
             return
         if self.member.rank == 0 and error is None:
-            self._crew.tell(Command.STOP)
+            self._rank_group.tell(Command.STOP)
             if self._processes is not None:
-                self._crew.watch.close()
+                self._rank_group.watch.close()
                 self._processes.end(END_S)
-        log.info("most memory of rank %d: %.0f MB", self.member.rank, memory_mb(self._crew.device))
-        self._crew = None
+        log.info(
+            "most memory of rank %d: %.0f MB", self.member.rank, memory_mb(self._rank_group.device)
+        )
+        self._rank_group = None
         self._stack.__exit__(type(error) if error else None, error, None)
 
     def _look(self) -> str:

@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError
 
 from bus.errors import CheckpointError, WeightsError
-from dart_cli.train.checkpoint import (
+from dart_cli.train.checkpoints.checkpoint import (
     GENERATOR,
     TrainerProgress,
     complete,
@@ -32,7 +32,7 @@ from dart_cli.train.checkpoint import (
     path_of,
     remove_drafts,
 )
-from dart_cli.train.shards import FILE_BYTES, Part, Staging, State, stage, write
+from dart_cli.train.checkpoints.shards import FILE_BYTES, Part, Staging, State, stage, write
 
 log = logging.getLogger(__name__)
 

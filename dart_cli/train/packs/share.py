@@ -6,7 +6,7 @@
 
 Which samples are in one pack, and on which rank, changes no number of the update (up to the order in
 which gradients are added): divisors are the whole batch's, and ranks add up what they find before
-anything is decided (crew.py).
+anything is decided (ranks/group.py).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 
 from bus.messages import Batch, Chain, PackedBatch, PackNodes, Share
 from bus.packed import float64s, int32s
-from dart_cli.algo.normalise import Shares
+from dart_cli.algo.normalise import LossShares
 from dart_cli.policy.model import LoadedPolicy
-from dart_cli.train.batch import (
+from dart_cli.train.packs.pack import (
     completion_tokens,
     cut_chain,
     image_sizes,
     tokens_of,
     trajectory_of,
 )
-from dart_cli.train.plan import Costs, PlannedPack, plan
+from dart_cli.train.packs.plan import Costs, PlannedPack, plan
 
 
 def costs_of(policy: LoadedPolicy) -> Costs:
@@ -120,7 +120,7 @@ def _part(
 def shares_of(
     batch: Batch,
     looked_back: Batch,
-    weights: Shares,
+    weights: LossShares,
     policy: LoadedPolicy,
     *,
     rate: float,

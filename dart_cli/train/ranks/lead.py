@@ -1,6 +1,6 @@
 """One learner on many ranks: what rank 0 tells, and what the others do.
 
-    RankedLearner   rank 0's: each of its calls is a turn of all ranks (rank_group.Command)
+    RankedLearner   rank 0's: each of its calls is a turn of all ranks (distributed.Command)
     follow          the other ranks': the same calls, until STOP
 
 Every rank has the same PolicyLearner over its shards. Rank 0 plans an update and deals each rank its
@@ -20,11 +20,11 @@ from bus.codec import BATCH_LIMITS, joined, parted
 from bus.messages import Batch, Share
 from dart_cli.config.schema import Config
 from dart_cli.train.base import SavedState, Tensors
-from dart_cli.train.checkpoint import TrainerProgress
+from dart_cli.train.checkpoints.checkpoint import TrainerProgress
 from dart_cli.train.learner import PolicyLearner, Update
 from dart_cli.train.model import TrainModel
-from dart_cli.train.rank_group import Command, RankCrew, memory_mb
-from dart_cli.train.ranks import Ranks
+from dart_cli.train.ranks.distributed import Command, DistributedGroup, memory_mb
+from dart_cli.train.ranks.processes import Ranks
 
 log = logging.getLogger(__name__)
 
@@ -35,34 +35,34 @@ Begin = Callable[[str], None]
 class RankedLearner:
     """See dart_cli.train.base.Learner. For rank 0's computing thread."""
 
-    def __init__(self, learner: PolicyLearner, crew: RankCrew) -> None:
+    def __init__(self, learner: PolicyLearner, rank_group: DistributedGroup) -> None:
         self._learner = learner
-        self._crew = crew
-        self.model = _GatheredModel(learner, crew)
-        self.gauges: dict[str, float] = {"ranks": float(crew.size)}
+        self._rank_group = rank_group
+        self.model = _GatheredModel(learner, rank_group)
+        self.gauges: dict[str, float] = {"ranks": float(rank_group.size)}
         """For heartbeats: the number of ranks, which was slowest in the last update, and its time."""
 
     @classmethod
     def begin(cls, config: Config, ranks: Ranks) -> RankedLearner:
         """Start the other ranks and load the model with them. Raises ModelError, RankError."""
-        crew = ranks.__enter__().crew
-        with crew.working("loading the model", within_s=ranks.start_s):
-            model = TrainModel.load(config, crew.mesh)
-        learner = cls(PolicyLearner(model, config.train, crew), crew)
-        crew.rest()
+        rank_group = ranks.__enter__().rank_group
+        with rank_group.working("loading the model", within_s=ranks.start_s):
+            model = TrainModel.load(config, rank_group.mesh)
+        learner = cls(PolicyLearner(model, config.train, rank_group), rank_group)
+        rank_group.rest()
         return learner
 
     def update(self, batch: Batch, updates_done: int, policy_version: int | None = None) -> Update:
         """Take one step on `batch`, on all ranks. Raises as PolicyLearner.update does, and RankError."""
         began = time.monotonic()
         shares = self._learner.shares(batch, updates_done, policy_version)
-        self._crew.tell(Command.UPDATE)
-        with self._crew.working(f"sending its shares of batch {batch.batch_id}"):
-            self._crew.deal([[b""], *([joined(share)] for share in shares[1:])])
+        self._rank_group.tell(Command.UPDATE)
+        with self._rank_group.working(f"sending its shares of batch {batch.batch_id}"):
+            self._rank_group.deal([[b""], *([joined(share)] for share in shares[1:])])
         return self._train(shares[0], began)
 
     def _train(self, share: Share, began: float) -> Update:
-        update, facts = _trained(self._learner, self._crew, share, began)
+        update, facts = _trained(self._learner, self._rank_group, share, began)
         slowest = max(range(len(facts)), key=lambda rank: facts[rank]["busy_s"])
         self.gauges |= {
             "slowest_rank": float(slowest),
@@ -74,19 +74,19 @@ class RankedLearner:
     def begin_checkpoint(self, progress: TrainerProgress, model: str) -> None:
         """Have every other rank begin its part of a checkpoint; this one begins its own at once."""
         told = {"progress": progress.model_dump_json(), "model": model}
-        self._crew.tell(Command.CHECKPOINT, json.dumps(told).encode())
-        self._crew.rest()
+        self._rank_group.tell(Command.CHECKPOINT, json.dumps(told).encode())
+        self._rank_group.rest()
 
     def begin_restore(self, checkpoint: Path) -> None:
         """Have every other rank restore its part; this one restores its own at once."""
-        self._crew.tell(Command.RESTORE, str(checkpoint).encode())
-        self._crew.doing("restoring a checkpoint")
+        self._rank_group.tell(Command.RESTORE, str(checkpoint).encode())
+        self._rank_group.doing("restoring a checkpoint")
 
     def beat(self) -> None:
         """Tell the others that this one lives, and hear it of them."""
-        self._crew.tell(Command.BEAT)
-        self._crew.gathered(b"")
-        self._crew.rest()
+        self._rank_group.tell(Command.BEAT)
+        self._rank_group.gathered(b"")
+        self._rank_group.rest()
 
     def state(self) -> Tensors:
         """This rank's part of what a checkpoint holds."""
@@ -95,22 +95,22 @@ class RankedLearner:
     def restore(self, saved: SavedState) -> None:
         """Restore this rank's part. Raises ValueError if it is of another model."""
         self._learner.restore(saved)
-        self._crew.rest()
+        self._rank_group.rest()
 
 
 class _GatheredModel:
     """The weights of all ranks, for the channel."""
 
-    def __init__(self, learner: PolicyLearner, crew: RankCrew) -> None:
+    def __init__(self, learner: PolicyLearner, rank_group: DistributedGroup) -> None:
         self._learner = learner
-        self._crew = crew
+        self._rank_group = rank_group
 
     def weights(self) -> Tensors:
         """All tensors that are published, whole; a turn of all ranks."""
-        self._crew.tell(Command.PUBLISH)
-        with self._crew.working("gathering the weights"):
+        self._rank_group.tell(Command.PUBLISH)
+        with self._rank_group.working("gathering the weights"):
             tensors = self._learner.model.weights()
-        self._crew.rest()
+        self._rank_group.rest()
         return tensors
 
     def frozen(self) -> frozenset[str]:
@@ -118,40 +118,44 @@ class _GatheredModel:
         return self._learner.model.frozen()
 
 
-def follow(learner: PolicyLearner, crew: RankCrew, save: Begin, restore: Begin) -> None:
+def follow(
+    learner: PolicyLearner, rank_group: DistributedGroup, save: Begin, restore: Begin
+) -> None:
     """Do what rank 0 says, until STOP. Raises RankError where another rank is lost."""
     while True:
-        command, more = crew.heard()
+        command, more = rank_group.heard()
         if command is Command.STOP:
             return
         if command is Command.UPDATE:
-            [frame] = crew.dealt()
+            [frame] = rank_group.dealt()
             share = parted(frame, BATCH_LIMITS)
             assert isinstance(share, Share)
-            _trained(learner, crew, share, time.monotonic())
+            _trained(learner, rank_group, share, time.monotonic())
         elif command is Command.PUBLISH:
-            with crew.working("gathering the weights"):
+            with rank_group.working("gathering the weights"):
                 learner.model.weights()
         elif command is Command.CHECKPOINT:
-            with crew.working("beginning a checkpoint"):
+            with rank_group.working("beginning a checkpoint"):
                 save(more.decode())
         elif command is Command.RESTORE:
-            with crew.working("restoring a checkpoint"):
+            with rank_group.working("restoring a checkpoint"):
                 restore(more.decode())
         elif command is Command.BEAT:
-            crew.gathered(b"")
+            rank_group.gathered(b"")
 
 
 def _trained(
-    learner: PolicyLearner, crew: RankCrew, share: Share, began: float
+    learner: PolicyLearner, rank_group: DistributedGroup, share: Share, began: float
 ) -> tuple[Update, list[dict[str, float]]]:
     """This rank's part in an update; its result, and facts about each rank."""
-    with crew.working(f"an update of {len(share.work.packs)} packs"):
+    with rank_group.working(f"an update of {len(share.work.packs)} packs"):
         update = learner.train_on(share, began)
     facts = {
         "busy_s": update.metrics["prepare_s"] + update.metrics["forward_s"],
-        "memory_mb": memory_mb(crew.device),
+        "memory_mb": memory_mb(rank_group.device),
     }
-    found: list[Any] = [json.loads(each) for each in crew.gathered(json.dumps(facts).encode())]
-    crew.rest()
+    found: list[Any] = [
+        json.loads(each) for each in rank_group.gathered(json.dumps(facts).encode())
+    ]
+    rank_group.rest()
     return update, found

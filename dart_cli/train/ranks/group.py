@@ -1,7 +1,7 @@
 """The processes that train one model together, as the learner sees them.
 
-    Crew    what a rank needs of the others: sums, and short messages
-    Alone   the crew of one
+    RankGroup    what a rank needs of the others: sums, and short messages
+    SingleRank   a rank alone
 
 Everything that an update decides (to skip, to stop, the factor of its learning rate) is decided from
 numbers that went through `total` or `gathered`: these are the same on every rank, bit for bit, so all
@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 
-class Crew(Protocol):
+class RankGroup(Protocol):
     """The ranks of one run. Every rank makes the same calls in the same order."""
 
     @property
@@ -45,8 +45,8 @@ class Crew(Protocol):
         ...
 
 
-class Alone:
-    """The crew of one process, whose sums are its own."""
+class SingleRank:
+    """The group of one process, whose sums are its own."""
 
     rank = 0
     size = 1

@@ -1,0 +1,54 @@
+"""What a configuration asks of the trainer: its weight channel and its learner.
+
+make_channel   the weight channel
+make_learner   the learner of one process, its model loaded
+identity_of    what tells its model folder from another one
+"""
+
+from __future__ import annotations
+
+from dart_cli.config.endpoints import weights_dir
+from dart_cli.config.schema import Config
+from dart_cli.train.base import Learner
+from dart_cli.train.checkpoints.checkpoint import model_identity
+from dart_cli.weights.base import WeightChannel
+from dart_cli.weights.collective import CollectiveChannel, meeting_place
+from dart_cli.weights.file import FileChannel
+
+
+def make_channel(config: Config) -> WeightChannel:
+    """The weight channel that a configuration asks for. Raises RunDirectoryError."""
+    weights = config.weights
+    is_collective = weights.channel == "collective"
+    files = FileChannel(
+        weights_dir(config).absolute(),
+        weights.keep,
+        shared=weights.directory is None,
+        delta=weights.delta,
+        copies=is_collective,
+        whole_every=weights.whole_every if is_collective or weights.delta else 1,
+    )
+    if not is_collective:
+        return files
+    return CollectiveChannel(files, meeting_place(config.run.dir), config.sync.deadline_s)
+
+
+def identity_of(config: Config) -> str:
+    """What tells the model folder from another one; empty without a model. Raises ModelError."""
+    if config.train.learner == "timed":
+        return ""
+    from dart_cli.policy.model import resolve
+
+    return model_identity(resolve(config.model.path))
+
+
+def make_learner(config: Config) -> Learner:
+    """The learner that a configuration asks for, its model loaded. Raises ModelError."""
+    if config.train.learner == "timed":
+        from dart_cli.train.timed import TimedLearner
+
+        return TimedLearner(config.timing)
+    from dart_cli.train.learner import PolicyLearner
+    from dart_cli.train.model import TrainModel
+
+    return PolicyLearner(TrainModel.load(config), config.train)

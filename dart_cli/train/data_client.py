@@ -1,0 +1,101 @@
+"""The trainer's side of its conversation with data: nothing is lost, and a stop ends every wait.
+
+DataClient      requests, repeated until data answers
+StopRequested   a stop was requested while the trainer waited
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from bus.errors import DeadlineError, StoreError
+from bus.heartbeat import HeartbeatSender
+from bus.messages import Ack, BatchRequest, Reply, Request
+from bus.requester import RETRY_S as REPEAT_S
+from bus.requester import Requester
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+"""Pause after an error of data's database, before the next request."""
+BATCH_RETRY_S = 15.0
+"""Time after which a request for a batch is repeated: a large batch takes seconds to arrive, and a
+repetition sends it once more. A data process that comes back is asked at once."""
+LAST_REPORT_S = 3.0
+"""How long a stopping trainer still tries to report to data."""
+
+_T = TypeVar("_T")
+
+
+class StopRequested(Exception):  # noqa: N818 - no error
+    """A stop was requested while the trainer waited."""
+
+
+class DataClient:
+    """Asks data, and tells it, until it answers or a stop is requested."""
+
+    def __init__(
+        self,
+        requester: Requester,
+        heartbeat: HeartbeatSender,
+        stop: asyncio.Event,
+        deadline_s: float,
+    ) -> None:
+        """`deadline_s` bounds one request; the next one follows."""
+        self._requester = requester
+        self._heartbeat = heartbeat
+        self._stop = stop
+        self._deadline_s = deadline_s
+
+    async def tell(self, message: Request) -> None:
+        """Send data a message that must not be lost; repeat until it is answered.
+
+        Once a stop is requested, it is tried for `LAST_REPORT_S` more; what data then has not received
+        it learns from the next TrainerHello.
+        """
+        with self._heartbeat.waiting(f"data to take {type(message).__name__}", on="data"):
+            try:
+                reply = await self.ask(message)
+            except StopRequested:
+                try:
+                    reply = await self._requester.request(message, LAST_REPORT_S)
+                except (DeadlineError, StoreError) as error:
+                    log.warning("%s; data will learn it from the next TrainerHello", error)
+                    return
+        assert isinstance(reply, Ack)
+        if not reply.accepted:
+            log.warning("data: %s", reply.note)
+
+    async def ask(self, message: Request) -> Reply:
+        """Data's answer; waits while data is absent, or restarts because its disk is full.
+
+        Raises StopRequested, and the other errors that data answers with.
+        """
+        retry_s = BATCH_RETRY_S if isinstance(message, BatchRequest) else REPEAT_S
+        while True:
+            try:
+                return await self.unless_stopped(
+                    self._requester.request(message, self._deadline_s, retry_s)
+                )
+            except DeadlineError as error:
+                log.warning("%s; keeps trying", error)
+            except StoreError as error:
+                log.warning("data: %s; keeps trying", error)
+                await self.unless_stopped(asyncio.sleep(RETRY_S))
+
+    async def unless_stopped(self, waiting: Coroutine[Any, Any, _T]) -> _T:
+        """What `waiting` returns. Cancels it and raises StopRequested when a stop is requested."""
+        task = asyncio.create_task(waiting)
+        stopped = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise StopRequested
+            return task.result()
+        finally:
+            for each in (task, stopped):
+                each.cancel()
+            await asyncio.gather(task, stopped, return_exceptions=True)
