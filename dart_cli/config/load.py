@@ -177,6 +177,10 @@ _BOUNDS = {
 }
 
 
+_GONE = {"train.micro_batch": "train.pack_tokens bounds a forward pass, by its tokens"}
+"""Keys that there were, and what is in their place."""
+
+
 def _explain(error: ErrorDetails) -> tuple[str, str]:
     """(key, mistake in one line) of one of pydantic's errors."""
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
@@ -199,6 +203,8 @@ def _explain(error: ErrorDetails) -> tuple[str, str]:
     if kind == "string_pattern_mismatch":
         return key, f"{key} must be auto, cpu, cuda or cuda:N, got {shown(value)}"
     wanted = _WANTED.get(kind)
+    if kind == "list_type" and get_args(_member(key))[:1] == (int,):
+        wanted = "a list, e.g. [0, 1]"
     if wanted is None:
         return key, f"{key}: {error['msg']}, got {shown(value)}"
     if kind == "missing":  # a tuple that is too short: the error names its absent element
@@ -207,11 +213,14 @@ def _explain(error: ErrorDetails) -> tuple[str, str]:
 
 
 def _choices(key: str) -> list[str]:
+    return [str(choice) for choice in get_args(_member(key))]
+
+
+def _member(key: str) -> Any:
+    """The type of a field's value, or of a list's elements."""
     section, name = _parts(key.partition("[")[0])
     kind = section_types()[section].model_fields[name].annotation
-    if get_origin(kind) is list:  # its elements are chosen
-        kind = get_args(kind)[0]
-    return [str(choice) for choice in get_args(kind)]
+    return get_args(kind)[0] if get_origin(kind) is list else kind
 
 
 def _parts(key: str) -> tuple[str, str]:
@@ -224,6 +233,8 @@ def _parts(key: str) -> tuple[str, str]:
 def _unknown(key: str, value: object) -> str:
     sections = section_types()
     section, name = _parts(key)
+    if key in _GONE:
+        return f"{key} is gone; {_GONE[key]}"
     if name:
         known = list(sections[section].model_fields)
         close = difflib.get_close_matches(name, known, n=1)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bus.messages import PROTOCOL_VERSION
+from dart_cli.config.schema import Config
 
 ROOT = Path(__file__).parents[2]
 ROOMS = [ROOT / "dart_cli" / room / "README.md" for room in ("env", "rollout", "data", "train")]
@@ -85,6 +86,13 @@ def test_every_extra_is_installed_from_the_checkout() -> None:
                 named.update(names.split(","))
     assert named
     assert named <= {*extras}
+
+
+def test_the_table_of_sections_is_whole() -> None:
+    text = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `[")]
+    told = [name for row in rows for name in re.findall(r"`\[(\w+)\]`", row)]
+    assert sorted(told) == sorted(Config.model_fields)
 
 
 def headings(page: Path) -> set[str]:

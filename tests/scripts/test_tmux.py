@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -27,6 +28,7 @@ def script(*arguments: object, env: dict[str, str]) -> tuple[int, str, str]:
         timeout=DEADLINE_S,
         check=False,
         env=os.environ | env,
+        cwd=ROOT,
     )
     return ended.returncode, ended.stdout, ended.stderr
 
@@ -130,6 +132,13 @@ def test_there_are_as_many_processes_as_the_configuration_says(
     assert roles == ["status", "data", "train", *["env"] * 3, *["rollout"] * 2]
     _, out, _ = script("--dry-run", "--envs", 1, "--rollouts", 1, config, *sets, env=venv)
     assert [line[1] for line in commands(out)] == ["status", "data", "train", "env", "rollout"]
+
+
+def test_the_page_on_boxes_shows_what_it_types(venv: dict[str, str]) -> None:
+    page = (ROOT / "docs" / "box.md").read_text(encoding="utf-8")
+    [shown] = re.findall(r"It types these commands.*?```bash\n(.*?)```", page, re.DOTALL)
+    _, out, _ = script("--dry-run", "configs/ui-tars-7b.toml", env=venv)
+    assert commands(out) == commands(shown)
 
 
 def test_without_a_venv_the_active_environment_says_which_gpus(
