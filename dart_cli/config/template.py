@@ -10,6 +10,7 @@ config_reference  the same as Markdown tables, kept as docs/config.md
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -31,6 +32,7 @@ TEMPLATES = {
 ENV_NAME = "my_env.py"
 _FILES = Path(__file__).parent / "templates"
 
+_BARE = re.compile(r"[A-Za-z0-9_-]+")  # a key that needs no quotes
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 _HEAD = """\
 # A run of `dart`: {about}.
@@ -161,7 +163,7 @@ def _flat(field: FieldInfo) -> str:
 
 
 def to_toml(value: Any) -> str | None:
-    """A default as TOML writes it; None for an unset key. Knows only the types that fields have."""
+    """A value as TOML writes it; None for an unset key. Knows only the types that fields have."""
     if value is None:
         return None
     if isinstance(value, bool):
@@ -170,9 +172,15 @@ def to_toml(value: Any) -> str | None:
         return repr(value)
     if isinstance(value, str | Path):
         text = str(value)
-        if "\n" in text and "'''" not in text:
+        if "\n" in text and "'''" not in text and text.replace("\n", "").isprintable():
             return f"'''\n{text}'''"
-        return json.dumps(text, ensure_ascii=False)  # TOML reads the escapes of JSON
+        # TOML reads the escapes of JSON, which leaves DEL as it is.
+        return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list | tuple):
         return f"[{', '.join(to_toml(each) or '' for each in value)}]"
-    return f"{{{', '.join(f' {key} = {to_toml(each)} ' for key, each in value.items())}}}"
+    pairs = [
+        f"{key if _BARE.fullmatch(key) else json.dumps(key)} = {to_toml(each)}"
+        for key, each in value.items()
+        if each is not None
+    ]
+    return f"{{ {', '.join(pairs)} }}" if pairs else "{}"

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from bus.errors import RunDirectoryError, StoreError
 from dart_cli.config.schema import Config, section_types
+from dart_cli.config.template import to_toml
 from dart_cli.data.store.open import open_reader
 from dart_cli.data.store.reader import Reader
 from dart_cli.evaluation.results import Evaluation, eval_dir, read_evaluation, wilson
@@ -22,28 +23,48 @@ from dart_cli.export.sources import Trained
 
 _TOLD = ("model", "policy", "env", "rollout", "data", "train")
 """Sections that say how the model was trained; the others, where."""
-_FRONT = """---
-library_name: transformers
-pipeline_tag: image-text-to-text
-tags: [gui-agent, reinforcement-learning]
----"""
 _PLACES = frozenset({"model.path", "train.device", "train.wandb", "data.pool"})
 
 
-def model_card(config: Config, trained: Trained) -> str:
-    """README.md of the folder."""
+_ADAPTERS = (
+    "These are adapters (LoRA) alone: `peft.PeftModel.from_pretrained(model, FOLDER)` puts them into that "
+    "model, `dart export --merged` writes both as one."
+)
+
+
+def model_card(config: Config, trained: Trained, *, adapters: bool = False) -> str:
+    """README.md of the folder; `adapters` where it holds those of `model.lora` alone."""
+    settings = "\n".join(_settings(config))
+    fence = "```"
+    while fence in settings:  # a prompt may have fences of its own
+        fence += "`"
     parts = [
-        _FRONT,
+        _front(config, adapters=adapters),
         f"# {_base(config)}, trained by dart: {trained.name}",
         _said(config),
+        *([_ADAPTERS] if adapters else []),
         _table(_facts(config, trained)),
         "## Success",
         "\n".join(_success(config, trained)),
         "## Settings",
         "Those other than dart's defaults:",
-        "```toml\n" + "\n".join(_settings(config)) + "\n```",
+        f"{fence}toml\n{settings}\n{fence}",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _front(config: Config, *, adapters: bool) -> str:
+    """The head that Hugging Face's hub reads."""
+    return "\n".join(
+        [
+            "---",
+            f"library_name: {'peft' if adapters else 'transformers'}",
+            f"base_model: {json.dumps(_base(config))}",
+            "pipeline_tag: image-text-to-text",
+            f"tags: [gui-agent, reinforcement-learning{', lora' if adapters else ''}]",
+            "---",
+        ]
+    )
 
 
 def _said(config: Config) -> str:
@@ -57,7 +78,7 @@ def _said(config: Config) -> str:
 
 def _base(config: Config) -> str:
     """The model that training began with, without this host's folders."""
-    return Path(config.model.path).name
+    return Path(config.model.path).name.removeprefix("builtin:")
 
 
 def _facts(config: Config, trained: Trained) -> Iterator[tuple[str, str]]:
@@ -145,7 +166,7 @@ def _settings(config: Config) -> Iterator[str]:
         section: BaseModel = getattr(config, name)
         usual: Any = defaults[name]().model_dump(mode="json")
         lines = [
-            f"{key} = {json.dumps(value)}"
+            f"{key} = {to_toml(value)}"
             for key, value in section.model_dump(mode="json").items()
             if value != usual[key] and value is not None and f"{name}.{key}" not in _PLACES
         ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,13 +45,18 @@ def export_folder(
 
     A run with adapters yields them as peft's folder or, with `merge`, the whole model with them in its
     weights. Reads only, so the run may be live. Raises UserError where `out` cannot be made, and as
-    `published_weights` and `of_checkpoint` do.
+    `published_weights` and `of_checkpoint` do, and for `merge` where there are no adapters.
     """
     if out.exists():
         raise UserError(f"{out} exists; name a folder that does not")
     if not out.absolute().parent.is_dir():
         raise UserError(f"{out}: there is no folder {out.absolute().parent}")
     base, lora = resolve(config.model.path), config.model.lora
+    if merge and lora is None:
+        raise UserError(
+            "--merged puts adapters into the weights, and this run trains the weights themselves "
+            "(model.lora is unset): leave it out"
+        )
     model = load_policy(base, config.model.dtype, lora=lora).model
     expected = weight_tensors(model)
     trained = (
@@ -70,7 +76,9 @@ def export_folder(
             model.save_pretrained(draft, max_shard_size=shard)
             _copy_configuration(base, draft, config.model.dtype)
         _copy_rest(base, draft)
-        (draft / "README.md").write_text(model_card(config, trained), encoding="utf-8")
+        card = model_card(config, trained, adapters=lora is not None and not merge)
+        (draft / "README.md").write_text(card, encoding="utf-8")
+        _share(draft)
         draft.rename(out)
     except (OSError, SafetensorError) as error:
         raise DiskError(f"{out} cannot be written: {error}; is the disk full?") from None
@@ -100,6 +108,13 @@ def _write_adapters(draft: Path, trained: Trained, config: Config, lora: LoraCon
     save_file(peft_names(tensors), draft / "adapter_model.safetensors", metadata={"format": "pt"})
     told = peft_config(trained.tensors, lora, config.model.path)
     (draft / "adapter_config.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+
+
+def _share(draft: Path) -> None:
+    """Let others read the tensors if they may read the rest: safetensors makes its files private."""
+    mode = (draft / "README.md").stat().st_mode
+    for file in draft.glob("*.safetensors"):
+        file.chmod(stat.S_IMODE(mode))
 
 
 def _copy_rest(base: Path, draft: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -193,7 +194,44 @@ def test_the_card_says_how_it_was_trained_and_what_it_reaches(
     assert f"| updates | 1 of {config.train.updates} |" in card
     assert f"| base model | `{tiny.name}` |" in card
     assert str(tmp_path) not in card  # no folder of this host is named
-    assert re.search(r"^\[data\]$\n(.*\n)*groups_per_batch = ", card, re.MULTILINE)
+    assert front_of(card) == {"library_name: transformers", f'base_model: "{tiny.name}"'}
+
+
+def front_of(card: str) -> set[str]:
+    """What the card's head says of the library and the base."""
+    head = card.split("---\n")[1]
+    return {line for line in head.splitlines() if line.startswith(("library_name", "base_model"))}
+
+
+def test_the_cards_settings_are_toml_of_a_configuration(
+    tmp_path: Path, tiny: Path, trained_tiny: dict[str, torch.Tensor]
+) -> None:
+    config = run_of(tmp_path, tiny)
+    env = {"options": {"size": "168x168", "a key": [1.5, True]}, "tasks": ["mini/popup"]}
+    policy = {"template": "```\n{instruction}\n```", "system_prompt": "tab\there\n\x7f"}
+    given = {"env": config.env.model_copy(update=env)}
+    given["policy"] = config.policy.model_copy(update=policy)
+    config = config.model_copy(update=given)
+    publish(trained_tiny, config.run.dir / "weights", 1)
+    export_folder(config, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    [(_, settings)] = re.findall(r"^(`{3,})toml\n(.*?)\n\1$", card, re.MULTILINE | re.DOTALL)
+    told = Config.model_validate(tomllib.loads(settings))
+    assert told.env.options == env["options"]
+    assert told.data == config.data
+    assert told.policy == config.policy
+    assert told.model.path == Config().model.path  # no folder of this host is named
+
+
+def test_all_files_of_the_folder_have_one_mode(
+    tmp_path: Path, tiny: Path, trained_tiny: dict[str, torch.Tensor]
+) -> None:
+    config = run_of(tmp_path, tiny)
+    publish(trained_tiny, config.run.dir / "weights", 1)
+    export_folder(config, tmp_path / "out")
+    beside = tmp_path / "beside"
+    beside.touch()
+    assert {file.stat().st_mode for file in (tmp_path / "out").iterdir()} == {beside.stat().st_mode}
 
 
 def test_without_an_evaluation_the_card_says_so(
@@ -220,6 +258,8 @@ def test_mistakes_are_one_line_with_the_cure(
         publish(trained_tiny, config.run.dir / "weights", version)
     with pytest.raises(UserError, match="holds no version 3; there are 2, 5"):
         export_folder(config, out, version=3)
+    with pytest.raises(UserError, match=r"--merged .* \(model.lora is unset\): leave it out"):
+        export_folder(config, out, merge=True)
     with pytest.raises(UserError, match="there is no folder"):
         export_folder(config, tmp_path / "absent" / "out")
     assert not out.exists()
@@ -284,3 +324,8 @@ def test_adapters_are_exported_alone_for_peft_or_merged(tmp_path: Path, model_ty
     assert differ == len(weight_tensors(ours.model)) / 2
     assert (tmp_path / "alone" / "tokenizer_config.json").exists()
     assert not (tmp_path / "alone" / "config.json").exists()
+    heads = {"alone": "peft", "merged": "transformers"}
+    for name, library in heads.items():
+        card = (tmp_path / name / "README.md").read_text()
+        assert front_of(card) == {f"library_name: {library}", 'base_model: "base"'}
+        assert ("PeftModel.from_pretrained" in card) == (library == "peft")
