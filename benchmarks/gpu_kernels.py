@@ -182,25 +182,51 @@ def _speed(
 
 
 def tests(settings: Settings) -> Found:
-    """The tests marked `gpu`; on a CPU those of one file are collected, none is run."""
-    import pytest  # noqa: F401 - missed where it is not installed
-
+    """The tests marked `gpu`; on a CPU they are collected, and none is run."""
+    for name in ("pytest", "pytest_timeout", "hypothesis"):  # pyproject.toml, tests/conftest.py
+        if find_spec(name) is None:
+            raise MissedError(f"{name} is not installed")
     files = sorted(
         str(path.relative_to(ROOT))
         for path in (ROOT / "tests").rglob("test_*.py")
         if re.search(r"marks?\b.*\bgpu\b|mark\.gpu\b", path.read_text(encoding="utf-8"))
     )
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-x", "-p", "no:cacheprovider"]
-    command += ["--timeout=60"] if find_spec("pytest_timeout") else []
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider"]
+    command += ["--timeout=60", "-rs", "--continue-on-collection-errors"]
     on_gpu = settings.device.startswith("cuda")
-    command += ["-rs", *files] if on_gpu else ["--collect-only", *files[:1]]
+    command += files if on_gpu else ["--collect-only", *files]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600
     )
-    lines = [line for line in done.stdout.splitlines() if line.strip()]
-    found = {"files": files, "result": lines[-1] if lines else ""}
-    if done.returncode:
-        raise BrokenError(
-            f"pytest ended with {done.returncode}: {' '.join(lines[-8:])[-800:]}", found
-        )
-    return found
+    return {"files": files} | judged(
+        done.returncode, f"{done.stderr}\n{done.stdout}", on_gpu=on_gpu
+    )
+
+
+OUTCOMES = ("passed", "failed", "errors", "skipped", "deselected")
+
+
+def judged(returncode: int, output: str, *, on_gpu: bool) -> Found:
+    """Pytest's counts. Raises BrokenError where a test failed or none ran, MissedError if none could."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    summary = lines[-1] if lines else ""
+    counts = dict.fromkeys(OUTCOMES, 0)
+    for number, name in re.findall(r"(\d+) (passed|failed|errors?|skipped|deselected)", summary):
+        counts["errors" if name == "error" else name] = int(number)
+    found: Found = dict(counts)
+    text = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    lacking = sorted(set(re.findall(r"No module named '([\w.]+)'", output)))
+    if not on_gpu:
+        collected = re.search(r"(\d+)(?:/\d+)? tests? collected", summary)
+        count = int(collected[1]) if collected else 0
+        if returncode and not lacking:
+            raise BrokenError(f"pytest ended with {returncode} and collected {count}", found)
+        text += f"; not installed: {', '.join(lacking)}" if lacking else ""
+        raise MissedError(f"no CUDA device: {count} collected, none run ({text})")
+    if counts["failed"] or (returncode not in (0, 5) and not lacking):
+        raise BrokenError(f"pytest ended with {returncode}: {' '.join(lines[-8:])[-800:]}", found)
+    if lacking and not counts["passed"]:
+        raise MissedError(f"no test was run; not installed: {', '.join(lacking)}")
+    if not counts["passed"]:
+        raise BrokenError(f"no test was run ({text or summary})", found)
+    return found | ({"not_installed": lacking} if lacking else {})

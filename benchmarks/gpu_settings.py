@@ -1,18 +1,22 @@
-"""What the GPU checks share: settings, budgets, clocks, how a check says that it failed, the model."""
+"""What the GPU checks share: settings, clocks, how a check says that it failed, the model.
+
+Needs torch alone until a check asks for a model.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.gpu_parts import SEVEN_B, TINY, Size, folder_of
-from dart_cli.config.schema import Config
+if TYPE_CHECKING:
+    from benchmarks.gpu_parts import Size
+    from dart_cli.config.schema import Config
 
 ROOT = Path(__file__).resolve().parents[1]
 Found = dict[str, Any]
@@ -41,6 +45,8 @@ class Settings:
     @property
     def size(self) -> Size:
         """The model and its work."""
+        from benchmarks.gpu_parts import SEVEN_B, TINY
+
         return TINY if self.tiny else SEVEN_B
 
     @property
@@ -50,16 +56,6 @@ class Settings:
         if not (folder / "complete").exists():
             raise MissedError("check `model` made no model")
         return folder
-
-
-@dataclass(frozen=True)
-class Check:
-    """One check and its time budget."""
-
-    name: str
-    run: Callable[[Settings], Found]
-    seconds: float
-    is_needed: bool = False  # by others: it runs whatever --only says
 
 
 class Clock:
@@ -104,6 +100,9 @@ COMPARED_LAYERS = 4
 
 def config_of(settings: Settings, layers: int, **train: Any) -> Config:
     """The configuration of a run on the first `layers` layers."""
+    from benchmarks.gpu_parts import folder_of
+    from dart_cli.config.schema import Config
+
     folder = folder_of(settings.shards, settings.scratch / f"layers-{layers}", layers)
     text = {
         "model": {"path": str(folder), "dtype": "bfloat16", "freeze_vision": True},
@@ -127,6 +126,7 @@ def written_layers(settings: Settings) -> int:
 
 def tokens_alone(settings: Settings) -> Any:
     """The tokenizer and the preparer of the drawn model, without weights."""
+    from benchmarks.gpu_parts import folder_of
     from dart_cli.policy.model import load_policy
 
     folder = folder_of(settings.shards, settings.scratch / "layers-1", 1)

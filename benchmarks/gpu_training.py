@@ -1,11 +1,10 @@
-"""The checks of scripts/gpu-check that train, and the list of all.
+"""The checks of scripts/gpu-check that train.
 
     model         weights of 7B widths are drawn, for the checks after it
     update        updates with packs and recompute: tokens/s, MFU, peak memory against the plan
     one_by_one    the same samples one at a time, and whether their gradients are the packs'
     plain_loop    the same samples in a plain transformers training loop
     lora          an update of adapters on all layers
-    CHECKS        all of them, with those of gpu_kernels.py and gpu_serving.py
 
 One GPU of 80 GB does not hold masters, gradients and moments of a 7B. So `update` runs at two depths, the
 larger by doctor's memory plan, and extrapolates the difference that a layer makes to all of them. The
@@ -24,13 +23,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_kernels import attention, machine, tests
 from benchmarks.gpu_parts import folder_of, trajectories, write_shards
-from benchmarks.gpu_serving import parity, publication
 from benchmarks.gpu_settings import (
     COMPARED_LAYERS,
     BrokenError,
-    Check,
     Clock,
     Found,
     MissedError,
@@ -401,18 +397,3 @@ def lora(settings: Settings) -> Found:
     work = operations(settings, layers, batch, nodes, passes=3.0)
     found["tflops_s"] = round(work / found["seconds"] / 1e12, 3)
     return found
-
-
-CHECKS = (
-    Check("machine", machine, 40),
-    Check("attention", attention, 60),
-    Check("model", model, 90, is_needed=True),
-    Check("update", update, 150),
-    Check("one_by_one", one_by_one, 90),
-    Check("plain_loop", plain_loop, 75),
-    Check("parity", parity, 90),
-    Check("publication", publication, 90),
-    Check("lora", lora, 90),
-    Check("tests", tests, 90),
-)
-"""In order of importance: the last ones are missed where the time is over. Budgets are bounds."""
