@@ -1,6 +1,8 @@
 """Build the base checkpoint of the tiny policy from scratch: single-step grounding, nothing else.
 
     .venv/bin/python scripts/build_tiny_base.py --seed 0 --seconds 300 --out /tmp/base-0
+    .venv/bin/python scripts/build_tiny_base.py --hidden 512 --layers 8 --heads 8 --mlp 512 \
+        --rate 5e-4 --batch 8 --seconds 1200 --out /tmp/base-wide    # for benchmarks/rank_runs.py
 
 Each screen is one sequence: the image, then its questions, each of which sees the image and
 itself alone (a block mask, and positions that start anew), so that a question is trained exactly
@@ -427,6 +429,21 @@ def kind_of(text: str) -> str:
     return "click tab" if words[-1] == "tab" else " ".join(words)
 
 
+def calm(model: Any, sizes: tiny.TinySizes) -> None:
+    """Scale the initial values of a wider, deeper language model, in place; the default's stay.
+
+    A layer then adds as much to its input as one of the default's, and logits are as large.
+    """
+    default = tiny.TinySizes()
+    gain = (default.text_hidden / sizes.text_hidden) ** 0.5
+    depth = (default.text_layers / sizes.text_layers) ** 0.5
+    with torch.no_grad():
+        for name, parameter in model.model.language_model.named_parameters():
+            if parameter.ndim >= 2:
+                is_added = name.endswith(("o_proj.weight", "down_proj.weight"))
+                parameter.mul_(gain * (depth if is_added else 1.0))
+
+
 def main() -> None:
     """Build one checkpoint and say how good it is."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -434,13 +451,25 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300.0, help="CPU seconds of training")
     parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate")
     parser.add_argument("--batch", type=int, default=24, help="screens an update")
+    default = tiny.TinySizes()
+    parser.add_argument("--hidden", type=int, default=default.text_hidden)
+    parser.add_argument("--layers", type=int, default=default.text_layers)
+    parser.add_argument("--heads", type=int, default=default.text_heads)
+    parser.add_argument("--mlp", type=int, default=default.text_mlp)
     parser.add_argument("--start", help="go on from this folder instead of random values")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
     if not arguments.start:
-        model, tokenizer, processor = tiny.build_tiny(arguments.seed)
+        sizes = tiny.TinySizes(
+            text_hidden=arguments.hidden,
+            text_layers=arguments.layers,
+            text_heads=arguments.heads,
+            text_mlp=arguments.mlp,
+        )
+        model, tokenizer, processor = tiny.build_tiny(arguments.seed, sizes)
+        calm(model, sizes)
         tiny.save(arguments.out, model, tokenizer, processor, {})
     policy = load_policy(arguments.start or arguments.out)
     words = {word for text in INSTRUCTIONS for word in policy.tokenizer.tokenize(text)}
