@@ -25,10 +25,15 @@ BUILTIN = {
 }
 """Models that ship with dart, and their folders; both are of the same tiny kind."""
 
+ADAPTERS = "adapter_config.json"
+"""What a folder of LoRA adapters has in place of a config.json."""
+
 MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 """`model_type` in the config.json of the folders that the policy can load."""
 
-_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.pth")
+_PICKLED = ("*.bin", "*.pt", "*.pth")
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", *_PICKLED)
+_FOR_A_PLAN = "; for a plan alone, `dart doctor CONFIG`, its config.json and preprocessor_config.json are enough"
 
 
 def model_folder(path: str | Path) -> Path:
@@ -57,7 +62,7 @@ def model_problem(path: str) -> str:
     if not folder.is_dir():
         return (
             f"is no folder: {path}; fetch one with `hf download REPO --local-dir {path}`, "
-            f"or set {next(iter(BUILTIN))!r}"
+            f"or set {next(iter(BUILTIN))!r}{_FOR_A_PLAN}"
         )
     try:
         check_model(folder)
@@ -72,6 +77,7 @@ def check_model(folder: Path) -> dict[str, Any]:
     Reads the small files and the headers of the weights, not the weights: a fraction of a second for
     any size. No code of the folder is run, whatever its `auto_map` names.
     """
+    _refuse_adapters(folder)
     config = read_json(folder, "config.json")
     kind = config.get("model_type")
     if kind not in MODEL_TYPES:
@@ -80,13 +86,27 @@ def check_model(folder: Path) -> dict[str, Any]:
             f"{', '.join(MODEL_TYPES)}"
         )
     if not any(folder.glob("*.safetensors")):
-        raise ModelError(
-            f"{folder} has no *.safetensors; other formats are never unpickled, convert the weights "
-            "first"
+        others = any(any(folder.glob(pattern)) for pattern in _PICKLED)
+        cure = (
+            "other formats are never unpickled, convert the weights first"
+            if others
+            else f"fetch the weights with `hf download REPO --local-dir {folder}`"
         )
+        raise ModelError(f"{folder} has no *.safetensors; {cure}{_FOR_A_PLAN}")
     check_small_files(folder, config)
     check_tensors(folder, config)
     return config
+
+
+def _refuse_adapters(folder: Path) -> None:
+    """Raise ModelError for the folder of adapters that `dart export` and peft write."""
+    if (folder / "config.json").exists() or not (folder / ADAPTERS).is_file():
+        return
+    base = read_json(folder, ADAPTERS).get("base_model_name_or_path") or "of unknown name"
+    raise ModelError(
+        f"{folder} has LoRA adapters ({ADAPTERS}) of the model {str(base)[:200]}, no model of its own; "
+        "name that model's folder, or `dart export RUN OUT --merged` writes both as one model"
+    )
 
 
 def resize_problem(path: str, policy: PolicyConfig) -> str:

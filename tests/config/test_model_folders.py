@@ -89,11 +89,23 @@ def _loop(folder: Path) -> None:
     (folder / "tokenizer.json").symlink_to("tokenizer.json")
 
 
+def _adapters_alone(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    write_json(folder, "adapter_config.json", {"base_model_name_or_path": "Base-7B", "r": 32})
+
+
 SPOILT: list[tuple[str, Callable[[Path], None], str]] = [
     ("gpt2", lambda f: write_json(f, "config.json", {"model_type": "gpt2"}), "model_type is gpt2"),
     ("no type", lambda f: write_json(f, "config.json", {}), "model_type is missing"),
     ("config broken", lambda f: (f / "config.json").write_text("{") and None, "is not JSON"),
     ("pickle only", _pickled, "never unpickled"),
+    ("no weights", _drop(WEIGHTS), "fetch the weights with `hf download REPO"),
+    ("no weights, but a plan", _drop(WEIGHTS), "for a plan alone, `dart doctor CONFIG`"),
+    (
+        "adapters alone",
+        _adapters_alone,
+        "has LoRA adapters (adapter_config.json) of the model Base-7B",
+    ),
     ("no tokenizer", _drop("tokenizer.json"), "tokenizer.json is missing"),
     ("a loop of links", _loop, "tokenizer.json is missing"),
     ("empty tokenizer", lambda f: write_json(f, "tokenizer.json", {}), "is no tokenizer"),
