@@ -14,7 +14,7 @@ from bus.errors import ModelError
 from dart_cli.config.endpoints import run_endpoints
 from dart_cli.config.model_tensors import parameter_count
 from dart_cli.config.models import BUILTIN, model_folder
-from dart_cli.config.schema import Config, DataConfig
+from dart_cli.config.schema import Config, DataConfig, PolicyConfig
 from dart_cli.config.task_split import composed_tasks, training_tasks
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ def describe(config: Config, role: Role | None = None) -> list[tuple[str, str]]:
         lines += _tasks(config)
     if role in (None, "rollout", "train", "eval"):
         lines.append(("model", _model(config)))
+    if role in (None, "env", "rollout", "train", "eval"):
+        lines.append(("prompts", _prompts(config.policy)))
     if role in (None, "env"):
         processes = f"{_processes(config.up.envs)} x " if role is None else ""
         lines.append(("env", f"{processes}{config.env.slots} slots"))
@@ -80,6 +82,20 @@ def _model(config: Config) -> str:
         count = 0
     size = f", {count / 1e9:.2f} billion parameters" if count else ""
     return f"{config.model.path}, {config.model.dtype}{size}"
+
+
+def _prompts(policy: PolicyConfig) -> str:
+    turns = f"the text of {_count(policy.history_turns, 'past turn')}"
+    if policy.history == "slide":
+        return f"history slide: the newest {_count(policy.history_images, 'screen')}, {turns}"
+    return (
+        f"history evict: up to {policy.history_images_most} screens, then the newest "
+        f"{policy.history_images}, {turns}"
+    )
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}{'' if number == 1 else 's'}"
 
 
 def _rollout(config: Config) -> str:
@@ -161,8 +177,23 @@ def _train(config: Config) -> str:
         device += f", GPU {', '.join(map(str, config.gpus.train))}"
     return (
         f"{train.updates} updates{limit} on {device}, lr {train.lr:g}{fall}, "
-        f"checkpoint every {train.checkpoint_every}"
+        f"checkpoint every {train.checkpoint_every}; {_trained(config)}"
     )
+
+
+def _trained(config: Config) -> str:
+    """Which weights the trainer changes, and what it does for its memory."""
+    if config.train.learner != "torch":
+        return f"learner {config.train.learner}, which learns nothing"
+    lora, train = config.model.lora, config.train
+    if lora is not None:
+        what = f"LoRA of rank {lora.rank}, alpha {lora.alpha:g}, on {', '.join(lora.targets) or 'no layer'}"
+        what += " and the vision tower" if lora.vision else ""
+    else:
+        what = "all weights" + (" but the vision tower" if config.model.freeze_vision else "")
+    recompute = "recomputes each layer" if train.recompute == "layer" else "recomputes nothing"
+    offload = "masters and moments in main memory" if train.offload == "optimizer" else "no offload"
+    return f"trains {what}; packs of {train.pack_tokens} tokens, {recompute}, {offload}"
 
 
 def _eval(config: Config) -> str:

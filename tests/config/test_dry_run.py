@@ -63,3 +63,36 @@ def test_the_dry_run_shows_scheduling_coupling_sync_and_curation(
     settings: dict[str, Any], words: str
 ) -> None:
     assert words in told(Config.model_validate(settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "trains all weights; packs of 16384 tokens, recomputes nothing, no offload"),
+        ({"model": {"freeze_vision": True}}, "trains all weights but the vision tower"),
+        (
+            {"model": {"lora": {"rank": 8, "targets": ["q_proj", "v_proj"]}}},
+            "trains LoRA of rank 8, alpha 64, on q_proj, v_proj; packs",
+        ),
+        ({"model": {"lora": {"vision": True}}}, "down_proj and the vision tower; packs"),
+        (
+            {"train": {"pack_tokens": 512, "recompute": "layer", "offload": "optimizer"}},
+            "packs of 512 tokens, recomputes each layer, masters and moments in main memory",
+        ),
+        ({"train": {"learner": "timed"}}, "learner timed, which learns nothing"),
+    ],
+)
+def test_the_dry_run_shows_what_is_trained_and_in_which_memory(
+    settings: dict[str, Any], words: str
+) -> None:
+    assert words in dict(describe(Config.model_validate(settings), "train"))["train"]
+
+
+@pytest.mark.parametrize("role", ["env", "rollout", "train", None])
+def test_the_dry_run_shows_the_history_of_prompts(role: Any) -> None:
+    slide = Config.model_validate({"policy": {"history_images": 5, "history_turns": 35}})
+    told = dict(describe(slide, role))["prompts"]
+    assert told == "history slide: the newest 5 screens, the text of 35 past turns"
+    evict = {"history": "evict", "history_images": 3, "history_images_most": 7}
+    told = dict(describe(Config.model_validate({"policy": evict}), role))["prompts"]
+    assert told.startswith("history evict: up to 7 screens, then the newest 3")
