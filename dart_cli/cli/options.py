@@ -116,7 +116,7 @@ def print_dry_run(
     for subject, text in {**dict(describe(config, role)), **(sharper or {})}.items():
         typer.echo(f"{subject + ':':<10} {text}")
     if role in (None, "train", "rollout"):
-        for subject, text in refuse_misfit(config):
+        for subject, text in refuse_misfit(config, role):
             typer.echo(f"{subject + ':':<10} {text}")
     typer.echo("valid; nothing was started")
 

@@ -319,6 +319,17 @@ def doctor(
     values: Annotated[
         bool, typer.Option("--values", help="Read every weight, too: is any NaN or infinite?")
     ] = False,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            "--steps",
+            metavar="N",
+            min=1,
+            max=10_000,
+            show_default=False,
+            help="Plan with episodes of N steps; default what the training tasks allow, on average.",
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the findings as one line of JSON.")
     ] = False,
@@ -334,6 +345,8 @@ def doctor(
     it does not fit this host, else 1.
 
     Example: dart doctor configs/quickstart.toml --play
+
+    Example: dart doctor configs/ui-tars-7b.toml --steps 30
 
     Example: dart doctor models/ui-tars --values --parity --set model.dtype=bfloat16
     """
@@ -359,6 +372,7 @@ def doctor(
             played=play,
             compared=parity,
             read=values,
+            steps=steps,
             in_json=as_json,
         )
     )

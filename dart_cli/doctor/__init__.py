@@ -4,9 +4,13 @@
     machine    this host: Python, packages, GPUs, programs, memory, limits
     run        one configuration on this host: mistakes, directory, ports, model, tasks
     plan       what a run will take: memory, disk, seconds, who waits; from these pure parts:
-               shape (the model's sizes), trainer_memory (one rank's), episode_tokens (prompts and
-               chains), speeds (of GPUs, and the seconds of an update and its rollouts)
-    fit        whether a plan fits, and the smallest change that makes it fit
+               shape (the model's sizes), trainer_memory (one rank's), host_room (main memory and
+               disks), episode_tokens (prompts and chains), speeds (of GPUs, and the seconds of an
+               update and its rollouts)
+    room       what there is for it
+    fit        whether a plan fits
+    cures      what makes it fit, the smallest change first
+    plan_text  its lines
     planned    the plan of a configuration against this host
     hardware   the tables of docs/hardware.md
     values     every number of a model's weights: NaN and infinity

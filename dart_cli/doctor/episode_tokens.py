@@ -30,12 +30,17 @@ class EpisodeForm:
     def longest(self) -> int:
         """Tokens of the longest sequence that can be, without its last completion."""
         shown = max(self.images, self.most)
-        turns = self.turns + (self.most - self.images if self.most else 0)
         return (
             self.header
             + min(shown, self.steps) * self.screen
-            + min(turns, self.steps - 1) * self.completion
+            + self.longest_turns * self.completion
         )
+
+    @property
+    def longest_turns(self) -> int:
+        """Past turns in it."""
+        turns = self.turns + (self.most - self.images if self.most else 0)
+        return min(turns, self.steps - 1)
 
 
 @dataclass(frozen=True)

@@ -40,12 +40,15 @@ def run_doctor(
     played: bool = False,
     compared: bool = False,
     read: bool = False,
+    steps: int | None = None,
     in_json: bool = False,
 ) -> int:
-    """Examine and print; returns 0 where a run can work, 2 where its plan cannot fit, else 1."""
+    """Examine and print, planning episodes of `steps`; returns 0 where a run can work, 2 where its plan cannot fit, else 1."""
     console = Console(markup=False, highlight=False)
     found = []
-    for finding in examine(target, overrides, played=played, compared=compared, read=read):
+    for finding in examine(
+        target, overrides, played=played, compared=compared, read=read, steps=steps
+    ):
         found.append(finding)
         if not in_json:
             print_finding(console, finding)
@@ -65,6 +68,7 @@ def examine(
     played: bool = False,
     compared: bool = False,
     read: bool = False,
+    steps: int | None = None,
 ) -> Iterator[Finding]:
     """Findings of this host; of `target`, a TOML file, run directory or model folder, on it.
 
@@ -101,7 +105,7 @@ def examine(
             "run directory": lambda: run.directory(of_run),
             "ports": lambda: run.ports(of_run),
             "model": lambda: run.model(of_run),
-            "plan": lambda: plan(of_run),
+            "plan": lambda: plan(of_run, steps),
             "tasks": lambda: run.tasks(of_run),
         }
         if played:

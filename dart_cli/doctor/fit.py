@@ -1,225 +1,226 @@
-"""Whether a plan fits, the smallest change that makes it fit, and its lines for a person.
+"""Whether a plan fits: each need against what there is, with the cure.
 
-Room          what there is: GPUs, main memory, shared memory; unknown parts are None
-plan_lines    (subject, text) lines of a plan
-misfits       what cannot fit, each with its cure
-smallest_cure the fewest changes with which a trainer rank fits its GPU
+Room        what there is: GPUs, main memory, shared memory, disk; unknown parts are None
+Misfit      one need above it: a refusal, or a warning where the run works all the same
+misfits     what is refused, for one role or for all of a run
+cautions    what is warned of
+lies_on     which GPUs the trainer and each engine take
+
+Memory, cores and disks of this host are known only where its GPUs are: a plan on a laptop is of another
+machine. Cures are in cures.py.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import combinations
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
+from dart_cli.config.devices import gpus_per_worker
 from dart_cli.config.schema import Config
-from dart_cli.doctor.plan import HEADER, PAST_TURN, Plan
-from dart_cli.doctor.speeds import ASSUMED, GpuKind
-from dart_cli.doctor.trainer_memory import TrainerSetup, adapters_of, trainer_memory
+from dart_cli.doctor import cures
+from dart_cli.doctor.host_room import PROCESSES
+from dart_cli.doctor.plan import PAST_TURN, Plan
+from dart_cli.doctor.room import Room, gb, gpu_name
 
-MOST_RANKS = 8
-"""Ranks that a cure names where the host's GPUs are not known."""
-LORA_RANK = 32
+if TYPE_CHECKING:
+    from bus.messages import Role
+
 LEAST_PROMPTS = 1.0
 
-
-@dataclass(frozen=True)
-class Room:
-    """Bytes of this host; `gpus` are how many there are, 0 for none that is known."""
-
-    gpu: GpuKind
-    gpus: int = 0
-    found: bool = False  # whether `gpu` is here, or assumed
-    on_cpu: bool = False  # all processes share main memory
-    memory: int | None = None
-    shared: int | None = None
+Subject = Literal["trainer", "engine", "gpus", "host", "disk"]
+"""A line of the plan, or the GPUs that several lines share."""
 
 
 @dataclass(frozen=True)
 class Misfit:
-    """What cannot fit, and what makes it fit."""
+    """A need above what there is, and what makes it fit."""
 
+    subject: Subject
     text: str
     cure: str
 
 
-def plan_lines(plan: Plan, config: Config, room: Room) -> Iterator[tuple[str, str]]:
-    """What a run will take, a line for each subject."""
-    where = "" if room.on_cpu else f" of {gb(room.gpu.memory)}, {_gpu(room)}"
-    if plan.trainer is not None:
-        ranks = plan.setup.ranks
-        each = "trainer" if ranks == 1 else f"each of {ranks} trainer ranks"
-        need = plan.trainer.peak if room.on_cpu else plan.trainer.total
-        yield "trainer", f"{each}: {gb(need)}{where}: {_parts(plan, on_cpu=room.on_cpu)}"
-        yield "pack", _pack(plan, config)
-    if plan.engine is not None:
-        engine = plan.engine
-        share = config.vllm.tensor_parallel if config.rollout.engine == "vllm" else 1
-        each = "each engine" if share == 1 else f"each of {share} GPUs of an engine"
-        text = (
-            f"{each}: {gb(engine.total)}{where}: weights {gb(engine.weights)}, keys and values "
-            f"{gb(engine.cache)}, room for {engine.prompts:.1f} prompts of {plan.longest} tokens"
-        )
-        yield "engine", text
-    host = plan.host
-    kept = ""
-    if host.screens_a_day:
-        days = config.data.max_gb * 1e9 / host.screens_a_day
-        kept = f", of which data.max_gb = {config.data.max_gb:g} keeps {days:.1f} days"
-    text = (
-        f"main memory {gb(host.memory)}, and {gb(host.shared)} of /dev/shm for weight sets; disk "
-        f"{gb(host.checkpoints)} of checkpoints, {gb(host.screens_a_day)} of screens a day{kept}"
-    )
-    yield "host", text
-    if plan.seconds is not None and not room.on_cpu:
-        seconds = plan.seconds
-        text = (
-            f"an update {seconds.update:.0f} s, its rollouts {seconds.rollouts:.0f} s (engines "
-            f"{seconds.engines:.0f}, environments {seconds.environments:.0f}): {seconds.waits}; "
-            f"assumed: {room.gpu.name}, {ASSUMED}, {plan.form.steps} steps an episode, "
-            f"{PAST_TURN} tokens a completion"
-        )
-        yield "seconds", text
-
-
-def misfits(plan: Plan, config: Config, room: Room) -> Iterator[Misfit]:
-    """Everything that there is no room for."""
+def misfits(plan: Plan, config: Config, room: Room, role: Role | None = None) -> Iterator[Misfit]:
+    """Everything that there is no room for, of one role's processes or (None) of all."""
+    if role in (None, "rollout") and plan.engine is not None:
+        yield from _sequence(plan, config)
     if room.on_cpu:
-        yield from _on_cpu(plan, config, room)
+        yield from _on_cpu(plan, config, room, role)
+    else:
+        if role in (None, "train"):
+            yield from _trainer(plan, config, room, role)
+        if role in (None, "rollout"):
+            yield from _engine(plan, config, room)
+        if role is None:
+            yield from _shared_gpus(plan, config, room)
+        yield from _host(plan, config, room, role)
+    if role in (None, "train"):
+        yield from _disk(plan, config, room)
+
+
+def cautions(plan: Plan, config: Config, room: Room, role: Role | None = None) -> Iterator[Misfit]:
+    """What the run can do without, but should not."""
+    if role in (None, "rollout") and plan.engine is not None:
+        together = together_at_most(config)
+        if LEAST_PROMPTS <= plan.engine.prompts < together:
+            yield Misfit(
+                "engine",
+                f"{together} requests of {plan.longest} tokens do not fit together, "
+                f"{int(plan.engine.prompts)} do: the others wait",
+                f"set rollout.max_batch = {int(plan.engine.prompts)}, or show fewer screens",
+            )
+    if role not in (None, "train"):
         return
+    # Storage.make wants room for two sets before it writes one (dart_cli/weights/storage.py).
+    wanted = plan.host.shared + plan.host.set_bytes
+    fits = room.memory is None or plan.host.memory_of(role) + plan.host.shared <= room.memory
+    if room.shared is not None and plan.host.shared and fits and wanted > room.shared:
+        size = -(-wanted // 10**9)
+        yield Misfit(
+            "host",
+            f"weight sets stay in /dev/shm where {gb(wanted)} are free, {gb(room.shared)} are: they are "
+            "written to run.dir, and read from there",
+            f"mount -o remount,size={size}G /dev/shm; for a container: --shm-size={size}g",
+        )
+    database = config.data.max_gb * 1e9
+    if room.disk is not None and plan.host.disk <= room.disk < plan.host.disk + database:
+        left = int((room.disk - plan.host.disk) / 1e9)
+        yield Misfit(
+            "disk",
+            f"beside {gb(plan.host.disk)} of checkpoints and weight sets {left} GB are left for the "
+            f"database, data.max_gb = {config.data.max_gb:g}",
+            f"set data.max_gb = {left}, or free some" if left else "free some",
+        )
+
+
+def together_at_most(config: Config) -> int:
+    """Requests that one engine may have at once: of all environments, at most rollout.max_batch."""
+    slots = max(1, config.up.envs) * config.env.slots
+    return min(config.rollout.max_batch, -(-slots // max(1, config.up.rollouts)))
+
+
+def _sequence(plan: Plan, config: Config) -> Iterator[Misfit]:
+    """Whether the engine takes the longest sequence."""
+    if not 0 < plan.positions < plan.longest:
+        return
+    asked = config.vllm.max_model_len if config.rollout.engine == "vllm" else 0
+    lower = "set policy.history_images or history_turns lower"
+    yield Misfit(
+        "engine",
+        f"the longest prompt and its completion have {plan.longest} tokens (turns of {PAST_TURN}), "
+        + (
+            f"vllm.max_model_len = {asked}"
+            if asked == plan.positions
+            else f"the model has {plan.positions} positions"
+        ),
+        f"set vllm.max_model_len = {plan.longest}, or {lower.removeprefix('set ')}"
+        if asked == plan.positions
+        else lower,
+    )
+
+
+def _trainer(plan: Plan, config: Config, room: Room, role: Role | None) -> Iterator[Misfit]:
     if plan.trainer is not None and plan.trainer.total > room.gpu.memory:
         each = "a trainer rank" if plan.setup.ranks > 1 else "the trainer"
         yield Misfit(
-            f"{each} needs {gb(plan.trainer.total)}, {_gpu(room)} has {gb(room.gpu.memory)}",
-            smallest_cure(plan, room),
+            "trainer",
+            f"{each} needs {gb(plan.trainer.total)}, {gpu_name(room)} has {gb(room.gpu.memory)}",
+            cures.smallest_cure(plan, config, room, role),
         )
-    if plan.engine is not None and plan.engine.prompts < LEAST_PROMPTS:
+
+
+def _engine(plan: Plan, config: Config, room: Room) -> Iterator[Misfit]:
+    if plan.engine is None:
+        return
+    if plan.engine.prompts < LEAST_PROMPTS:
         yield Misfit(
+            "engine",
             f"an engine has room for {plan.engine.prompts:.1f} prompts of {plan.longest} tokens",
-            "raise vllm.tensor_parallel, or lower policy.history_images"
-            if config.rollout.engine == "vllm"
-            else "raise rollout.kv_cache_mb, or lower policy.history_images",
+            cures.more_room_cure(plan, config, room),
         )
-    elif plan.engine is not None and plan.engine.total > room.gpu.memory:
+    elif plan.engine.total > room.gpu.memory:
         yield Misfit(
-            f"an engine needs {gb(plan.engine.total)}, {_gpu(room)} has {gb(room.gpu.memory)}",
-            "raise vllm.tensor_parallel, or lower vllm.kv_cache_mb"
-            if config.rollout.engine == "vllm"
-            else 'lower rollout.kv_cache_mb, or set rollout.engine = "vllm" with tensor_parallel',
-        )
-    if room.memory is not None and plan.host.memory + plan.host.shared > room.memory:
-        cure = "lower up.envs, up.rollouts or rollout.image_cache_mb"
-        if plan.setup.offload:
-            cure = 'set train.offload = "none" with more train.ranks'
-        yield Misfit(
-            f"the host needs {gb(plan.host.memory + plan.host.shared)} of main memory, "
-            f"{gb(room.memory)} are there",
-            cure,
+            "engine",
+            f"an engine needs {gb(plan.engine.total)}, {gpu_name(room)} has {gb(room.gpu.memory)}",
+            cures.smaller_engine_cure(plan, config, room),
         )
 
 
-def _on_cpu(plan: Plan, config: Config, room: Room) -> Iterator[Misfit]:
-    """Trainer and engines share main memory."""
-    need = plan.trainer.peak * plan.setup.ranks if plan.trainer else 0
-    need += plan.engine.total * config.up.rollouts if plan.engine else 0
+def lies_on(plan: Plan, config: Config) -> list[tuple[str, list[int], int]]:
+    """(process, the GPUs that it takes by nvidia-smi's numbers, bytes of each) of a whole run."""
+    found: list[tuple[str, list[int], int]] = []
+    if plan.trainer is not None and config.train.device != "cpu":
+        numbered = int(config.train.device.partition(":")[2] or 0)
+        own = config.gpus.train or list(range(numbered, numbered + config.train.ranks))
+        found.append(("the trainer", own, plan.trainer.total))
+    if plan.engine is not None and config.rollout.device != "cpu":
+        each, listed = gpus_per_worker(config), config.gpus.rollout
+        numbered = int(config.rollout.device.partition(":")[2] or 0)
+        for index in range(config.up.rollouts):
+            own = listed[index * each : (index + 1) * each] or list(
+                range(numbered, numbered + each)
+            )
+            found.append((f"rollout-{index}", own, plan.engine.total))
+    return found
+
+
+def _shared_gpus(plan: Plan, config: Config, room: Room) -> Iterator[Misfit]:
+    """Whether several processes, each of which fits, take one GPU that has no room for all of them."""
+    placed = lies_on(plan, config)
+    if not room.found or any(size > room.gpu.memory for _, _, size in placed):
+        return
+    needs: Counter[int] = Counter()
+    for _, gpus, size in placed:
+        needs.update(dict.fromkeys(gpus, size))
+    for gpu, need in sorted(needs.items()):
+        names = [name for name, gpus, _ in placed if gpu in gpus]
+        if len(names) < 2 or need <= room.gpu.memory:
+            continue
+        listed = f"{', '.join(names[:-1])} and {names[-1]}"
+        yield Misfit(
+            "gpus",
+            f"{listed} take GPU {gpu} and need {gb(need)} of it, it has {gb(room.gpu.memory)}",
+            cures.apart_cure(plan, config, room),
+        )
+        return
+
+
+def _host(plan: Plan, config: Config, room: Room, role: Role | None) -> Iterator[Misfit]:
+    need = plan.host.memory_of(role) + (plan.host.shared if role != "rollout" else 0)
     if room.memory is not None and need > room.memory:
+        held = " with /dev/shm" if role != "rollout" and plan.host.shared else ""
         yield Misfit(
-            f"trainer and engines need {gb(need)} of main memory, {gb(room.memory)} are there",
+            "host",
+            f"the host needs {gb(need)} of main memory{held}, {gb(room.memory)} are there",
+            cures.host_cure(plan, config, room, role),
+        )
+
+
+def _disk(plan: Plan, config: Config, room: Room) -> Iterator[Misfit]:
+    if room.disk is not None and plan.host.disk > room.disk:
+        sets = f" and {gb(plan.host.sets)} of weight sets" if plan.host.sets else ""
+        yield Misfit(
+            "disk",
+            f"run.dir takes {gb(plan.host.checkpoints)} of checkpoints{sets}, {gb(room.disk)} are free",
+            cures.disk_cure(plan, config, room),
+        )
+
+
+def _on_cpu(plan: Plan, config: Config, room: Room, role: Role | None) -> Iterator[Misfit]:
+    """Trainer and engines share main memory."""
+    need = sum(part.size for part in plan.host.parts_of(role) if part.name != PROCESSES)
+    if role in (None, "train") and plan.trainer is not None:
+        need += plan.trainer.peak * plan.setup.ranks
+    if role in (None, "rollout") and plan.engine is not None:
+        need += plan.engine.total * (config.up.rollouts if role is None else 1)
+    if room.memory is not None and need > room.memory:
+        whose = {"train": "the trainer needs", "rollout": "an engine needs"}
+        yield Misfit(
+            "trainer" if plan.trainer is not None and role != "rollout" else "engine",
+            f"{whose.get(role or '', 'trainer and engines need')} {gb(need)} of main memory, "
+            f"{gb(room.memory)} are there",
             "a GPU, a smaller model, or rollout.kv_cache_mb, train.pack_tokens and "
             "policy.history_images lower",
         )
-
-
-Change = tuple[str, TrainerSetup]
-
-
-def smallest_cure(plan: Plan, room: Room) -> str:
-    """The fewest changes with which a trainer rank fits; of as many, those that cost least first.
-
-    In this order: smaller packs, recompute, more ranks, the optimizer in main memory, LoRA.
-    """
-    most = max(room.gpus, MOST_RANKS) if not room.found else room.gpus
-    for count in range(1, 6):
-        for names in combinations(("pack", "recompute", "ranks", "offload", "lora"), count):
-            if (found := _cured(plan, room, names, most)) is not None:
-                return "set " + ", ".join(found)
-    return "a GPU with more memory, a smaller model, or policy.history_images lower"
-
-
-def _cured(plan: Plan, room: Room, names: tuple[str, ...], most: int) -> list[str] | None:
-    """What to set so that it fits with the changes called `names`; None where it does not."""
-    setup, found = plan.setup, []
-    if "pack" in names:
-        if setup.tokens <= plan.longest:
-            return None
-        predicted = max(1, round(setup.predicted * plan.longest / setup.tokens))
-        setup = replace(setup, tokens=plan.longest, predicted=predicted)
-        found.append(f"train.pack_tokens = {plan.longest}")
-    if "recompute" in names:
-        if setup.recompute:
-            return None
-        setup = replace(setup, recompute=True)
-        found.append('train.recompute = "layer"')
-    if "offload" in names:
-        if setup.offload:
-            return None
-        setup = replace(setup, offload=True)
-        found.append('train.offload = "optimizer"')
-    if "lora" in names:
-        if setup.adapters:
-            return None
-        setup = replace(setup, adapters=adapters_of(plan.shape, LORA_RANK))
-        found.append(f"model.lora = {{ rank = {LORA_RANK} }}")
-    choices = range(setup.ranks + 1, most + 1) if "ranks" in names else (setup.ranks,)
-    for ranks in choices:
-        memory = trainer_memory(plan.shape, replace(setup, ranks=ranks))
-        host = ranks * memory.host
-        if memory.total <= room.gpu.memory and (room.memory is None or host <= room.memory):
-            if ranks != plan.setup.ranks:
-                found.insert(0, f"train.ranks = {ranks}")
-            return found
-    return None
-
-
-def _parts(plan: Plan, *, on_cpu: bool) -> str:
-    memory = plan.trainer
-    assert memory is not None
-    held, passing = memory.held, memory.passing
-    kept = held["masters"] + held["gradients"] + held["moments"]
-    listed = {
-        "masters, gradients and moments": kept,
-        "LoRA's base" if plan.setup.adapters else "frozen vision tower": held["frozen"],
-        "reference of the KL": held["reference"],
-        "activations with recompute" if plan.setup.recompute else "activations": passing.get(
-            "activations", 0
-        ),
-        "activations of the vision tower": passing.get("tower", 0),
-        "features of screens": passing["features"],
-        "gathered layers and head": passing.get("gathered", 0),
-        "head, and gradients being summed": passing.get("head", 0) + passing.get("reduced", 0),
-        "context and fragments": 0 if on_cpu else memory.total - memory.peak,
-    }
-    text = ", ".join(f"{name} {gb(count)}" for name, count in listed.items() if count)
-    return text + (f"; {gb(memory.host)} in main memory" if memory.host else "")
-
-
-def _pack(plan: Plan, config: Config) -> str:
-    form, width = plan.form, plan.screen
-    how = f"{form.images} screens" if not form.most else f"{form.images} to {form.most} screens"
-    text = (
-        f"forward passes of up to {plan.setup.tokens} tokens; the longest sequence has {plan.longest}: "
-        f"{how} of {width[0]}x{width[1]} ({form.screen} tokens each), {HEADER} of text, "
-        f"{form.turns} turns; {len(plan.episode.chains)} chains an episode"
-    )
-    if config.train.pack_tokens < plan.longest:
-        text += f"; longer than train.pack_tokens = {config.train.pack_tokens}, so it goes alone"
-    return text
-
-
-def _gpu(room: Room) -> str:
-    return room.gpu.name if room.found else f"{room.gpu.name} (assumed, no GPU is here)"
-
-
-def gb(count: float) -> str:
-    """Bytes as GB."""
-    return f"{count / 1e9:.1f} GB" if count < 1e12 else f"{count / 1e12:.1f} TB"

@@ -8,14 +8,14 @@ tables         the lines between the marks
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dart_cli.config.model_files import Screens
 from dart_cli.config.schema import Config
-from dart_cli.doctor.plan import ENGINE_PASSING, make_plan
+from dart_cli.doctor.plan import ENGINE_PASSING, Plan, make_plan
 from dart_cli.doctor.shape import Shape, shape_of
 from dart_cli.doctor.speeds import H100, H200, GpuKind
 from dart_cli.doctor.trainer_memory import TrainerSetup, adapters_of, trainer_memory
@@ -26,6 +26,7 @@ END = "<!-- end of the tables -->"
 RANKS = (1, 2, 4, 8)
 TOKENS = (9_500, 17_600, 32_768)
 LORA = 32
+KEPT = 2  # checkpoints
 _TOWER = {
     "depth": 32,
     "hidden_size": 1280,
@@ -102,17 +103,26 @@ def _trainers() -> Iterator[str]:
             "",
             f"{shape.parameters / 1e9:.2f} billion parameters, {shape.text / 1e9:.2f} of them trained.",
             "",
-            "| what is trained | tokens of a pack | "
-            + " | ".join(_ranks(each) for each in RANKS)
-            + " |",
-            "|---|---:|" + "---:|" * len(RANKS),
         )
-        for name, changes in _ways(shape).items():
-            for tokens in TOKENS:
-                setup = replace(_setup(tokens), **changes)
-                cells = [_cell(shape, replace(setup, ranks=ranks)) for ranks in RANKS]
-                yield f"| {name} | {tokens:,} | " + " | ".join(cells) + " |"
-        yield ""
+        yield from _table(
+            ("what is trained", "tokens of a pack", *map(_ranks, RANKS)),
+            (
+                (name, f"{tokens:,}", *_cells(shape, replace(_setup(tokens), **changes)))
+                for name, changes in _ways(shape).items()
+                for tokens in TOKENS
+            ),
+        )
+
+
+def _table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], *, texts: Collection[int] = (0,)
+) -> Iterator[str]:
+    """A table and the empty line after it; `texts` are the columns that are no numbers."""
+    rule = ["---" if column in texts else "---:" for column in range(len(heads))]
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{'|'.join(rule)}|"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+    yield ""
 
 
 def _ways(shape: Shape) -> dict[str, dict[str, Any]]:
@@ -134,12 +144,18 @@ def _ranks(count: int) -> str:
     return "1 rank" if count == 1 else f"{count} ranks"
 
 
-def _cell(shape: Shape, setup: TrainerSetup) -> str:
-    total = trainer_memory(shape, setup).total
-    text = f"{total / 1e9:.0f}"
-    if total <= H100.memory:
-        return f"**{text}**"
-    return text if total <= H200.memory else f"({text})"
+def _cells(shape: Shape, setup: TrainerSetup) -> list[str]:
+    """A rank's memory with each number of ranks."""
+    found = []
+    for ranks in RANKS:
+        total = trainer_memory(shape, replace(setup, ranks=ranks)).total
+        text = f"{total / 1e9:.0f}"
+        if total <= H100.memory:
+            text = f"**{text}**"
+        elif total > H200.memory:
+            text = f"({text})"
+        found.append(text)
+    return found
 
 
 def _engines() -> Iterator[str]:
@@ -149,14 +165,14 @@ def _engines() -> Iterator[str]:
         "Prompts whose keys and values vLLM has room for at `vllm.gpu_memory_utilization = 0.9`, of 17,600",
         "tokens (five 1080p screens), and bytes of a token:",
         "",
-        "| model | a token | one 80 GB | two of 80 GB | one 141 GB | two of 141 GB |",
-        "|---|---:|---:|---:|---:|---:|",
     )
+    rows = []
     for model in MODELS:
         shape = shape_of(model.tree)
         cells = [_prompts(shape, gpu, share) for gpu in (H100, H200) for share in (1, 2)]
-        yield f"| {model.name} | {2 * shape.cached / 1000:.0f} kB | " + " | ".join(cells) + " |"
-    yield ""
+        rows.append([model.name, f"{2 * shape.cached / 1000:.0f} kB", *cells])
+    heads = ("model", "a token", "one 80 GB", "two of 80 GB", "one 141 GB", "two of 141 GB")
+    yield from _table(heads, rows)
 
 
 def _prompts(shape: Shape, gpu: GpuKind, share: int) -> str:
@@ -169,20 +185,33 @@ def _hosts() -> Iterator[str]:
     yield from (
         "### Host",
         "",
-        "| model | `/dev/shm`: weight sets | a checkpoint | offload, in main memory |",
-        "|---|---:|---:|---:|",
+        "Of the trainer, for 48 trajectories of 30 steps at 1920x1080 an update: `/dev/shm` for weight sets",
+        "(`weights.keep = 3`), bytes of one checkpoint, and its main memory by ranks. Engines and environments",
+        "take theirs beside it; `dart doctor CONFIG` lists the parts.",
+        "",
     )
+    rows = []
     for model in MODELS:
-        for name, trained in (
-            (model.name, shape_of(model.tree).text),
-            (
-                f"{model.name.split()[0]}, LoRA of rank {LORA}",
-                adapters_of(shape_of(model.tree), LORA),
-            ),
-        ):
-            cells = [f"{count * trained / 1e9:.1f} GB" for count in (4 * 2, 12, 16)]
-            yield f"| {name} | " + " | ".join(cells) + " |"
-    yield ""
+        name = model.name.split()[0]
+        ways: dict[str, dict[str, dict[str, Any]]] = {
+            f"{name}, all weights": {},
+            f"{name}, all, offload": {"train": {"offload": "optimizer"}},
+            f"{name}, LoRA of rank {LORA}": {"model": {"lora": {"rank": LORA}}},
+        }
+        for way, changes in ways.items():
+            hosts = [_plan(model, ranks, changes).host for ranks in RANKS]
+            checkpoint = hosts[0].checkpoints / (1 + KEPT)
+            sizes = [hosts[0].shared, checkpoint, *(host.memory_of("train") for host in hosts)]
+            rows.append([way, *(f"{size / 1e9:.{int(size < 1e10)}f} GB" for size in sizes)])
+    yield from _table(
+        (
+            "what is trained",
+            "`/dev/shm`",
+            "a checkpoint",
+            *(f"main memory, {_ranks(each)}" for each in RANKS),
+        ),
+        rows,
+    )
 
 
 def _seconds() -> Iterator[str]:
@@ -192,43 +221,49 @@ def _seconds() -> Iterator[str]:
         "UI-TARS-1.5-7B on eight H100: 48 trajectories of 30 steps at 1920x1080, the 80 % of steps of highest",
         "entropy, KL and recompute, four environment processes of 32 slots with OSWorld's pause of 2 s.",
         "",
-        "| history | GPUs: trainer + rollout | update | rollouts | |",
-        "|---|---|---:|---:|---|",
     )
     histories: dict[str, dict[str, Any]] = {
         "`slide`, 5 screens (DART's)": {},
         "`evict`, 7 -> 3": {"history": "evict", "history_images": 3, "history_images_most": 7},
     }
+    rows = []
     for name, policy in histories.items():
         for ranks in (4, 5, 6, 7):
-            config = _eight(policy, ranks)
-            seconds = make_plan(config, MODELS[1].tree, CUT, H100).seconds
-            if seconds is not None:
-                yield (
-                    f"| {name} | {ranks} + {8 - ranks} | {seconds.update:.0f} s | "
-                    f"{seconds.rollouts:.0f} s | {seconds.waits} |"
-                )
-    yield ""
-
-
-def _eight(policy: dict[str, Any], ranks: int) -> Config:
-    return Config.model_validate(
-        {
-            "model": {"dtype": "bfloat16", "freeze_vision": True},
-            "policy": {"history_images": 5, "history_turns": 35, **policy},
-            "env": {"slots": 32, "options": {"pause_s": 2.0}},
-            "rollout": {"engine": "vllm", "max_tokens": 512, "max_batch": 64, "device": "cuda"},
-            "data": {"group_size": 8, "groups_per_batch": 6, "high_entropy": 0.8},
-            "train": {
-                "ranks": ranks,
-                "recompute": "layer",
-                "kl_beta": 0.1,
-                "device": "cuda",
-                "pack_tokens": 32_768,
-            },
-            "up": {"rollouts": 8 - ranks, "envs": 4},
-        }
+            seconds = _plan(MODELS[1], ranks, {"policy": policy}).seconds
+            assert seconds is not None
+            times = (f"{each:.0f} s" for each in (seconds.update, seconds.rollouts))
+            rows.append([name, f"{ranks} + {8 - ranks}", *times, seconds.waits])
+    yield from _table(
+        ("history", "GPUs: trainer + rollout", "update", "rollouts", "who waits"),
+        rows,
+        texts=(0, 1, 4),
     )
+
+
+def _plan(model: _Model, ranks: int, changes: Mapping[str, Mapping[str, Any]]) -> Plan:
+    """Of a run on eight GPUs, or as many as the ranks and one engine take."""
+    return make_plan(_eight(ranks, changes), model.tree, CUT, H100)
+
+
+def _eight(ranks: int, changes: Mapping[str, Mapping[str, Any]]) -> Config:
+    sections: dict[str, dict[str, Any]] = {
+        "model": {"dtype": "bfloat16", "freeze_vision": True},
+        "policy": {"history_images": 5, "history_turns": 35},
+        "env": {"slots": 32, "options": {"pause_s": 2.0}},
+        "rollout": {"engine": "vllm", "max_tokens": 512, "max_batch": 64, "device": "cuda"},
+        "data": {"group_size": 8, "groups_per_batch": 6, "high_entropy": 0.8},
+        "train": {
+            "ranks": ranks,
+            "recompute": "layer",
+            "kl_beta": 0.1,
+            "device": "cuda",
+            "pack_tokens": 32_768,
+            "keep_checkpoints": KEPT,
+        },
+        "up": {"rollouts": max(1, 8 - ranks), "envs": 4},
+    }
+    given = {name: {**each, **changes.get(name, {})} for name, each in sections.items()}
+    return Config.model_validate(given)
 
 
 def with_tables(text: str) -> str:

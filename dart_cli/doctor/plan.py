@@ -3,22 +3,27 @@
 Plan        all of it, for a trainer rank, an engine and the host
 make_plan   from the configuration, the model's config.json and preprocessor, and a kind of GPU
 held_form   the episode that prompts, chains and seconds are reckoned with
+screen_of   the pixels of a screen, where the configuration names them
 
 Pure: nothing is measured here but what the caller gives. The formulas are in trainer_memory.py,
-episode_tokens.py and speeds.py; docs/hardware.md has tables of them, and what they do not know.
+host_room.py, episode_tokens.py and speeds.py; docs/hardware.md has tables of them, and what they do not
+know.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bus.errors import ActionError, ConfigError
 from dart_cli.config.adapters import adapter_count
 from dart_cli.config.architecture import expected_tensors
 from dart_cli.config.model_files import Screens
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.doctor.episode_tokens import EpisodeForm, EpisodeTokens, episode_tokens
+from dart_cli.doctor.host_room import HostPlan, host_plan
 from dart_cli.doctor.shape import Shape, shape_of
 from dart_cli.doctor.speeds import (
     GpuKind,
@@ -46,19 +51,13 @@ PAST_TURN = 100
 STEPS = 30
 """Steps of an episode where the tasks cannot be listed: DART's."""
 SCREEN = (1920, 1080)
-"""Pixels, where the suite's options name no size."""
-SCREEN_BYTES = 0.39
-"""Bytes of a pixel of a desktop's PNG: 0.8 MB for 1920x1080."""
+"""Pixels, where neither the options nor the suite name a size."""
+MOST_SIDE = 16_384
+"""Pixels of a screen's side; more is a typing mistake."""
 ENGINE_PASSING = 4_000_000_000
 """Bytes of vLLM's activations and CUDA graphs: an assumption."""
-PROCESS = 1_500_000_000
-"""Bytes of main memory of a process with torch: an assumption."""
-GUEST = 6_000_000_000
-"""Bytes of main memory of one of OSWorld's machines: 4 GB, and 2 beside."""
 STEP_S = 1.0
 """Seconds of an action and its screenshot, beside `env.options.pause_s`: an assumption."""
-MM_CACHE = 4
-"""GiB that vLLM's cache of prepared screens takes where `vllm.options` does not say."""
 DAY_S = 86_400
 BALANCED = 0.05
 """Share of the time that a side may be idle before it is said."""
@@ -77,16 +76,6 @@ class EnginePlan:
     def total(self) -> int:
         """All of it."""
         return self.weights + self.cache + self.passing
-
-
-@dataclass(frozen=True)
-class HostPlan:
-    """Bytes of the host: main memory without shared memory, shared memory, disk."""
-
-    memory: int
-    shared: int
-    checkpoints: int
-    screens_a_day: int
 
 
 @dataclass(frozen=True)
@@ -125,12 +114,23 @@ class Plan:
     episode: EpisodeTokens
     screen: tuple[int, int]  # pixels
     longest: int  # tokens of the longest sequence, its completion included
+    past: int  # turns before it, in its prompt
     gpu: GpuKind
     trainer: TrainerMemory | None  # None where it trains no model
     engine: EnginePlan | None  # None where it samples without one
     host: HostPlan
     seconds: Seconds | None
     work: Work
+    positions: int  # tokens that the engine takes of one sequence; 0 for any number
+    episodes: int  # of one update
+
+    @property
+    def screens_a_day(self) -> int:
+        """Bytes of the screenshots that are stored in a day; 0 where the seconds are unknown."""
+        if self.seconds is None:
+            return 0
+        updates = DAY_S / max(self.seconds.update, self.seconds.rollouts)
+        return int(updates * self.episodes * self.form.steps * self.host.screen_bytes)
 
 
 def make_plan(
@@ -141,18 +141,24 @@ def make_plan(
     *,
     steps: float = STEPS,
     most_steps: int = STEPS,
+    screen: tuple[int, int] | None = None,
 ) -> Plan:
     """The plan of a configuration whose model has this config.json and preprocessor.
 
-    `steps` are those of an average episode, `most_steps` of the longest. Raises ModelError where a size
-    is none.
+    `steps` are those of an average episode, `most_steps` of the longest; `screen` are the pixels of a
+    screen where the suite's options name none. Raises ModelError where a size of the model is none,
+    ConfigError where that of a screen is.
     """
     shape = shape_of(tree)
-    screen = screen_of(config)
-    height, width = smart_resize(screen[1], screen[0], **cut._asdict())
+    screen = screen_of(config) or screen or SCREEN
+    try:
+        height, width = smart_resize(screen[1], screen[0], **cut._asdict())
+    except ActionError as fault:
+        raise ConfigError(f"env.options.size cannot be used: {fault}") from None
     form = held_form(config, max(1, width * height // cut.factor**2), round(steps))
     episode = episode_tokens(form)
-    longest = replace(form, steps=max(1, most_steps)).longest + config.rollout.max_tokens
+    longest_form = replace(form, steps=max(1, most_steps))
+    longest = longest_form.longest + config.rollout.max_tokens
     setup = trainer_setup(config, tree, form, episode, longest)
     trainer = trainer_memory(shape, setup) if config.train.learner == "torch" else None
     engine = None
@@ -162,18 +168,51 @@ def make_plan(
     seconds = None
     if trainer and engine:
         seconds = _seconds(config, shape, setup, form, work, gpu, engine)
-    host = _host(config, shape, setup, seconds, form, episode, screen)
     return Plan(
-        shape, setup, form, episode, screen, longest, gpu, trainer, engine, host, seconds, work
+        shape=shape,
+        setup=setup,
+        form=form,
+        episode=episode,
+        screen=screen,
+        longest=longest,
+        past=longest_form.longest_turns,
+        gpu=gpu,
+        trainer=trainer,
+        engine=engine,
+        host=host_plan(config, shape, setup, form, episode, screen),
+        seconds=seconds,
+        work=work,
+        positions=_positions(config, tree),
+        episodes=config.data.group_size * config.data.groups_per_batch,
     )
 
 
-def screen_of(config: Config) -> tuple[int, int]:
-    """Width and height of the suite's screens, where its options name them."""
-    width, _, height = str(config.env.options.get("size", "")).partition("x")
-    if width.isdecimal() and height.isdecimal():
-        return int(width), int(height)
-    return SCREEN
+def screen_of(config: Config) -> tuple[int, int] | None:
+    """Width and height of the suite's screens, where its options name them in numbers.
+
+    Raises ConfigError for numbers that no screen has.
+    """
+    size = config.env.options.get("size")
+    if isinstance(size, str):
+        match = re.fullmatch(r"\s*(-?\d+)\s*[xX]\s*(-?\d+)\s*", size)
+        size = [int(match[1]), int(match[2])] if match else None
+    if not isinstance(size, list | tuple) or [type(each) for each in size] != [int, int]:
+        return None  # a word of the suite's own, or none
+    if not all(1 <= each <= MOST_SIDE for each in size):
+        raise ConfigError(
+            f"env.options.size must be WIDTHxHEIGHT of 1 to {MOST_SIDE} pixels, got "
+            f"{size[0]}x{size[1]}; name the size of the suite's screens"
+        )
+    return size[0], size[1]
+
+
+def _positions(config: Config, tree: Mapping[str, Any]) -> int:
+    """Tokens of prompt and completion that the engine takes."""
+    text = tree.get("text_config")
+    found = (text if isinstance(text, dict) else tree).get("max_position_embeddings")
+    most = found if isinstance(found, int) and found > 0 else 0
+    asked = config.vllm.max_model_len if config.rollout.engine == "vllm" else 0
+    return min(asked, most) if asked and most else asked or most
 
 
 def held_form(config: Config, screen: int, steps: int = STEPS) -> EpisodeForm:
@@ -273,49 +312,4 @@ def _seconds(
         update=update_seconds(work, gpu, setup.ranks, offloaded=moved),
         engines=rollout_seconds(work, shape, gpu, engines=engines, share=share, together=together),
         environments=episodes * form.steps * (waited + form.completion * each) / slots,
-    )
-
-
-def _host(
-    config: Config,
-    shape: Shape,
-    setup: TrainerSetup,
-    seconds: Seconds | None,
-    form: EpisodeForm,
-    episode: EpisodeTokens,
-    screen: tuple[int, int],
-) -> HostPlan:
-    trained = trained_parameters(shape, setup)
-    sets = config.weights.keep + 1
-    published = trained * WIDTH[config.model.dtype]
-    copies = config.weights.delta or config.weights.channel == "collective"
-    rollouts = config.up.rollouts
-    cache = config.rollout.image_cache_mb * MIB
-    if config.rollout.engine == "vllm":
-        given = config.vllm.options.get("mm_processor_cache_gb", MM_CACHE)
-        cache += int((given if isinstance(given, int | float) else MM_CACHE) * 2**30)
-    checkpoint = 12 * trained  # masters and moments
-    # Of a frozen tower: a screen's are on each rank that has a chain which shows it.
-    episodes = config.data.group_size * config.data.groups_per_batch
-    shown = min(setup.ranks * form.steps, episode.screens_read) * episodes
-    features = shown * form.screen * shape.width * WIDTH[config.model.dtype] * (1 + shape.deepstack)
-    memory = (
-        (features if setup.freeze_vision else 0)
-        + (setup.ranks + rollouts + config.up.envs + 1) * PROCESS
-        + rollouts * (cache + copies * published)
-        + checkpoint  # staged, while it is written behind the next update
-        + (16 * trained if setup.offload else 0)
-    )
-    if config.env.suite == "osworld" and "url" not in config.env.options:
-        memory += config.up.envs * config.env.slots * GUEST
-    a_day = 0
-    if seconds is not None:
-        updates = DAY_S / max(seconds.update, seconds.rollouts)
-        picture = SCREEN_BYTES * screen[0] * screen[1]
-        a_day = int(updates * episodes * form.steps * picture)
-    return HostPlan(
-        memory=memory,
-        shared=0 if config.weights.directory else sets * published,
-        checkpoints=(config.train.keep_checkpoints + 1) * checkpoint,
-        screens_a_day=a_day,
     )

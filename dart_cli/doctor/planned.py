@@ -3,38 +3,101 @@
 plan            its findings
 absent_gpus     GPUs that [gpus] names and this host has not
 refuse_misfit   its lines; raises what cannot fit
-planned         the plan and the room for it
+planned         the plan, the room for it, and where its steps come from
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from bus.errors import ConfigError, DartError, ModelError
 from dart_cli.config.model_files import read_json, screens
 from dart_cli.config.models import BUILTIN, MODEL_TYPES, model_folder
 from dart_cli.config.schema import MODEL_ENGINES, Config, GpusConfig
 from dart_cli.config.task_split import training_tasks
-from dart_cli.doctor.findings import Finding, error, ok
-from dart_cli.doctor.fit import Room, misfits, plan_lines
+from dart_cli.doctor.findings import Finding, error, ok, warning
+from dart_cli.doctor.fit import Misfit, cautions, misfits
 from dart_cli.doctor.machine import gpu_kinds, main_memory
-from dart_cli.doctor.plan import STEPS, Plan, make_plan
+from dart_cli.doctor.plan import STEPS, Plan, make_plan, screen_of
+from dart_cli.doctor.plan_text import plan_lines
+from dart_cli.doctor.room import Room
 from dart_cli.doctor.speeds import H100
+from envs.registry import load_suite
+
+if TYPE_CHECKING:
+    from bus.messages import Role
+
+SHARED = Path("/dev/shm")  # noqa: S108 - measured, not written to
 
 
-def plan(config: Config) -> Iterator[Finding]:
+class Planned(NamedTuple):
+    """See `planned`."""
+
+    plan: Plan
+    room: Room
+    steps_from: str  # where the steps of its episodes come from
+
+    def lines(self, config: Config, role: Role | None) -> dict[str, str]:
+        """Texts by subject."""
+        return dict(plan_lines(self.plan, config, self.room, role, self.steps_from))
+
+
+def plan(config: Config, steps: int | None = None) -> Iterator[Finding]:
     """What the run will take, against what is here; nothing for a shipped model, or none.
 
-    config.json and the preprocessor are enough: weights may come later.
+    `steps` are those of an episode; None for what the tasks allow. config.json and the preprocessor
+    are enough: weights may come later.
     """
     yield from absent_gpus(config.gpus, len(gpu_kinds()))
-    if (made := planned(config)) is None:
+    try:
+        made = planned(config, steps)
+    except ModelError as fault:
+        folder = model_folder(config.model.path)
+        yield warning(
+            "plan",
+            f"there is none: {fault}",
+            "the model's config.json and preprocessor_config.json are enough: `hf download REPO "
+            f"config.json preprocessor_config.json --local-dir {folder}`",
+        )
         return
-    found, room = made
-    for subject, text in plan_lines(found, config, room):
+    except ConfigError as fault:
+        problem, _, cure = str(fault).partition("; ")
+        yield error("plan", problem, cure)
+        return
+    if made is None:
+        return
+    refused = list(misfits(made.plan, config, made.room))
+    warned = list(cautions(made.plan, config, made.room))
+    for subject, text in made.lines(config, None).items():
+        yield from _line(subject, text, refused, warned)
+    yield from (_refusal(each) for each in refused if each.subject == "gpus")
+
+
+def _line(
+    subject: str, text: str, refused: Sequence[Misfit], warned: Sequence[Misfit]
+) -> Iterator[Finding]:
+    """A line of the plan, with the verdict on what it says; a second verdict is a line of its own."""
+    found = [_refusal(each) for each in refused if each.subject == subject]
+    found += [
+        warning("plan", f"{subject}: {each.text}", each.cure)
+        for each in warned
+        if each.subject == subject
+    ]
+    if not found:
         yield ok("plan", f"{subject}: {text}")
-    for each in misfits(found, config, room):
-        yield error("plan", f"does not fit: {each.text}", each.cure)
+        return
+    first = found[0]
+    yield Finding("plan", first.level, f"{first.text}; planned: {text}", first.cure)
+    yield from found[1:]
+
+
+def _refusal(misfit: Misfit) -> Finding:
+    return error("plan", f"{misfit.subject}: does not fit: {misfit.text}", misfit.cure)
 
 
 def absent_gpus(gpus: GpusConfig, there: int) -> Iterator[Finding]:
@@ -49,42 +112,76 @@ def absent_gpus(gpus: GpusConfig, there: int) -> Iterator[Finding]:
             )
 
 
-def refuse_misfit(config: Config) -> Iterator[tuple[str, str]]:
-    """The plan's lines for `--dry-run`. Raises ConfigError for what cannot fit, with the cure."""
-    if (made := planned(config)) is None:
+def refuse_misfit(config: Config, role: Role | None = None) -> Iterator[tuple[str, str]]:
+    """The plan's lines for `--dry-run` of a role. Raises ConfigError for what cannot fit, with the cure.
+
+    A role that loads no model has none.
+    """
+    try:
+        made = planned(config)
+    except ModelError:  # what loads the model has refused it before
         return
-    found, room = made
-    yield from plan_lines(found, config, room)
-    for each in misfits(found, config, room):
+    if made is None:
+        return
+    yield from made.lines(config, role).items()
+    for each in cautions(made.plan, config, made.room, role):
+        yield "warning", f"{each.text}; {each.cure}"
+    for each in misfits(made.plan, config, made.room, role):
         raise ConfigError(f"the run does not fit: {each.text}; {each.cure}")
 
 
-def planned(config: Config) -> tuple[Plan, Room] | None:
-    """The plan and this host's room; None where the run loads no model, or it cannot be read."""
+def planned(config: Config, steps: int | None = None) -> Planned | None:
+    """The plan of a run on this host; None where the run loads no model of its own.
+
+    Raises ModelError where the model's small files cannot be read, ConfigError for a screen that is
+    none.
+    """
     loaded = config.rollout.engine in MODEL_ENGINES or config.train.learner == "torch"
     if not loaded or config.model.path in BUILTIN:
         return None
     folder = model_folder(config.model.path)
-    try:
-        tree = read_json(folder, "config.json")
-        if tree.get("model_type") not in MODEL_TYPES:
-            return None
-        room = _room(config)
-        steps, most = _steps(config)
-        found = make_plan(config, tree, screens(folder), room.gpu, steps=steps, most_steps=most)
-    except ModelError:  # `configuration` reports it
-        return None
-    return found, room
+    tree = read_json(folder, "config.json")
+    if (kind := tree.get("model_type")) not in MODEL_TYPES:
+        raise ModelError(
+            f"{folder / 'config.json'}: model_type is {str(kind or 'missing')[:60]}, want one of "
+            f"{', '.join(MODEL_TYPES)}"
+        )
+    room = _room(config)
+    average, most, steps_from = _steps(config, steps)
+    screen = screen_of(config) or _screen_of_suite(config)
+    found = make_plan(
+        config, tree, screens(folder), room.gpu, steps=average, most_steps=most, screen=screen
+    )
+    return Planned(found, room, steps_from)
 
 
-def _steps(config: Config) -> tuple[float, int]:
-    """Steps of an average episode and of the longest, if each takes all that its task allows."""
+def _steps(config: Config, asked: int | None) -> tuple[float, int, str]:
+    """Steps of an average episode and of the longest, and where they come from."""
     try:
         limits = [task.max_steps for task in training_tasks(config)]
     except DartError:
         limits = []
-    limits = limits or [STEPS]
-    return sum(limits) / len(limits), max(limits)
+    if asked is not None:
+        return asked, max([asked, *limits]), "--steps"
+    if not limits:
+        return STEPS, STEPS, "assumed: the tasks cannot be listed"
+    return sum(limits) / len(limits), max(limits), "the tasks' limits, on average"
+
+
+def _screen_of_suite(config: Config) -> tuple[int, int] | None:
+    """The pixels of the suite's screens where its options name none."""
+    try:
+        given = inspect.signature(load_suite(config.env.suite).make_env).parameters.get("size")
+    except (DartError, ValueError):
+        return None
+    if given is None or given.default is inspect.Parameter.empty:
+        return None
+    options = {"size": list(given.default) if isinstance(given.default, tuple) else given.default}
+    env = config.env.model_copy(update={"options": options})
+    try:
+        return screen_of(config.model_copy(update={"env": env}))
+    except ConfigError:
+        return None
 
 
 def _room(config: Config) -> Room:
@@ -92,10 +189,28 @@ def _room(config: Config) -> Room:
     devices = {config.rollout.device, config.train.device}
     asked = bool(config.gpus.train or config.gpus.rollout)
     on_cpu = devices == {"cpu"} or (not listed and devices <= {"cpu", "auto"} and not asked)
+    here = bool(listed) or on_cpu  # else it is a plan of another machine
     return Room(
         gpu=min(listed, key=lambda each: each.memory) if listed else H100,
         gpus=len(listed),
         found=bool(listed),
         on_cpu=on_cpu,
-        memory=host[0] if host and (listed or on_cpu) else None,
+        memory=host[0] if host and here else None,
+        shared=shutil.disk_usage(SHARED).free if here and SHARED.is_dir() else None,
+        disk=_disk(config.run.dir) if here else None,
     )
+
+
+def _disk(run_dir: Path) -> int:
+    """Bytes for run.dir: what is free, and what its checkpoints and weight sets take already."""
+    whole = run_dir.absolute()
+    place = next(each for each in (whole, *whole.parents) if each.exists())
+    taken = 0
+    for part in ("checkpoints", "weights"):
+        for folder, _, names in os.walk(whole / part):
+            for name in names:
+                try:
+                    taken += (Path(folder) / name).lstat().st_size
+                except OSError:  # removed meanwhile
+                    continue
+    return shutil.disk_usage(place).free + taken

@@ -65,8 +65,8 @@ class TrainerSetup:
 
     @property
     def sharded(self) -> bool:
-        """Whether FSDP2 holds the model; float32 on one rank is plain tensors."""
-        return self.ranks > 1 or self.dtype == "bfloat16"
+        """Whether FSDP2 holds the model; float32 on one rank, not offloaded, is plain tensors."""
+        return self.ranks > 1 or self.dtype == "bfloat16" or self.offload
 
 
 @dataclass(frozen=True)

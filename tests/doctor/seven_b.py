@@ -1,10 +1,14 @@
-"""A folder with the two small files of UI-TARS-1.5-7B that a plan needs, and no weights."""
+"""UI-TARS-1.5-7B as a plan reads it: its two small files, without weights; and a run that trains it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from dart_cli.config.model_files import Screens
+from dart_cli.config.schema import Config
+from dart_cli.doctor.plan import Plan, make_plan
+from dart_cli.doctor.speeds import H100
 from tests.config.model_parts import write_json
 
 CONFIG: dict[str, Any] = {
@@ -29,6 +33,7 @@ CONFIG: dict[str, Any] = {
     },
 }
 PREPROCESSOR = {"patch_size": 14, "merge_size": 2, "min_pixels": 3136, "max_pixels": 2116800}
+CUT = Screens(28, PREPROCESSOR["min_pixels"], PREPROCESSOR["max_pixels"])
 
 
 def write_seven_b(folder: Path) -> Path:
@@ -37,3 +42,24 @@ def write_seven_b(folder: Path) -> Path:
     write_json(folder, "config.json", CONFIG)
     write_json(folder, "preprocessor_config.json", PREPROCESSOR)
     return folder
+
+
+def config_of(**sections: dict[str, Any]) -> Config:
+    """DART's prompts on 8 GPUs, four of them for one trainer."""
+    given: dict[str, dict[str, Any]] = {
+        "model": {"dtype": "bfloat16", "freeze_vision": True},
+        "policy": {"history_images": 5, "history_turns": 35},
+        "rollout": {"engine": "vllm", "max_tokens": 512, "max_batch": 32, "device": "cuda"},
+        "data": {"group_size": 8, "groups_per_batch": 6},
+        "train": {"ranks": 4, "recompute": "layer", "kl_beta": 0.1, "device": "cuda"},
+        "up": {"rollouts": 4, "envs": 4},
+        "env": {"slots": 32, "options": {"size": "1920x1080"}},
+        "gpus": {"rollout": [4, 5, 6, 7]},
+    }
+    for name, section in sections.items():
+        given[name] = {**given.get(name, {}), **section}
+    return Config.model_validate(given)
+
+
+def plan_of(**sections: dict[str, Any]) -> Plan:
+    return make_plan(config_of(**sections), CONFIG, CUT, H100)

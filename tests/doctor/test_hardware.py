@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from dart_cli.doctor.hardware import BEGIN, CUT, MODELS, tables, with_tables
+from dart_cli.doctor.hardware import BEGIN, CUT, MODELS, RANKS, tables, with_tables
+from dart_cli.doctor.plan import make_plan
 from dart_cli.doctor.shape import shape_of
-from tests.doctor.seven_b import CONFIG, PREPROCESSOR
+from dart_cli.doctor.speeds import H100
+from tests.doctor.seven_b import CONFIG, PREPROCESSOR, config_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "hardware.md"
@@ -28,6 +31,23 @@ def test_its_models_are_those_of_their_names() -> None:
     assert shape_of(MODELS[1].tree) == shape_of(CONFIG)
     assert (28, PREPROCESSOR["min_pixels"], PREPROCESSOR["max_pixels"]) == CUT
     assert len([line for line in tables() if line.startswith("| all, recompute |")]) == 9
+
+
+def test_the_page_names_main_memory_as_its_table_and_doctor_have_it() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    prose = " ".join(page.split(BEGIN)[0].split())
+    rows = {line.split(" | ")[0]: line for line in tables() if "offload |" in line}
+    found = re.findall(r"(\d+) (?:\w+ )?of 80 GB with `?[^0-9]*?(\d+) GB of main memory", prose)
+    assert [ranks for ranks, _ in found] == ["1", "2"]
+    for model, (ranks, figure) in zip((MODELS[1], MODELS[2]), found, strict=True):
+        name = model.name.split()[0]
+        column = 3 + RANKS.index(int(ranks))
+        assert rows[f"| {name}, all, offload"].split(" | ")[column] == f"{figure} GB"
+        config = config_of(
+            train={"ranks": int(ranks), "offload": "optimizer"}, data={"high_entropy": 0.8}
+        )
+        plan = make_plan(config, model.tree, CUT, H100)
+        assert f"{plan.host.memory_of('train') / 1e9:.0f}" == figure
 
 
 def test_only_this_page_says_that_nothing_ran_on_a_gpu() -> None:

@@ -7,45 +7,21 @@ from typing import Any
 
 import pytest
 
-from bus.errors import ConfigError
 from dart_cli.config.devices import gpu_mistakes
 from dart_cli.config.load import load_config
-from dart_cli.config.model_files import Screens
-from dart_cli.config.schema import Config, GpusConfig
-from dart_cli.doctor import planned
+from dart_cli.doctor.cures import smallest_cure
 from dart_cli.doctor.episode_tokens import EpisodeForm, episode_tokens
-from dart_cli.doctor.fit import Room, misfits, plan_lines, smallest_cure
-from dart_cli.doctor.plan import Plan, make_plan
+from dart_cli.doctor.fit import misfits
+from dart_cli.doctor.plan import make_plan
+from dart_cli.doctor.plan_text import plan_lines
+from dart_cli.doctor.room import Room
 from dart_cli.doctor.shape import shape_of
 from dart_cli.doctor.speeds import H100, H200, gpu_kind, vision_flops
 from dart_cli.doctor.trainer_memory import adapters_of
-from tests.config.model_parts import write_model
-from tests.doctor.parts import doctor, worst
-from tests.doctor.seven_b import CONFIG, PREPROCESSOR, write_seven_b
+from tests.doctor.seven_b import CONFIG, CUT, config_of, plan_of
 
 ROOT = Path(__file__).parents[2]
-CUT = Screens(28, PREPROCESSOR["min_pixels"], PREPROCESSOR["max_pixels"])
 FULL_HD = EpisodeForm(steps=30, screen=2691, completion=100, header=600, images=5, most=0, turns=35)
-
-
-def config_of(**sections: dict[str, Any]) -> Config:
-    """DART's prompts on 8 GPUs, four of them for one trainer."""
-    given: dict[str, dict[str, Any]] = {
-        "model": {"dtype": "bfloat16", "freeze_vision": True},
-        "policy": {"history_images": 5, "history_turns": 35},
-        "rollout": {"engine": "vllm", "max_tokens": 512, "max_batch": 32, "device": "cuda"},
-        "data": {"group_size": 8, "groups_per_batch": 6},
-        "train": {"ranks": 4, "recompute": "layer", "kl_beta": 0.1, "device": "cuda"},
-        "up": {"rollouts": 4, "envs": 4},
-        "env": {"slots": 32},
-    }
-    for name, section in sections.items():
-        given[name] = {**given.get(name, {}), **section}
-    return Config.model_validate(given)
-
-
-def plan_of(**sections: dict[str, Any]) -> Plan:
-    return make_plan(config_of(**sections), CONFIG, CUT, H100)
 
 
 # --- episodes ------------------------------------------------------------------------------
@@ -151,24 +127,26 @@ def test_the_cure_is_the_smallest_change_that_fits(changes: dict[str, Any], cure
     room = Room(H100, gpus=8, found=True)
     plan = plan_of(train=given)
     [found] = misfits(plan, config_of(train=given), room)
-    assert found.cure == cure == smallest_cure(plan, room)
+    assert found.cure == cure == smallest_cure(plan, config_of(train=given), room)
 
 
 def test_with_one_gpu_the_cure_is_main_memory_or_adapters() -> None:
-    plan = plan_of(train={"ranks": 1, "pack_tokens": 256})
+    config = config_of(train={"ranks": 1, "pack_tokens": 256})
+    plan = make_plan(config, CONFIG, CUT, H100)
     roomy = Room(H100, gpus=1, found=True, memory=2_000_000_000_000)
-    assert smallest_cure(plan, roomy) == 'set train.offload = "optimizer"'
+    assert smallest_cure(plan, config, roomy) == 'set train.offload = "optimizer"'
     tight = Room(H100, gpus=1, found=True, memory=50_000_000_000)
-    assert smallest_cure(plan, tight) == "set model.lora = { rank = 32 }"
+    assert smallest_cure(plan, config, tight) == "set model.lora = { rank = 32 }"
     small = Room(type(H100)("small", 8_000_000_000, 1e12, 1e12), gpus=1, found=True)
-    assert "a smaller model" in smallest_cure(plan, small)
+    assert "a smaller model" in smallest_cure(plan, config, small)
 
 
 def test_each_cure_that_is_named_fits() -> None:
     room = Room(H100, gpus=8, found=True)
     for changes in ({"recompute": "none"}, {"ranks": 1}, {"pack_tokens": 200_000}):
         given: dict[str, Any] = {"pack_tokens": 16_384, **changes}
-        named = smallest_cure(plan_of(train=given), room).removeprefix("set ").split(", ")
+        config = config_of(train=given)
+        named = smallest_cure(plan_of(train=given), config, room).removeprefix("set ").split(", ")
         for each in named:
             key, _, value = each.partition(" = ")
             text = value.strip('"')
@@ -178,10 +156,11 @@ def test_each_cure_that_is_named_fits() -> None:
 
 def test_a_plan_says_its_assumptions() -> None:
     lines = dict(plan_lines(plan_of(), config_of(), Room(H100)))
-    assert "assumed, no GPU is here" in lines["trainer"]
+    assert "assumed, no GPU is here" in lines["plan for"]
+    assert "30 steps" in lines["plan for"]
     assert "MFU 40%" in lines["seconds"]
     assert "2691 tokens each" in lines["pack"]
-    assert set(lines) == {"trainer", "pack", "engine", "host", "seconds"}
+    assert set(lines) == {"plan for", "trainer", "pack", "engine", "host", "disk", "seconds"}
 
 
 def test_a_longer_sequence_than_a_pack_is_said() -> None:
@@ -192,36 +171,7 @@ def test_a_longer_sequence_than_a_pack_is_said() -> None:
     assert "longer than train.pack_tokens = 4096, so it goes alone" in lines["pack"]
 
 
-# --- doctor and --dry-run ------------------------------------------------------------------
-
-
-def test_doctor_refuses_what_cannot_fit_with_exit_code_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = write_model(tmp_path / "model")
-    path = tmp_path / "run.toml"
-    path.write_text(f'[run]\ndir = "{tmp_path}/run"\n[model]\npath = "{folder}"\n')
-    monkeypatch.setattr(planned, "main_memory", lambda: (2**20, 2**20))
-    monkeypatch.setattr(planned, "gpu_kinds", list)
-    assert doctor(path, "--set", "rollout.device=cpu", "--set", "train.device=cpu") == 2
-    assert "does not fit: trainer and engines need" in capsys.readouterr().out
-
-
-def test_a_dry_run_refuses_it_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write_seven_b(tmp_path)
-    config = config_of(model={"path": str(folder)}, train={"ranks": 1})
-    monkeypatch.setattr(planned, "gpu_kinds", lambda: [H100] * 8)
-    monkeypatch.setattr(planned, "main_memory", lambda: None)
-    with pytest.raises(ConfigError, match=r"does not fit: the trainer needs .*; set train.ranks"):
-        list(planned.refuse_misfit(config))
-
-
-def test_gpus_that_are_not_here_are_found() -> None:
-    gpus = GpusConfig(train=[0, 1], rollout=[2, 8, 9])
-    [found] = planned.absent_gpus(gpus, 8)
-    assert found.text == "gpus.rollout names GPU 8, 9, nvidia-smi lists 0 to 7"
-    assert len(list(planned.absent_gpus(gpus, 0))) == 2
-    assert not list(planned.absent_gpus(GpusConfig(), 0))
+# --- the host ------------------------------------------------------------------------------
 
 
 def test_adapters_make_weight_sets_and_checkpoints_small() -> None:
@@ -231,14 +181,6 @@ def test_adapters_make_weight_sets_and_checkpoints_small() -> None:
     assert adapters.setup.adapters == adapters_of(adapters.shape, 32)
     assert adapters.trainer is not None
     assert adapters.trainer.held["reference"] == 0
-
-
-def test_a_plan_needs_no_weights_but_a_model(tmp_path: Path) -> None:
-    folder = write_seven_b(tmp_path)
-    found = list(planned.plan(config_of(model={"path": str(folder)})))
-    assert worst(found).level == "ok"
-    assert not list(planned.plan(Config()))  # a shipped model
-    assert not list(planned.plan(config_of(model={"path": str(tmp_path / "nowhere")})))
 
 
 # --- shipped configurations ----------------------------------------------------------------
@@ -252,7 +194,7 @@ SPLIT = 0.05
 def test_a_shipped_configuration_fits_eight_gpus_and_keeps_both_sides_busy(
     name: str, history: str
 ) -> None:
-    """In both forms of history; the figures in its comments are those of its plan."""
+    """In both forms of history; test_planned.py has the figures of its comments."""
     path = ROOT / "configs" / f"{name}.toml"
     evict = ["policy.history=evict", "policy.history_images=3", "policy.history_images_most=7"]
     config = load_config(path, evict if history == "evict" else [])
@@ -268,9 +210,6 @@ def test_a_shipped_configuration_fits_eight_gpus_and_keeps_both_sides_busy(
     assert plan.engine.prompts >= config.rollout.max_batch
     assert plan.seconds is not None
     assert abs(1 - plan.seconds.update / plan.seconds.rollouts) < SPLIT
-    text = " ".join(path.read_text(encoding="utf-8").replace("#", " ").split())
-    assert f"{plan.seconds.update:.0f} s" in text
-    assert f"rollouts {'in ' if history == 'evict' else ''}{plan.seconds.rollouts:.0f} s" in text
     for ranks in (2, 3):
         fewer = config.model_copy(
             update={"train": config.train.model_copy(update={"ranks": ranks})}

@@ -1,0 +1,194 @@
+"""What a run takes of its host beside GPUs: main memory, shared memory, disk. Pure; bytes.
+
+HostPart    one part of main memory, and the role whose processes hold it
+HostPlan    all of it
+host_plan   from the configuration, the model's sizes and its trainer
+
+One truth for `dart doctor`, `--dry-run` and docs/hardware.md. What each part is in the code:
+
+    offload      float32 masters, gradients, AdamW's moments (train.offload; dart_cli/train/sharded.py)
+    checkpoint   masters and moments, staged; the buffers stay (dart_cli/train/shards.py: Staging)
+    parity       float32 weights of one version (dart_cli/train/parity.py: ParityGate.keep)
+    publication  the weights whole in model.dtype on rank 0 (dart_cli/train/sharded.py:
+                 whole_on_rank_0); with deltas or `collective` also the last version and the new one
+                 (dart_cli/weights/file.py)
+    features     of a frozen tower, until the last pack that shows a screen (dart_cli/train/screens.py)
+    screens      of a batch, as PNG: on rank 0, and dealt to the ranks
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from dart_cli.config.schema import Config
+from dart_cli.doctor.episode_tokens import EpisodeForm, EpisodeTokens
+from dart_cli.doctor.shape import Shape
+from dart_cli.doctor.trainer_memory import (
+    GRADIENT,
+    MASTER,
+    MOMENTS,
+    WIDTH,
+    TrainerSetup,
+    trained_parameters,
+)
+
+MIB, GIB = 2**20, 2**30
+PROCESS = 1_500_000_000
+"""Bytes of main memory of a process with torch: an assumption."""
+GUEST = 6_000_000_000
+"""Bytes of main memory of one of OSWorld's machines: 4 GB, and 2 beside."""
+MM_CACHE = 4
+"""GiB that vLLM's cache of prepared screens takes where `vllm.options` does not say."""
+SCREEN_BYTES = 0.39
+"""Bytes of a pixel of a desktop's PNG: 0.8 MB for 1920x1080."""
+
+PROCESSES = "processes"
+"""Name of the parts that do not depend on the model."""
+
+Holder = Literal["train", "rollout", "env", "data"]
+
+
+@dataclass(frozen=True)
+class HostPart:
+    """Of main memory."""
+
+    holder: Holder
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """Bytes of the host."""
+
+    parts: tuple[HostPart, ...]  # of main memory, without shared memory
+    workers: int  # rollout workers
+    set_bytes: int  # of the part of a weight set that each version writes
+    shared: int  # of /dev/shm, for weight sets; 0 with weights.directory
+    checkpoints: int
+    sets: int  # of weight sets in run.dir, when the run ends; 0 with weights.directory
+    screen_bytes: float  # of one screenshot
+
+    @property
+    def memory(self) -> int:
+        """Main memory of all processes."""
+        return self.memory_of(None)
+
+    @property
+    def disk(self) -> int:
+        """Of run.dir, without the database."""
+        return self.checkpoints + self.sets
+
+    def memory_of(self, role: str | None) -> int:
+        """Main memory of one role's processes, as `parts_of`."""
+        return sum(part.size for part in self.parts_of(role))
+
+    def parts_of(self, role: str | None) -> tuple[HostPart, ...]:
+        """Of the trainer, of one rollout worker, or (None) of all processes."""
+        if role is None:
+            return self.parts
+        share = self.workers if role == "rollout" else 1
+        mine = [part for part in self.parts if part.holder == role]
+        return tuple(replace(part, size=part.size // share) for part in mine)
+
+
+def host_plan(
+    config: Config,
+    shape: Shape,
+    setup: TrainerSetup,
+    form: EpisodeForm,
+    episode: EpisodeTokens,
+    screen: tuple[int, int],
+) -> HostPlan:
+    """What all processes of a run take on one host."""
+    wide, trained = WIDTH[config.model.dtype], trained_parameters(shape, setup)
+    rollouts = max(1, config.up.rollouts)
+    # A version of whole weights is published with its frozen tensors, one of adapters is adapters alone.
+    frozen = 0 if setup.adapters else wide * (shape.parameters - trained)
+    changed = wide * trained
+    copies = config.weights.delta or config.weights.channel == "collective"
+    sets, whole = config.weights.keep + 1, changed + frozen
+    if copies:  # each whole set has the frozen tensors; between two of them there are deltas
+        sets = min(sets, 2 + (config.weights.keep - 1) // config.weights.whole_every)
+        shared = sets * whole + rollouts * whole  # each worker's own copy
+    else:
+        shared = sets * changed + frozen
+    elsewhere = config.weights.directory is not None
+    checkpoint = (MASTER + MOMENTS) * trained
+    picture = SCREEN_BYTES * screen[0] * screen[1]
+    parts = [
+        *_of_trainer(config, shape, setup, form, episode, picture),
+        *_of_engines(config),
+        *_of_environments(config),
+        HostPart("data", PROCESSES, PROCESS),
+    ]
+    return HostPlan(
+        parts=tuple(part for part in parts if part.size),
+        workers=rollouts,
+        set_bytes=whole if copies else changed,
+        shared=(rollouts * whole if copies else 0) if elsewhere else shared,
+        checkpoints=(config.train.keep_checkpoints + 1) * checkpoint,
+        sets=0 if elsewhere else config.weights.keep * changed + frozen,
+        screen_bytes=picture,
+    )
+
+
+def _of_trainer(
+    config: Config,
+    shape: Shape,
+    setup: TrainerSetup,
+    form: EpisodeForm,
+    episode: EpisodeTokens,
+    picture: float,
+) -> list[HostPart]:
+    if config.train.learner != "torch":
+        return [HostPart("train", PROCESSES, PROCESS)]
+    wide, trained = WIDTH[config.model.dtype], trained_parameters(shape, setup)
+    published = wide * (trained if setup.adapters else shape.parameters)
+    episodes = config.data.group_size * config.data.groups_per_batch
+    publication = wide * trained if setup.sharded else 0
+    if config.weights.delta or config.weights.channel == "collective":
+        publication += 2 * published
+    features = 0
+    lora = config.model.lora
+    if setup.freeze_vision or (lora is not None and not lora.vision):
+        # A screen's are on each rank that has a chain which shows it.
+        shown = min(setup.ranks * form.steps, episode.screens_read) * episodes
+        features = shown * form.screen * shape.width * wide * (1 + shape.deepstack)
+    sizes = {
+        "offloaded masters, gradients, moments": (MASTER + GRADIENT + MOMENTS) * trained
+        if setup.offload
+        else 0,
+        "staged checkpoint": (MASTER + MOMENTS) * trained,
+        "parity's copy": MASTER * trained if config.train.parity_every else 0,
+        "publication": publication,
+        "screens' features": features,
+        "screens of a batch": 2 * int(episodes * form.steps * picture),
+        PROCESSES: setup.ranks * PROCESS,
+    }
+    return [HostPart("train", name, size) for name, size in sizes.items()]
+
+
+def _of_engines(config: Config) -> list[HostPart]:
+    rollouts, each, cache = max(1, config.up.rollouts), 1, config.rollout.image_cache_mb * MIB
+    if config.rollout.engine == "vllm":
+        given = config.vllm.options.get("mm_processor_cache_gb", MM_CACHE)
+        cache += int((given if isinstance(given, int | float) else MM_CACHE) * GIB)
+        # Its core is a process of its own, and so is each part of a shared model.
+        shared = config.vllm.tensor_parallel
+        each = 2 + (shared if shared > 1 else 0)
+    return [
+        HostPart("rollout", "screens' caches", rollouts * cache),
+        HostPart("rollout", PROCESSES, rollouts * each * PROCESS),
+    ]
+
+
+def _of_environments(config: Config) -> list[HostPart]:
+    guests = 0
+    if config.env.suite == "osworld" and "url" not in config.env.options:
+        guests = config.up.envs * config.env.slots * GUEST
+    return [
+        HostPart("env", "virtual machines", guests),
+        HostPart("env", PROCESSES, config.up.envs * PROCESS),
+    ]

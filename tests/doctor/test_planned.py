@@ -1,0 +1,262 @@
+"""`dart doctor CONFIG` and `--dry-run`: the plan of a configuration against a host."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bus.errors import ConfigError
+from dart_cli.cli.main import main
+from dart_cli.config.load import load_config
+from dart_cli.config.schema import Config, GpusConfig
+from dart_cli.doctor import planned
+from dart_cli.doctor.findings import Finding
+from dart_cli.doctor.planned import Planned
+from dart_cli.doctor.speeds import H100, GpuKind
+from tests.config.model_parts import change_json, write_model
+from tests.doctor.parts import doctor, worst
+from tests.doctor.seven_b import config_of, write_seven_b
+
+ROOT = Path(__file__).parents[2]
+EVICT = ["policy.history=evict", "policy.history_images=3", "policy.history_images_most=7"]
+
+
+@pytest.fixture
+def seven_b(tmp_path: Path) -> Path:
+    return write_seven_b(tmp_path / "7b")
+
+
+def host(
+    monkeypatch: pytest.MonkeyPatch, *gpus: GpuKind, memory: int = 10**13, disk: int = 10**14
+) -> None:
+    """A host of these GPUs, whose disks and shared memory have `disk` bytes free."""
+    monkeypatch.setattr(planned, "gpu_kinds", lambda: list(gpus))
+    monkeypatch.setattr(planned, "main_memory", lambda: (memory, memory))
+    usage = type("Usage", (), {"free": disk})
+    monkeypatch.setattr(planned.shutil, "disk_usage", lambda _: usage)
+
+
+def made(config: Config, steps: int | None = None) -> Planned:
+    found = planned.planned(config, steps)
+    assert found is not None
+    return found
+
+
+def about(findings: list[Finding], subject: str) -> Finding:
+    [found] = [each for each in findings if each.text.startswith(f"{subject}: ")]
+    return found
+
+
+# --- verdicts ------------------------------------------------------------------------------
+
+
+def test_doctor_refuses_what_cannot_fit_with_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_model(tmp_path / "model")
+    path = tmp_path / "run.toml"
+    path.write_text(f'[run]\ndir = "{tmp_path}/run"\n[model]\npath = "{folder}"\n')
+    monkeypatch.setattr(planned, "main_memory", lambda: (2**20, 2**20))
+    monkeypatch.setattr(planned, "gpu_kinds", list)
+    assert doctor(path, "--set", "rollout.device=cpu", "--set", "train.device=cpu") == 2
+    assert "does not fit: trainer and engines need" in capsys.readouterr().out
+
+
+def test_a_line_that_does_not_fit_is_an_error_and_the_others_are_ok(
+    seven_b: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host(monkeypatch, *[H100] * 8)
+    config = config_of(model={"path": str(seven_b)}, train={"ranks": 1})
+    found = list(planned.plan(config))
+    trainer = about(found, "trainer")
+    assert trainer.level == "error"
+    assert trainer.text.startswith("trainer: does not fit: the trainer needs ")
+    assert "masters, gradients, moments" in trainer.text  # its line, in the same finding
+    assert trainer.cure == "set train.ranks = 3"
+    assert {each.level for each in found if each != trainer} == {"ok"}
+    assert {about(found, each).level for each in ("engine", "host", "disk", "seconds")} == {"ok"}
+
+
+def test_a_full_disk_is_refused_and_little_shared_memory_is_a_warning(
+    seven_b: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host(monkeypatch, *[H100] * 8, disk=60 * 10**9)
+    found = list(planned.plan(config_of(model={"path": str(seven_b)})))
+    disk, main = about(found, "disk"), about(found, "host")
+    assert disk.level == "error"
+    assert "274.2 GB of checkpoints" in disk.text
+    assert "choose another run.dir" in disk.cure
+    assert main.level == "warning"
+    assert "60.0 GB are: they are written to run.dir" in main.text
+    assert "--shm-size=78g" in main.cure
+
+
+def test_what_a_run_holds_already_is_room_for_it(
+    tmp_path: Path, seven_b: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host(monkeypatch, *[H100] * 8, disk=1000)
+    config = config_of(model={"path": str(seven_b)}, run={"dir": tmp_path / "run"})
+    assert made(config).room.disk == 1000
+    (tmp_path / "run" / "checkpoints" / "u1").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / "u1" / "a.safetensors").write_bytes(bytes(500))
+    assert made(config).room.disk == 1500
+
+
+# --- roles ---------------------------------------------------------------------------------
+
+
+def test_a_role_is_refused_for_its_own_need_alone(
+    seven_b: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host(monkeypatch, *[H100] * 8)
+    large_trainer = config_of(model={"path": str(seven_b)}, train={"ranks": 1})
+    small_engine = config_of(
+        model={"path": str(seven_b)}, vllm={"max_model_len": 4096}, train={"pack_tokens": 512}
+    )
+    for role, refused in ((None, True), ("train", True), ("rollout", False)):
+        assert _is_refused(large_trainer, role) == refused
+    for role, refused in ((None, True), ("train", False), ("rollout", True)):
+        assert _is_refused(small_engine, role) == refused
+    lines = dict(planned.refuse_misfit(large_trainer, "rollout"))
+    assert "engine" in lines
+    assert not {"trainer", "pack", "disk", "seconds"} & lines.keys()
+
+
+def _is_refused(config: Config, role: Any) -> bool:
+    try:
+        list(planned.refuse_misfit(config, role))
+    except ConfigError:
+        return True
+    return False
+
+
+def test_a_dry_run_refuses_it_in_one_line(seven_b: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host(monkeypatch, *[H100] * 8)
+    config = config_of(model={"path": str(seven_b)}, train={"ranks": 1})
+    with pytest.raises(ConfigError, match=r"does not fit: the trainer needs .*; set train.ranks"):
+        list(planned.refuse_misfit(config))
+
+
+def test_gpus_that_are_not_here_are_found() -> None:
+    gpus = GpusConfig(train=[0, 1], rollout=[2, 8, 9])
+    [found] = planned.absent_gpus(gpus, 8)
+    assert found.text == "gpus.rollout names GPU 8, 9, nvidia-smi lists 0 to 7"
+    assert len(list(planned.absent_gpus(gpus, 0))) == 2
+    assert not list(planned.absent_gpus(GpusConfig(), 0))
+
+
+# --- what it is made of --------------------------------------------------------------------
+
+
+def test_a_plan_needs_no_weights_but_a_model(
+    tmp_path: Path, seven_b: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host(monkeypatch)
+    found = list(planned.plan(config_of(model={"path": str(seven_b)}, gpus={"rollout": []})))
+    assert worst(found).level == "ok"
+    assert not list(planned.plan(Config()))  # a shipped model
+
+
+@pytest.mark.parametrize("spoilt", ["nowhere", "of another kind"])
+def test_without_a_model_it_says_what_a_plan_needs(
+    spoilt: str, seven_b: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host(monkeypatch)
+    path = seven_b if spoilt == "of another kind" else seven_b / "nowhere"
+    if path == seven_b:
+        change_json(path, "config.json", model_type="gpt2")
+    [found] = planned.plan(config_of(model={"path": str(path)}, gpus={"rollout": []}))
+    assert (found.subject, found.level) == ("plan", "warning")
+    assert found.text.startswith("there is none: ")
+    assert f"hf download REPO config.json preprocessor_config.json --local-dir {path}" in found.cure
+
+
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [
+        ("0x0", "of 1 to 16384 pixels, got 0x0"),
+        ("99999x99999", "got 99999x99999"),
+        ("-5x100", "got -5x100"),
+        ([0, 7], "got 0x7"),
+        ("5000x1", "too long a strip"),
+    ],
+)
+def test_a_screen_that_is_none_is_one_error_with_exit_code_2(
+    size: Any, told: str, seven_b: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host(monkeypatch, *[H100] * 8)
+    config = config_of(model={"path": str(seven_b)}, env={"options": {"size": size}})
+    [found] = planned.plan(config)
+    assert (found.subject, found.level) == ("plan", "error")  # exit code 2, see examine.py
+    assert "env.options.size" in found.text
+    assert told in found.text
+    with pytest.raises(ConfigError, match=r"^env\.options\.size"):
+        list(planned.refuse_misfit(config, "rollout"))
+
+
+@pytest.mark.parametrize(
+    ("suite", "options", "screen"),
+    [
+        ("mini", {}, (168, 168)),
+        ("desk", {}, (448, 336)),
+        ("mini", {"size": "1280x720"}, (1280, 720)),
+        ("mini", {"size": [640, 480]}, (640, 480)),
+        ("osworld", {}, (1920, 1080)),
+    ],
+)
+def test_screens_are_those_of_the_options_or_of_the_suite(
+    suite: str,
+    options: dict[str, Any],
+    screen: tuple[int, int],
+    seven_b: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host(monkeypatch)
+    config = config_of(model={"path": str(seven_b)}, env={"suite": suite, "options": options})
+    assert made(config).plan.screen == screen
+
+
+def test_steps_are_the_tasks_or_those_that_are_asked_for(
+    seven_b: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host(monkeypatch)
+    config = config_of(model={"path": str(seven_b)}, env={"tasks": ["mini/click", "mini/delete"]})
+    found = made(config)
+    assert 1 < found.plan.form.steps < 10
+    assert "(the tasks' limits, on average)" in found.lines(config, None)["plan for"]
+    asked = made(config, 30)
+    assert asked.plan.form.steps == 30
+    assert "episodes of 30 steps (--steps)" in asked.lines(config, None)["plan for"]
+    with pytest.raises(SystemExit) as exit_:
+        main(["doctor", "--steps", "0"])
+    assert exit_.value.code == 2
+
+
+# --- the comments of shipped configurations ------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ui-tars-7b", "osworld"])
+@pytest.mark.parametrize("history", ["slide", "evict"])
+def test_comments_have_the_figures_that_doctor_prints(
+    name: str, history: str, seven_b: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host(monkeypatch, *[H100] * 8)
+    path = ROOT / "configs" / f"{name}.toml"
+    text = " ".join(path.read_text(encoding="utf-8").replace("#", " ").split())
+    given = [f"model.path={seven_b}", *(EVICT if history == "evict" else [])]
+    config = load_config(path, given)
+    lines = made(config, 30).lines(config, None)
+    printed = [str(lines["seconds"].partition(" (")[0])]
+    if history == "slide":
+        printed += re.findall(r"room for [\d.]+ prompts", lines["engine"])
+        printed += re.findall(r"keeps [\d.]+ days", lines["disk"])
+        printed += re.findall(r"each ([\d.]+ GB)", lines["trainer"])
+        assert len(printed) == 4
+    long = made(config, 100).lines(config, None)["engine"]
+    printed += re.findall(r"\d+ past turns of up to \d+", long)
+    missing = [each for each in printed if each not in text]
+    assert not missing
+    assert f"dart doctor configs/{name}.toml --steps 30" in text
