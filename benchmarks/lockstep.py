@@ -335,7 +335,7 @@ def _step(record: StepRecord, advantage: float, group: str) -> BatchStep:
 
 
 def _over(tasks: Sequence[Task], start: int = 0) -> Iterator[Task]:
-    """The tasks in turn, for ever."""
+    """The tasks in turn, forever."""
     index = start
     while True:
         yield tasks[index % len(tasks)]

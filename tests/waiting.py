@@ -1,4 +1,4 @@
-"""Waiting in tests: for an event, however slow the machine, and never for ever."""
+"""Waiting in tests: for an event, however slow the machine, and never forever."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def gpus_of(config: Config, role: Role | str, worker: str) -> str:
-    """The GPUs of a worker such as `train` or `rollout-1`; empty where [gpus] says nothing of it.
+    """The GPUs of a worker such as `train` or `rollout-1`; empty where [gpus] does not name any for it.
 
     Raises ConfigError for a rollout worker beyond those that [gpus] has GPUs for.
     """

@@ -215,7 +215,7 @@ class Ledger:
         oldest, newest = min(attempt.versions, default=None), max(attempt.versions, default=None)
         self.store.finish(end, now, oldest, newest)
         attempt.steps = end.steps
-        if end.stop_reason != "cancelled":  # the run's end says nothing of the environment
+        if end.stop_reason != "cancelled":  # the run's end tells nothing about the environment
             self.progress.outcome(group.task_id, end.outcome, end.steps)
         if end.outcome == "invalid":
             reason = "cancelled" if end.stop_reason == "cancelled" else "invalid"

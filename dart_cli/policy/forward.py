@@ -227,7 +227,7 @@ def use_batched_vision(model: PreTrainedModel) -> None:
 
 
 def _take_encoded_images(inner: Any) -> None:
-    """Let a model of transformers before 5.18, which would drop them unsaid, take `encoder_outputs`."""
+    """Let a model of transformers before 5.18, which would drop them silently, take `encoder_outputs`."""
     if "mm_encoder_outputs" in inspect.signature(type(inner).forward).parameters:
         return
     plain = inner.forward

@@ -183,7 +183,7 @@ class Supervisor:
         assert process.stdout is not None
         reading = asyncio.create_task(self._read(child, process.stdout, log))
         code = await process.wait()
-        # A grandchild may hold the pipe open for ever; it is killed with the group after this.
+        # A grandchild may hold the pipe open forever; it is killed with the group after this.
         await asyncio.wait([reading], timeout=1.0)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)

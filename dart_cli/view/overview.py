@@ -73,7 +73,7 @@ def _facts(reader: Reader, counters: Sequence[CountersRow]) -> list[tuple[str, s
 
 
 def _judged(counters: Sequence[CountersRow]) -> dict[str, int]:
-    """Trajectories by outcome; one that the run's end cancelled says nothing of its environment."""
+    """Trajectories by outcome; one that the run's end cancelled tells nothing about its environment."""
     return {
         outcome: sum(row.trajectories for row in counters if row.verdict == outcome)
         for outcome in OUTCOMES

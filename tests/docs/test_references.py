@@ -95,6 +95,22 @@ def test_the_table_of_sections_is_whole() -> None:
     assert sorted(told) == sorted(Config.model_fields)
 
 
+def test_the_way_of_the_data_counts_files_that_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    part = text.split("## The way of the data, file by file")[1].split("\n## ")[0]
+    rows = [line.split("|")[1:-1] for line in part.splitlines() if line.startswith("| ")][1:]
+    counted = 0
+    for _, way, number, beside in rows:
+        files = re.findall(r"`([\w/]+\.py)`", way)
+        assert len(files) == int(number), way
+        assert all((ROOT / file).is_file() for file in files), way
+        counted += len(files)
+        for names, folder in re.findall(r"((?:`[\w./]+`(?:, | and )?)+) of `([\w/]+/)`", beside):
+            for name in re.findall(r"`([\w./]+)`", names):
+                assert (ROOT / folder / name).exists(), f"{folder}{name}"
+    assert f"{counted} files in four processes" in part
+
+
 def headings(page: Path) -> set[str]:
     """The anchors that GitHub and mkdocs give the headings of a page."""
     lines = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)

@@ -74,7 +74,7 @@ def completion(text: str, *, stop: Literal["end", "suspended"] = "end") -> Compl
 
 
 class Says:
-    """A policy that answers with the given texts, then the last one for ever."""
+    """A policy that answers with the given texts, then the last one forever."""
 
     def __init__(self, *texts: str) -> None:
         self.texts = list(texts)

@@ -1,4 +1,4 @@
-"""Models of a transformers that knows no `mm_encoder_outputs`: their screens are not dropped unsaid."""
+"""Models of a transformers that knows no `mm_encoder_outputs`: their screens are not dropped silently."""
 
 from __future__ import annotations
 

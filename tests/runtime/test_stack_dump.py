@@ -38,7 +38,7 @@ sys.exit(run_role("env", config, wait_for_ever))
 
 @pytest.fixture
 def child(tmp_path: Path) -> subprocess.Popen[str]:
-    """An env process that waits for ever, in the run directory tmp_path/run."""
+    """An env process that waits forever, in the run directory tmp_path/run."""
     started = subprocess.Popen(
         [sys.executable, "-c", PROCESS, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
     )

@@ -35,7 +35,7 @@ class SleepyEnv:
         return self._shown, 0.0, True, False, {}
 
     def evaluate(self) -> Verdict:
-        """Sleeps for ever."""
+        """Sleeps forever."""
         threading.Event().wait()
         raise AssertionError("it is never woken")
 

@@ -4,8 +4,8 @@
     RankState     one rank: its process, how far it is in the run's common work, what it does now
     RankBoard     the folder: one small file a rank, and one with the reason why all must end
 
-Files, because they outlive the process that wrote them and need no connection: the last words of a rank
-that was killed can still be read. Each is replaced as a whole. Ranks on hosts that do not share the run
+Files, because they outlive the process that wrote them and need no connection: what a killed rank
+wrote last can still be read. Each is replaced as a whole. Ranks on hosts that do not share the run
 directory are not seen; their end is noticed all the same, by connections that break.
 """
 
