@@ -84,7 +84,8 @@ def _started(environment: Mapping[str, str]) -> tuple[int, int]:
 def membership(config: Config, environment: Mapping[str, str] = os.environ) -> Membership:
     """Which rank this process is, by torchrun's variables or those of the `dart train` that started it.
 
-    Raises ConfigError where torchrun started another number of processes than `train.ranks`.
+    Raises ConfigError where torchrun started another number of processes than `train.ranks`, or where
+    this start has the name of one that has ended.
     """
     parent = config.run.dir / "ranks"
     asked = config.train.ranks
@@ -106,7 +107,13 @@ def membership(config: Config, environment: Mapping[str, str] = os.environ) -> M
     )
     name = f"torchrun-{start}-{environment.get('MASTER_PORT', '0')}"
     make_private_dir(parent)
-    return Membership(rank, size, local, make_private_dir(parent / name), is_ours=False)
+    folder = make_private_dir(parent / name)
+    if reason := RankBoard(folder).verdict():
+        raise ConfigError(
+            f"{folder} is of ranks that have ended ({reason}): start torchrun with another --rdzv-id, or "
+            "with --rdzv-backend c10d"
+        )
+    return Membership(rank, size, local, folder, is_ours=False)
 
 
 @dataclass(frozen=True)

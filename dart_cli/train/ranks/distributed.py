@@ -161,11 +161,14 @@ def join(member: Membership, device: torch.device, deadline_s: float) -> Iterato
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
         store: Any = _distributed.FileStore(str(member.folder / "store"), member.size)
         store.set_timeout(limit)
-        _distributed.init_process_group(
-            backend, store=store, rank=member.rank, world_size=member.size, timeout=limit
-        )
     else:
-        _distributed.init_process_group(backend, timeout=limit)
+        found, _, _ = next(_distributed.rendezvous("env://", timeout=limit))
+        # One store outlives torchrun's restarts, with the addresses of ranks that have ended.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = _distributed.PrefixStore(f"attempt-{attempt}", found)
+    _distributed.init_process_group(
+        backend, store=store, rank=member.rank, world_size=member.size, timeout=limit
+    )
     try:
         yield
     finally:
