@@ -3,12 +3,17 @@
     python benchmarks/lora.py [--engines transformers vllm] [--sizes tiny wide] [--rank 32]
         [--out benchmarks/results/lora.json]
 
-Each engine decodes the same requests with adapters beside the weights and with merged ones, in turns,
-and takes new versions meanwhile. The limit of `beside` is `merged`, which computes nothing but the
-model. Speeds are tokens by seconds of CPU of all the engine's processes, so that other work on the
-machine counts little. For transformers, `merged` is the plain model: its update adds the adapters to a
-second copy of the weights that they adapt (`copy_mb`), which the engine would have to keep. The last
-line is JSON.
+Each engine decodes the same requests with adapters beside the weights and with merged ones, and takes
+new versions after each round. The limit of `beside` is `merged`, which computes nothing but the model.
+
+    tokens_per_cpu_s   by seconds of CPU of all the engine's processes: other work counts little
+    tokens_per_s       by the clock
+    load_s             a new version from its files until the engine samples with it
+    halt_ms            of that, what the engine stands still
+    version_mb         a version's files, as the trainer publishes it, the same for both
+
+For transformers, `merged` is the plain model: its update adds the adapters to a second copy of the
+weights that they adapt (`copy_mb`), which the engine would have to keep. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -90,31 +96,42 @@ async def measure(engine: str, folder: Path, published: Path, lora: LoraConfig) 
         "transformers": {"beside": beside_transformers, "merged": plain_transformers},
         "vllm": {"beside": beside_vllm, "merged": merged_vllm},
     }[engine]
-    speeds: dict[str, list[float]] = {name: [] for name in makers}
-    halts: dict[str, list[float]] = {name: [] for name in makers}
+    rounds = {name: Rounds() for name in makers}
     if engine == "vllm":  # two of them at once would not fit every machine
         for name, make in makers.items():
             served = await asyncio.to_thread(make, folder, lora)
             for _ in range(ROUNDS):
-                await round_of(served, name, versions, published, speeds, halts)
+                await round_of(served, name, versions, published, rounds[name])
             await served.close()
     else:
         engines = {name: make(folder, lora) for name, make in makers.items()}
         for _ in range(ROUNDS):
             for name, served in engines.items():
-                await round_of(served, name, versions, published, speeds, halts)
+                await round_of(served, name, versions, published, rounds[name])
         for served in engines.values():
             await served.close()
-        seconds, size = merging(folder, start, lora)
-        halts["merged"] = seconds  # the plain engine's own updates are of all its weights
-        found["copy_mb"] = round(size / 1e6, 3)
-    for name in makers:
-        found[f"{name}_tokens_per_cpu_s"] = round(statistics.median(speeds[name]), 1)
-        found[f"{name}_halt_ms"] = round(1e3 * statistics.median(halts[name]), 2)
-    found["speed_ratio"] = round(
-        found["beside_tokens_per_cpu_s"] / found["merged_tokens_per_cpu_s"], 3
-    )
+        # The plain engine's own updates are of all its weights.
+        found["copy_mb"] = merging(folder, versions, published / "merged", lora, rounds["merged"])
+    for name, each in rounds.items():
+        found[f"{name}_tokens_per_cpu_s"] = round(statistics.median(each.tokens_per_cpu_s), 1)
+        found[f"{name}_tokens_per_s"] = round(statistics.median(each.tokens_per_s), 1)
+        found[f"{name}_load_s"] = round(statistics.median(each.load_s), 4)
+        found[f"{name}_halt_ms"] = round(1e3 * statistics.median(each.halt_s), 2)
+        found[f"{name}_version_mb"] = round(statistics.median(each.version_bytes) / 1e6, 3)
+    for name in ("tokens_per_cpu_s", "tokens_per_s", "load_s"):
+        found[f"{name}_ratio"] = round(found[f"beside_{name}"] / found[f"merged_{name}"], 3)
     return found
+
+
+@dataclass
+class Rounds:
+    """What one arm reached, a value for each round or version."""
+
+    tokens_per_cpu_s: list[float] = field(default_factory=list)
+    tokens_per_s: list[float] = field(default_factory=list)
+    load_s: list[float] = field(default_factory=list)
+    halt_s: list[float] = field(default_factory=list)
+    version_bytes: list[int] = field(default_factory=list)
 
 
 async def round_of(
@@ -122,39 +139,56 @@ async def round_of(
     name: str,
     versions: list[dict[str, torch.Tensor]],
     published: Path,
-    speeds: dict[str, list[float]],
-    halts: dict[str, list[float]],
+    found: Rounds,
 ) -> None:
     """Decode all requests once, then take the versions."""
     policy = engine.policy  # type: ignore[attr-defined]
     requests = [each for k in range(AT_ONCE) for each in prompts(policy, k, AT_ONCE)[:2]]
-    began = cpu_seconds()
+    began, began_cpu = time.perf_counter(), cpu_seconds()
     done = await asyncio.gather(*(engine.generate(request) for request in requests))
     tokens = sum(len(each.sampled.token_ids) for each in done)
-    speeds[name].append(tokens / (cpu_seconds() - began))
+    found.tokens_per_s.append(tokens / (time.perf_counter() - began))
+    found.tokens_per_cpu_s.append(tokens / (cpu_seconds() - began_cpu))
     if name == "merged" and isinstance(engine, TransformersEngine):
         return
     for tensors in versions:
         version = engine.policy_version + 1
         path = publish(tensors, published / name, version).path
+        began = time.perf_counter()
         timing: UpdateTiming = await engine.update_weights(path, version)
-        halts[name].append(timing.pause_s + timing.finish_s + timing.resume_s)
+        found.load_s.append(time.perf_counter() - began)
+        found.halt_s.append(timing.pause_s + timing.finish_s + timing.resume_s)
+        found.version_bytes.append(bytes_in(path))
 
 
 def merging(
-    folder: Path, adapters: Mapping[str, torch.Tensor], lora: LoraConfig
-) -> tuple[list[float], int]:
-    """Seconds of adding adapters to copies of the weights that they adapt, and the copies' bytes."""
+    folder: Path,
+    versions: list[dict[str, torch.Tensor]],
+    published: Path,
+    lora: LoraConfig,
+    found: Rounds,
+) -> float:
+    """Read versions and add them to copies of the weights that they adapt; MB of the copies."""
     weights = weight_tensors(load_policy(folder).model)
-    layers = adapters_by_layer(adapters)
+    layers = adapters_by_layer(versions[0])
     copies = {layer: weights[f"{layer}.weight"].clone() for layer in layers}
-    seconds = []
-    for _ in range(ROUNDS * UPDATES):
+    for number in range(ROUNDS * UPDATES):
+        expected = versions[number % UPDATES]
+        path = publish(expected, published, number + 1).path
         began = time.perf_counter()
-        for layer, (a, b) in layers.items():
+        adapters = adapters_by_layer(load(path, expected))
+        read = time.perf_counter()
+        for layer, (a, b) in adapters.items():
             weights[f"{layer}.weight"].copy_(merged(copies[layer], a, b, lora.alpha / lora.rank))
-        seconds.append(time.perf_counter() - began)
-    return seconds, sum(copy.nbytes for copy in copies.values())
+        found.load_s.append(time.perf_counter() - began)
+        found.halt_s.append(time.perf_counter() - read)
+        found.version_bytes.append(bytes_in(path))
+    return round(sum(copy.nbytes for copy in copies.values()) / 1e6, 3)
+
+
+def bytes_in(version: Path) -> int:
+    """Of the tensors' files of a published version."""
+    return sum(path.stat().st_size for path in version.glob("*.safetensors"))
 
 
 def beside_transformers(folder: Path, lora: LoraConfig) -> Engine:
