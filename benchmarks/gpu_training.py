@@ -92,8 +92,8 @@ def operations(settings: Settings, layers: int, batch: Batch, nodes: Any, passes
 
     Those of one pass of the frozen tower over each screen are among them. See benchmarks/packing.py.
     """
-    from benchmarks.packing import tower
     from dart_cli.doctor.shape import shape_of
+    from dart_cli.doctor.speeds import vision_flops
 
     tree = json.loads((settings.shards / "config.json").read_text(encoding="utf-8"))
     shape = shape_of(tree | {"num_hidden_layers": layers})
@@ -103,7 +103,7 @@ def operations(settings: Settings, layers: int, batch: Batch, nodes: Any, passes
     head = 2.0 * shape.embedding * sum(map(len, batch.samples))
     first = next(iter(batch.images.values()))
     screen = tokens_alone(settings).images.token_count(first)
-    return passes * forward + 3 * head + len(batch.images) * tower(shape, screen)
+    return passes * forward + 3 * head + len(batch.images) * vision_flops(shape, screen)
 
 
 def nodes_of(part: Any) -> list[tuple[int, int]]:

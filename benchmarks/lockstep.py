@@ -36,6 +36,7 @@ from dart_cli.config.task_split import trained_tasks
 from dart_cli.data.chains import chained
 from dart_cli.data.scheduler import task_seed
 from dart_cli.data.store.rows import BatchStep
+from dart_cli.engines.base import Engine
 from dart_cli.engines.completions import completion, generate_request
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.env.calls import StepResult
@@ -74,7 +75,7 @@ class Played:
 class Rounds:
     """Answers episodes in rounds: once all that play wait, their screens are one batch."""
 
-    def __init__(self, policy: LoadedPolicy, engine: TransformersEngine, config: Config) -> None:
+    def __init__(self, policy: LoadedPolicy, engine: Engine, config: Config) -> None:
         self._policy = policy
         self._engine = engine
         self._renderer = make_renderer(policy, config.policy)
@@ -109,12 +110,14 @@ class Rounds:
                 self._renderer.render(request.instruction, request.turns, request.screenshot)
                 for request, _ in waiting
             ]
-            generations = await self._engine.generate_together(
-                [
-                    generate_request(request, prompt.token_ids, prompt.images)
-                    for (request, _), prompt in zip(waiting, prompts, strict=True)
-                ]
-            )
+            requests = [
+                generate_request(request, prompt.token_ids, prompt.images)
+                for (request, _), prompt in zip(waiting, prompts, strict=True)
+            ]
+            if isinstance(self._engine, TransformersEngine):
+                generations = await self._engine.generate_together(requests)
+            else:
+                generations = await asyncio.gather(*map(self._engine.generate, requests))
         except Exception as error:  # noqa: BLE001 - it rises in each episode
             for _, answer in waiting:
                 answer.set_exception(error)
@@ -152,7 +155,7 @@ class _Direct:
 class Player:
     """Plays episodes, a full engine batch of them at once."""
 
-    def __init__(self, config: Config, policy: LoadedPolicy, engine: TransformersEngine) -> None:
+    def __init__(self, config: Config, policy: LoadedPolicy, engine: Engine) -> None:
         self._config = config
         self._rounds = Rounds(policy, engine, config)
         self._action_spec = action_spec_of(config)
@@ -307,7 +310,7 @@ def batch_of(groups: Sequence[Sequence[Played]], number: int, config: Config) ->
         for each, advantage in zip(group, advantages, strict=True):
             for record in each.records:
                 images[record.image_hashes[-1]] = record.screenshot
-                steps.append(_step(record, advantage, used[-1]))
+                steps.append(step_of(record, advantage, used[-1]))
     chains, samples = chained(steps)
     return Batch(
         batch_id=number,
@@ -319,7 +322,8 @@ def batch_of(groups: Sequence[Sequence[Played]], number: int, config: Config) ->
     )
 
 
-def _step(record: StepRecord, advantage: float, group: str) -> BatchStep:
+def step_of(record: StepRecord, advantage: float, group: str) -> BatchStep:
+    """A played step as the ledger serves it, all of it trained on."""
     return BatchStep(
         group_id=group,
         trajectory_id=record.trajectory_id,

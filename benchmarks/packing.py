@@ -1,12 +1,15 @@
 """Packs of chains against a sample at a time: operations, CPU seconds, tokens, and equal gradients.
 
-    python benchmarks/packing.py [--trajectories 1] [--steps 30] [--out benchmarks/results/packing.json]
+    python benchmarks/packing.py [--trajectories 1] [--steps 30] [--rounds 1] [--engines transformers vllm]
+        [--out benchmarks/results/packing.json]
 
-A real engine plays episodes of 30 steps in the embedded environment (suite `desk`, 448x336, 192 tokens a
+Real engines play episodes of 30 steps in the embedded environment (suite `desk`, 448x336, 192 tokens a
 screen), twice: with `policy.history = "slide"`, 5 screens, and with `"evict"`, 7 -> 3, which shows 5 on
 average. The model is a random Qwen2.5-VL of 2 layers of 256; whatever it writes, the environment goes one
 step on towards the end of its task, and then to the next one (packing_parts.py), so that screens change
-as in a real episode. Then the gradient of the same loss over all samples is computed
+as in a real episode. Each engine's own counts say how much of the prompts its prefix cache had: the
+transformers engine's, and vLLM's counters of its prefix cache. Then, for
+what `transformers` played, the gradient of the same loss over all samples is computed
 
 - `alone`: each sample by itself, whole logits of its completion, as `train.micro_batch = 1` did;
 - `packed`: as the trainer does it now (dart_cli/train/packs/share.py, packs/feed.py, model.py);
@@ -19,8 +22,9 @@ attention kernel added, which the counter does not know. Beside them stands the 
 weight and token, 4 per width of a head and visible pair of tokens, times three for a trained part. It
 counts a causal pair once, the counter both halves of the square that a kernel is given.
 
-The limit that packs approach: each distinct token once. The last line is JSON; `flops_ratio` and the
-other numbers without a name are of `evict` with a frozen tower, the issue's bar is 3.
+The limit that packs approach: each distinct token once. Seconds are the median of `--rounds`, both ways in
+turn, and ratios of seconds have their range beside them. The last line is JSON; `flops_ratio` and the
+other numbers without a name are of `evict` with a frozen tower.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ import argparse
 import asyncio
 import json
 import math
+import statistics
 import sys
 import tempfile
 import time
@@ -44,15 +49,23 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.gpu_parts import KIND, TINY, write_shards
-from benchmarks.lockstep import GroupMember, Player, limit_torch
+from benchmarks.lockstep import GroupMember, Player, limit_torch, step_of
 from benchmarks.packing_parts import LongDesk
 from bus.messages import Batch
-from bus.packed import float64s, int32s
-from dart_cli.config.schema import Config, EnvConfig, ModelConfig, PolicyConfig, RolloutConfig
+from dart_cli.config.schema import (
+    Config,
+    EnvConfig,
+    ModelConfig,
+    PolicyConfig,
+    RolloutConfig,
+    VllmConfig,
+)
 from dart_cli.config.task_split import trained_tasks
 from dart_cli.data.chains import chained
 from dart_cli.data.store.rows import BatchStep
 from dart_cli.doctor.shape import Shape, shape_of
+from dart_cli.doctor.speeds import vision_flops
+from dart_cli.engines.base import Engine
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.forward import logits, masked_logprobs
 from dart_cli.policy.model import load_policy
@@ -86,6 +99,8 @@ HISTORIES: dict[str, dict[str, Any]] = {
     "evict": {"history": "evict", "history_images": 3, "history_images_most": 7},
 }
 SCREEN = "448x336"
+BLOCK = 32
+"""Tokens of a block of vLLM's prefix cache: the least of its CPU build. It has 128 by default, GPUs 16."""
 Gradients = dict[str, torch.Tensor]
 
 
@@ -103,7 +118,6 @@ class Cost:
     """One way to compute the gradients."""
 
     flops: float
-    seconds: float  # CPU, of this process
     tokens: int  # that pass through the language model
     gradients: Gradients
 
@@ -126,10 +140,8 @@ def config_of(folder: Path, history: str, *, slots: int, freeze: bool, completio
 # --- play -----------------------------------------------------------------------------------------
 
 
-async def play(config: Config, trajectories: int, steps: int) -> Played:
+async def play(config: Config, engine: Engine, trajectories: int, steps: int) -> Played:
     """Members of groups of two, a task for each group; `trajectories` in all, of `steps` steps."""
-    policy = load_policy(config.model.path)
-    engine = TransformersEngine(policy, max_batch=config.rollout.max_batch)
     tasks = trained_tasks(config)
     planned = [
         GroupMember(
@@ -142,10 +154,10 @@ async def play(config: Config, trajectories: int, steps: int) -> Played:
         for number in range(trajectories)
     ]
     try:
-        player = Player(config, policy, engine)
+        player = Player(config, engine.policy, engine)  # type: ignore[attr-defined]
         player.take([LongDesk(config) for _ in range(config.rollout.max_batch)])
         played = await player.play(planned)
-        gauges = engine.gauges()
+        counts = engine.gauges()
     finally:
         await engine.close()
     images: dict[str, bytes] = {}
@@ -153,20 +165,7 @@ async def play(config: Config, trajectories: int, steps: int) -> Played:
     for each in played:
         for record in each.records:
             images[record.image_hashes[-1]] = record.screenshot
-            rows.append(
-                BatchStep(
-                    group_id=each.planned.group,
-                    trajectory_id=record.trajectory_id,
-                    step=record.step,
-                    prompt_token_ids=int32s(record.prompt_token_ids),
-                    token_ids=int32s(record.sampled.token_ids),
-                    image_hashes=record.image_hashes,
-                    behaviour_logprobs=float64s(record.sampled.behaviour_logprobs),
-                    version_spans=record.sampled.version_spans,
-                    advantage=1.0 - 2.0 * each.planned.member,
-                    weight=1.0,
-                )
-            )
+            rows.append(step_of(record, 1.0 - 2.0 * each.planned.member, each.planned.group))
     chains, samples = chained(rows)
     batch = Batch(
         batch_id=1,
@@ -176,7 +175,44 @@ async def play(config: Config, trajectories: int, steps: int) -> Played:
         samples=samples,
         images=images,
     )
-    return Played(batch, int(gauges["prompt_tokens"]), int(gauges["prefilled_tokens"]))
+    return Played(batch, int(counts["prompt_tokens"]), int(counts["prefilled_tokens"]))
+
+
+def served(played: Played) -> dict[str, Any]:
+    """What an engine was asked for and what of it it computed."""
+    return {
+        "prompt_tokens": played.prompt_tokens,
+        "prefilled_tokens": played.prefilled_tokens,
+        "prefix_hit_rate": 1 - played.prefilled_tokens / played.prompt_tokens,
+    }
+
+
+def by_transformers(config: Config) -> Engine:
+    """Our engine."""
+    return TransformersEngine(load_policy(config.model.path), max_batch=config.rollout.max_batch)
+
+
+def by_vllm(config: Config) -> Engine:
+    """The real vLLM, which counts its prefix cache's tokens."""
+    from dart_cli.engines.vllm.engine import VllmEngine
+
+    return VllmEngine(
+        load_policy(config.model.path, weights=False),
+        VllmConfig(options={"disable_log_stats": False, "block_size": BLOCK}),
+        max_batch=config.rollout.max_batch,
+    )
+
+
+def vllm_counters() -> dict[str, float]:
+    """Tokens that the last vLLM's prefix cache was asked for (queries) and had (hits)."""
+    from prometheus_client import REGISTRY
+
+    return {
+        sample.name.removeprefix("vllm:prefix_cache_").removesuffix("_total"): sample.value
+        for metric in REGISTRY.collect()
+        for sample in metric.samples
+        if sample.name in ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
+    }
 
 
 # --- gradients ------------------------------------------------------------------------------------
@@ -230,23 +266,28 @@ KERNELS = {
 """The counter gives the shapes of tensors."""
 
 
-def measured(model: TrainModel, batch: Batch, run: Callable[[], int]) -> Cost:
-    """The cost of `run`, whose screens are prepared already. Counted and timed one after another."""
+def counted(model: TrainModel, batch: Batch, run: Callable[[], int]) -> Cost:
+    """The cost of `run` but for its seconds; screens are prepared before."""
     for name, encoded in batch.images.items():
         model.policy.images.prepare(encoded, name)
     with FlopCounterMode(display=False, custom_mapping=KERNELS) as counter:
-        run()
-    model.policy.model.zero_grad(set_to_none=True)
-    began = time.process_time()
-    tokens = run()
-    seconds = time.process_time() - began
+        tokens = run()
     gradients = {
         name: parameter.grad.clone()
         for name, parameter in model.trainable().items()
         if parameter.grad is not None
     }
     model.policy.model.zero_grad(set_to_none=True)
-    return Cost(float(counter.get_total_flops()), seconds, tokens, gradients)
+    return Cost(float(counter.get_total_flops()), tokens, gradients)
+
+
+def timed(model: TrainModel, run: Callable[[], int]) -> float:
+    """CPU seconds of this process for `run`, whose gradients are dropped."""
+    began = time.process_time()
+    run()
+    seconds = time.process_time() - began
+    model.policy.model.zero_grad(set_to_none=True)
+    return seconds
 
 
 def difference(one: Gradients, other: Gradients) -> float:
@@ -276,25 +317,11 @@ def formula(
     return 3 * forward + (1 if freeze else 3) * seen
 
 
-def tower(shape: Shape, screen: int) -> float:
-    """Operations of the vision tower's forward pass over one screen of `screen` tokens.
-
-    A matrix of the merger meets a token, those before it each patch; windows hold 8 x 8 patches.
-    """
-    patches = screen * shape.merge
-    embed = shape.patch_values * shape.vision_width
-    blocks = shape.vision_blocks * shape.vision_block
-    merger = shape.vision - embed - blocks
-    windowed = shape.vision_blocks - shape.vision_whole
-    pairs = shape.vision_whole * patches**2 + windowed * patches * min(64, patches)
-    return 2.0 * ((embed + blocks) * patches + merger * screen) + 4.0 * shape.vision_width * pairs
-
-
 def formulas(played: Played, shape: Shape, config: Config, pack_tokens: int) -> tuple[float, float]:
     """Of `alone` and of `packed`."""
     policy = load_policy(config.model.path, weights=False)
     batch, freeze = played.batch, config.model.freeze_vision
-    one = tower(shape, policy.images.token_count(next(iter(batch.images.values()))))
+    one = vision_flops(shape, policy.images.token_count(next(iter(batch.images.values()))))
     heads = sum(map(len, batch.samples))
     shown = sum(len(set(batch.image_hashes(sample))) for sample in batch.samples)
     by_itself = [(sample.end, 0) for sample in batch.samples]
@@ -315,23 +342,33 @@ def formulas(played: Played, shape: Shape, config: Config, pack_tokens: int) -> 
 # --- all of it ------------------------------------------------------------------------------------
 
 
-def compared(played: Played, config: Config, pack_tokens: int) -> dict[str, Any]:
+def compared(played: Played, config: Config, pack_tokens: int, rounds: int) -> dict[str, Any]:
     """One history, one kind of tower."""
     model, batch = TrainModel.load(config), played.batch
     model.policy.images.cache_bytes = 1 << 30
-    apart = measured(model, batch, lambda: alone(model, batch))
-    together = measured(model, batch, lambda: packed(model, batch, pack_tokens))
+    ways = {
+        "alone": lambda: alone(model, batch),
+        "packed": lambda: packed(model, batch, pack_tokens),
+    }
+    apart, together = (counted(model, batch, run) for run in ways.values())
+    seconds = [[timed(model, run) for run in ways.values()] for _ in range(rounds)]
+    ratios = [one / other for one, other in seconds]
     tree = json.loads((Path(config.model.path) / "config.json").read_text(encoding="utf-8"))
     by_formula = formulas(played, shape_of(tree), config, pack_tokens)
     return {
         "samples": len(batch.samples),
         "chains": len(batch.chains),
-        "alone": {"flops": apart.flops, "seconds": apart.seconds, "tokens": apart.tokens},
-        "packed": {"flops": together.flops, "seconds": together.seconds, "tokens": together.tokens},
+        **{
+            name: {"flops": cost.flops, "seconds": statistics.median(spent), "tokens": cost.tokens}
+            for name, cost, spent in zip(
+                ways, (apart, together), zip(*seconds, strict=True), strict=True
+            )
+        },
         "formula": {"alone": by_formula[0], "packed": by_formula[1]},
         "flops_ratio": apart.flops / together.flops,
         "formula_ratio": by_formula[0] / by_formula[1],
-        "seconds_ratio": apart.seconds / together.seconds,
+        "seconds_ratio": statistics.median(ratios),
+        "seconds_ratio_range": [min(ratios), max(ratios)],
         "tokens_ratio": apart.tokens / together.tokens,
         "max_rel_gradient_difference": difference(together.gradients, apart.gradients),
     }
@@ -341,6 +378,8 @@ def rounded(value: Any) -> Any:
     """Numbers to four digits."""
     if isinstance(value, dict):
         return {name: rounded(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
     if isinstance(value, float) and value:
         return round(value, 3 - math.floor(math.log10(abs(value))))
     return value
@@ -353,6 +392,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--completion", type=int, default=24)
     parser.add_argument("--pack-tokens", type=int, default=8192)
+    parser.add_argument("--rounds", type=int, default=1, help="of the seconds")
+    parser.add_argument(
+        "--engines", nargs="+", choices=("transformers", "vllm"), default=["transformers"]
+    )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     limit_torch()
@@ -370,27 +413,31 @@ def main() -> None:
                 )
                 for freeze in (False, True)
             )
-            played = asyncio.run(play(freely, options.trajectories, options.steps))
-            found[history] = {
-                "engine": {
-                    "prompt_tokens": played.prompt_tokens,
-                    "prefilled_tokens": played.prefilled_tokens,
-                    "prefix_hit_rate": 1 - played.prefilled_tokens / played.prompt_tokens,
-                },
-                "frozen": compared(played, frozen, options.pack_tokens),
-            }
+            size = (options.trajectories, options.steps)
+            played = asyncio.run(play(freely, by_transformers(freely), *size))
+            found[history] = {"engines": {"transformers": served(played)}}
+            if "vllm" in options.engines:
+                by_other = served(asyncio.run(play(freely, by_vllm(freely), *size)))
+                found[history]["engines"]["vllm"] = by_other | {
+                    "block_size": BLOCK,
+                    "its_counters": vllm_counters(),
+                }
+            rest = (options.pack_tokens, options.rounds)
+            found[history]["frozen"] = compared(played, frozen, *rest)
             if history == "evict":
-                found[history]["trained"] = compared(played, freely, options.pack_tokens)
+                found[history]["trained"] = compared(played, freely, *rest)
             print(json.dumps({history: rounded(found[history])}, indent=1), flush=True)
     main_part = found["evict"]["frozen"]
-    names = ("flops_ratio", "seconds_ratio", "tokens_ratio", "max_rel_gradient_difference")
-    result = {name: main_part[name] for name in names}
+    names = ("flops_ratio", "seconds_ratio", "seconds_ratio_range", "tokens_ratio")
+    result = {name: main_part[name] for name in (*names, "max_rel_gradient_difference")}
+    result |= {"trajectories": options.trajectories, "rounds": options.rounds}
     result["slide_alone_over_evict_packed"] = (
         found["slide"]["frozen"]["alone"]["flops"] / main_part["packed"]["flops"]
     )
-    for history, each in found.items():
-        result[f"{history}_prefix_hit_rate"] = each["engine"]["prefix_hit_rate"]
-        result[f"{history}_prefilled_tokens"] = each["engine"]["prefilled_tokens"]
+    for engine in found["evict"]["engines"]:
+        for history, each in found.items():
+            for name in ("prefix_hit_rate", "prefilled_tokens"):
+                result[f"{engine}_{history}_{name}"] = each["engines"][engine][name]
     result = rounded(result | {"histories": found})
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

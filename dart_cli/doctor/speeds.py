@@ -109,11 +109,17 @@ def work_of(
 
 
 def vision_flops(shape: Shape, screen: int) -> float:
-    """Operations of the tower's forward pass over one screen of `screen` tokens."""
-    patches, window = screen * shape.merge, 64 * shape.merge // 4
+    """Operations of the tower's forward pass over one screen of `screen` tokens.
+
+    A matrix of the merger meets a token, those before it each patch; windows hold 8 x 8 patches.
+    """
+    patches = screen * shape.merge
+    embed = shape.patch_values * shape.vision_width
+    blocks = shape.vision_blocks * shape.vision_block
+    merger = shape.vision - embed - blocks
     windowed = shape.vision_blocks - shape.vision_whole
-    pairs = shape.vision_whole * patches**2 + windowed * patches * min(window, patches)
-    return 2.0 * shape.vision * patches + 4.0 * shape.vision_width * pairs
+    pairs = shape.vision_whole * patches**2 + windowed * patches * min(64, patches)
+    return 2.0 * ((embed + blocks) * patches + merger * screen) + 4.0 * shape.vision_width * pairs
 
 
 def update_seconds(work: Work, gpu: GpuKind, ranks: int, *, offloaded: int = 0) -> float:

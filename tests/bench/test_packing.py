@@ -31,8 +31,8 @@ def test_gradients_are_equal_and_operations_are_those_of_the_formula(
     size = replace(TINY, trajectories=1, steps=4)
     batch = trajectories(model.policy, size)
     played = packing.Played(batch, 1, 1)
-    apart = packing.measured(model, batch, lambda: packing.alone(model, batch))
-    together = packing.measured(model, batch, lambda: packing.packed(model, batch, 2048))
+    apart = packing.counted(model, batch, lambda: packing.alone(model, batch))
+    together = packing.counted(model, batch, lambda: packing.packed(model, batch, 2048))
     assert packing.difference(together.gradients, apart.gradients) < 1e-4
     assert apart.tokens == sum(sample.end for sample in batch.samples) > together.tokens
     assert all(("visual" in name) is False for name in apart.gradients) is freeze
