@@ -2,6 +2,7 @@
 
 messages    every type that crosses a process boundary
 codec       message <-> wire frames, limits checked
+packed      lists of numbers as raw frames beside the header
 endpoints   addresses, private directories and CURVE keys of a run
 requester   request/reply, the client's end
 replier     request/reply, the server's end

@@ -33,6 +33,11 @@ MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 _PICKLED = ("*.bin", "*.pt", "*.pth")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", *_PICKLED)
+_MADE_BY = {
+    "miniwob-base": "scripts/build_miniwob_base.py",
+    "recall-base": "scripts/build_recall_base.py",
+}
+"""Folders that configurations and pages name, and what makes them."""
 _FOR_A_PLAN = "; for a plan alone, `dart doctor CONFIG`, its config.json and preprocessor_config.json are enough"
 
 
@@ -60,8 +65,10 @@ def model_problem(path: str) -> str:
             f"= {shown(path)} does not ship with dart; there is {' and '.join(map(repr, BUILTIN))}"
         )
     if not folder.is_dir():
+        script = _MADE_BY.get(folder.name)
+        cure = f"python {script} --out {path}" if script else f"hf download REPO --local-dir {path}"
         return (
-            f"is no folder: {path}; fetch one with `hf download REPO --local-dir {path}`, "
+            f"is no folder: {path}; {'make it' if script else 'fetch one'} with `{cure}`, "
             f"or set {next(iter(BUILTIN))!r}{_FOR_A_PLAN}"
         )
     try:

@@ -9,6 +9,7 @@ load_meter           seconds by phase and how full the batch is, for the heartbe
 transformers_engine  the engine over transformers; its parts:
 batch                the running batch, and when requests join it
 kv_cache             keys and values of the batch's rows
+prefix_cache         keys and values of prompts served before
 features             cache of the vision tower's output
 sampling             logits -> tokens with their log-probabilities and entropies
 inverse_cdf          the draw itself, which vLLM's worker uses too

@@ -6,8 +6,13 @@ history        which past turns and screenshots are in the prompt
 prompt         instruction, turns and screen -> token ids
 images         encoded screenshots -> patches for the vision tower
 model          the loader of a policy folder
+shard_files    the loader of a rank's part of such a folder
 vocabulary     which tokens may be sampled; text that is only text
 forward        the forward pass and the log-probabilities that are sampled from
+packed         the forward pass over a pack: trees of token sequences, each token once
+pack_plan      which tokens of a pack attend to which, as index tables
+attention      attention over a pack, without an L x L mask
+recompute      layers that keep their input alone for the backward pass
 lora           adapters of low rank, in place of the weights
 device         the device a model runs on
 weight_set     a weight set, as engines load it and weight channels deliver it

@@ -346,6 +346,18 @@ def test_a_shipped_configuration_is_valid_as_far_as_this_machine_goes(
     ] == []
 
 
+def test_a_base_that_is_made_by_a_script_is_not_fetched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        check_config(load_config(ROOT / "configs" / "history.toml"))
+    cure = "python scripts/build_recall_base.py --out runs/recall-base"
+    assert f"model.path is no folder: runs/recall-base; make it with `{cure}`, or set" in str(
+        caught.value
+    )
+
+
 def test_each_role_asks_only_for_what_it_needs(tmp_path: Path) -> None:
     path = tmp_path / "far.toml"
     path.write_text('[model]\npath = "on/another/host"\n')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -22,6 +23,7 @@ PAGES = sorted(
     ]
 )
 KINDS = {".py", ".md", ".toml", ".sh", ".yml"}
+CODE = ("bus", "envs", "dart_cli")
 FOLDERS = "bus|envs|dart_cli|configs|scripts|benchmarks|tests|docs"
 NAMED = re.compile(rf"(?<![\w/.~-])(?:{FOLDERS})/[\w./*-]*[\w/]")
 
@@ -50,12 +52,24 @@ def test_modules_that_a_page_names_exist(page: Path) -> None:
         assert all(re.search(rf"\b{part}\b", source) for part in parts), name
 
 
+PACKAGES = [init.parent for part in CODE for init in sorted((ROOT / part).rglob("__init__.py"))]
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=relative)
+def test_a_package_names_each_of_its_modules(package: Path) -> None:
+    """In its docstring, or in its README."""
+    told = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))) or ""
+    if (readme := package / "README.md").is_file():
+        told += readme.read_text(encoding="utf-8")
+    modules = {path.stem for path in package.glob("*.py")} - {"__init__", "__main__"}
+    assert [name for name in sorted(modules) if not re.search(rf"\b{name}\b", told)] == []
+
+
 @pytest.mark.parametrize("page", [page for page in ROOMS if page.is_file()], ids=relative)
-def test_a_rooms_readme_names_each_of_its_files(page: Path) -> None:
-    listed = set(re.findall(r"`([\w/]+\.py)`", page.read_text(encoding="utf-8")))
-    own = {path.name for path in page.parent.glob("*.py")} - {"__init__.py"}
-    assert own - listed == set()
-    assert [name for name in listed if "/" not in name and name not in own] == []
+def test_files_that_a_rooms_readme_names_exist(page: Path) -> None:
+    listed = set(re.findall(r"`(\w+\.py)`", page.read_text(encoding="utf-8")))
+    assert listed
+    assert listed - {path.name for path in page.parent.rglob("*.py")} == set()
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=relative)

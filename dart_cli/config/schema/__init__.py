@@ -4,8 +4,18 @@
     section_types  the sections by name
 
 `dart init` writes the field texts as comments, docs/config.md holds them as tables. load.py reads a
-TOML file into a Config; validate.py finds the mistakes that no single field can show. The sections
-are in the modules beside this one, by subject; they are imported from here.
+TOML file into a Config; validate.py finds the mistakes that no single field can show.
+
+The sections are in modules by subject, and imported from here:
+
+    base       the base of all sections, types and bounds that fields share
+    process    [run], [bus], [gpus], [up], and [timing]
+    model      [model], [model.lora], [policy]
+    env        [env] and [eval]
+    rollout    [rollout] and [vllm]
+    data       [data]
+    train      [train]
+    weights    [weights] and [sync]
 """
 
 from __future__ import annotations
