@@ -5,7 +5,7 @@
     python benchmarks/memory.py --tokens 17600 --ranks 4 --recompute
 
 A language model with transformers' own classes is made under FakeTensorMode, where tensors have shapes
-and no numbers, is sharded over ranks that are not there, and FSDPMemTracker counts what one rank's
+and no numbers, is sharded by the trainer's own function over ranks that are not there, and FSDPMemTracker counts what one rank's
 update holds at its peak: two packs whose gradients add up, after an update that made AdamW's moments.
 The vision tower does not run: screens' features are an input, as they are in an update with a frozen
 tower. The last line is JSON: `worst` is the largest relative error of a formula.
@@ -29,7 +29,6 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AttentionInterface, AutoConfig, AutoModelForImageTextToText
@@ -40,6 +39,7 @@ from dart_cli.doctor.shape import shape_of
 from dart_cli.doctor.trainer_memory import TrainerMemory, TrainerSetup, trainer_memory
 from dart_cli.policy.families import FAMILIES
 from dart_cli.policy.recompute import use_recompute
+from dart_cli.train.sharded import ShardingPlan, shard
 
 ATTENTION = "counted"
 """Name of our attention in transformers."""
@@ -141,13 +141,13 @@ def counted(kind: str, tree: dict[str, Any], setup: TrainerSetup) -> int:
     with pretended_ranks(setup.ranks) as mesh, FakeTensorMode():
         model = _model(kind, tree, setup)
         root = Scored(model, setup.predicted, setup.chunk_tokens)
-        _shard(root, mesh, setup)
+        compute = getattr(torch, setup.dtype)
+        shard(root, model, ShardingPlan(mesh, torch.device("cpu"), compute))
         optimizer = torch.optim.AdamW(root.parameters(), lr=1e-6, fused=True)
-        dtype = getattr(torch, setup.dtype)
         width = shape_of(tree).width
         inputs = (
             torch.zeros(1, setup.tokens, dtype=torch.int64),
-            torch.zeros(setup.tokens * 3 // 4, width, dtype=dtype),
+            torch.zeros(setup.tokens * 3 // 4, width, dtype=compute),
             torch.zeros(3, 1, setup.tokens, dtype=torch.int64),
         )
         tracker = FSDPMemTracker(root, optimizer)
@@ -179,17 +179,6 @@ def _model(kind: str, tree: dict[str, Any], setup: TrainerSetup) -> Any:
     if setup.recompute:
         use_recompute(model)
     return model
-
-
-def _shard(root: Scored, mesh: Any, setup: TrainerSetup) -> None:
-    """The units of dart_cli/train/sharded.py."""
-    compute = torch.bfloat16 if setup.dtype == "bfloat16" else None
-    precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
-    units = [*root.inner.layers]
-    if root.inner.embed_tokens.weight is not root.lm_head.weight:
-        units.append(root.inner.embed_tokens)
-    for unit in [*units, root]:
-        fully_shard(unit, mesh=mesh, mp_policy=precision)
 
 
 def predicted(tree: dict[str, Any], setup: TrainerSetup) -> TrainerMemory:
