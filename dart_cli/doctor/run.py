@@ -15,8 +15,11 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from bus.errors import DartError
+from bus.errors import DartError, ModelError
+from dart_cli.config.adapters import adapter_count
+from dart_cli.config.architecture import expected_tensors
 from dart_cli.config.endpoints import weights_dir
+from dart_cli.config.model_files import read_json
 from dart_cli.config.model_tensors import parameter_count
 from dart_cli.config.models import BUILTIN, model_folder, model_problem
 from dart_cli.config.schema import MODEL_ENGINES, Config
@@ -207,12 +210,20 @@ def model(config: Config) -> Iterator[Finding]:
         return
     if model_problem(path):
         return
-    count = parameter_count(model_folder(path))
-    size = count * WIDTH[config.model.dtype]
-    found = f"{path}: {count / 1e9:.2f} billion parameters, {size / GIB:.1f} GiB of weights"
+    folder, wide = model_folder(path), WIDTH[config.model.dtype]
+    count = parameter_count(folder)
+    found = f"{path}: {count / 1e9:.2f} billion parameters, {count * wide / GIB:.1f} GiB of weights"
     yield ok("model", found)
+    lora = config.model.lora
+    published = count
+    if lora is not None:  # adapters alone
+        try:
+            published = adapter_count(expected_tensors(read_json(folder, "config.json")), lora)
+        except ModelError:
+            return
     place = _existing(weights_dir(config))
-    yield judge_weights(size, config.weights.keep, shutil.disk_usage(place).free, place)
+    free = shutil.disk_usage(place).free
+    yield judge_weights(published * wide, config.weights.keep, free, place)
 
 
 def judge_weights(size: int, keep: int, free: int, place: Path) -> Finding:

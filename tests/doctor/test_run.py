@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dart_cli.data.store.open import open_store
 from dart_cli.doctor import run
+from dart_cli.doctor.findings import Finding
 from dart_cli.doctor.machine import GIB
 from tests.config.model_parts import write_model
 from tests.data.parts import make_ledger, play, small_config
@@ -74,10 +75,18 @@ def test_a_model_of_an_unknown_user_has_no_size(tmp_path: Path) -> None:
     assert list(run.model(config)) == []
 
 
+def _gigabytes(found: Finding) -> float:
+    return float(found.text.split(" sets take ")[1].split(" GB")[0])
+
+
 def test_a_model_folder_has_a_size(tmp_path: Path) -> None:
     write_model(tmp_path)
     found, weights = run.model(config_in(tmp_path, model={"path": str(tmp_path)}))
     assert "0.00 billion parameters" in found.text
     assert "3 sets take 0.0 GB" in weights.text
+    lora = {"path": str(tmp_path), "lora": {"rank": 1, "targets": ["q_proj"]}}
+    _, adapters = run.model(config_in(tmp_path, model=lora, weights={"keep": 9999}))
+    _, whole = run.model(config_in(tmp_path, model={"path": str(tmp_path)}, weights={"keep": 9999}))
+    assert _gigabytes(adapters) < _gigabytes(whole) / 10
     assert run.judge_weights(15 * GIB, 3, 61 * GIB, tmp_path).level == "ok"
     assert run.judge_weights(15 * GIB, 3, 59 * GIB, tmp_path).level == "error"
