@@ -104,7 +104,7 @@ def _host_of(plan: Plan, config: Config, setup: TrainerSetup) -> HostPlan:
     if setup.adapters and config.model.lora is None:
         lora = LoraConfig(rank=LORA_RANK)
         config = config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
-    return host_plan(config, plan.shape, setup, plan.form, plan.episode, plan.screen)
+    return host_plan(config, plan.shape, setup, plan.form, plan.screen)
 
 
 # --- engines -------------------------------------------------------------------------------

@@ -185,9 +185,9 @@ def _hosts() -> Iterator[str]:
     yield from (
         "### Host",
         "",
-        "Of the trainer, for 48 trajectories of 30 steps at 1920x1080 an update: `/dev/shm` for weight sets",
-        "(`weights.keep = 3`), bytes of one checkpoint, and its main memory by ranks. Engines and environments",
-        "take theirs beside it; `dart doctor CONFIG` lists the parts.",
+        "Of the trainer on one rank, for 48 trajectories of 30 steps at 1920x1080 an update: `/dev/shm` for weight",
+        "sets (`weights.keep = 3`), bytes of one checkpoint, main memory. Each further rank takes 1.5 GB of main",
+        "memory more; engines and environments take theirs beside it, `dart doctor CONFIG` lists the parts.",
         "",
     )
     rows = []
@@ -195,23 +195,16 @@ def _hosts() -> Iterator[str]:
         name = model.name.split()[0]
         ways: dict[str, dict[str, dict[str, Any]]] = {
             f"{name}, all weights": {},
-            f"{name}, all, offload": {"train": {"offload": "optimizer"}},
             f"{name}, LoRA of rank {LORA}": {"model": {"lora": {"rank": LORA}}},
         }
         for way, changes in ways.items():
-            hosts = [_plan(model, ranks, changes).host for ranks in RANKS]
-            checkpoint = hosts[0].checkpoints / (1 + KEPT)
-            sizes = [hosts[0].shared, checkpoint, *(host.memory_of("train") for host in hosts)]
+            here = _plan(model, 1, changes).host
+            there = _plan(model, 1, {**changes, "train": {"offload": "optimizer"}}).host
+            sizes = [here.shared, here.checkpoints / (1 + KEPT)]
+            sizes += [host.memory_of("train") for host in (here, there)]
             rows.append([way, *(f"{size / 1e9:.{int(size < 1e10)}f} GB" for size in sizes)])
-    yield from _table(
-        (
-            "what is trained",
-            "`/dev/shm`",
-            "a checkpoint",
-            *(f"main memory, {_ranks(each)}" for each in RANKS),
-        ),
-        rows,
-    )
+    heads = ("`/dev/shm`", "a checkpoint", "main memory", "main memory with offload")
+    yield from _table(("what is trained", *heads), rows)
 
 
 def _seconds() -> Iterator[str]:

@@ -7,12 +7,14 @@ host_plan   from the configuration, the model's sizes and its trainer
 One truth for `dart doctor`, `--dry-run` and docs/hardware.md. What each part is in the code:
 
     offload      float32 masters, gradients, AdamW's moments (train.offload; dart_cli/train/sharded.py)
-    checkpoint   masters and moments, staged; the buffers stay (dart_cli/train/shards.py: Staging)
+    checkpoint   masters and moments, staged; the buffers stay (dart_cli/train/checkpoints/shards.py: Staging)
     parity       float32 weights of one version (dart_cli/train/parity.py: ParityGate.keep)
     publication  the weights whole in model.dtype on rank 0 (dart_cli/train/sharded.py:
                  whole_on_rank_0); with deltas or `collective` also the last version and the new one
                  (dart_cli/weights/file.py)
-    features     of a frozen tower, until the last pack that shows a screen (dart_cli/train/screens.py)
+    features     of a frozen tower, from the first pack of a rank that shows a screen to the last
+                 (dart_cli/train/packs/feed.py): counted as each screen of an update once, of which
+                 the packs of 48 episodes hold less than a third at a time, on all ranks together
     screens      of a batch, as PNG: on rank 0, and dealt to the ranks
 """
 
@@ -22,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dart_cli.config.schema import Config
-from dart_cli.doctor.episode_tokens import EpisodeForm, EpisodeTokens
+from dart_cli.doctor.episode_tokens import EpisodeForm
 from dart_cli.doctor.shape import Shape
 from dart_cli.doctor.trainer_memory import (
     GRADIENT,
@@ -98,7 +100,6 @@ def host_plan(
     shape: Shape,
     setup: TrainerSetup,
     form: EpisodeForm,
-    episode: EpisodeTokens,
     screen: tuple[int, int],
 ) -> HostPlan:
     """What all processes of a run take on one host."""
@@ -118,7 +119,7 @@ def host_plan(
     checkpoint = (MASTER + MOMENTS) * trained
     picture = SCREEN_BYTES * screen[0] * screen[1]
     parts = [
-        *_of_trainer(config, shape, setup, form, episode, picture),
+        *_of_trainer(config, shape, setup, form, picture),
         *_of_engines(config),
         *_of_environments(config),
         HostPart("data", PROCESSES, PROCESS),
@@ -139,7 +140,6 @@ def _of_trainer(
     shape: Shape,
     setup: TrainerSetup,
     form: EpisodeForm,
-    episode: EpisodeTokens,
     picture: float,
 ) -> list[HostPart]:
     if config.train.learner != "torch":
@@ -153,9 +153,7 @@ def _of_trainer(
     features = 0
     lora = config.model.lora
     if setup.freeze_vision or (lora is not None and not lora.vision):
-        # A screen's are on each rank that has a chain which shows it.
-        shown = min(setup.ranks * form.steps, episode.screens_read) * episodes
-        features = shown * form.screen * shape.width * wide * (1 + shape.deepstack)
+        features = episodes * form.steps * form.screen * shape.width * wide * (1 + shape.deepstack)
     sizes = {
         "offloaded masters, gradients, moments": (MASTER + GRADIENT + MOMENTS) * trained
         if setup.offload

@@ -179,7 +179,7 @@ def make_plan(
         gpu=gpu,
         trainer=trainer,
         engine=engine,
-        host=host_plan(config, shape, setup, form, episode, screen),
+        host=host_plan(config, shape, setup, form, screen),
         seconds=seconds,
         work=work,
         positions=_positions(config, tree),

@@ -201,11 +201,11 @@ def test_a_role_is_counted_alone() -> None:
 @pytest.mark.parametrize(
     ("sections", "memory", "part"),
     [
-        ({}, 320, "set weights.directory = a folder on a local disk with 47.0 GB free"),
-        ({"env": {"suite": "osworld", "slots": 32}}, 1000, "set env.slots = "),
-        ({"train": {"offload": "optimizer"}}, 390, 'set train.offload = "none"'),
-        ({}, 240, "more main memory, or set model.lora"),
-        ({}, 100, "more main memory, or a smaller model"),
+        ({}, 240, "set weights.directory = a folder on a local disk with 47.0 GB free"),
+        ({"env": {"suite": "osworld", "slots": 32}}, 900, "set env.slots = "),
+        ({"train": {"offload": "optimizer"}}, 320, 'set train.offload = "none"'),
+        ({}, 150, "more main memory, or set model.lora"),
+        ({}, 40, "more main memory, or a smaller model"),
     ],
 )
 def test_main_memory_has_a_cure_that_is_enough(sections: Sections, memory: int, part: str) -> None:
