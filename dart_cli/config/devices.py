@@ -123,6 +123,13 @@ def device_mistakes(config: Config, role: Role | None) -> Iterator[Mistake]:
         else:
             continue
         yield Mistake(f"{section}.device", text)
+    others = os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ
+    if config.gpus.train and role == "train" and others and VISIBLE not in os.environ:
+        yield Mistake(
+            "gpus.train",
+            f"= {config.gpus.train} and torchrun, which gives each rank a GPU of its own: leave it empty, "
+            f"and choose GPUs by {VISIBLE} on each host",
+        )
     if count is not None and role in (None, "train"):
         yield from _trainer_mistakes(config.train, count)
 

@@ -87,6 +87,21 @@ def test_more_ranks_than_gpus_are_refused_but_under_torchrun(
     assert not list(device_mistakes(auto, "train"))
 
 
+def test_gpus_of_the_trainer_are_refused_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ranks above 0 would not see them."""
+    monkeypatch.setattr(devices, "visible_gpus", lambda: 8)
+    monkeypatch.delenv(devices.VISIBLE, raising=False)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    [found] = device_mistakes(config_of(), "train")
+    assert found.key == "gpus.train"
+    assert found.text.endswith("choose GPUs by CUDA_VISIBLE_DEVICES on each host")
+    assert not list(device_mistakes(config_of(gpus={"train": []}), "train"))
+    assert not list(device_mistakes(config_of(), "rollout"))
+    monkeypatch.setenv(devices.VISIBLE, "0,1,2,3")  # the user's own choice, for all ranks
+    assert not list(device_mistakes(config_of(), "train"))
+
+
 @pytest.mark.parametrize(
     ("changes", "found", "cure"),
     [
