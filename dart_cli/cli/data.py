@@ -24,6 +24,7 @@ from dart_cli.cli.options import (
     config_of,
     load_checked,
     print_dry_run,
+    refuse_other,
 )
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def serve(
     if dry_run:
         print_dry_run(config, "data", force=force)
         return
+    refuse_other(config, force=force)
     from dart_cli.runtime.role import run_role
 
     async def keep(_name: str, stop: asyncio.Event) -> None:

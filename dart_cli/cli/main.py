@@ -32,6 +32,7 @@ from dart_cli.cli.options import (
     config_of,
     load_checked,
     print_dry_run,
+    refuse_other,
 )
 from dart_cli.cli.tools import tools
 
@@ -194,6 +195,7 @@ def train(
         from dart_cli.train.ranks.follower import serve
 
         raise typer.Exit(serve(config))
+    refuse_other(config, force=force)
 
     async def learn(_name: str, stop: asyncio.Event) -> None:
         from dart_cli.train.loop import run
@@ -224,7 +226,7 @@ def up(
     """
     config = load_checked(config_path, overrides, None)
     if dry_run:
-        print_dry_run(config, None, force=force or fresh)
+        print_dry_run(config, None, force=force, fresh=fresh)
         return
     from dart_cli.cli.up import run_up
 

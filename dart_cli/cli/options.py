@@ -5,6 +5,7 @@ check_out      the file of an --out, refused before anything is played
 ProcessOrTool  a verb that is a process of the run, and has tools beside it
 load_checked   a configuration file, checked for a role
 config_of      a configuration file, or a run directory
+refuse_other   the error where a run cannot go on with this configuration
 print_dry_run  prints what `--dry-run` shows
 """
 
@@ -95,22 +96,40 @@ def load_checked(path: Path, overrides: list[str] | None, role: Role | None) -> 
     return config
 
 
+def refuse_other(config: Config, *, force: bool = False) -> None:
+    """Raise ConfigError or ModelError where the run cannot go on with `config`.
+
+    Before anything starts, or is recorded. `force` lets a run go on with another suite or model, but
+    no trainer with a checkpoint of another model.
+    """
+    from dart_cli.runtime.run_dir import refuse_another_run
+    from dart_cli.train.checkpoints import identity
+
+    if not force:
+        refuse_another_run(config)
+    identity.refuse_other(config)
+
+
 def print_dry_run(
     config: Config,
     role: Role | None,
     sharper: Mapping[str, str] | None = None,
     *,
     force: bool = False,
+    fresh: bool = False,
 ) -> None:
     """Print what `--dry-run` shows; `sharper` replaces texts of subjects by the verb's own.
 
     Raises ConfigError where the start would be refused without `force`, and where it cannot fit.
+    With `fresh` the run begins anew.
     """
     from dart_cli.config.dry_run import describe
     from dart_cli.doctor.planned import refuse_misfit
     from dart_cli.runtime.run_dir import refuse_another_run
 
-    if role != "eval" and not force:
+    if role in (None, "data", "train") and not fresh:
+        refuse_other(config, force=force)
+    elif role != "eval" and not (force or fresh):
         refuse_another_run(config)
 
     for subject, text in {**dict(describe(config, role)), **(sharper or {})}.items():

@@ -24,6 +24,7 @@ from pathlib import Path
 from bus.endpoints import make_private_dir
 from bus.errors import RunDirectoryError
 from dart_cli.cli.live_display import LiveDisplay
+from dart_cli.cli.options import refuse_other
 from dart_cli.config.endpoints import weights_dir
 from dart_cli.config.schema import Config
 from dart_cli.data.store.open import DATABASE, open_reader
@@ -33,7 +34,7 @@ from dart_cli.runtime import stack_dump
 from dart_cli.runtime.commands import commands_of
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.logs import log_dir, logging_to
-from dart_cli.runtime.run_dir import claim, refuse_another_run, save_config
+from dart_cli.runtime.run_dir import claim, save_config
 from dart_cli.runtime.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
@@ -48,8 +49,8 @@ def run_up(
 ) -> int:
     """Run it to its end; returns the exit code, 130 where a signal stopped it.
 
-    Raises RunDirectoryError if the run is live already, ChildError if one of its processes could not
-    be kept alive.
+    Raises RunDirectoryError if the run is live already, ConfigError or ModelError if it cannot go on
+    with this configuration, ChildError if one of its processes could not be kept alive.
     """
     began = time.monotonic()
     if fresh:
@@ -62,9 +63,9 @@ def run_up(
         stack_dump.dumped_to(log_file),
     ):
         refuse_second(config)
+        refuse_other(config, force=force)
         if force and (config.run.dir / "config.json").exists():
             save_config(config, force=True)  # its processes find the run as it is now
-        refuse_another_run(config)
         arguments = [str(config_path), *(part for each in overrides for part in ("--set", each))]
         finished = asyncio.run(_bring_to_end(config, arguments))
     if not finished:

@@ -4,6 +4,7 @@ adapted_layers   the linear layers that get adapters, by name, with their inputs
 adapter_count    how many numbers are trained and published
 lora_mistakes    what of `model.lora` does not fit the model or the engine
 lora_problem     why adapters cannot be had here, and the cure
+adapter_change   what differs between the settings of two sets of adapters
 """
 
 from __future__ import annotations
@@ -102,6 +103,21 @@ def lora_problem() -> str:
     return (
         f"{' and '.join(missing)} {verb} not installed; pip install -e '.[lora]' in dart's folder"
     )
+
+
+def adapter_change(before: LoraConfig | None, now: LoraConfig | None) -> str:
+    """What of `model.lora` is other than `before`, as the start of a sentence; empty if nothing is."""
+    if before is None or now is None:
+        if now is not None:
+            return "model.lora is set, but there were no adapters"
+        return (
+            "" if before is None else f"model.lora is not set, but rank {before.rank} was trained"
+        )
+    for key in LoraConfig.model_fields:
+        was, is_now = getattr(before, key), getattr(now, key)
+        if was != is_now and (key != "targets" or set(was) != set(is_now)):
+            return f"model.lora.{key} = {is_now!r}, but it was {was!r}"
+    return ""
 
 
 def _in_order(names: Iterable[str]) -> list[str]:

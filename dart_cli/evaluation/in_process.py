@@ -288,11 +288,14 @@ async def loaded_model(
 ) -> AsyncIterator[Model]:
     """The configured engine with the weights in `directory`, or the model's own for None.
 
-    The engine is closed at the end. Raises ModelError, WeightsError, MissingPartError, and
+    Adapters are served with the settings that are stored with them. The engine is closed at the end. Raises ModelError, WeightsError, MissingPartError, and
     TimeoutError if loading takes longer than `load_s` seconds.
     """
     from dart_cli.rollout.worker import load_model  # late: loads the engine's parts
+    from dart_cli.weights.manifest import read_manifest
 
+    if directory is not None and (lora := read_manifest(directory).lora) is not None:
+        config = config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
     async with asyncio.timeout(load_s):
         model = await asyncio.to_thread(load_model, config)
     try:

@@ -51,19 +51,15 @@ def export_folder(
         raise UserError(f"{out} exists; name a folder that does not")
     if not out.absolute().parent.is_dir():
         raise UserError(f"{out}: there is no folder {out.absolute().parent}")
-    base, lora = resolve(config.model.path), config.model.lora
+    base = resolve(config.model.path)
+    trained = of_checkpoint(config) if checkpoint else published_weights(config, version)
+    lora = trained.lora
+    config = config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
     if merge and lora is None:
         raise UserError(
-            "--merged puts adapters into the weights, and this run trains the weights themselves "
-            "(model.lora is unset): leave it out"
+            f"--merged puts adapters into the weights, and {trained.name} is of a run that trains the "
+            "weights themselves (model.lora is unset): leave it out"
         )
-    model = load_policy(base, config.model.dtype, lora=lora).model
-    expected = weight_tensors(model)
-    trained = (
-        of_checkpoint(config, model) if checkpoint else published_weights(config, version, expected)
-    )
-    if lora is not None and merge:
-        model = load_policy(base, config.model.dtype).model
     draft = out.with_name(f".{out.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     try:
@@ -71,6 +67,7 @@ def export_folder(
         if lora is not None and not merge:
             _write_adapters(draft, trained, config, lora)
         else:
+            model = load_policy(base, config.model.dtype).model
             _put_in(model, trained.tensors, lora)
             transformers_logging.disable_progress_bar()
             model.save_pretrained(draft, max_shard_size=shard)

@@ -29,8 +29,10 @@ from bus.errors import DeadlineError, EngineError, RefusedError, StoreError, Wei
 from bus.heartbeat import WaitReporter
 from bus.messages import RunState, SyncDone, SyncReply, SyncRequest
 from bus.requester import RequestClient
+from dart_cli.config.schema import LoraConfig
 from dart_cli.engines.base import Engine, UpdateTiming
 from dart_cli.weights.base import Received, Receiver
+from dart_cli.weights.manifest import check_adapters
 
 log = logging.getLogger(__name__)
 
@@ -81,10 +83,15 @@ class WeightSync:
         heartbeat: HeartbeatReporter,
         deadline_s: float,
         receiver: Receiver,
+        lora: LoraConfig | None = None,
     ) -> None:
-        """`deadline_s` bounds a request to `data`; `receiver` gets the sets that permits name."""
+        """`deadline_s` bounds a request to `data`; `receiver` gets the sets that permits name.
+
+        The engine serves adapters of `lora`.
+        """
         self._engine = engine
         self._receiver = receiver
+        self._lora = lora
         self._worker = worker
         self._data = data
         self._deadline_s = deadline_s
@@ -206,10 +213,9 @@ class WeightSync:
 
     async def _receive(self, permit: SyncReply) -> tuple[Received, float]:
         """The set that `permit` names, or a later one, and the seconds it took. Raises WeightsError."""
-        began = time.monotonic()
-        received = await self._receiver.receive(
-            Path(permit.path), permit.policy_version, permit.digest
-        )
+        began, path = time.monotonic(), Path(permit.path)
+        await asyncio.to_thread(check_adapters, path, self._lora)
+        received = await self._receiver.receive(path, permit.policy_version, permit.digest)
         return received, time.monotonic() - began
 
     def _note(self, version: int, error: str) -> None:

@@ -109,7 +109,15 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
         stack.push_async_callback(model.engine.close)
         service.start(
             model,
-            WeightSync(model.engine, worker, data, heartbeat, config.bus.deadline_s, receiver),
+            WeightSync(
+                model.engine,
+                worker,
+                data,
+                heartbeat,
+                config.bus.deadline_s,
+                receiver,
+                config.model.lora,
+            ),
         )
         async with background(
             service.serve(replier, heartbeat),

@@ -6,7 +6,7 @@ cannot_write        the error where a file of the run directory cannot be writte
 Place               tells whether the run directory was moved or removed
 save_config         leaves the configuration, where `dart status DIR` finds it
 read_run            the configuration that a run directory was started with
-refuse_another_run  the error where a run would go on with another suite or model
+refuse_another_run  the error where a run would go on with another suite, model or adapters
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pydantic import ValidationError
 
 from bus.endpoints import disk_full
 from bus.errors import ConfigError, DartError, DiskError, RunDirectoryError
+from dart_cli.config.adapters import adapter_change
 from dart_cli.config.schema import Config
 
 logger = logging.getLogger(__name__)
@@ -204,7 +205,7 @@ def save_config(config: Config, *, force: bool = False) -> None:
 def refuse_another_run(now: Config) -> None:
     """Raise ConfigError where the run in `now.run.dir` was started with another value of `IDENTITY`.
 
-    A model folder or suite file that is only named in another way is the same.
+    So are other adapters (`model.lora`). A model folder or suite file that is only named in another way is the same.
     """
     if not (now.run.dir / "config.json").exists():
         return
@@ -217,6 +218,11 @@ def refuse_another_run(now: Config) -> None:
                 f"{key} = {after!r}, but the run in {now.run.dir} was started with {before!r}; set it "
                 "back, choose another run.dir, or go on with both in one run by --force"
             )
+    if problem := adapter_change(last.model.lora, now.model.lora):
+        raise ConfigError(
+            f"{problem} when the run in {now.run.dir} was started; set it back, choose another run.dir, "
+            "or, as long as there is no checkpoint, go on by --force"
+        )
 
 
 def _whole(name: str) -> str:

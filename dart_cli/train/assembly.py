@@ -10,7 +10,7 @@ from __future__ import annotations
 from dart_cli.config.endpoints import weights_dir
 from dart_cli.config.schema import Config
 from dart_cli.train.base import Learner
-from dart_cli.train.checkpoints.checkpoint import model_identity
+from dart_cli.train.checkpoints.identity import model_identity
 from dart_cli.weights.base import WeightChannel
 from dart_cli.weights.collective import CollectiveChannel, meeting_place
 from dart_cli.weights.file import FileChannel
@@ -27,6 +27,7 @@ def make_channel(config: Config) -> WeightChannel:
         delta=weights.delta,
         copies=is_collective,
         whole_every=weights.whole_every if is_collective or weights.delta else 1,
+        lora=config.model.lora,
     )
     if not is_collective:
         return files

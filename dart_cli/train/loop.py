@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT, TRAIN, Endpoints
-from bus.errors import CheckpointError, DartError, ParityError
+from bus.errors import CheckpointError, ConfigError, DartError, ParityError
 from bus.heartbeat import HeartbeatSender, Load
 from bus.messages import (
     Batch,
@@ -62,11 +62,8 @@ from dart_cli.runtime.phase_timer import PhaseTimer, as_gauges
 from dart_cli.runtime.role import finishing
 from dart_cli.train.assembly import identity_of, make_channel, make_learner
 from dart_cli.train.base import Learner, UpdateResult, batch_metrics
-from dart_cli.train.checkpoints.checkpoint import (
-    TrainerProgress,
-    load_newest,
-    recipe_of,
-)
+from dart_cli.train.checkpoints.checkpoint import load_newest, recipe_of
+from dart_cli.train.checkpoints.identity import TrainedPart, TrainerProgress
 from dart_cli.train.checkpoints.saver import CheckpointSaver
 from dart_cli.train.data_client import DataClient, StopRequested
 from dart_cli.train.metric_writer import MetricWriter, check_wandb
@@ -101,8 +98,8 @@ _T = TypeVar("_T")
 async def run(config: Config, stop: asyncio.Event) -> None:
     """Train until `train.updates` are done, data says that the run is over, or `stop` is set.
 
-    Writes a last checkpoint at the end. Raises ModelError, CheckpointError, WeightsError,
-    ParityError, and the errors that data answers with.
+    Writes a last checkpoint at the end. Raises ConfigError, ModelError, CheckpointError,
+    WeightsError, ParityError, and the errors that data answers with.
     """
     check_wandb(config)
     endpoints, curve = run_endpoints(config), run_curve(config)
@@ -163,6 +160,7 @@ class _Trainer:
             self._checkpoints,
             config.train.keep_checkpoints,
             ranks=1 if self._ranks is None else self._ranks.member.size,
+            trained=TrainedPart.of(config),
         )
         self._model = ""  # identity of the model folder
         self.channel = make_channel(config)
@@ -266,15 +264,15 @@ class _Trainer:
         torch.manual_seed(self._config.run.seed % 2**64)  # libraries may have changed it
         checkpoint = load_newest(self._checkpoints)
         if checkpoint is not None:
-            checkpoint.check_model(self._model)
+            checkpoint.refuse_other(self._model, TrainedPart.of(self._config))
             if self._lead is not None:
                 self._lead.begin_restore(checkpoint.path)
             try:
                 learner.restore(checkpoint.tensors)
             except ValueError as error:
-                raise CheckpointError(
-                    f"{checkpoint.path} does not fit {self._config.model.path}: {error}; "
-                    "choose another run.dir"
+                raise ConfigError(
+                    f"model.path = {self._config.model.path!r} does not fit {checkpoint.path}: {error}; "
+                    "set [model] as it was, or choose another run.dir"
                 ) from None
             torch.set_rng_state(checkpoint.generator)
             self._progress = checkpoint.progress

@@ -27,6 +27,7 @@ import torch
 from safetensors import SafetensorError
 
 from bus.errors import WeightsError
+from dart_cli.config.schema import LoraConfig
 from dart_cli.weights import delta
 from dart_cli.weights.atomic_directory import atomic_directory
 from dart_cli.weights.base import KnownVersion, Published
@@ -60,6 +61,7 @@ class Version:
 class FileChannel:
     """Weight sets in `directory`, of which the newest `keep` are kept. See WeightChannel.
 
+    `lora` has the settings of the adapters that are published, and is stored with each version.
     `shared` puts the tensors into shared memory if they fit. With `delta` or `copies` the newest
     version is kept in memory as `last`, and only each `whole_every`th is written whole, and also a
     version whose chain of deltas would be no smaller than a whole set.
@@ -71,6 +73,7 @@ class FileChannel:
     delta: bool = False
     copies: bool = False
     whole_every: int = 1
+    lora: LoraConfig | None = None
     last: Version | None = field(default=None, init=False)
     _frozen: frozenset[str] = field(default=frozenset(), init=False)
     _since_whole: int = field(default=0, init=False)  # versions
@@ -93,6 +96,7 @@ class FileChannel:
                 self._storage,
                 frozen=self._frozen,
                 before=self._before,
+                lora=self.lora,
             )
         self._before = complete.path
         self._remove_old()
@@ -127,7 +131,7 @@ class FileChannel:
     ) -> bool:
         """Whether `version` is here with these weights, and means no others to the run's ledger."""
         path = path_of(self.directory, version)
-        if not path.exists() or not holds(path, tensors):
+        if not path.exists() or not holds(path, tensors, self.lora):
             return False
         if known is None or known.policy_version != version:
             return True
@@ -167,7 +171,7 @@ class FileChannel:
 
     def _republish(self, target: Path, tensors: Mapping[str, torch.Tensor]) -> Published:
         """Return the existing version if it holds these weights; else raise WeightsError."""
-        if not holds(target, tensors):
+        if not holds(target, tensors, self.lora):
             raise WeightsError(
                 f"{target} exists with other weights; a version is never published twice"
             )
@@ -184,7 +188,7 @@ class FileChannel:
     ) -> Published:
         """Write the changes, or the whole set where it is due or no larger."""
         copy = FlatWeights.in_memory(specs_of(tensors)).fill(tensors)
-        manifest = copy.manifest(policy_version)
+        manifest = copy.manifest(policy_version).model_copy(update={"lora": self.lora})
         before = self.last
         fits = before is not None and before.tensors.layout == copy.layout
         is_whole = not fits or self._since_whole + 1 >= self.whole_every
@@ -238,16 +242,17 @@ def publish(
     *,
     frozen: Collection[str] = (),
     before: Path | None = None,
+    lora: LoraConfig | None = None,
 ) -> Published:
     """Write `tensors` as `directory`/v<version>, complete at once.
 
     Publishing the same weights as the same version again changes nothing. Tensors named by `frozen`
-    have a file of their own, which is linked from the version at `before` if that has it. Raises
-    WeightsError if the version exists with other weights, or cannot be written.
+    have a file of their own, which is linked from the version at `before` if that has it. `lora` has
+    the settings of adapters. Raises WeightsError if the version exists with other weights, or cannot be written.
     """
     target = path_of(directory, policy_version)
     if target.exists():
-        if not holds(target, tensors):
+        if not holds(target, tensors, lora):
             raise WeightsError(
                 f"{target} exists with other weights; a version is never published twice"
             )
@@ -260,19 +265,23 @@ def publish(
             if frozen:
                 unchanged = {name: each for name, each in tensors.items() if name in frozen}
                 manifest = _joined(manifest, _write_frozen(unchanged, draft, before, storage))
+            manifest = manifest.model_copy(update={"lora": lora})
             _write_manifest(draft, manifest)
     except (OSError, SafetensorError) as error:
         raise WeightsError(f"{target} cannot be written: {error}; is the disk full?") from None
     return published(target, manifest)
 
 
-def holds(path: Path, tensors: Mapping[str, torch.Tensor]) -> bool:
-    """Whether the version at `path` is complete and holds exactly `tensors`."""
+def holds(path: Path, tensors: Mapping[str, torch.Tensor], lora: LoraConfig | None = None) -> bool:
+    """Whether the version at `path` is complete and holds exactly `tensors`, adapters of `lora`."""
     try:
         held = load(path, tensors)
+        settings = read_manifest(path).lora
     except WeightsError:
         return False
-    return all(torch.equal(held[name], tensor.cpu()) for name, tensor in tensors.items())
+    return settings == lora and all(
+        torch.equal(held[name], tensor.cpu()) for name, tensor in tensors.items()
+    )
 
 
 def load(path: Path, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -334,4 +343,4 @@ def _joined(trained: Manifest, frozen: Manifest) -> Manifest:
 
 
 def _write_manifest(directory: Path, manifest: Manifest) -> None:
-    (directory / MANIFEST).write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
+    (directory / MANIFEST).write_text(manifest.text(), encoding="utf-8")

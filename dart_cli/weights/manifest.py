@@ -4,6 +4,7 @@
     read_manifest    it, validated
     check_announced  whether this is the set that was announced
     check_complete   whether its files match the manifest as well
+    check_adapters   whether its adapters are those that a process is configured for
     versions         the versions in a directory
     tree_digests     the digests of tensors' bytes, on all cores
 
@@ -25,6 +26,8 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bus.errors import WeightsError
+from dart_cli.config.adapters import adapter_change
+from dart_cli.config.schema import LoraConfig
 from dart_cli.weights.base import Published
 from dart_cli.weights.layout import Layout, read_layout
 
@@ -62,6 +65,11 @@ class Manifest(BaseModel):
     size_bytes: int  # of all tensors
     tensors: dict[str, TensorInfo]
     frozen: list[str] = []  # of these, those in frozen.safetensors; the others in model.safetensors
+    lora: LoraConfig | None = None  # settings of the adapters; None for weights, or of older dart
+
+    def text(self) -> str:
+        """The file. Without adapters it is as before there were any."""
+        return self.model_dump_json(indent=1, exclude_none=True)
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -121,6 +129,15 @@ def files_of(path: Path, manifest: Manifest) -> list[Path]:
     return [path / WEIGHTS, *([path / FROZEN] if manifest.frozen else [])]
 
 
+def check_adapters(path: Path, lora: LoraConfig | None) -> None:
+    """Raises WeightsError where the version at `path` says that it has other adapters than `lora`."""
+    manifest = read_manifest(path)
+    if manifest.lora is not None and (problem := adapter_change(manifest.lora, lora)):
+        raise WeightsError(
+            f"{path}: {problem} when it was published; set it to the trainer's value"
+        )
+
+
 def path_of(directory: Path, policy_version: int) -> Path:
     """Where a version is or will be. Raises WeightsError for a negative number."""
     if policy_version < 0:
@@ -130,7 +147,8 @@ def path_of(directory: Path, policy_version: int) -> Path:
 
 def published(path: Path, manifest: Manifest) -> Published:
     """The version at `path`, as it is announced."""
-    digest = hashlib.blake2b(json.dumps(manifest.model_dump(), sort_keys=True).encode()).hexdigest()
+    values = manifest.model_dump(exclude_none=True)
+    digest = hashlib.blake2b(json.dumps(values, sort_keys=True).encode()).hexdigest()
     return Published(manifest.policy_version, path, digest, manifest.size_bytes)
 
 

@@ -67,7 +67,7 @@ class Mirror:
         plain = manifest.model_copy(update={"frozen": []})  # one file holds all tensors here
         try:
             file = self.directory / MANIFEST
-            file.write_text(plain.model_dump_json(indent=1), encoding="utf-8")
+            file.write_text(plain.text(), encoding="utf-8")
         except OSError as error:
             raise self._no_room(error) from None
         self._manifest, self.held = manifest, held

@@ -10,11 +10,16 @@ from typing import Any
 import pytest
 
 from bus.errors import ConfigError, RunDirectoryError
+from dart_cli.cli.main import main
 from dart_cli.cli.up import run_up, set_aside
 from dart_cli.config.load import load_config
+from dart_cli.config.models import BUILTIN
 from dart_cli.config.schema import Config
 from dart_cli.evaluation.results import ModeScore, TaskScore
 from dart_cli.runtime.run_dir import claim, read_run, save_config
+from dart_cli.train.checkpoints.checkpoint import complete, draft_of
+from dart_cli.train.checkpoints.checkpoint import path_of as checkpoint_path
+from dart_cli.train.checkpoints.identity import TrainedPart, TrainerProgress, model_identity
 from dart_cli.weights.manifest import MANIFEST, path_of
 from tests.inspection.parts import evaluation
 
@@ -131,3 +136,55 @@ def test_a_run_of_another_suite_goes_on_by_force_alone(
     assert run_up(now, config_path, [], fresh=False, force=True) == 130
     assert len(supervisors) == 1
     assert read_run(now.run.dir).env.suite == "mini"
+
+
+@pytest.mark.parametrize("force", [False, True], ids=["", "force"])
+@pytest.mark.parametrize("verb", ["up", "data", "train"])
+@pytest.mark.parametrize(
+    ("before", "now", "line"),
+    [
+        ([], ["model.lora.rank=4"], "model.lora is set, but there were no adapters"),
+        (
+            ["model.lora.alpha=8"],
+            ["model.lora.alpha=16"],
+            "model.lora.alpha = 16.0, but it was 8.0",
+        ),
+        ([], ["model.path=builtin:miniwob"], "model"),
+    ],
+    ids=["added", "alpha", "folder"],
+)
+def test_a_run_whose_checkpoint_is_of_another_model_is_refused_before_anything_is_recorded(
+    config_path: Path,
+    supervisors: list[list[str]],
+    capsys: pytest.CaptureFixture[str],
+    verb: str,
+    before: list[str],
+    now: list[str],
+    line: str,
+    force: bool,
+) -> None:
+    pytest.importorskip("peft")
+    began = load_config(config_path, before)
+    began.run.dir.mkdir(mode=0o700)
+    save_config(began)
+    draft_of(path_of_checkpoint(began)).mkdir(parents=True)
+    identity = model_identity(BUILTIN[began.model.path])
+    progress, part = TrainerProgress(updates=3), TrainedPart.of(began)
+    complete(path_of_checkpoint(began), progress, {}, identity, 1, part)
+    for dry_run in ([], ["--dry-run"]):
+        arguments = [str(config_path), *(["--force"] if force else []), *dry_run]
+        with pytest.raises(SystemExit) as ended:
+            main([verb, *arguments, *(part for key in now for part in ("--set", key))])
+        assert ended.value.code == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: {line}"), said
+        assert said.count("\n") == 1
+        assert supervisors == []
+        assert read_run(began.run.dir) == began
+    if verb == "up":  # a run that begins anew has no checkpoint
+        run_up(load_config(config_path, now), config_path, [], fresh=True)
+        assert len(supervisors) == 1
+
+
+def path_of_checkpoint(config: Config) -> Path:
+    return checkpoint_path(config.run.dir / "checkpoints", 3)

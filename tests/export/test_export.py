@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
-from bus.errors import CheckpointError, RunDirectoryError, UserError
+from bus.errors import CheckpointError, ConfigError, ModelError, RunDirectoryError, UserError
 from bus.messages import WeightsPublished
 from dart_cli.cli.main import main
 from dart_cli.config.schema import Config, LoraConfig, ModelConfig
@@ -23,7 +23,7 @@ from dart_cli.policy.model import load_policy, weight_tensors
 from dart_cli.policy.random_models import build
 from dart_cli.policy.tiny import build_tiny, save
 from dart_cli.runtime.run_dir import save_config
-from dart_cli.train.checkpoints.checkpoint import TrainerProgress, model_identity
+from dart_cli.train.checkpoints.identity import TrainedPart, TrainerProgress, model_identity
 from dart_cli.weights.file import FileChannel, publish
 from tests.data.parts import MIXED, a_batch, make_ledger, play_group, small_config, trained
 from tests.train import parts
@@ -146,7 +146,7 @@ def test_a_checkpoint_of_another_folder_is_refused(tmp_path: Path, tiny: Path) -
     directory = config.run.dir / "checkpoints"
     state = {name: value.clone() for name, value in changed(tiny).items()}
     parts.save(directory, TrainerProgress(updates=1), state, model="another")
-    with pytest.raises(CheckpointError, match="put the folder back"):
+    with pytest.raises(ModelError, match="put the folder back"):
         export_folder(config, tmp_path / "out", checkpoint=True)
     parts.save(directory, TrainerProgress(updates=2), {"w": torch.zeros(1)})
     with pytest.raises(CheckpointError, match="which the model lacks"):
@@ -329,3 +329,64 @@ def test_adapters_are_exported_alone_for_peft_or_merged(tmp_path: Path, model_ty
         card = (tmp_path / name / "README.md").read_text()
         assert front_of(card) == {f"library_name: {library}", 'base_model: "base"'}
         assert ("PeftModel.from_pretrained" in card) == (library == "peft")
+
+
+def with_lora(config: Config, lora: LoraConfig | None) -> Config:
+    return config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
+
+
+def drawn(folder: Path, lora: LoraConfig) -> dict[str, torch.Tensor]:
+    """Adapters after some training."""
+    generator = torch.Generator().manual_seed(1)
+    shapes = weight_tensors(load_policy(folder, lora=lora).model)
+    return {n: 0.3 * torch.randn(t.shape, generator=generator) for n, t in shapes.items()}
+
+
+@pytest.mark.parametrize("source", ["version", "checkpoint"])
+@pytest.mark.parametrize("now", [{"alpha": 14.0}, {"alpha": 7.0, "rank": 5}, None], ids=str)
+def test_adapters_have_the_settings_that_are_stored_with_them(
+    tmp_path: Path, tiny: Path, source: str, now: dict[str, float] | None
+) -> None:
+    """The run was since started with others."""
+    pytest.importorskip("peft")
+    lora = LoraConfig(rank=3, alpha=7.0, targets=["q_proj"])
+    config = with_lora(run_of(tmp_path, tiny), lora)
+    adapters = drawn(tiny, lora)
+    publish(adapters, config.run.dir / "weights", 2, lora=lora)
+    checkpoints, part = config.run.dir / "checkpoints", TrainedPart.of(config)
+    parts.save(checkpoints, TrainerProgress(updates=2), adapters, trained=part)
+
+    later = with_lora(config, None if now is None else LoraConfig.model_validate(now))
+    of = {"checkpoint": source == "checkpoint"}
+    assert export_folder(config, tmp_path / "expected", merge=True).lora == lora
+    assert export_folder(later, tmp_path / "merged", merge=True, **of).lora == lora
+    export_folder(later, tmp_path / "alone", **of)
+    expected, merged = (load_policy(tmp_path / name).model for name in ("expected", "merged"))
+    assert expected.state_dict().keys() == merged.state_dict().keys()
+    for name, value in expected.state_dict().items():
+        assert torch.equal(merged.state_dict()[name], value), name
+    told = json.loads((tmp_path / "alone" / "adapter_config.json").read_text())
+    assert (told["r"], told["lora_alpha"]) == (3, 7.0)
+    assert "alpha = 7.0" in (tmp_path / "alone" / "README.md").read_text().replace(": ", " = ")
+
+
+def test_adapters_of_older_dart_have_the_settings_of_the_configuration(
+    tmp_path: Path, tiny: Path
+) -> None:
+    pytest.importorskip("peft")
+    lora = LoraConfig(rank=3, alpha=7.0)
+    config = run_of(tmp_path, tiny)
+    publish(drawn(tiny, lora), config.run.dir / "weights", 2)  # without them
+    assert export_folder(with_lora(config, lora), tmp_path / "out").lora == lora
+    with pytest.raises(ConfigError, match=r"holds adapters, and not their settings: export with"):
+        export_folder(config, tmp_path / "unknown")
+
+
+def test_whole_weights_stay_so_whatever_the_configuration_says_now(
+    tmp_path: Path, tiny: Path, trained_tiny: dict[str, torch.Tensor]
+) -> None:
+    pytest.importorskip("peft")
+    config = run_of(tmp_path, tiny)
+    publish(trained_tiny, config.run.dir / "weights", 2)
+    assert export_folder(with_lora(config, LoraConfig()), tmp_path / "out").lora is None
+    assert_holds(tmp_path / "out", trained_tiny)

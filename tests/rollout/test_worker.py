@@ -47,6 +47,7 @@ from bus.requester import Requester
 from dart_cli.config.schema import (
     BusConfig,
     Config,
+    LoraConfig,
     ModelConfig,
     PolicyConfig,
     RolloutConfig,
@@ -457,6 +458,22 @@ async def test_a_set_that_is_not_the_one_announced_is_refused(config: Config) ->
         assert heartbeat.policy_version == 1
         data.announce(tiny_set(weights, 5))
         await data.heard(lambda hb: hb.policy_version == 5 and hb.waiting_for == "")
+
+
+async def test_adapters_of_other_settings_are_refused(config: Config) -> None:
+    """Their shapes are the same: the engine would multiply them by another factor."""
+    pytest.importorskip("peft")
+    mine, other = LoraConfig(rank=2, alpha=4.0), LoraConfig(rank=2, alpha=8.0)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"lora": mine})})
+    adapters = weight_tensors(load_policy(config.model.path, lora=mine).model)
+    weights = config.run.dir / "weights"
+    async with telemetry(config.run.dir) as data, worker(config):
+        data.announce(publish(adapters, weights, 1, lora=mine))
+        await data.heard(lambda hb: hb.policy_version == 1)
+        data.announce(publish(adapters, weights, 2, lora=other))
+        heartbeat = await data.heard(lambda hb: "v2 refused" in hb.waiting_for)
+        assert "model.lora.alpha = 4.0, but it was 8.0" in heartbeat.waiting_for
+        assert heartbeat.policy_version == 1
 
 
 async def test_a_refused_set_is_tried_again(

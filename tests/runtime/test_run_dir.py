@@ -123,6 +123,25 @@ def test_another_suite_or_model_is_refused_without_force(
     refuse_another_run(other)
 
 
+def test_other_adapters_are_refused_without_force(tmp_path: Path) -> None:
+    one, other, none = (
+        Config.model_validate({"run": {"dir": tmp_path}, "model": {"lora": lora}})
+        for lora in ({"alpha": 8.0}, {"alpha": 16.0}, None)
+    )
+    save_config(one)
+    refuse_another_run(one)
+    for now, line in (
+        (other, r"model\.lora\.alpha = 16\.0, but"),
+        (none, r"model\.lora is not set"),
+    ):
+        for refused in (refuse_another_run, save_config):
+            with pytest.raises(ConfigError, match=rf"^{line}.* was started.*--force"):
+                refused(now)
+        assert read_run(tmp_path) == one
+    save_config(other, force=True)
+    refuse_another_run(other)
+
+
 def test_another_way_to_write_a_path_is_the_same_model_and_suite(tmp_path: Path) -> None:
     for at in ("models/a", str(Path.cwd() / "models" / "a"), "models/./a/"):
         more = {"model": {"path": at}, "env": {"suite": f"{at}.py:Own"}}

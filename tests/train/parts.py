@@ -24,7 +24,8 @@ from bus.messages import (
 )
 from bus.replier import Replier
 from dart_cli.config.schema import Config
-from dart_cli.train.checkpoints.checkpoint import TrainerProgress, load_newest, path_of
+from dart_cli.train.checkpoints.checkpoint import load_newest, path_of
+from dart_cli.train.checkpoints.identity import TrainedPart, TrainerProgress
 from dart_cli.train.checkpoints.saver import CheckpointSaver
 from dart_cli.train.loop import run
 from tests.waiting import PATIENCE_S
@@ -110,9 +111,10 @@ def save(
     state: Mapping[str, torch.Tensor],
     keep: int = 2,
     model: str = "",
+    trained: TrainedPart | None = None,
 ) -> Path:
     """Write a checkpoint and wait for it."""
-    saver = CheckpointSaver(directory, keep)
+    saver = CheckpointSaver(directory, keep, trained=trained)
     saver.begin(progress, state, model)
     assert saver.wait() == progress
     return path_of(directory, progress.updates)

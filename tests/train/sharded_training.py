@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from dart_cli.train.checkpoints.checkpoint import TrainerProgress, load, load_newest
+from dart_cli.train.checkpoints.checkpoint import load, load_newest
+from dart_cli.train.checkpoints.identity import TrainerProgress
 from dart_cli.train.checkpoints.saver import CheckpointSaver
 from dart_cli.train.state import restore, state_of
 

@@ -18,18 +18,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from bus.errors import CheckpointError
+from bus.errors import CheckpointError, ModelError
 from bus.messages import Batch
 from dart_cli.config.schema import Config
 from dart_cli.policy.model import resolve
 from dart_cli.train.checkpoints import saver as saving
-from dart_cli.train.checkpoints.checkpoint import (
+from dart_cli.train.checkpoints.checkpoint import load, load_newest, newest_intact
+from dart_cli.train.checkpoints.identity import (
     STATE,
+    TrainedPart,
     TrainerProgress,
-    load,
-    load_newest,
     model_identity,
-    newest_intact,
 )
 from dart_cli.train.checkpoints.saver import CheckpointSaver
 from dart_cli.train.learner import PolicyLearner
@@ -125,7 +124,7 @@ def test_a_checkpoint_of_older_dart_goes_on_bit_for_bit(
     checkpoint = load_newest(tmp_path)
     assert checkpoint is not None
     assert checkpoint.progress.batches_trained == [1]
-    checkpoint.check_model("any")  # it names none
+    checkpoint.refuse_other("any", TrainedPart(freeze_vision=True))  # it names none
     resumed.restore(checkpoint.tensors)
     assert_equal(resumed.state(), straight.state())
     for made in (straight, resumed):
@@ -167,13 +166,13 @@ def test_another_model_folder_is_refused_wherever_it_lies(
     identity = model_identity(tiny_folder)
     assert model_identity(moved) == identity
     path = save(tmp_path / "checkpoints", TrainerProgress(), TENSORS, model=identity)
-    load(path).check_model(identity)
+    load(path).refuse_other(identity, TrainedPart())
     [weights] = moved.glob("*.safetensors")
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)
-    with pytest.raises(CheckpointError, match="put the folder back"):
-        load(path).check_model(model_identity(moved))
+    with pytest.raises(ModelError, match="put the folder back"):
+        load(path).refuse_other(model_identity(moved), TrainedPart())
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
@@ -421,7 +420,7 @@ def test_a_full_disk_is_an_error_with_its_cure_and_leaves_the_checkpoint_before(
     code = f"""
 import resource, torch
 from pathlib import Path
-from dart_cli.train.checkpoints.checkpoint import TrainerProgress
+from dart_cli.train.checkpoints.identity import TrainerProgress
 from dart_cli.train.checkpoints.saver import CheckpointSaver
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 saver = CheckpointSaver(Path({str(tmp_path)!r}), 2)
@@ -456,7 +455,7 @@ def test_a_kill_while_it_is_written_leaves_the_one_before(tmp_path: Path, where:
 import sys, threading, torch
 from pathlib import Path
 from dart_cli.train.checkpoints import saver as saving
-from dart_cli.train.checkpoints.checkpoint import TrainerProgress
+from dart_cli.train.checkpoints.identity import TrainerProgress
 original = saving.{where}
 def stuck(*given, **named):
     if {where!r} == "write":

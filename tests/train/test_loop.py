@@ -29,16 +29,22 @@ from bus.messages import (
     WeightsPublished,
 )
 from bus.pubsub import Forwarder, Publisher, Subscriber
-from dart_cli.config.schema import Config, WeightsConfig
+from dart_cli.config.schema import Config, LoraConfig, WeightsConfig
 from dart_cli.train import loop
 from dart_cli.train.checkpoints import saver
-from dart_cli.train.checkpoints.checkpoint import TrainerProgress, load_newest, recipe_of
+from dart_cli.train.checkpoints.checkpoint import load_newest, recipe_of
+from dart_cli.train.checkpoints.identity import (
+    STATE,
+    CheckpointState,
+    TrainedPart,
+    TrainerProgress,
+)
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.loop import run
 from dart_cli.train.model import TrainModel
 from dart_cli.weights.delta_chain import newest_version
 from dart_cli.weights.file import load
-from dart_cli.weights.manifest import WEIGHTS
+from dart_cli.weights.manifest import WEIGHTS, read_manifest
 from tests.steps import steps_of, with_changes, with_steps
 from tests.train.parts import (
     PATIENCE_S,
@@ -398,8 +404,43 @@ async def test_a_checkpoint_of_another_model_is_refused_with_the_cure(
     config: Config, batches: list[Batch]
 ) -> None:
     save(config.run.dir / "checkpoints", TrainerProgress(updates=1), {"w": torch.zeros(1)})
-    with pytest.raises(CheckpointError, match=r"choose another run\.dir"):
+    with pytest.raises(ConfigError, match=r"choose another run\.dir") as refused:
         await train(config, Data(batches))
+    assert refused.value.exit_code == 2  # no restart helps
+
+
+def contents(run_dir: Path) -> dict[Path, bytes]:
+    """The files of its checkpoints and weights."""
+    folders = (run_dir / "checkpoints", run_dir / "weights")
+    return {p: p.read_bytes() for folder in folders for p in folder.rglob("*") if p.is_file()}
+
+
+async def test_the_settings_of_adapters_are_part_of_checkpoints_and_of_each_version(
+    config: Config, batches: list[Batch]
+) -> None:
+    first, other = (
+        config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
+        for lora in (LoraConfig(rank=2, alpha=4.0), LoraConfig(rank=2, alpha=8.0))
+    )
+    short = first.train.model_copy(update={"updates": 1})
+    await train(first.model_copy(update={"train": short}), Data(batches))
+    [checkpoint] = (config.run.dir / "checkpoints").iterdir()
+    assert CheckpointState.model_validate_json(
+        (checkpoint / STATE).read_text()
+    ).trained == TrainedPart(lora=first.model.lora)
+    weights = config.run.dir / "weights"
+    assert [
+        read_manifest(path).lora for path in weights.iterdir() if path.name.startswith("v")
+    ] == [first.model.lora] * 2
+    before = contents(config.run.dir)
+    data = Data(batches)
+    with pytest.raises(
+        ConfigError, match=r"^model\.lora\.alpha = 8\.0, but it was 4\.0"
+    ) as refused:
+        await train(other, data)
+    assert refused.value.exit_code == 2
+    assert contents(config.run.dir) == before
+    assert data.heard == [], "nothing was told to data"
 
 
 async def test_a_trainer_whose_weights_were_deleted_goes_on_above_every_number_that_data_knows(

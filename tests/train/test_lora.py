@@ -20,8 +20,9 @@ from dart_cli.policy.families import FAMILIES
 from dart_cli.policy.forward import ImageFeatures, image_features
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import load_policy, weight_tensors
-from dart_cli.train.checkpoints.checkpoint import TrainerProgress, load_newest
 from dart_cli.train.checkpoints.checkpoint import load as load_checkpoint
+from dart_cli.train.checkpoints.checkpoint import load_newest
+from dart_cli.train.checkpoints.identity import TrainerProgress
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.train.parity import rescore

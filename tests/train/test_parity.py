@@ -16,7 +16,8 @@ from bus.messages import Batch
 from dart_cli.config.schema import Config
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.model import load_policy
-from dart_cli.train.checkpoints.checkpoint import TrainerProgress, load_newest
+from dart_cli.train.checkpoints.checkpoint import load_newest
+from dart_cli.train.checkpoints.identity import TrainerProgress
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.weights.file import load, publish

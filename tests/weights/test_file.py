@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from hashlib import blake2b
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bus.errors import WeightsError
+from dart_cli.config.schema import LoraConfig
 from dart_cli.weights.base import KnownVersion
 from dart_cli.weights.delta_chain import newest_version
 from dart_cli.weights.file import FileChannel, load, publish
-from dart_cli.weights.manifest import FROZEN, MANIFEST, WEIGHTS, read_manifest
+from dart_cli.weights.manifest import FROZEN, MANIFEST, WEIGHTS, check_adapters, read_manifest
 
 
 def tensors(value: float = 1.0) -> dict[str, torch.Tensor]:
@@ -266,3 +268,33 @@ def test_a_number_that_the_ledger_knows_is_not_used_for_other_weights(
     assert again.resume(tensors(1.0), 0, known=KnownVersion(7, "d")).policy_version == 8
     # The folder has the weights under a number that means others to the ledger.
     assert again.resume(tensors(1.0), 0, known=KnownVersion(8, "d")).policy_version == 9
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_settings_of_adapters_are_part_of_a_version(tmp_path: Path, delta: bool) -> None:
+    one, other = LoraConfig(rank=2, alpha=4.0), LoraConfig(rank=2, alpha=8.0)
+    first = FileChannel(tmp_path, delta=delta, lora=one)
+    made = first.resume(tensors(1.0), 0)
+    first.close()
+    assert read_manifest(made.path).lora == one
+    check_adapters(made.path, one)
+    for lora in (other, None):
+        with pytest.raises(WeightsError, match=r"v000000: model\.lora"):
+            check_adapters(made.path, lora)
+    again = FileChannel(tmp_path, delta=delta, lora=one)
+    assert again.resume(tensors(1.0), 0, known=KnownVersion(0, made.digest)) == made
+    again.close()
+    # The same numbers, multiplied by something else, are other weights.
+    changed = FileChannel(tmp_path, delta=delta, lora=other)
+    now = changed.resume(tensors(1.0), 0, known=KnownVersion(0, made.digest))
+    changed.close()
+    assert (now.policy_version, read_manifest(now.path).lora) == (1, other)
+    assert now.digest != made.digest
+
+
+def test_without_adapters_a_manifest_is_as_before_there_were_any(tmp_path: Path) -> None:
+    made = publish(tensors(1.0), tmp_path, 0)
+    manifest = json.loads((made.path / MANIFEST).read_text())
+    assert manifest.keys() == {"policy_version", "size_bytes", "tensors", "frozen"}
+    assert made.digest == blake2b(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    check_adapters(made.path, LoraConfig())  # it says nothing of adapters

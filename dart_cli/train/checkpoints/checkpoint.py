@@ -1,16 +1,14 @@
 """Checkpoints of the trainer: whole or absent, without pickle, resumed bit for bit.
 
-    TrainerProgress   where the run is, as JSON
     complete          gives the files of all ranks their state.json and their name: now it exists
     load_newest       the newest checkpoint that is intact, for a trainer that begins
     newest_intact     the same for a reader beside a live trainer
     recipe_of         what tells whether a run goes on as it was
-    model_identity    what tells the model folder from another one
 
     RUN/checkpoints/c000010/
         r000-000.safetensors   what rank 0 held: trained parameters in float32, `name/exp_avg`, ...
         r001-000.safetensors   what rank 1 held
-        state.json             progress, the digest of each file, the model folder's identity
+        state.json             progress, the digest of each file, of which model it is (identity.py)
 
 Parameters that are not trained are not here: they are the model folder's. A checkpoint that fails its
 digests is set aside, with a warning, and the one before it is used. The trainer draws no random
@@ -24,7 +22,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,35 +29,29 @@ from hashlib import blake2b
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
-from bus.errors import CheckpointError, ModelError
+from bus.errors import CheckpointError
 from dart_cli.config.schema import Config
+from dart_cli.train.checkpoints.identity import (
+    STATE,
+    CheckpointState,
+    TrainedPart,
+    TrainerProgress,
+    checkpoint_paths,
+    refuse_other_folder,
+)
 from dart_cli.train.checkpoints.shards import SavedTensors
-from dart_cli.weights.manifest import digest_of, on_cores, tree_digests
+from dart_cli.weights.manifest import digest_of, on_cores
 
 log = logging.getLogger(__name__)
 
-STATE = "state.json"
 GENERATOR = "/generator"  # beside `parameter` and `parameter/name`; no parameter has no name
 DRAFT = ".draft"
-_NAME = re.compile(r"c(\d{6,})")
 _OLD_MODEL, _OLD_OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 """Files of the checkpoints that dart wrote before it had ranks: all weights, and the optimizer's state
 with the float32 masters of other weights as `parameter/master`."""
 _OLD_MASTER = "/master"
-
-
-class TrainerProgress(BaseModel):
-    """How far the trainer is."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    updates: int = 0  # batches used, skipped ones included
-    skipped: int = 0  # of these, left out: see Update.note
-    policy_version: int = 0  # newest published when this was written
-    last_batch_id: int = 0  # newest batch in the weights
-    batches_trained: list[int] = []  # ids since the previous complete checkpoint
 
 
 _NOT_OF_AN_UPDATE = frozenset(
@@ -80,38 +71,6 @@ def recipe_of(config: Config) -> str:
     return blake2b(settings.encode(), digest_size=16).hexdigest()
 
 
-def model_identity(folder: Path) -> str:
-    """A digest of a model folder's tensors, wherever it lies. Raises ModelError."""
-    files = sorted(folder.glob("*.safetensors"))
-    try:
-        handles = {file.name: os.open(file, os.O_RDONLY) for file in files}
-        try:
-            sizes = {name: os.fstat(handle).st_size for name, handle in handles.items()}
-            digests = tree_digests(
-                sizes, lambda name, begin, end: os.pread(handles[name], end - begin, begin)
-            )
-        finally:
-            for handle in handles.values():
-                os.close(handle)
-    except OSError as error:
-        raise ModelError(f"{folder} cannot be read: {error}") from None
-    return blake2b(json.dumps(digests).encode(), digest_size=16).hexdigest()
-
-
-class _State(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    progress: TrainerProgress
-    digests: dict[str, str]  # file name -> BLAKE2b
-    model: str = ""  # identity of the model folder; empty in checkpoints of older dart
-    own: str = ""  # digest of all above; the same
-
-    def sealed(self) -> _State:
-        """The same with its own digest."""
-        text = self.model_copy(update={"own": ""}).model_dump_json()
-        return self.model_copy(update={"own": blake2b(text.encode()).hexdigest()})
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """The trainer's state."""
@@ -119,16 +78,15 @@ class Checkpoint:
     path: Path
     progress: TrainerProgress
     model: str  # identity of the folder that holds what was not trained; empty where unknown
+    trained: TrainedPart | None  # None where unknown
     tensors: SavedTensors  # trained parameters and the optimizer's state, as PolicyLearner.state
     generator: torch.Tensor  # state of torch's CPU generator
 
-    def check_model(self, identity: str) -> None:
-        """Raise CheckpointError if it was trained from another model folder than this one."""
-        if self.model and identity and self.model != identity:
-            raise CheckpointError(
-                f"{self.path} leaves what is not trained to the model folder, and that holds other "
-                "tensors now; put the folder back with which the run began, or choose another run.dir"
-            )
+    def refuse_other(self, identity: str, trained: TrainedPart) -> None:
+        """Raise ConfigError or ModelError if a model of this folder and part cannot go on from it."""
+        if self.trained is not None:
+            self.trained.refuse_other(trained, self.path)
+        refuse_other_folder(self.model, identity, self.path)
 
 
 def path_of(directory: Path, updates: int) -> Path:
@@ -142,22 +100,27 @@ def draft_of(target: Path) -> Path:
 
 
 def complete(
-    target: Path, progress: TrainerProgress, digests: Mapping[str, str], model: str, keep: int
+    target: Path,
+    progress: TrainerProgress,
+    digests: Mapping[str, str],
+    model: str,
+    keep: int,
+    trained: TrainedPart | None = None,
 ) -> None:
     """The files of `digests` are in the draft and on disk: make it the checkpoint `target`.
 
     Removes all but the newest `keep`. Raises OSError; older checkpoints are then untouched.
     """
     draft = draft_of(target)
-    state = _State(progress=progress, digests=dict(digests), model=model)
+    state = CheckpointState(progress=progress, digests=dict(digests), model=model, trained=trained)
     with (draft / STATE).open("w", encoding="utf-8") as handle:
-        handle.write(state.sealed().model_dump_json(indent=1))
+        handle.write(state.sealed().text())
         handle.flush()
         os.fsync(handle.fileno())
     _sync(draft)
     draft.rename(target)
     _sync(target.parent)
-    for old in _paths(target.parent)[:-keep]:
+    for old in checkpoint_paths(target.parent)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)  # tried again after the next checkpoint
 
 
@@ -172,7 +135,7 @@ def load_newest(directory: Path) -> Checkpoint | None:
 
     Raises CheckpointError where there are some and none is intact.
     """
-    paths = _paths(directory)
+    paths = checkpoint_paths(directory)
     for path in reversed(paths):
         try:
             return load(path)
@@ -191,7 +154,7 @@ def load_newest(directory: Path) -> Checkpoint | None:
 
 def newest_intact(directory: Path) -> Checkpoint | None:
     """The newest checkpoint that is intact, None if there is none; changes nothing."""
-    for path in reversed(_paths(directory)):
+    for path in reversed(checkpoint_paths(directory)):
         with contextlib.suppress(CheckpointError):
             return load(path)
     return None
@@ -205,9 +168,9 @@ def load(path: Path, *, verify: bool = True) -> Checkpoint:
     """
     try:
         text = (path / STATE).read_bytes()
-        state = _State.model_validate_json(text)
+        state = CheckpointState.model_validate_json(text)
         is_old = _OLD_MODEL in state.digests
-        if not is_old and state.sealed().model_dump_json(indent=1).encode() != text:
+        if not is_old and state.sealed().text().encode() != text:
             raise CheckpointError(f"{path / STATE} is damaged: its digest differs")
         if verify:
             _check_digests(path, state.digests)
@@ -217,7 +180,7 @@ def load(path: Path, *, verify: bool = True) -> Checkpoint:
             saved = SavedTensors.of_files([path / name for name in sorted(state.digests)])
         tensors = saved.renamed({name: name for name in saved.names - {GENERATOR}})
         generator = saved.whole(GENERATOR)
-        return Checkpoint(path, state.progress, state.model, tensors, generator)
+        return Checkpoint(path, state.progress, state.model, state.trained, tensors, generator)
     except ValidationError as error:
         raise CheckpointError(f"{path / STATE} is damaged: {error.errors()[0]['msg']}") from None
     except (OSError, ValueError) as error:
@@ -240,14 +203,6 @@ def _check_digests(path: Path, digests: Mapping[str, str]) -> None:
     for name, digest in zip(names, found, strict=True):
         if digest != digests[name]:
             raise CheckpointError(f"{path / name} is damaged: its digest differs")
-
-
-def _paths(directory: Path) -> list[Path]:
-    """Checkpoints in `directory`, oldest first."""
-    if not directory.is_dir():
-        return []
-    found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda path: int(path.name[1:]))
 
 
 def _sync(path: Path) -> None:

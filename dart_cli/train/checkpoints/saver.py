@@ -26,12 +26,12 @@ from safetensors import SafetensorError
 from bus.errors import CheckpointError, WeightsError
 from dart_cli.train.checkpoints.checkpoint import (
     GENERATOR,
-    TrainerProgress,
     complete,
     draft_of,
     path_of,
     remove_drafts,
 )
+from dart_cli.train.checkpoints.identity import TrainedPart, TrainerProgress
 from dart_cli.train.checkpoints.shards import FILE_BYTES, Part, Staging, State, stage, write
 
 log = logging.getLogger(__name__)
@@ -71,12 +71,15 @@ class CheckpointSaver:
         ranks: int = 1,
         deadline_s: float = WRITE_S,
         file_bytes: int = FILE_BYTES,
+        trained: TrainedPart | None = None,
     ) -> None:
+        """`trained` is stored with each checkpoint, by rank 0."""
         self._directory = directory
         self._keep = keep
         self._rank, self._ranks = rank, ranks
         self._deadline_s = deadline_s
         self._file_bytes = file_bytes
+        self._trained = trained
         self._staging = Staging()
         self._save: _Save | None = None
         if rank == 0:
@@ -141,7 +144,14 @@ class CheckpointSaver:
                 _leave(draft, self._rank, {"digests": digests})
             else:
                 digests |= self._of_the_others(save, draft)
-                complete(save.target, save.progress, digests, save.model, self._keep)
+                complete(
+                    save.target,
+                    save.progress,
+                    digests,
+                    save.model,
+                    self._keep,
+                    self._trained,
+                )
                 seconds = time.monotonic() - save.began
                 log.info("%s is complete, after %.1f s", save.target, seconds)
         except (OSError, SafetensorError, WeightsError) as error:

@@ -52,7 +52,8 @@ def serve(config: Config) -> int:
 def _work(config: Config) -> None:
     import torch
 
-    from dart_cli.train.checkpoints.checkpoint import TrainerProgress, load
+    from dart_cli.train.checkpoints.checkpoint import load
+    from dart_cli.train.checkpoints.identity import TrainerProgress
     from dart_cli.train.checkpoints.saver import CheckpointSaver
     from dart_cli.train.learner import PolicyLearner
     from dart_cli.train.model import TrainModel

@@ -20,7 +20,7 @@ from bus.codec import BATCH_LIMITS, joined, parted
 from bus.messages import Batch, Share
 from dart_cli.config.schema import Config
 from dart_cli.train.base import SavedState, Tensors
-from dart_cli.train.checkpoints.checkpoint import TrainerProgress
+from dart_cli.train.checkpoints.identity import TrainerProgress
 from dart_cli.train.learner import PolicyLearner, Update
 from dart_cli.train.model import TrainModel
 from dart_cli.train.ranks.distributed import Command, DistributedGroup, memory_mb

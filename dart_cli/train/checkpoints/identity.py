@@ -1,0 +1,166 @@
+"""What a checkpoint's state.json says, read without torch: how far the run is, and of which model.
+
+    TrainerProgress   where the run is
+    TrainedPart       which tensors of the model are trained: its adapters' settings, or which weights
+    CheckpointState   both, the identity of the model folder, and the digests of the files
+    model_identity    what tells the model folder from another one
+    refuse_other      the error where a configuration cannot go on from the newest checkpoint
+
+`dart up`, `dart data` and `dart train` call `refuse_other` before anything starts or is recorded; the
+trainer compares again with the checkpoint that it loads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from hashlib import blake2b
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from bus.errors import ConfigError, ModelError, RunDirectoryError
+from dart_cli.config.adapters import adapter_change
+from dart_cli.config.models import BUILTIN, model_folder
+from dart_cli.config.schema import Config, LoraConfig
+from dart_cli.runtime.run_dir import read_run
+from dart_cli.weights.manifest import tree_digests
+
+STATE = "state.json"
+_NAME = re.compile(r"c(\d{6,})")
+
+
+class TrainerProgress(BaseModel):
+    """How far the trainer is."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    updates: int = 0  # batches used, skipped ones included
+    skipped: int = 0  # of these, left out: see Update.note
+    policy_version: int = 0  # newest published when this was written
+    last_batch_id: int = 0  # newest batch in the weights
+    batches_trained: list[int] = []  # ids since the previous complete checkpoint
+
+
+class TrainedPart(BaseModel):
+    """Which tensors of the model are trained, and what they mean."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    lora: LoraConfig | None = None  # adapters; None for the weights themselves
+    freeze_vision: bool = False
+
+    @classmethod
+    def of(cls, config: Config) -> TrainedPart:
+        """What a trainer with this configuration trains."""
+        return cls(lora=config.model.lora, freeze_vision=config.model.freeze_vision)
+
+    def refuse_other(self, now: TrainedPart, checkpoint: Path) -> None:
+        """Raise ConfigError where `now` cannot go on from a `checkpoint` of this one.
+
+        What was frozen may be trained from now on; what was trained cannot be frozen.
+        """
+        if problem := adapter_change(self.lora, now.lora):
+            raise ConfigError(
+                f"{problem} in {checkpoint}; set it back, or choose another run.dir to begin anew"
+            )
+        if self.lora is None and now.freeze_vision and not self.freeze_vision:
+            raise ConfigError(
+                f"model.freeze_vision = true, but the vision tower was trained in {checkpoint}; set it "
+                "back, or choose another run.dir to begin anew"
+            )
+
+
+class CheckpointState(BaseModel):
+    """state.json."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    progress: TrainerProgress
+    digests: dict[str, str]  # file name -> BLAKE2b
+    model: str = ""  # identity of the model folder; empty in checkpoints of older dart
+    trained: TrainedPart | None = None  # None in checkpoints of older dart
+    own: str = ""  # digest of all above; empty in those of before it
+
+    def sealed(self) -> CheckpointState:
+        """The same with its own digest."""
+        text = self.model_copy(update={"own": ""}).model_dump_json(exclude_none=True)
+        return self.model_copy(update={"own": blake2b(text.encode()).hexdigest()})
+
+    def text(self) -> str:
+        """The file."""
+        return self.model_dump_json(indent=1, exclude_none=True)
+
+
+def checkpoint_paths(directory: Path) -> list[Path]:
+    """Checkpoints in `directory`, oldest first."""
+    if not directory.is_dir():
+        return []
+    found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: int(path.name[1:]))
+
+
+def model_identity(folder: Path) -> str:
+    """A digest of a model folder's tensors, wherever it lies. Raises ModelError."""
+    files = sorted(folder.glob("*.safetensors"))
+    try:
+        handles = {file.name: os.open(file, os.O_RDONLY) for file in files}
+        try:
+            sizes = {name: os.fstat(handle).st_size for name, handle in handles.items()}
+            digests = tree_digests(
+                sizes, lambda name, begin, end: os.pread(handles[name], end - begin, begin)
+            )
+        finally:
+            for handle in handles.values():
+                os.close(handle)
+    except OSError as error:
+        raise ModelError(f"{folder} cannot be read: {error}") from None
+    return blake2b(json.dumps(digests).encode(), digest_size=16).hexdigest()
+
+
+def refuse_other_folder(before: str, now: str, checkpoint: Path) -> None:
+    """Raise ModelError where a `checkpoint` belongs to a model folder of another identity."""
+    if before and now and before != now:
+        raise ModelError(
+            f"model.path: {checkpoint} leaves what is not trained to the model folder, and that holds other "
+            "tensors now; put the folder back with which the run began, or choose another run.dir"
+        )
+
+
+def refuse_other(config: Config) -> None:
+    """Raise ConfigError or ModelError where the run's newest checkpoint is of another model.
+
+    A folder's tensors are read only where the run names another one than at its last start: the
+    trainer reads them in any case.
+    """
+    newest = _newest_state(config.run.dir / "checkpoints")
+    if newest is None:
+        return
+    path, state = newest
+    if state.trained is not None:
+        state.trained.refuse_other(TrainedPart.of(config), path)
+    if state.model and config.train.learner != "timed" and _names_another_folder(config):
+        refuse_other_folder(state.model, model_identity(_folder(config)), path)
+
+
+def _newest_state(directory: Path) -> tuple[Path, CheckpointState] | None:
+    """The newest state.json that can be read, with its checkpoint."""
+    for path in reversed(checkpoint_paths(directory)):
+        try:
+            return path, CheckpointState.model_validate_json((path / STATE).read_bytes())
+        except (OSError, ValidationError):  # the trainer reports it, and uses the one before
+            continue
+    return None
+
+
+def _names_another_folder(config: Config) -> bool:
+    try:
+        last = read_run(config.run.dir)
+    except RunDirectoryError:  # data has recorded none here
+        return False
+    return _folder(last).resolve() != _folder(config).resolve()
+
+
+def _folder(config: Config) -> Path:
+    return BUILTIN.get(config.model.path) or model_folder(config.model.path)
