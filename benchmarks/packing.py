@@ -203,12 +203,12 @@ def by_vllm(config: Config) -> Engine:
     )
 
 
-def vllm_counters() -> dict[str, float]:
+def vllm_counters() -> dict[str, int]:
     """Tokens that the last vLLM's prefix cache was asked for (queries) and had (hits)."""
     from prometheus_client import REGISTRY
 
     return {
-        sample.name.removeprefix("vllm:prefix_cache_").removesuffix("_total"): sample.value
+        sample.name.removeprefix("vllm:prefix_cache_").removesuffix("_total"): int(sample.value)
         for metric in REGISTRY.collect()
         for sample in metric.samples
         if sample.name in ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
