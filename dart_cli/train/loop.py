@@ -183,9 +183,8 @@ class _Trainer:
             raise
         finally:
             with finishing("bringing its weights and its last checkpoint to disk"):
-                if error is None or self._ranks is None:  # else a rank may not write its part
-                    await self._in_torch(self._end_save)
-                await self._in_torch(self.channel.close)
+                # After an error a rank may not write its part.
+                await self._in_torch(self._close, error is None or self._ranks is None)
             if self._ranks is not None:
                 await self._in_torch(self._ranks.end, error)
 
@@ -260,9 +259,10 @@ class _Trainer:
 
     def _load(self) -> Learner:
         learner = self._make_learner()
-        self._model = identity_of(self._config)
+        with self._alone("reading the model folder and the checkpoints"):
+            self._model = identity_of(self._config)
+            checkpoint = load_newest(self._checkpoints)
         torch.manual_seed(self._config.run.seed % 2**64)  # libraries may have changed it
-        checkpoint = load_newest(self._checkpoints)
         if checkpoint is not None:
             checkpoint.refuse_other(self._model, TrainedPart.of(self._config))
             if self._lead is not None:
@@ -294,9 +294,15 @@ class _Trainer:
             if self._lead is not None:
                 await self._in_torch(self._lead.beat)
 
+    def _alone(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Around long work of torch's thread in which the other ranks, if there are any, have no part."""
+        return contextlib.nullcontext() if self._lead is None else self._lead.alone(what)
+
     def _resume_weights(self, learner: Learner, known: KnownVersion | None) -> Published:
         model = learner.model
-        return self.channel.resume(model.weights(), self._version, model.frozen(), known)
+        weights = model.weights()
+        with self._alone("publishing its weights"):
+            return self.channel.resume(weights, self._version, model.frozen(), known)
 
     # --- train ------------------------------------------------------------------------------
 
@@ -422,19 +428,26 @@ class _Trainer:
             rest = self._progress.batches_trained[len(saved.batches_trained) :]
             self._progress = self._progress.model_copy(update={"batches_trained": rest})
 
-    def _end_save(self) -> None:
-        """Wait for the checkpoint in flight, however the process ends."""
-        try:
-            self._saver.wait()
-        except CheckpointError as error:
-            log.warning("%s", error)
+    def _close(self, is_saved: bool) -> None:
+        """Wait for the checkpoint in flight, if it `is_saved`, and bring the weights to disk."""
+        with self._alone("bringing its weights and its last checkpoint to disk"):
+            try:
+                if is_saved:
+                    self._saver.wait()
+            except CheckpointError as error:
+                log.warning("%s", error)
+            self.channel.close()
 
     async def _publish(self, learner: Learner) -> None:
         """Publish the weights as the next version."""
         version = self._version + 1
-        published = await self._in_torch(
-            lambda: self.channel.publish(learner.model.weights(), version)
-        )
+
+        def publish() -> Published:
+            weights = learner.model.weights()
+            with self._alone("publishing its weights"):
+                return self.channel.publish(weights, version)
+
+        published = await self._in_torch(publish)
         self._is_published = True
         self._progress = self._progress.model_copy(update={"policy_version": version})
         await self._announce(published)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,37 +12,80 @@ from torch.distributed.tensor import DTensor
 
 from bus.messages import Batch
 from dart_cli.config.schema import Config
+from dart_cli.policy.shard_files import shard_rows
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.train.ranks.board import Membership
 from dart_cli.train.ranks.distributed import Command, DistributedGroup
 from dart_cli.train.ranks.lead import RankedLearner, follow
 from dart_cli.train.ranks.watch import RankWatch
+from dart_cli.train.sharded import local_shard
 
 Case = tuple[Config, list[Batch]]
 
 
 def updated(rank: int, size: int, folder: Path, cases: dict[str, Case]) -> dict[str, Any]:
     """What each case's updates gave, as rank 0 tells the others; empty on the others."""
+    rank_group = _group(rank, size, folder)
+    return {name: _case(rank_group, *case) for name, case in cases.items()}
+
+
+def _group(rank: int, size: int, folder: Path) -> DistributedGroup:
     member = Membership(rank, size, rank, folder, is_ours=True)
     watch = RankWatch(member, folder, 60.0, lambda _reason: os._exit(1))
-    rank_group = DistributedGroup(member, watch, torch.device("cpu"))
-    return {name: _case(rank_group, *case) for name, case in cases.items()}
+    return DistributedGroup(member, watch, torch.device("cpu"))
+
+
+def slowed(rank: int, size: int, folder: Path, case: Case, seconds: float) -> dict[str, float]:
+    """What rank 0 tells in its heartbeats where a layer of rank 1 takes so much longer."""
+    rank_group = _group(rank, size, folder)
+    config, batches = case
+    model = TrainModel.load(config, rank_group.mesh)
+    if rank == 1:
+        inner: Any = model.policy.model.model
+        layer = inner.language_model.layers[0]
+        compute = layer.forward
+
+        def slow(*inputs: Any, **options: Any) -> Any:
+            time.sleep(seconds)
+            return compute(*inputs, **options)
+
+        layer.forward = slow
+    learner = PolicyLearner(model, config.train, rank_group)
+    if rank:
+        follow(learner, rank_group, lambda _: None, lambda _: None)
+        return {}
+    lead = RankedLearner(learner, rank_group)
+    lead.update(batches[0], 0)
+    rank_group.tell(Command.STOP)
+    return lead.gauges
+
+
+def fill_b(model: TrainModel) -> None:
+    """Give adapters a B, which begins at zero; so A has a gradient, and a rank's shard matters."""
+    for name, parameter in model.trainable().items():
+        if ".lora_B." in name:
+            draw = torch.Generator().manual_seed(len(name) + 1000 * sum(name.encode()))
+            value = 0.02 * torch.randn(parameter.shape, generator=draw)
+            if isinstance(parameter.data, DTensor):
+                begin, end = shard_rows(parameter.data)
+                value = value[begin:end]
+            local_shard(parameter.data).copy_(value)
 
 
 def _case(rank_group: DistributedGroup, config: Config, batches: list[Batch]) -> dict[str, Any]:
     model = TrainModel.load(config, rank_group.mesh)
+    fill_b(model)
     learner = PolicyLearner(model, config.train, rank_group)
     found: dict[str, Any] = {}
     if rank_group.rank:
         follow(learner, rank_group, lambda _: None, lambda _: None)
     else:
         lead = RankedLearner(learner, rank_group)
+        before = published(lead.model.weights())
         updates = [lead.update(batch, done, done) for done, batch in enumerate(batches)]
         found = told(updates)
-        found["published"] = {
-            name: each.float().numpy() for name, each in lead.model.weights().items()
-        }
+        found |= {"before": before, "published": published(lead.model.weights())}
         lead.beat()
         rank_group.tell(Command.STOP)
     found["gradients"] = gradients(model)
@@ -50,12 +94,18 @@ def _case(rank_group: DistributedGroup, config: Config, batches: list[Batch]) ->
 
 def alone(config: Config, batches: list[Batch]) -> dict[str, Any]:
     """The same in this process, without ranks."""
-    learner = PolicyLearner(TrainModel.load(config), config.train)
+    model = TrainModel.load(config)
+    fill_b(model)
+    learner = PolicyLearner(model, config.train)
+    before = published(model.weights())
     found = told([learner.update(batch, done, done) for done, batch in enumerate(batches)])
-    weights = learner.model.weights()
-    found["published"] = {name: each.float().numpy() for name, each in weights.items()}
+    found |= {"before": before, "published": published(model.weights())}
     found["gradients"] = gradients(learner.model)
     return found
+
+
+def published(weights: dict[str, torch.Tensor]) -> dict[str, Any]:
+    return {name: each.detach().float().numpy().copy() for name, each in weights.items()}
 
 
 def told(updates: list[Any]) -> dict[str, Any]:

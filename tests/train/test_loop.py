@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import re
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.loop import run
 from dart_cli.train.model import TrainModel
 from dart_cli.weights.delta_chain import newest_version
-from dart_cli.weights.file import load
+from dart_cli.weights.file import FileChannel, load
 from dart_cli.weights.manifest import WEIGHTS, read_manifest
 from tests.steps import steps_of, with_changes, with_steps
 from tests.train.parts import (
@@ -238,12 +239,19 @@ class Lead:
     def __init__(self) -> None:
         self.gauges: dict[str, float] = {}
         self.beats = threading.Event()
+        self.alone_at = ""
 
     def beat(self) -> None:
         self.beats.set()
 
     def begin_checkpoint(self, *_: object) -> None:
         """There are no others."""
+
+    @contextlib.contextmanager
+    def alone(self, what: str) -> Iterator[None]:
+        self.alone_at = what
+        yield
+        self.alone_at = ""
 
 
 async def test_other_ranks_are_told_that_rank_0_lives_while_it_waits_for_a_checkpoint(
@@ -266,6 +274,45 @@ async def test_other_ranks_are_told_that_rank_0_lives_while_it_waits_for_a_check
     monkeypatch.setattr(saver, "write", slow)
     await train(config, Data(batches))
     assert load_newest(config.run.dir / "checkpoints") is not None
+
+
+async def test_other_ranks_are_told_what_rank_0_does_alone(
+    config: Config, batches: list[Batch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever reads or writes the files of a whole model: they wait for it longer than for a command."""
+    lead, make = Lead(), loop._Trainer._make_learner
+    found: dict[str, set[str]] = {}
+
+    def made(self: loop._Trainer) -> object:
+        learner = make(self)
+        self._lead = lead
+        return learner
+
+    def noting(place: object, name: str) -> None:
+        function = getattr(place, name)
+
+        def noted(*arguments: object, **others: object) -> object:
+            found.setdefault(name, set()).add(lead.alone_at)
+            return function(*arguments, **others)
+
+        monkeypatch.setattr(place, name, noted)
+
+    monkeypatch.setattr(loop._Trainer, "_make_learner", made)
+    for place, names in {
+        loop: ("identity_of", "load_newest"),
+        FileChannel: ("resume", "publish", "close"),
+    }.items():
+        for name in names:
+            noting(place, name)
+    await train(config, Data(batches))
+    reading, publishing = "reading the model folder and the checkpoints", "publishing its weights"
+    assert found == {
+        "identity_of": {reading},
+        "load_newest": {reading},
+        "resume": {publishing},
+        "publish": {publishing},
+        "close": {"bringing its weights and its last checkpoint to disk"},
+    }
 
 
 async def test_the_hello_names_what_the_checkpoint_holds(

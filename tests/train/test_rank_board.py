@@ -56,18 +56,6 @@ def test_torchrun_gives_rank_and_size(run_dir: Path) -> None:
     assert is_ranked(config, environment)
 
 
-def test_a_start_with_the_name_of_an_ended_one_is_refused(run_dir: Path) -> None:
-    config = Config(run=RunConfig(dir=run_dir))
-    environment = {"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
-    RankBoard(membership(config, environment).folder).judge("rank 0 of 2 ended unexpectedly")
-    with pytest.raises(
-        ConfigError, match=r"\(rank 0 of 2 .*\): start torchrun with another --rdzv-id"
-    ):
-        membership(config, environment)
-    again = membership(config, environment | {"TORCHELASTIC_RESTART_COUNT": "1"})
-    assert not RankBoard(again.folder).verdict()
-
-
 @pytest.mark.parametrize(
     ("rank", "size"), [("x", "2"), ("2", "2"), ("-1", "2"), ("1", "two")], ids=str
 )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,78 +11,82 @@ from bus.messages import Batch, BatchTrained, TrainerHello
 from dart_cli.config.schema import Config
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
-from tests.train.parts import Data, another_run, final_weights, serving
-from tests.waiting import PATIENCE_S, until
+from tests.train.parts import Data, another_run, final_weights
+from tests.train.trainers import run_trainer
+from tests.waiting import until
 
-ROOT = Path(__file__).parents[2]
-DEADLINE_S = 8.0
+DEADLINE_S = 8.0  # of a run in which a rank hangs
+PATIENT_S = 60.0  # of one that must succeed, on a busy machine too
 
 FAULTS = {
-    "killed in an update": "1:pack:3:kill",
-    "hangs in an update": "1:pack:3:stop",
-    "killed in a publication": "1:gathering the weights:2:kill",
-    "hangs in a publication": "1:gathering the weights:2:stop",
-    "killed in a checkpoint": "1:beginning a checkpoint:1:kill",
-    "hangs in a checkpoint": "1:beginning a checkpoint:1:stop",
-    "rank 0 is killed in an update": "0:pack:3:kill",
+    "killed": (
+        "1:gathering the weights:2:kill",
+        "1:beginning a checkpoint:1:kill",
+        "0:pack:2:kill",
+        "1:pack:3:kill",
+    ),
+    "hanging": (
+        "1:gathering the weights:2:stop",
+        "1:beginning a checkpoint:1:stop",
+        "1:pack:3:stop",
+    ),
 }
+"""faulty.py's, one a start, each in another command. An update is one pack of each rank, and the first
+checkpoint is that of two updates: before the last fault no start gets so far."""
 
 
-async def run_trainer(config: Config, data: Data, fault: str = "") -> tuple[int, str]:
-    """A trainer's process and its ranks, against `data`; its exit code and what it said."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "CONFIG": config.model_dump_json(),
-        "FAULT": fault,
-    }
-    async with serving(config.run.dir, data), asyncio.timeout(2 * PATIENCE_S):
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.train.faulty"),
-            stderr=asyncio.subprocess.PIPE,
-            env=environment,
-            cwd=ROOT,
-        )
-        _, said = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, said.decode(errors="replace")
-
-
-@pytest.mark.timeout(900)  # two trainers of two processes, one after the other, beside other tests
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.timeout(900)  # five trainers of two processes, one after the other, beside other tests
+@pytest.mark.parametrize("how", FAULTS)
 async def test_a_rank_that_ends_or_hangs_ends_all_and_nothing_is_lost_or_trained_twice(
-    config: Config, batches: list[Batch], fault: str
+    config: Config, batches: list[Batch], how: str
 ) -> None:
-    changes = {"ranks": 2, "rank_deadline_s": DEADLINE_S, "checkpoint_every": 2, "device": "cpu"}
-    config = another_run(config, "ranks", **changes)
-    before = Data(batches)
-    code, said = await run_trainer(config, before, FAULTS[fault])
-    guilty = FAULTS[fault][0]
-    logs = config.run.dir / "logs"
-    line = f"rank {guilty} of 2"
-    if guilty == "0":
-        assert code == -9
-        # The other rank is no child of ours.
-        await until(lambda: line in (logs / "train-1.log").read_text())
-    else:
-        assert code == 1
-        [told] = [each for each in said.splitlines() if each.startswith("error: ")]
-        assert line in told
-        assert "train-1.log" in told
-        assert "it was doing" in told
-        assert line in (logs / "train.log").read_text()
+    config = another_run(config, "ranks", ranks=2, checkpoint_every=2, device="cpu")
+    broken = with_deadline(config, DEADLINE_S if how == "hanging" else PATIENT_S)
+    for fault in FAULTS[how]:
+        await breaks(broken, batches, fault)
     # The same command again, as the supervisor does.
     after = Data(batches)
-    code, said = await run_trainer(config, after)
+    code, said = await run_trainer(with_deadline(config, PATIENT_S), after)
     assert code == 0, said
     [hello] = after.of(TrainerHello)
     assert isinstance(hello, TrainerHello)
     again = [m.batch_id for m in after.of(BatchTrained) if isinstance(m, BatchTrained)]
-    assert again == list(range(hello.last_batch_id + 1, 5))
+    assert again == list(range(hello.last_batch_id + 1, len(batches) + 1))
+    assert len(list((config.run.dir / "ranks").iterdir())) == 1  # earlier boards are removed
     # As in a run that nothing interrupted, on one rank.
     straight = PolicyLearner(TrainModel.load(config), config.train)
     for done, batch in enumerate(batches):
         straight.update(batch, done)
     final = final_weights(config)
     for name, value in straight.model.weights().items():
-        assert torch.allclose(final[name], value, atol=2e-3), name
+        assert torch.allclose(final[name], value, atol=2e-4), name
+
+
+async def breaks(config: Config, batches: list[Batch], fault: str) -> None:
+    """A start that ends with a line that names the guilty rank and what it was doing."""
+    logs = config.run.dir / "logs"
+    guilty, doing, _, _ = fault.split(":")
+    before = {rank: len(text_of(logs, rank)) for rank in (0, 1)}
+    code, said = await run_trainer(config, Data(batches), fault)
+    line = f"rank {guilty} of 2"
+    if guilty == "0":
+        assert code == -9
+        # The other rank is no child of ours.
+        await until(lambda: line in text_of(logs, 1)[before[1] :])
+        return
+    assert code == 1
+    [told] = [each for each in said.splitlines() if each.startswith("error: ")]
+    assert line in told
+    assert "train-1.log" in told
+    assert f"it was doing: {doing}" in told
+    assert line in text_of(logs, 0)[before[0] :]
+
+
+def text_of(logs: Path, rank: int) -> str:
+    file = logs / ("train-1.log" if rank else "train.log")
+    return file.read_text(encoding="utf-8") if file.exists() else ""
+
+
+def with_deadline(config: Config, seconds: float) -> Config:
+    train = config.train.model_copy(update={"rank_deadline_s": seconds})
+    return config.model_copy(update={"train": train})

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.waiting import PATIENCE_S
+from bus.messages import Batch, BatchTrained, TrainerHello
+from dart_cli.config.schema import Config
+from dart_cli.config.template import to_toml
+from tests.train.parts import Data, final_weights
+from tests.train.trainers import ROOT, run_trainer
+from tests.waiting import PATIENCE_S, until
 
-ROOT = Path(__file__).parents[2]
 RANK = """
 import os, sys
 from pathlib import Path
 import torch
 from dart_cli.config.schema import Config
 from dart_cli.train.ranks.board import membership
-from dart_cli.train.ranks.distributed import join
+from dart_cli.train.ranks.distributed import join, met
 
 folder = Path(sys.argv[1])
 member = membership(Config.model_validate({"run": {"dir": folder}}))
 start = os.environ["TORCHELASTIC_RESTART_COUNT"]
-with join(member, torch.device("cpu"), 20.0):
+member, store = met(member, 20.0)
+with join(member, torch.device("cpu"), 20.0, store):
     if (member.rank, start) == (1, "0"):
         os._exit(1)
     sums = torch.ones(1)
@@ -52,3 +61,55 @@ def test_ranks_that_torchrun_starts_anew_meet_again(tmp_path: Path) -> None:
         "rank-0-of-start-1-met-2",
         "rank-1-of-start-1-met-2",
     }
+    assert len(list((tmp_path / "ranks").iterdir())) == 2  # a board of each start
+
+
+def config_file(config: Config, path: Path) -> Path:
+    sections = [
+        [f"[{name}]", *(f"{key} = {to_toml(value)}" for key, value in section.items())]
+        for name, section in config.model_dump(mode="json", exclude_unset=True).items()
+    ]
+    path.write_text("\n".join(line for lines in sections for line in lines), encoding="utf-8")
+    return path
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+@pytest.mark.timeout(900)  # two trainers of two processes, one after the other, beside other tests
+async def test_torchruns_next_start_under_the_same_id_and_port_trains_on(
+    config: Config, batches: list[Batch], tmp_path: Path
+) -> None:
+    program = (
+        *("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-id", "a"),
+        *("--master-addr", "127.0.0.1", "--master-port", str(free_port())),
+        *("-m", "dart_cli", "train", str(config_file(config, tmp_path / "run.toml"))),
+        *("--set", "train.device=cpu"),
+    )
+    # A rank is killed in the first start, which leaves the reason behind.
+    before = Data(batches, crash=lambda message: isinstance(message, BatchTrained))
+    ranks = config.run.dir / "ranks"
+
+    async def kill() -> None:
+        await before.crashed.wait()
+        [state] = ranks.glob("*/rank-1")
+        os.kill(json.loads(state.read_text())["pid"], signal.SIGKILL)
+
+    killing = asyncio.create_task(kill())
+    code, said = await run_trainer(config, before, program=program)
+    await killing
+    assert code == 1, said
+    await until(lambda: list(ranks.glob("*/verdict")))
+    after = Data(batches)
+    code, said = await run_trainer(config, after, program=program)
+    assert code == 0, said
+    [hello] = after.of(TrainerHello)
+    assert isinstance(hello, TrainerHello)
+    again = [m.batch_id for m in after.of(BatchTrained) if isinstance(m, BatchTrained)]
+    assert again == list(range(hello.last_batch_id + 1, len(batches) + 1))
+    assert final_weights(config)
+    assert len(list(ranks.iterdir())) == 1  # what the first start left is removed

@@ -3,10 +3,12 @@
     Membership    which rank this process is, of how many, and where the board is
     RankState     one rank: its process, how far it is in the run's common work, what it does now
     RankBoard     the folder: one small file a rank, and one with the reason why all must end
+    new_folder    makes it
 
-Files, because they outlive the process that wrote them and need no connection: what a killed rank
-wrote last can still be read. Each is replaced as a whole. Ranks on hosts that do not share the run
-directory are not seen; their end is noticed all the same, by connections that break.
+Files, because they outlive the process that wrote them and need no connection: the last words of a rank
+that was killed can still be read. Each is replaced as a whole. Each start has a folder of its own, so that
+nothing an earlier one left is taken for this one's. Without room for files, or hard links, the ranks still
+end, by what each sees for itself.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class Membership:
     rank: int
     size: int
     local_rank: int  # among the ranks of this host: its GPU
-    folder: Path  # the board's, of this start of the trainer
+    folder: Path  # the board's, of this start; under torchrun RUN/ranks, until rank 0 has made it
     is_ours: bool  # ranks above 0 are started by rank 0, not by torchrun
 
     @property
@@ -84,15 +86,13 @@ def _started(environment: Mapping[str, str]) -> tuple[int, int]:
 def membership(config: Config, environment: Mapping[str, str] = os.environ) -> Membership:
     """Which rank this process is, by torchrun's variables or those of the `dart train` that started it.
 
-    Raises ConfigError where torchrun started another number of processes than `train.ranks`, or where
-    this start has the name of one that has ended.
+    Raises ConfigError where torchrun started another number of processes than `train.ranks`.
     """
     parent = config.run.dir / "ranks"
     asked = config.train.ranks
     rank, size = _started(environment)
     if size == 1:
-        made = Path(tempfile.mkdtemp(prefix="start-", dir=make_private_dir(parent)))
-        return Membership(0, asked, 0, made, is_ours=True)
+        return Membership(0, asked, 0, new_folder(parent), is_ours=True)
     if asked not in (1, size):
         raise ConfigError(
             f"train.ranks = {asked}, and torchrun started {size} processes: make both the same, or "
@@ -102,18 +102,13 @@ def membership(config: Config, environment: Mapping[str, str] = os.environ) -> M
     ours = environment.get(FOLDER_VARIABLE)
     if ours:
         return Membership(rank, size, local, Path(ours), is_ours=True)
-    start = "-".join(
-        environment.get(name, "0") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-    )
-    name = f"torchrun-{start}-{environment.get('MASTER_PORT', '0')}"
-    make_private_dir(parent)
-    folder = make_private_dir(parent / name)
-    if reason := RankBoard(folder).verdict():
-        raise ConfigError(
-            f"{folder} is of ranks that have ended ({reason}): start torchrun with another --rdzv-id, or "
-            "with --rdzv-backend c10d"
-        )
-    return Membership(rank, size, local, folder, is_ours=False)
+    make_private_dir(config.run.dir)  # this rank may be here before rank 0
+    return Membership(rank, size, local, make_private_dir(parent), is_ours=False)
+
+
+def new_folder(parent: Path) -> Path:
+    """A folder for the board of one start, below `parent`."""
+    return Path(tempfile.mkdtemp(prefix="start-", dir=make_private_dir(parent)))
 
 
 @dataclass(frozen=True)
@@ -138,16 +133,19 @@ class RankState:
             return False
         return bool(self.error) or process_liveness(self.pid, self.seen) == "gone"
 
-    def is_silent(self, after_s: float) -> bool:
-        """Whether it has written nothing for that long: it is stopped, or its machine is."""
-        return not self.ended and time.time() - self.seen > after_s
-
 
 class RankBoard:
     """Where the ranks of one start of a trainer tell each other what they do."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether the folder is gone, as after a later start of the trainer."""
+        with contextlib.suppress(OSError):
+            return not self._folder.is_dir()
+        return False
 
     def write(self, state: RankState) -> None:
         """Replace what this rank has told."""
@@ -157,20 +155,36 @@ class RankBoard:
     def states(self) -> dict[int, RankState]:
         """What each rank told last; ranks that have told nothing are absent."""
         found = {}
-        for path in self._folder.glob("rank-*"):
-            with contextlib.suppress(OSError, ValueError, TypeError):
-                state = RankState(**json.loads(path.read_text(encoding="utf-8")))
-                found[state.rank] = state
+        with contextlib.suppress(OSError):
+            for path in self._folder.glob("rank-*"):
+                with contextlib.suppress(OSError, ValueError, TypeError):
+                    state = RankState(**json.loads(path.read_text(encoding="utf-8")))
+                    found[state.rank] = state
         return dict(sorted(found.items()))
 
     def judge(self, reason: str) -> str:
-        """Say why all ranks must end, unless one has said it before; the reason that stands."""
-        if not self.verdict():
-            draft = self._draft(reason)
-            with contextlib.suppress(FileExistsError):
-                os.link(draft, self._folder / _VERDICT)
-            draft.unlink(missing_ok=True)
+        """Say why all ranks must end, unless one has said it before; the reason that stands.
+
+        If the folder cannot be written, the reason tells that too: other ranks may name another one.
+        """
+        try:
+            if not self.verdict():
+                self._settle(reason)
+        except OSError as error:
+            reason += f" ({self._folder} cannot be written: {error.strerror})"
         return self.verdict() or reason
+
+    def _settle(self, reason: str) -> None:
+        target, draft = self._folder / _VERDICT, self._draft(reason)
+        try:
+            os.link(draft, target)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without hard links
+            with contextlib.suppress(FileExistsError), target.open("x", encoding="utf-8") as file:
+                file.write(reason)
+        finally:
+            draft.unlink(missing_ok=True)
 
     def verdict(self) -> str:
         """Why all must end; empty while they need not."""
@@ -189,7 +203,12 @@ class RankBoard:
             self._draft(text).replace(self._folder / name)
 
     def _draft(self, text: str) -> Path:
-        handle, path = tempfile.mkstemp(dir=self._folder, prefix=".draft-")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        return Path(path)
+        handle, name = tempfile.mkstemp(dir=self._folder, prefix=".draft-")
+        path = Path(name)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        return path

@@ -1,13 +1,14 @@
 """The ranks of a trainer as one torch.distributed group, and what rank 0 tells the others.
 
+    met                torchrun's ranks: the store by which they meet, the board of this start
     join               make the group: gloo for the CPU, NCCL for GPUs
     DistributedGroup   a RankGroup (group.py) of several processes
     Command            what rank 0 asks of all
 
 Two groups: the default one carries the model (NCCL between GPUs, gloo on the CPU, through the one
 argument `device`); a second one, gloo, carries commands, plans and screens, so that a wait for the next
-batch occupies no GPU. While rank 0 has nothing to do it sends BEAT, so each wait of every rank has a
-deadline. Gloo's sockets have no authentication: ranks that `dart train` started are bound to 127.0.0.1
+batch occupies no GPU. While rank 0 has nothing to do it sends BEAT; while it does work of its own, its
+watch tells the others that it lives (watch.py), so each wait of every rank has a deadline. Gloo's sockets have no authentication: ranks that `dart train` started are bound to 127.0.0.1
 and meet through a file in the run directory. No pickle: bytes and tensors only.
 """
 
@@ -16,9 +17,12 @@ from __future__ import annotations
 import enum
 import os
 import resource
+import socket
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -26,14 +30,20 @@ import torch
 import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from bus.errors import ConfigError, MissingPartError
-from dart_cli.train.ranks.board import Membership
-from dart_cli.train.ranks.watch import RankWatch
+from bus.errors import ConfigError, MissingPartError, RankError
+from dart_cli.train.ranks.board import Membership, new_folder
+from dart_cli.train.ranks.watch import POLL_S, RankWatch
 
 _distributed: Any = torch.distributed  # whose type stubs lack most of what is used here
 
 _BACKSTOP = 2.0
-"""Torch's own time limits, in `train.rank_deadline_s`: the watch is first, and names the rank."""
+"""Torch's own time limits, in the watch's deadlines: the watch is first, and names the rank."""
+DISK_S = 900.0
+"""Seconds that a rank may read or write files of a model, if `train.rank_deadline_s` is less: some 100 GB
+on a slow disk."""
+SHARED_S = 60.0
+"""Seconds after which a folder that another host made is visible on a shared file system."""
+_BOARD = "dart-board"
 
 
 class Command(enum.IntEnum):
@@ -96,7 +106,7 @@ class DistributedGroup:
     def heard(self) -> tuple[Command, bytes]:
         """Other ranks: the next command, by the deadline."""
         head = torch.zeros(2, dtype=torch.int64)
-        self.watch.doing("waiting for a command of rank 0")
+        self.watch.doing("waiting for a command of rank 0", awaits_rank_0=True)
         with self.watch.raising():
             _distributed.broadcast(head, 0, group=self._commands)
             command, length = Command(int(head[0])), int(head[1])
@@ -135,9 +145,21 @@ class DistributedGroup:
         return frames
 
     def rest(self) -> None:
-        """This rank has done its part of the turn. Rank 0 may rest as long as it likes."""
-        within_s = float("inf") if self.rank == 0 else None
+        """This rank has done its part of the turn. Rank 0's next beat is soon."""
+        within_s = self.disk_s if self.rank == 0 else None
         self.watch.doing("waiting for its next work", within_s=within_s)
+
+    @contextmanager
+    def alone(self, what: str) -> Iterator[None]:
+        """Rank 0: work in which no other rank has a part; they wait until it is done, for `disk_s`."""
+        self.watch.doing(what, within_s=self.disk_s)
+        yield
+        self.rest()
+
+    @property
+    def disk_s(self) -> float:
+        """Seconds that a rank may read or write files of a model."""
+        return max(DISK_S, self.watch.deadline_s)
 
     @contextmanager
     def working(self, what: str, *, within_s: float | None = None) -> Iterator[None]:
@@ -147,25 +169,58 @@ class DistributedGroup:
             yield
 
 
+def met(member: Membership, within_s: float) -> tuple[Membership, Any]:
+    """This rank of torchrun's with the board of this start, and torch's store, by which the ranks meet.
+
+    Rank 0 makes a new folder and names it in the store, which is this start's alone; torchrun's id and
+    port may be those of an earlier start. Raises RankError where rank 0 does not come within
+    `within_s`, ConfigError where the folder is not on a shared file system.
+    """
+    limit = timedelta(seconds=within_s)
+    # One store outlives torchrun's restarts, with what ranks that have ended left in it.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    try:
+        found, _, _ = next(_distributed.rendezvous("env://", timeout=limit))
+        store = _distributed.PrefixStore(f"attempt-{attempt}", found)
+        store.set_timeout(limit)
+        if member.rank == 0:
+            folder = new_folder(member.folder)
+            store.set(_BOARD, folder.name)
+            return replace(member, folder=folder), store
+        folder = member.folder / store.get(_BOARD).decode()
+    except RuntimeError as error:
+        raise RankError(
+            f"rank {member.rank} of {member.size} met no rank 0 within {within_s:g} s: {error}"
+        ) from error
+    until = time.monotonic() + SHARED_S
+    while not folder.is_dir():
+        if time.monotonic() > until:
+            raise ConfigError(
+                f"{folder}, which rank 0 made, is not seen by rank {member.rank} on "
+                f"{socket.gethostname()}: put run.dir on a file system that all hosts share"
+            )
+        time.sleep(POLL_S)
+    return replace(member, folder=folder), store
+
+
 @contextmanager
-def join(member: Membership, device: torch.device, deadline_s: float) -> Iterator[None]:
+def join(
+    member: Membership, device: torch.device, deadline_s: float, store: Any = None
+) -> Iterator[None]:
     """Inside, this process is in the group of all ranks, which it leaves at the end.
 
-    Waits for the other ranks by torch's limit, which is longer than the watch's deadline.
+    They meet by `store`, or else by a file on the board. Waits for the other ranks by torch's limit,
+    which is longer than the watch's deadlines.
     """
-    limit = timedelta(seconds=_BACKSTOP * deadline_s + 60)
+    limit = timedelta(seconds=_BACKSTOP * max(deadline_s, DISK_S) + 60)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if member.is_ours:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-        store: Any = _distributed.FileStore(str(member.folder / "store"), member.size)
-        store.set_timeout(limit)
-    else:
-        found, _, _ = next(_distributed.rendezvous("env://", timeout=limit))
-        # One store outlives torchrun's restarts, with the addresses of ranks that have ended.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = _distributed.PrefixStore(f"attempt-{attempt}", found)
+    if store is None:
+        store = _distributed.FileStore(str(member.folder / "store"), member.size)
+    store.set_timeout(limit)
     _distributed.init_process_group(
         backend, store=store, rank=member.rank, world_size=member.size, timeout=limit
     )

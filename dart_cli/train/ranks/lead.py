@@ -13,6 +13,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from dart_cli.train.checkpoints.identity import TrainerProgress
 from dart_cli.train.learner import PolicyLearner, Update
 from dart_cli.train.model import TrainModel
 from dart_cli.train.ranks.distributed import Command, DistributedGroup, memory_mb
+from dart_cli.train.ranks.own_work import OwnForward
 from dart_cli.train.ranks.processes import Ranks
 
 log = logging.getLogger(__name__)
@@ -38,9 +40,11 @@ class RankedLearner:
     def __init__(self, learner: PolicyLearner, rank_group: DistributedGroup) -> None:
         self._learner = learner
         self._rank_group = rank_group
+        self._own = OwnForward(learner.model.scorer, rank_group.device)
         self.model = _GatheredModel(learner, rank_group)
         self.gauges: dict[str, float] = {"ranks": float(rank_group.size)}
-        """For heartbeats: the number of ranks, which was slowest in the last update, and its time."""
+        """For heartbeats: the number of ranks; which worked longest by itself in the last update, and
+        its seconds (`_trained`); the most memory of any."""
 
     @classmethod
     def begin(cls, config: Config, ranks: Ranks) -> RankedLearner:
@@ -55,6 +59,7 @@ class RankedLearner:
     def update(self, batch: Batch, updates_done: int, policy_version: int | None = None) -> Update:
         """Take one step on `batch`, on all ranks. Raises as PolicyLearner.update does, and RankError."""
         began = time.monotonic()
+        self._rank_group.doing(f"cutting batch {batch.batch_id} into shares")
         shares = self._learner.shares(batch, updates_done, policy_version)
         self._rank_group.tell(Command.UPDATE)
         with self._rank_group.working(f"sending its shares of batch {batch.batch_id}"):
@@ -62,11 +67,11 @@ class RankedLearner:
         return self._train(shares[0], began)
 
     def _train(self, share: Share, began: float) -> Update:
-        update, facts = _trained(self._learner, self._rank_group, share, began)
-        slowest = max(range(len(facts)), key=lambda rank: facts[rank]["busy_s"])
+        update, facts = _trained(self._learner, self._rank_group, self._own, share, began)
+        slowest = max(range(len(facts)), key=lambda rank: facts[rank]["own_s"])
         self.gauges |= {
             "slowest_rank": float(slowest),
-            "slowest_rank_s": facts[slowest]["busy_s"],
+            "slowest_rank_s": facts[slowest]["own_s"],
             "rank_memory_mb": max(each["memory_mb"] for each in facts),
         }
         return update
@@ -80,7 +85,11 @@ class RankedLearner:
     def begin_restore(self, checkpoint: Path) -> None:
         """Have every other rank restore its part; this one restores its own at once."""
         self._rank_group.tell(Command.RESTORE, str(checkpoint).encode())
-        self._rank_group.doing("restoring a checkpoint")
+        self._rank_group.watch.doing("restoring a checkpoint", within_s=self._rank_group.disk_s)
+
+    def alone(self, what: str) -> AbstractContextManager[None]:
+        """Around work of this rank's computing thread in which no other rank has a part."""
+        return self._rank_group.alone(what)
 
     def beat(self) -> None:
         """Tell the others that this one lives, and hear it of them."""
@@ -122,15 +131,17 @@ def follow(
     learner: PolicyLearner, rank_group: DistributedGroup, save: Begin, restore: Begin
 ) -> None:
     """Do what rank 0 says, until STOP. Raises RankError where another rank is lost."""
+    own = OwnForward(learner.model.scorer, rank_group.device)
     while True:
         command, more = rank_group.heard()
         if command is Command.STOP:
             return
         if command is Command.UPDATE:
-            [frame] = rank_group.dealt()
+            with rank_group.working("receiving its share"):
+                [frame] = rank_group.dealt()
             share = parted(frame, BATCH_LIMITS)
             assert isinstance(share, Share)
-            _trained(learner, rank_group, share, time.monotonic())
+            _trained(learner, rank_group, own, share, time.monotonic())
         elif command is Command.PUBLISH:
             with rank_group.working("gathering the weights"):
                 learner.model.weights()
@@ -138,20 +149,29 @@ def follow(
             with rank_group.working("beginning a checkpoint"):
                 save(more.decode())
         elif command is Command.RESTORE:
-            with rank_group.working("restoring a checkpoint"):
+            with rank_group.working("restoring a checkpoint", within_s=rank_group.disk_s):
                 restore(more.decode())
         elif command is Command.BEAT:
             rank_group.gathered(b"")
 
 
 def _trained(
-    learner: PolicyLearner, rank_group: DistributedGroup, share: Share, began: float
+    learner: PolicyLearner,
+    rank_group: DistributedGroup,
+    own: OwnForward,
+    share: Share,
+    began: float,
 ) -> tuple[Update, list[dict[str, float]]]:
-    """This rank's part in an update; its result, and facts about each rank."""
+    """This rank's part in an update; its result, and facts about each rank.
+
+    `own_s` is what a rank did without waiting for another: it prepared screens and packs (rank 0: cut
+    and sent the shares too), and computed layers forward. Backward passes, where all ranks meet as
+    often, are not in it.
+    """
     with rank_group.working(f"an update of {len(share.work.packs)} packs"):
         update = learner.train_on(share, began)
     facts = {
-        "busy_s": update.metrics["prepare_s"] + update.metrics["forward_s"],
+        "own_s": update.metrics["prepare_s"] + own.taken(),
         "memory_mb": memory_mb(rank_group.device),
     }
     found: list[Any] = [

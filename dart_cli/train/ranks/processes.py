@@ -27,7 +27,14 @@ from dart_cli.runtime.logs import log_dir
 from dart_cli.runtime.role import say_error
 from dart_cli.runtime.run_dir import leave_error
 from dart_cli.train.ranks.board import CONFIG, FOLDER_VARIABLE, Membership, RankBoard, membership
-from dart_cli.train.ranks.distributed import Command, DistributedGroup, device_of, join, memory_mb
+from dart_cli.train.ranks.distributed import (
+    Command,
+    DistributedGroup,
+    device_of,
+    join,
+    memory_mb,
+    met,
+)
 from dart_cli.train.ranks.watch import RAISE_S, RankWatch
 
 log = logging.getLogger(__name__)
@@ -126,11 +133,15 @@ class Ranks:
 
     def __enter__(self) -> Self:
         """Start the other ranks, if they are ours, and meet them. Raises RankError, ConfigError."""
-        config, member = self._config, self.member
+        config, member, store = self._config, self.member, None
         device = device_of(member, config.train.device)
+        if not member.is_ours:
+            member, store = met(member, self.start_s)
+            self.member = member
         with contextlib.ExitStack() as stack:
-            if member.rank == 0 and member.is_ours:
+            if member.rank == 0:
                 RankBoard(member.folder).remove_others()
+            if member.rank == 0 and member.is_ours:
                 self._processes = RankProcesses(config, member)
                 stack.callback(self._processes.end, LAST_WORDS_S)
             watch = stack.enter_context(
@@ -140,7 +151,7 @@ class Ranks:
             )
             watch.doing("meeting the other ranks", within_s=self.start_s)
             with watch.raising():
-                stack.enter_context(join(member, device, config.train.rank_deadline_s))
+                stack.enter_context(join(member, device, config.train.rank_deadline_s, store))
                 self._rank_group = DistributedGroup(member, watch, device)
             self._stack = stack.pop_all()
         log.info("rank %d of %d, %s", member.rank, member.size, device)

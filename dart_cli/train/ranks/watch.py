@@ -7,6 +7,10 @@ Torch's own time limits end a process from C, or after a trace of a hundred line
 watch needs no cooperation of the thread that computes: it looks at processes of this host, at the files
 of the board, and at how long this rank has been doing one thing. The rank that first sees what is
 wrong writes the reason to the board; all others take it from there, log it and end.
+
+Rank 0 also works alone, for longer than any command takes: it publishes, it reads checkpoints. Its own
+watch has the deadline of that. The others, who wait for its next command, need only know that it runs:
+its watch writes to the board each second, whatever its computing thread does.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +53,7 @@ class RankWatch:
         deadline_s: float,
         end: Callable[[str], None],
         look: Callable[[], str] = lambda: "",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`end` ends this process with a reason, from the watch's thread.
 
@@ -57,12 +62,18 @@ class RankWatch:
         """
         self._member = member
         self._run_dir = run_dir
-        self._deadline_s = deadline_s
+        self.deadline_s = deadline_s
         self._end = end
         self._look = look
+        self._clock = clock
         self.board = RankBoard(member.folder)
         self._state = RankState(member.rank, os.getpid(), socket.gethostname())
-        self._until = float("inf")  # monotonic seconds by which it has done what it does
+        self._limit_s = float("inf")  # for what it does
+        self._until = float("inf")  # the clock's seconds by which it has done what it does
+        self._awaits_rank_0 = False  # or by which rank 0 must have written something
+        self._seen: dict[
+            int, tuple[float, float]
+        ] = {}  # by rank: what it last wrote, when seen here
         self._working = threading.get_ident()
         self._written = 0.0
         self._closing = threading.Event()
@@ -89,15 +100,24 @@ class RankWatch:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(POLL_S * 10)
 
-    def doing(self, what: str, *, within_s: float | None = None, turn: int | None = None) -> None:
+    def doing(
+        self,
+        what: str,
+        *,
+        within_s: float | None = None,
+        turn: int | None = None,
+        awaits_rank_0: bool = False,
+    ) -> None:
         """This thread begins `what`, for which it has `within_s`, by default the deadline.
 
-        `turn` counts the commands of rank 0; in one turn every rank begins the same parts.
+        `turn` counts the commands of rank 0; in one turn every rank begins the same parts. With
+        `awaits_rank_0` the time is up only if rank 0 has written nothing to the board for as long.
         """
         before = self._state
         new = turn is not None and turn != before.turn
-        limit = self._deadline_s if within_s is None else within_s
-        self._until = time.monotonic() + limit
+        self._limit_s = self.deadline_s if within_s is None else within_s
+        self._until = self._clock() + self._limit_s
+        self._awaits_rank_0 = awaits_rank_0
         self._working = threading.get_ident()
         self._state = replace(
             before,
@@ -131,9 +151,14 @@ class RankWatch:
 
     def _run(self) -> None:
         while not self._closing.wait(POLL_S):
-            if time.monotonic() - self._written > WRITE_S:
-                self._write()
-            if reason := self.board.verdict() or self._wrong():
+            try:
+                if self._clock() - self._written > WRITE_S:
+                    self._write()
+                reason = self.board.verdict() or self.wrong()
+            except Exception as error:  # a rank that is not watched must not go on
+                log.exception("the watch of rank %d failed", self._member.rank)
+                reason = f"the watch of rank {self._member.rank} failed: {error}; all ranks end"
+            if reason:
                 reason = self.board.judge(reason)
                 if not (self._raising.wait(RAISE_S) or self._closing.is_set()):
                     self._log_stack()
@@ -141,28 +166,46 @@ class RankWatch:
                 return
 
     def _write(self) -> None:
-        self._written = time.monotonic()
+        self._written = self._clock()
         self._state = replace(self._state, waits=self._is_waiting())
         self.board.write(self._state)
 
-    def _wrong(self) -> str:
+    def wrong(self) -> str:
         """Why all must end, as far as this rank can see; empty if nothing is wrong."""
-        states = self.board.states()
+        states = self._states()
         for rank, state in states.items():
             if rank != self._member.rank and state.is_gone:
                 how = f" failed: {state.error}" if state.error else " ended unexpectedly"
                 return self._line(state, how)
         if found := self._look():
             return found
-        if time.monotonic() <= self._until:
+        if self.board.is_removed:
+            return f"{self._member.folder} was removed: has the trainer been started again?"
+        if self._clock() <= self._until:
+            return ""
+        if self._awaits_rank_0 and self._silent_s(0) <= self.deadline_s:
             return ""
         self._write()
-        states = self.board.states()
+        states = self._states()
         missing = sorted(set(range(self._member.size)) - states.keys())
-        how = f" does not answer within train.rank_deadline_s = {self._deadline_s:g} s"
+        limit = f"train.rank_deadline_s = {self.deadline_s:g} s"
+        how = f" does not answer within {limit if self._limit_s == self.deadline_s else f'{self._limit_s:g} s'}"
         if missing:
             return f"rank {missing[0]}{how}: it has never started"
-        return self._line(culprit(states), how)
+        silent = {rank for rank in states if self._silent_s(rank) > SILENT_S}
+        return self._line(culprit(states, silent), how)
+
+    def _states(self) -> dict[int, RankState]:
+        """What each rank told last; notes when this rank saw that it had changed."""
+        states = self.board.states()
+        for rank, state in states.items():
+            if self._seen.get(rank, (-1.0, 0.0))[0] != state.seen:
+                self._seen[rank] = (state.seen, self._clock())
+        return states
+
+    def _silent_s(self, rank: int) -> float:
+        """For how long a rank has written nothing, by this rank's clock: hosts' clocks may differ."""
+        return self._clock() - self._seen[rank][1] if rank in self._seen else float("inf")
 
     def _line(self, state: RankState, how: str) -> str:
         where = self._member.log_file(self._run_dir, state.rank)
@@ -187,14 +230,15 @@ class RankWatch:
             log.info("rank %d was at:\n%s", self._member.rank, lines)
 
 
-def culprit(states: Mapping[int, RankState]) -> RankState:
+def culprit(states: Mapping[int, RankState], silent: Collection[int] = ()) -> RankState:
     """The rank that the others wait for: one that does not run, else the least advanced that computes.
 
-    Where all wait in a collective call, the least advanced of them.
+    `silent` are ranks that have written nothing for `SILENT_S`. Where all wait in a collective call, the
+    least advanced of them.
     """
-    silent = [state for state in states.values() if state.is_silent(SILENT_S)]
+    stopped = [state for rank, state in states.items() if rank in silent and not state.ended]
     computing = [state for state in states.values() if not state.waits and not state.ended]
     return min(
-        silent or computing or states.values(),
+        stopped or computing or states.values(),
         key=lambda state: (state.turn, state.part, state.rank),
     )

@@ -1,0 +1,38 @@
+"""Promises of a run that goes on with another number of ranks: it is the run of one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bus.messages import Batch
+from dart_cli.config.schema import Config
+from dart_cli.train.learner import PolicyLearner
+from dart_cli.train.model import TrainModel
+from tests.train.parts import Data, another_run, final_weights
+from tests.train.trainers import run_trainer
+
+WAYS = ((2, 1), (1, 2), (4, 4))
+"""Ranks of each start, and how many batches are in the weights at its end."""
+
+
+@pytest.mark.timeout(900)  # three trainers, of seven processes, beside other tests
+async def test_a_run_of_2_ranks_goes_on_with_1_and_then_4_as_if_it_had_been_one(
+    config: Config, batches: list[Batch]
+) -> None:
+    config = another_run(config, "ranks", lr=1e-4, device="cpu")
+    for ranks, last in WAYS:
+        data = Data(batches[:last])
+        train = config.train.model_copy(update={"ranks": ranks})
+        ranked = config.model_copy(update={"train": train})
+        code, said = await run_trainer(ranked, data, stop=data.idle)
+        assert code == 0, said
+        assert data.trained == last
+    straight = PolicyLearner(TrainModel.load(config), config.train)
+    began = {name: value.clone() for name, value in straight.model.weights().items()}
+    for done, batch in enumerate(batches):
+        straight.update(batch, done)
+    final, expected = final_weights(config), straight.model.weights()
+    assert max((expected[name] - began[name]).abs().max() for name in began) > 1e-4
+    for name, value in expected.items():
+        assert torch.allclose(final[name], value, rtol=0, atol=1e-5), name

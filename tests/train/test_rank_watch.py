@@ -1,0 +1,152 @@
+"""Promises of a rank's watch: it sees who is gone or hangs, whatever the disk does."""
+
+from __future__ import annotations
+
+import errno
+import queue
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from dart_cli.train.ranks import board
+from dart_cli.train.ranks.board import Membership, RankBoard, new_folder
+from dart_cli.train.ranks.watch import SILENT_S, RankWatch
+from tests.waiting import PATIENCE_S
+
+DEADLINE_S = 60.0
+OWN_S = 900.0
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return new_folder(tmp_path / "ranks")
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def watch(folder: Path, clock: Clock, tmp_path: Path) -> Callable[[int], RankWatch]:
+    """watch(rank) -> that of one of two ranks, whose thread does not run."""
+    return lambda rank: RankWatch(
+        Membership(rank, 2, rank, folder, is_ours=True),
+        tmp_path,
+        DEADLINE_S,
+        lambda _reason: None,
+        clock=clock,
+    )
+
+
+def test_work_of_rank_0_alone_may_take_longer_than_the_deadline(
+    watch: Callable[[int], RankWatch], clock: Clock
+) -> None:
+    lead, other = watch(0), watch(1)
+    lead.doing("publishing its weights", within_s=OWN_S)
+    other.doing("waiting for a command of rank 0", awaits_rank_0=True)
+    began = clock.now
+    while clock.now < began + OWN_S:
+        lead._write()  # as its thread does
+        assert other.wrong() == lead.wrong() == ""
+        clock.now += DEADLINE_S / 2
+    clock.now += 1
+    other._write()
+    line = lead.wrong()
+    assert line.startswith("rank 0 of 2")
+    assert "does not answer within 900 s; it was doing: publishing its weights" in line
+
+
+def test_a_rank_0_that_does_not_run_is_named_by_the_deadline(
+    watch: Callable[[int], RankWatch], clock: Clock
+) -> None:
+    lead, other = watch(0), watch(1)
+    lead.doing("publishing its weights", within_s=OWN_S)
+    other.doing("waiting for a command of rank 0", awaits_rank_0=True)
+    assert other.wrong() == ""
+    clock.now += DEADLINE_S
+    assert other.wrong() == ""
+    clock.now += 1
+    line = other.wrong()
+    assert line.startswith("rank 0 of 2")
+    assert "within train.rank_deadline_s = 60 s; it was doing: publishing its weights" in line
+
+
+def test_of_two_that_wait_the_one_that_does_not_run_is_named(
+    watch: Callable[[int], RankWatch], clock: Clock
+) -> None:
+    lead, other = watch(0), watch(1)
+    other.doing("pack 3 of 9")
+    lead.doing("pack 3 of 9")
+    assert lead.wrong() == ""
+    clock.now += DEADLINE_S + 1
+    lead._write()  # as its thread does; the other's does not
+    assert DEADLINE_S > SILENT_S
+    assert lead.wrong().startswith("rank 1 of 2")
+
+
+def test_a_rank_whose_board_was_removed_ends(
+    watch: Callable[[int], RankWatch], folder: Path
+) -> None:
+    shutil.rmtree(folder)
+    assert "was removed" in watch(1).wrong()
+
+
+def refuse(number: int) -> Callable[..., NoReturn]:
+    def call(*_: object, **__: object) -> NoReturn:
+        raise OSError(number, "refused")
+
+    return call
+
+
+def test_without_hard_links_the_first_verdict_stands(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board.os, "link", refuse(errno.EPERM))
+    assert RankBoard(folder).judge("rank 1 hangs") == "rank 1 hangs"
+    assert RankBoard(folder).judge("rank 2 hangs") == "rank 1 hangs"
+    assert not list(folder.glob(".draft-*"))
+
+
+def test_a_hang_is_noticed_and_told_where_nothing_can_be_written(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: queue.Queue[str] = queue.Queue()
+    member = Membership(0, 2, 0, folder, is_ours=True)
+    watch = RankWatch(member, tmp_path, 0.01, ends.put)
+    watch.__enter__()
+    monkeypatch.setattr(board.tempfile, "mkstemp", refuse(errno.ENOSPC))
+    watch.doing("pack 1 of 2")
+    line = ends.get(timeout=PATIENCE_S)
+    assert "does not answer" in line
+    assert f"{folder} cannot be written: refused" in line
+
+
+def test_a_full_disk_is_not_filled_with_drafts(
+    folder: Path, watch: Callable[[int], RankWatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board.os, "fdopen", refuse(errno.ENOSPC))
+    watch(0).doing("pack 1 of 2")
+    assert not list(folder.iterdir())
+
+
+def test_a_watch_that_fails_ends_its_rank(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RankWatch, "wrong", refuse(errno.EIO))
+    ends: queue.Queue[str] = queue.Queue()
+    member = Membership(1, 2, 1, folder, is_ours=True)
+    RankWatch(member, tmp_path, DEADLINE_S, ends.put).__enter__()
+    assert "the watch of rank 1 failed" in ends.get(timeout=PATIENCE_S)
