@@ -35,6 +35,7 @@ FAULTS = {
 checkpoint is that of two updates: before the last fault no start gets so far."""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # five trainers of two processes, one after the other, beside other tests
 @pytest.mark.parametrize("how", FAULTS)
 async def test_a_rank_that_ends_or_hangs_ends_all_and_nothing_is_lost_or_trained_twice(
