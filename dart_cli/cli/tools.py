@@ -354,8 +354,9 @@ def doctor(
     from dart_cli.config.models import BUILTIN, is_model_folder
     from dart_cli.doctor.examine import run_doctor
 
-    if (play or parity or values) and target is None:
-        asked = "--play" if play else "--parity" if parity else "--values"
+    if (play or parity or values or steps) and target is None:
+        given = {"--play": play, "--parity": parity, "--values": values, "--steps": steps}
+        asked = next(name for name, value in given.items() if value)
         raise ConfigError(f"{asked} needs to know what: add the TOML file of a run")
     if target is not None and not target.exists():
         shipped = "; a model that ships is examined with the TOML file of a run that names it"
@@ -365,6 +366,8 @@ def doctor(
         )
     if play and target is not None and is_model_folder(target):
         raise ConfigError(f"--play needs the tasks of a TOML file, {target} is a model folder")
+    if steps and target is not None and is_model_folder(target):
+        raise ConfigError(f"--steps plans the run of a TOML file, {target} is a model folder")
     raise typer.Exit(
         run_doctor(
             target,

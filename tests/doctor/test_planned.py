@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from bus.errors import ConfigError
-from dart_cli.cli.main import main
 from dart_cli.config.load import load_config
 from dart_cli.config.schema import Config, GpusConfig
 from dart_cli.doctor import planned
@@ -230,9 +229,16 @@ def test_steps_are_the_tasks_or_those_that_are_asked_for(
     asked = made(config, 30)
     assert asked.plan.form.steps == 30
     assert "episodes of 30 steps (--steps)" in asked.lines(config, None)["plan for"]
-    with pytest.raises(SystemExit) as exit_:
-        main(["doctor", "--steps", "0"])
-    assert exit_.value.code == 2
+
+
+def test_steps_need_a_run(seven_b: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, told in (
+        (["--steps", "0"], "greater than or equal to 1"),
+        (["--steps", "3"], "--steps needs to know what: add the TOML file of a run"),
+        ([seven_b, "--steps", "3"], "--steps plans the run of a TOML file"),
+    ):
+        assert doctor(*arguments) == 2
+        assert told in " ".join(capsys.readouterr().err.split())
 
 
 # --- the comments of shipped configurations ------------------------------------------------
