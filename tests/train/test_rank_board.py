@@ -37,7 +37,7 @@ def test_only_boards_of_earlier_starts_are_removed(
     run_dir: Path, environment: dict[str, str]
 ) -> None:
     config = Config(run=RunConfig(dir=run_dir), train=TrainConfig(ranks=2))
-    kept = [run_dir / "checkpoints", run_dir / "weights", run_dir / "ranks" / "torchrun-a"]
+    kept = [run_dir / "checkpoints", run_dir / "weights", run_dir / "ranks" / "other"]
     earlier = membership(config, environment).folder
     for folder in kept:
         folder.mkdir()
