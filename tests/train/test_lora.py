@@ -95,6 +95,53 @@ def test_in_float32_they_agree_to_a_millionth(
     asyncio.run(engine.close())
 
 
+FAULTS = {
+    "none": (LORA, "newest"),
+    "not scaled": (LORA.model_copy(update={"alpha": float(LORA.rank)}), "newest"),
+    "an older version under a new number": (LORA, "older"),
+    "adapters switched off": (LORA, "off"),
+}
+
+
+@pytest.mark.parametrize("served", FAULTS)
+def test_the_gate_stops_an_engine_that_serves_other_adapters_than_it_says(
+    config: Config, tiny_folder: Path, play: Callable[..., Batch], tmp_path: Path, served: str
+) -> None:
+    lora, which = FAULTS[served]
+    train = config.train.model_copy(update={"lr": 0.03})
+    learner = PolicyLearner(TrainModel.load(adapted(config)), train)
+    engine = TransformersEngine(load_policy(tiny_folder, lora=lora), load_weights=load)
+    untrained = play(engine, 6, 2)
+    made = [publish(learner.model.weights(), tmp_path / "trainer", 0)]
+    for done in range(2):
+        update = learner.update(untrained, done, policy_version=done if done == 0 else None)
+        assert update.applied, update.alarm or update.note
+        made.append(publish(learner.model.weights(), tmp_path / "trainer", done + 1))
+    newest = load(made[-1].path, learner.model.weights())
+    serves = {
+        "newest": newest,
+        "older": load(made[-2].path, newest),
+        "off": {name: torch.zeros_like(value) for name, value in newest.items()},
+    }[which]
+    taken = publish(serves, tmp_path / "engine", 2)
+    asyncio.run(engine.update_weights(taken.path, 2))
+    batch = play(engine, 8, 3, batch_id=2)
+    asyncio.run(engine.close())
+    before = learner.state()
+    update = learner.update(batch, 2, policy_version=2)
+    assert update.metrics["parity_tokens"] == update.metrics["tokens"]
+    if served == "none":
+        assert update.applied
+        assert update.metrics["parity_max"] <= CLOSE
+        return
+    assert not update.applied
+    assert "disagree on" in update.alarm
+    assert "of v2" in update.alarm
+    after = learner.state()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(after[name], value) for name, value in newest.items())
+
+
 def test_a_step_changes_the_adapters_and_nothing_else(config: Config, batches: list[Batch]) -> None:
     made = PolicyLearner(TrainModel.load(adapted(config)), config.train)
     model = made.model.policy.model
