@@ -45,7 +45,7 @@ from dart_cli.policy.random_models import build
 from dart_cli.rollout.worker import Model, load_model
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
-from dart_cli.train.parity import SEEN, ComparedTokens, joined, rescore
+from dart_cli.train.parity import SEEN, ComparedTokens, all_of, rescore
 from dart_cli.weights.file import FileChannel
 
 LIMIT = 1e-4  # nats, float32
@@ -138,8 +138,8 @@ class Comparisons:
 
     def as_json(self) -> dict[str, object]:
         """As values of JSON."""
-        by_temperature = {t: joined(parts) for t, parts in self.at.items()}
-        whole = joined([*by_temperature.values(), *self.in_flight])
+        by_temperature = {t: all_of(parts) for t, parts in self.at.items()}
+        whole = all_of([*by_temperature.values(), *self.in_flight])
         found = whole.mismatch()
         return {
             "max_abs_logprob_diff": found.max,
@@ -149,7 +149,7 @@ class Comparisons:
             "k3_kl": found.kl,
             "by_screens": {kind: each.max for kind, each in whole.by_seen().items()},
             "by_temperature": {str(t): part.mismatch().max for t, part in by_temperature.items()},
-            "sampled_beside_an_update": joined(self.in_flight).mismatch().tokens,
+            "sampled_beside_an_update": all_of(self.in_flight).mismatch().tokens,
             "met_an_update": self.mixed,
             "moved": self.moved,
         }

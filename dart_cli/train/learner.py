@@ -36,7 +36,7 @@ from dart_cli.train.model import TokenScores, TrainModel
 from dart_cli.train.packs.feed import PackFeed
 from dart_cli.train.packs.pack import Pack, batch_shares, check
 from dart_cli.train.packs.share import shares_of
-from dart_cli.train.parity import ComparedTokens, ParityGate, compare, joined
+from dart_cli.train.parity import ComparedTokens, ParityGate, all_of, compare
 from dart_cli.train.ranks.gathering import Found, gathered
 from dart_cli.train.ranks.group import RankGroup, SingleRank
 from dart_cli.train.sharded import Gradients, whole
@@ -206,7 +206,7 @@ class PolicyLearner:
             pairs = list(zip(work.proximal, scored, strict=True))
             found = Found(
                 total,
-                joined([compare(*pair) for pair in pairs]),
+                all_of([compare(*pair) for pair in pairs]),
                 looked_back,
                 [gap for pair in pairs for gap in step_mismatches(*pair)],
             )

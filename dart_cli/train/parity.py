@@ -105,7 +105,7 @@ def compare(logprobs: torch.Tensor, pack: Pack) -> ComparedTokens:
     return whole.only(~pack.unknown.numpy())
 
 
-def joined(parts: Sequence[ComparedTokens]) -> ComparedTokens:
+def all_of(parts: Sequence[ComparedTokens]) -> ComparedTokens:
     """All of their tokens."""
     if not parts:
         return ComparedTokens(
@@ -131,7 +131,7 @@ def rescore_part(model: TrainModel, part: PackedBatch, workers: int) -> Compared
             compare(model.score(pack, part.batch.temperature).logprobs, pack) for pack in packs
         ]
     model.reshard()
-    return joined(found)
+    return all_of(found)
 
 
 class ParityGate:
@@ -164,7 +164,7 @@ class ParityGate:
     def look_back(self, part: PackedBatch) -> ComparedTokens:
         """The tokens of a rank's part of `of_kept`, scored with the kept weights."""
         if self._kept is None or not part.packs:
-            return joined([])
+            return all_of([])
         with _in_place(self._model, self._kept.tensors):
             scored = rescore_part(self._model, part, self._config.image_workers)
         return scored.only(scored.versions == self._kept.version)
@@ -178,7 +178,7 @@ class ParityGate:
         been published.
         """
         fresh = tokens.versions == (-2 if version is None else version)
-        same = joined([tokens.only(fresh), looked_back])
+        same = all_of([tokens.only(fresh), looked_back])
         metrics = describe("parity", same) | describe("stale", tokens.only(~fresh))
         if not self._config.parity_every or same.engine.size < LEAST_TOKENS:
             return metrics, ""

@@ -68,7 +68,7 @@ class DistributedGroup:
         self._commands = _distributed.new_group(backend="gloo")
         self._turn = 0
 
-    def total(self, values: torch.Tensor) -> torch.Tensor:
+    def _total(self, values: torch.Tensor) -> torch.Tensor:
         """The sum over ranks, float64, on the CPU; added in order of rank, so equal on all."""
         mine = values.detach().to("cpu", torch.float64).contiguous()
         parts = [torch.empty_like(mine) for _ in range(self.size)]
@@ -78,7 +78,7 @@ class DistributedGroup:
 
     def gathered(self, part: bytes) -> list[bytes]:
         """What each rank gave, in order of rank."""
-        lengths = self.total(_one_hot(self.rank, self.size, len(part))).to(torch.int64).tolist()
+        lengths = self._total(_one_hot(self.rank, self.size, len(part))).to(torch.int64).tolist()
         longest = max(*lengths, 1)
         mine = torch.zeros(longest, dtype=torch.uint8)
         mine[: len(part)] = _as_tensor(part)

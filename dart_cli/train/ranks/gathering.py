@@ -16,8 +16,7 @@ from bus.codec import BATCH_LIMITS, joined, parted
 from bus.messages import Scored, ScoredTokens, StepMismatch
 from bus.packed import float64s, int32s
 from dart_cli.algo.loss import TokenStats
-from dart_cli.train.parity import ComparedTokens
-from dart_cli.train.parity import joined as all_of
+from dart_cli.train.parity import ComparedTokens, all_of
 from dart_cli.train.ranks.group import RankGroup
 
 

@@ -1,18 +1,16 @@
 """The processes that train one model together, as the learner sees them.
 
-    RankGroup    what a rank needs of the others: sums, and short messages
+    RankGroup    what a rank needs of the others: short messages
     SingleRank   a rank alone
 
 Everything that an update decides (to skip, to stop, the factor of its learning rate) is decided from
-numbers that went through `total` or `gathered`: these are the same on every rank, bit for bit, so all
+numbers that went through `gathered`: these are the same on every rank, bit for bit, so all
 ranks decide alike and none waits for one that took another way.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
-
-import torch
 
 
 class RankGroup(Protocol):
@@ -28,16 +26,11 @@ class RankGroup(Protocol):
         """How many processes there are."""
         ...
 
-    def total(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum over ranks of `values` (any shape, the same on each), float64, on the CPU.
-
-        Equal bit for bit on all ranks. Raises DartError where a rank is lost or does not answer in
-        time.
-        """
-        ...
-
     def gathered(self, part: bytes) -> list[bytes]:
-        """What each rank gave, in order of rank; on all ranks. Raises as `total` does."""
+        """What each rank gave, in order of rank; on all ranks.
+
+        Raises DartError where a rank is lost or does not answer in time.
+        """
         ...
 
     def doing(self, what: str) -> None:
@@ -46,14 +39,10 @@ class RankGroup(Protocol):
 
 
 class SingleRank:
-    """The group of one process, whose sums are its own."""
+    """The group of one process."""
 
     rank = 0
     size = 1
-
-    def total(self, values: torch.Tensor) -> torch.Tensor:
-        """The values themselves, in float64."""
-        return values.detach().to("cpu", torch.float64)
 
     def gathered(self, part: bytes) -> list[bytes]:
         """This rank's part alone."""
