@@ -100,7 +100,7 @@ class ImagePreparer:
         self.temporal = int(processor.temporal_patch_size)
         self.factor = self.patch * self.merge  # pixels; a screen's sides are multiples of it
         self.bounds = _pixel_bounds(processor)
-        self._table = PixelTable(torch.from_numpy(_byte_table(processor)), self.temporal)
+        self.table = PixelTable(torch.from_numpy(_byte_table(processor)), self.temporal)
         self._known: WeakValueDictionary[str, PreparedImage] = WeakValueDictionary()
         self._cache: OrderedDict[str, PreparedImage] = OrderedDict()  # keeps recent ones alive
         self._cached_bytes = 0
@@ -175,7 +175,7 @@ class ImagePreparer:
             pixels=torch.from_numpy(ordered),
             grid=(1, rows, columns),
             tokens=(rows // merge) * (columns // merge),
-            table=self._table,
+            table=self.table,
         )
 
 

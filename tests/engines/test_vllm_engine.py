@@ -464,6 +464,17 @@ def test_an_image_is_sent_once(served: Served, ask: Asker) -> None:
     assert served.run(sent())[1] is False
 
 
+def test_a_screen_travels_to_vllm_as_bytes(policy: LoadedPolicy, ask: Asker) -> None:
+    from vllm.v1.serial_utils import MsgpackEncoder
+
+    from dart_cli.engines.vllm.images import image_item
+
+    image = policy.images.prepare(ask(79).images[0])
+    frames = MsgpackEncoder().encode(image_item(image.pixels, image.grid))
+    assert sum(map(len, frames)) < image.pixels.numel() + 1024
+    assert image.patches.nbytes == 4 * image.table.frames * image.pixels.numel()
+
+
 def test_prompt_tokens_are_counted_by_whether_the_prefix_cache_had_them(
     endless: Served, ask: Asker
 ) -> None:

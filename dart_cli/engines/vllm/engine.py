@@ -200,19 +200,18 @@ class VllmEngine:
         seen: int,
     ) -> CompletionStop:
         """Fill `builder` until the completion ends, or there are more interruptions than `seen`."""
-        from dart_cli.engines.vllm.prompts import patches_to_send, sampling_params
+        from dart_cli.engines.vllm.prompts import sampling_params
 
         await self._label()
         params = sampling_params(request.sampling, len(builder), self.policy.end_token_ids)
         token_ids = request.prompt_token_ids + builder.token_ids
         tries = TRIES
         while True:
-            patches = await patches_to_send(self._llm.input_processor, images)
             await self._takes_requests.wait()
             self._check_serves()
             if self._interruptions != seen:
                 return "suspended"  # before vLLM had it
-            drawn = await self._submit(self._input(token_ids, images, patches), params)
+            drawn = await self._submit(self._input(token_ids, images), params)
             if drawn is None:
                 continue
             if drawn.finish == _MOVED:
@@ -273,12 +272,11 @@ class VllmEngine:
         self,
         token_ids: list[int],
         images: list[PreparedImage],
-        patches: Mapping[str, torch.Tensor] | None = None,
     ) -> Any:
         """A prompt for vLLM; images that it has already are sent by hash alone."""
         from dart_cli.engines.vllm.prompts import engine_input, sent_items
 
-        items = sent_items(self._llm.input_processor, images, patches or {})
+        items = sent_items(self._llm.input_processor, images)
         salt = str(self._version)
         return engine_input(token_ids, images, items, self.policy.image_token_id, salt)
 

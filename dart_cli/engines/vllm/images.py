@@ -1,18 +1,21 @@
-"""The sizes of screens for vLLM, before the first request: how many tokens the largest takes.
+"""Screens for vLLM: how many tokens the largest takes, and bytes that the model's process scales.
 
 vLLM would ask the model's own image processor, which needs torchvision and may expand and scale
 images differently from the trainer. Our requests come with their images prepared and their
-placeholders in place (prompts.py), so only the sizes are left; the class here replaces the processor of each
-supported model class.
+placeholders in place (prompts.py), so only the sizes are left; `PreparedImages` replaces the processor of
+each supported model class. Screens travel as bytes, an eighth of what the vision tower reads;
+`PixelScaling` takes the place of vLLM's own normalisation on the device, whose numbers differ in the last bit.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
+from vllm.config import get_current_vllm_config
 from vllm.inputs.engine import MultiModalInput, mm_input
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import (
@@ -31,16 +34,17 @@ from vllm.multimodal.processing import (
 
 from dart_cli.engines.vllm import SECTION
 from dart_cli.engines.vllm.models import MODELS
+from dart_cli.policy.images import PixelTable
 
 IMAGE = "image"
 
 
-def image_item(patches: torch.Tensor, grid: tuple[int, int, int]) -> MultiModalKwargsItem:
-    """One prepared screen: patches [N, values] and its grid (time, rows, columns)."""
+def image_item(pixels: torch.Tensor, grid: tuple[int, int, int]) -> MultiModalKwargsItem:
+    """One prepared screen: pixels [N, values], uint8, and its grid (time, rows, columns)."""
     return MultiModalKwargsItem(
         {
             "pixel_values": MultiModalFieldElem(
-                data=patches, field=MultiModalFlatField(slices=[slice(len(patches))])
+                data=pixels, field=MultiModalFlatField(slices=[slice(len(pixels))])
             ),
             "image_grid_thw": MultiModalFieldElem(
                 data=torch.tensor(grid), field=MultiModalBatchedField(keep_on_cpu=True)
@@ -56,7 +60,7 @@ class Largest:
     rows: int  # image tokens
     columns: int  # image tokens
     merge: int  # patches per image token, each way
-    values: int  # numbers per patch
+    values: int  # bytes per patch
 
     @property
     def tokens(self) -> int:
@@ -115,7 +119,8 @@ class PreparedImages(BaseMultiModalProcessor[ImageSizes]):
         """The largest screen, black, to measure memory with."""
         largest = self.info.largest
         grid = (1, largest.rows * largest.merge, largest.columns * largest.merge)
-        item = image_item(torch.zeros(grid[1] * grid[2], largest.values), grid)
+        pixels = torch.zeros(grid[1] * grid[2], largest.values, dtype=torch.uint8)
+        item = image_item(pixels, grid)
         count = mm_counts.get(IMAGE, 0)
         return mm_input(
             prompt_token_ids=[0] * (count * largest.tokens),
@@ -138,6 +143,32 @@ class PreparedImages(BaseMultiModalProcessor[ImageSizes]):
         self, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any
     ) -> NoReturn:
         raise NotImplementedError
+
+
+class PixelScaling(torch.nn.Module):
+    """What a vision tower of vLLM does first: pixels [N, values], uint8 -> patches, as the trainer's."""
+
+    input_dtype = torch.uint8  # vLLM's name, for the inputs of its CUDA graphs
+
+    def __init__(self, table: PixelTable) -> None:
+        super().__init__()
+        self.table = PixelTable(table.values.to(torch.get_default_device()), table.frames)
+
+    def forward(self, pixels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Patches [N, channels * frames * patch * patch] of `dtype`."""
+        return self.table.patches(pixels).to(dtype)
+
+
+def pixel_scaling(model_config: Any) -> PixelScaling:  # noqa: ARG001 (vLLM's signature)
+    """For a model that is being built, from the table that the rollout worker sent (start.py)."""
+    sent: Any = get_current_vllm_config().additional_config
+    return PixelScaling(PixelTable(torch.tensor(sent[SECTION]["pixels"]), sent[SECTION]["frames"]))
+
+
+def scale_pixels() -> None:
+    """Build the supported models with PixelScaling, in this process."""
+    for model in MODELS:
+        sys.modules[model.__module__].build_mm_input_norm = pixel_scaling  # type: ignore[attr-defined]
 
 
 def replace_processors() -> None:

@@ -29,6 +29,7 @@ def _install() -> None:
     WeightTransferEngineFactory.register_engine(transfer.BACKEND, transfer.FileWeights)
     register_models()
     images.replace_processors()
+    images.scale_pixels()
     gpu_model_runner.Sampler = ExactSampler  # vLLM has no setting for it
     if current_platform.is_cpu():
         _pad_heads()

@@ -1,6 +1,5 @@
 """Conversion of a request to vLLM's types, and of its outputs to ours.
 
-patches_to_send  images -> the patches of those that vLLM has not
 sent_items       images -> what its process is sent of each
 engine_input     prompt and images -> the input of AsyncLLM, each image with its content hash
 sampling_params  a Sampling and the tokens drawn so far -> SamplingParams
@@ -9,8 +8,7 @@ OutputCollector  the tokens of vLLM's outputs, with their numbers
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,33 +53,23 @@ def engine_input(
     )
 
 
-async def patches_to_send(
-    processor: Any, images: Sequence[PreparedImage]
-) -> dict[str, torch.Tensor]:
-    """Patches, by content hash, of the images that vLLM's cache (of its input processor) lacks."""
-    cache = processor.renderer.mm_processor_cache
-    lacking = [each for each in images if cache is None or not cache.is_cached_item(each.key)]
-    if not lacking:
-        return {}
-    return await asyncio.to_thread(lambda: {image.key: image.patches for image in lacking})
-
-
 def sent_items(
-    processor: Any, images: Sequence[PreparedImage], patches: Mapping[str, torch.Tensor]
+    processor: Any, images: Sequence[PreparedImage]
 ) -> list[MultiModalKwargsItem | None]:
     """What vLLM's process is sent of each image [I]: None for one that it has.
 
-    The images are bit for bit those that the trainer sees. `patches` are those made before. One image
-    is settled before the next is looked up: room for it may have cost another its place.
+    The images are bit for bit those that the trainer sees, as bytes. One image is settled before the
+    next is looked up: room for it may have cost another its place.
     """
     items: list[MultiModalKwargsItem | None] = []
     for image in images:
         cache = processor.renderer.mm_processor_cache
         if cache is not None and cache.is_cached_item(image.key):
-            item = image_item(torch.empty(0, 1), image.grid)  # vLLM reads the hash alone
+            item = image_item(
+                torch.empty(0, 1, dtype=torch.uint8), image.grid
+            )  # the hash is enough
         else:
-            made = patches.get(image.key)
-            item = image_item(image.patches if made is None else made, image.grid)
+            item = image_item(image.pixels, image.grid)
         held = {IMAGE: [item]}
         processor.inject_into_mm_cache({IMAGE: [image.key]}, held)
         items += held[IMAGE]

@@ -64,9 +64,15 @@ def engine_args(
         "async_scheduling": False,  # a token's position must be known when it is drawn
         "limit_mm_per_prompt": {"image": max(1, length // 4)},  # as many as fit
         "mm_processor_kwargs": {SECTION: asdict(largest_screen(policy, length))},
-        "mm_device_do_normalize": False,  # images come normalised; vLLM would do it again
+        "mm_device_do_normalize": True,  # screens come as bytes (images.PixelScaling)
         "logits_processors": [Parts],
-        "additional_config": {SECTION: {"forbidden": list(policy.forbidden_token_ids)}},
+        "additional_config": {
+            SECTION: {
+                "forbidden": list(policy.forbidden_token_ids),
+                "pixels": policy.images.table.values.tolist(),
+                "frames": policy.images.table.frames,
+            }
+        },
         "max_logprobs": 1,
         "weight_transfer_config": {"backend": BACKEND},
         "disable_log_stats": True,
@@ -96,7 +102,7 @@ def largest_screen(policy: LoadedPolicy, max_model_len: int) -> Any:
     if rows * columns > max_model_len:
         rows = math.isqrt(max_model_len)
         columns = max_model_len // rows
-    values = 3 * images.temporal * images.patch**2
+    values = len(images.table.values) * images.patch**2
     return Largest(rows=rows, columns=columns, merge=images.merge, values=values)
 
 

@@ -1,0 +1,32 @@
+"""vLLM's classes of the older families see what the trainer sees; the newest one's tests are test_vllm_engine.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.doctor.parts import doctor
+
+pytestmark = [
+    pytest.mark.skipif(
+        find_spec("vllm") is None, reason="vLLM is not installed: scripts/setup-vllm"
+    ),
+    pytest.mark.filterwarnings("ignore"),  # vLLM's own
+    pytest.mark.timeout(900),  # the first starts vLLM's processes
+    pytest.mark.slow,
+]
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl"])
+def test_engine_and_trainer_agree(
+    model_type: str, family: Callable[[str], Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = family(model_type)
+    asked = ("--parity", "--set", "rollout.engine=vllm", "--set", "rollout.max_tokens=8")
+    assert doctor(folder, *asked) == 0
+    told = capfd.readouterr().out
+    assert "several screens" in told
+    assert "within 0.001 nats" in told
