@@ -154,6 +154,20 @@ def encoder_outputs(features: ImageFeatures, shown: Sequence[int]) -> dict[str, 
     }
 
 
+def image_arguments(
+    model: PreTrainedModel,
+    images: Sequence[PreparedImage],
+    shown: Sequence[int],
+    features: ImageFeatures | None,
+) -> dict[str, Any]:
+    """What a forward pass takes of `images` as they are `shown`; their features are computed if absent."""
+    if not images:
+        return {}
+    if features is None:
+        features = image_features(model, images)
+    return {"mm_encoder_outputs": encoder_outputs(features, shown)}
+
+
 def logits(
     model: PreTrainedModel,
     inputs: ModelInputs,
@@ -167,11 +181,6 @@ def logits(
     `features` are those of `inputs.images`, computed here if absent.
     """
     device = next(model.parameters()).device
-    extra: dict[str, Any] = {}
-    if inputs.images:
-        if features is None:
-            features = image_features(model, inputs.images)
-        extra["mm_encoder_outputs"] = encoder_outputs(features, inputs.shown)
     output = model(
         input_ids=inputs.input_ids.to(device),
         attention_mask=inputs.attention_mask.to(device),
@@ -179,7 +188,7 @@ def logits(
         past_key_values=cache,
         use_cache=cache is not None,
         logits_to_keep=last,
-        **extra,
+        **image_arguments(model, inputs.images, inputs.shown, features),
     )
     result: torch.Tensor = output.logits
     return _precise(result)

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from dart_cli.policy.attention import check_packed
-from dart_cli.policy.forward import ImageFeatures, encoder_outputs, image_features
+from dart_cli.policy.forward import ImageFeatures, image_arguments
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.pack_plan import PackLayout, PackPlans
 
@@ -52,11 +52,6 @@ def packed_hidden(
     check_packed(model)
     inner: Any = model.model
     device = next(model.parameters()).device
-    extra: dict[str, Any] = {}
-    if inputs.images:
-        if features is None:
-            features = image_features(model, inputs.images)
-        extra["mm_encoder_outputs"] = encoder_outputs(features, inputs.shown)
     output = inner(
         input_ids=inputs.input_ids.to(device)[None],
         # transformers takes a mask of four axes as finished and builds none; our layers ignore it.
@@ -64,7 +59,7 @@ def packed_hidden(
         position_ids=inputs.position_ids.to(device)[:, None],
         use_cache=False,
         pack_plans=PackPlans(inputs.layout),
-        **extra,
+        **image_arguments(model, inputs.images, inputs.shown, features),
     )
     hidden: torch.Tensor = output.last_hidden_state[0]
     return hidden

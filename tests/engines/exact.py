@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import torch
 
 from dart_cli.engines.base import GenerateRequest, Generation
+from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.forward import logits, masked_logprobs
 from dart_cli.policy.model import LoadedPolicy, weight_tensors
 
@@ -41,6 +44,21 @@ def largest_error(
             difference = torch.tensor(numbers) - expected
             worst = max(worst, float(difference[span.start : span.end].abs().max()))
     return worst
+
+
+def drawn_by_transformers(
+    policy: LoadedPolicy, requests: list[GenerateRequest]
+) -> list[Generation]:
+    """The completions that the transformers engine gives, of requests asked at once."""
+
+    async def drawn() -> list[Generation]:
+        engine = TransformersEngine(policy)
+        try:
+            return await asyncio.gather(*(engine.generate(request) for request in requests))
+        finally:
+            await engine.close()
+
+    return asyncio.run(drawn())
 
 
 def random_versions(policy: LoadedPolicy, count: int) -> list[Weights]:

@@ -24,12 +24,17 @@ from bus.errors import EngineError, WeightsError
 from bus.messages import SampledTokens, VersionSpan
 from dart_cli.config.schema import VllmConfig
 from dart_cli.engines.base import GenerateRequest, Generation
-from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.evaluation.in_process import take_weights
 from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.weights.file import FileChannel, load, publish
 from dart_cli.weights.manifest import WEIGHTS
-from tests.engines.exact import Weights, fresh_numbers, largest_error, random_versions
+from tests.engines.exact import (
+    Weights,
+    drawn_by_transformers,
+    fresh_numbers,
+    largest_error,
+    random_versions,
+)
 from tests.waiting import lives, until
 
 Asker = Callable[..., GenerateRequest]
@@ -152,17 +157,9 @@ def test_the_same_seed_draws_the_same_tokens_as_the_transformers_engine(
     served: Served, policy: LoadedPolicy, ask: Asker
 ) -> None:
     requests = [ask(i, past_images=i % 3) for i in range(12)]
-
-    async def elsewhere() -> list[Generation]:
-        engine = TransformersEngine(policy)
-        try:
-            return await asyncio.gather(*(engine.generate(request) for request in requests))
-        finally:
-            await engine.close()
-
     ours = served.run(served.generate(*requests))
     alone = [served.run(served.generate(request))[0] for request in requests[:4]]
-    for one, other in zip(ours, asyncio.run(elsewhere()), strict=True):
+    for one, other in zip(ours, drawn_by_transformers(policy, requests), strict=True):
         assert (one.sampled.token_ids, one.stop) == (other.sampled.token_ids, other.stop)
         assert one.sampled.behaviour_logprobs == pytest.approx(
             other.sampled.behaviour_logprobs, abs=EXACT

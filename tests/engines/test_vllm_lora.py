@@ -17,11 +17,10 @@ import torch
 from bus.errors import WeightsError
 from dart_cli.config.schema import LoraConfig, VllmConfig
 from dart_cli.engines.base import GenerateRequest, Generation
-from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.weights.file import load, publish
 from dart_cli.weights.manifest import WEIGHTS
-from tests.engines.exact import Weights, random_versions
+from tests.engines.exact import Weights, drawn_by_transformers, random_versions
 from tests.engines.test_vllm_engine import MAX_BATCH, Served, errors
 from tests.waiting import until
 
@@ -126,16 +125,8 @@ def test_both_engines_draw_the_same_tokens(
     for name, tensor in weight_tensors(policy.model).items():
         tensor.copy_(weights[name])
     requests = [ask(i, past_images=i % 3) for i in range(12)]
-
-    async def elsewhere() -> list[Generation]:
-        engine = TransformersEngine(policy)
-        try:
-            return await asyncio.gather(*(engine.generate(request) for request in requests))
-        finally:
-            await engine.close()
-
     ours = served.run(served.generate(*requests))
-    for one, other in zip(ours, asyncio.run(elsewhere()), strict=True):
+    for one, other in zip(ours, drawn_by_transformers(policy, requests), strict=True):
         assert (one.sampled.token_ids, one.stop) == (other.sampled.token_ids, other.stop)
         assert one.sampled.behaviour_logprobs == pytest.approx(
             other.sampled.behaviour_logprobs, abs=EXACT
