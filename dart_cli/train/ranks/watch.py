@@ -71,9 +71,8 @@ class RankWatch:
         self._limit_s = float("inf")  # for what it does
         self._until = float("inf")  # the clock's seconds by which it has done what it does
         self._awaits_rank_0 = False  # or by which rank 0 must have written something
-        self._seen: dict[
-            int, tuple[float, float]
-        ] = {}  # by rank: what it last wrote, when seen here
+        # By rank: the time that it last wrote, and when that was first seen here.
+        self._seen: dict[int, tuple[float, float]] = {}
         self._working = threading.get_ident()
         self._written = 0.0
         self._closing = threading.Event()
