@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import zmq
 
 from bus.messages import Sampling
 from dart_cli.config.schema import LoraConfig
@@ -46,6 +47,8 @@ class StandIn:
         self._aborted: set[str] = set()
         self._tick = asyncio.Condition()
         self.output_processor = SimpleNamespace(propagate_error=lambda _: None)
+        resources = SimpleNamespace(ctx=zmq.Context(), input_socket=None)
+        self.engine_core = SimpleNamespace(resources=resources)
 
     async def generate(
         self, _prompt: object, params: Any, name: str, lora_request: Any

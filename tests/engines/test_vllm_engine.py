@@ -93,7 +93,9 @@ def alive(untrained_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     start = {n: t.clone() for n, t in weight_tensors(load_policy(untrained_folder).model).items()}
     served = Served(engine, loop, start, tmp_path_factory.mktemp("weights"))
     yield served
+    context = engine._llm.engine_core.resources.ctx
     served.run(engine.close())
+    assert context.closed
     loop.call_soon_threadsafe(loop.stop)
     thread.join(30)
     loop.close()

@@ -66,7 +66,9 @@ def alive(
     served = Served(engine, loop, start, tmp_path_factory.mktemp("weights"))
     yield served
     folder = getattr(engine._adapters, "_folder", None)
+    context = engine._llm.engine_core.resources.ctx
     served.run(engine.close())
+    assert context.closed
     assert folder is None or not Path(folder.name).exists()
     loop.call_soon_threadsafe(loop.stop)
     thread.join(30)

@@ -457,8 +457,16 @@ class VllmEngine:
         if llm.output_handler is not None:
             llm.output_handler.cancel()  # it would log the exit of its processes as an error
         await asyncio.to_thread(llm.shutdown, CLOSE_DEADLINE_S)
+        _end_context(llm.engine_core.resources)
         # Its __del__ would call it again at the interpreter's exit, after its modules are unloaded.
         vars(llm)["shutdown"] = lambda timeout=None: None  # noqa: ARG005
+
+
+def _end_context(resources: Any) -> None:
+    """End the ZeroMQ context of an AsyncLLM that has been shut down, which vLLM leaves open."""
+    sockets = [getattr(resources, name) for name in vars(resources) if name.endswith("_socket")]
+    if all(socket is None or socket.closed for socket in sockets):  # else it would wait for them
+        resources.ctx.term()
 
 
 @contextlib.contextmanager
