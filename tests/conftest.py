@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ settings.register_profile(
 settings.load_profile("patient")
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure() -> None:
     """Give each pytest-xdist worker a TMPDIR: tests look at what is left there."""
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is None:
@@ -38,7 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
     folder.mkdir()
     folder.chmod(0o1777)  # as /tmp: applications that play as another user clean up there
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
-    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    # At the process's end, after multiprocessing has removed a folder of its own in it (at -100).
+    Finalize(None, shutil.rmtree, [folder], {"ignore_errors": True}, exitpriority=-200)
 
 
 @pytest.hookimpl(tryfirst=True)
