@@ -81,7 +81,7 @@ def test_any_pixels_become_the_processors_numbers(data: st.DataObject, name: str
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_each_byte_has_the_number_that_the_processor_gives_it(name: str) -> None:
     processor = PROCESSORS[name]
-    table = ImagePreparer(processor)._table
+    table = ImagePreparer(processor).table
     for byte in range(256):
         flat = Image.new("RGB", (112, 112), (byte, 255 - byte, byte // 2))
         theirs = processor([flat], return_tensors="pt")["pixel_values"]
