@@ -1,15 +1,21 @@
-"""Whether the vLLM of this environment can be used: its version, and the arguments that are ours.
+"""Whether the vLLM of this environment can be used: its parts, and the arguments that are ours.
 
 vllm_installed  the distribution and version that is installed
 vllm_problem    why it cannot be used, and the cure
+VLLM_OWN        vLLM's arguments that the configuration may not set
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
+from functools import cache
+from pathlib import Path
 
-VLLM = "0.32"
-"""The minor version of vLLM that dart_cli/engines/vllm is written for; it uses internal parts of vLLM."""
+from dart_cli.config.vllm_parts import TESTED, missing_parts
+
+LEAST_VLLM = "0.32"
+"""The oldest version that has the parts; the extra `vllm` of pyproject.toml asks for it."""
 
 VLLM_OWN = (
     *("additional_config", "async_scheduling", "dtype", "enable_prefix_caching", "enforce_eager"),
@@ -32,13 +38,28 @@ def vllm_installed() -> tuple[str, str] | None:
     return None
 
 
+def vllm_folder() -> Path | None:
+    """The folder of the package `vllm`, which is not imported; None where it is absent."""
+    spec = importlib.util.find_spec("vllm")
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return Path(places[0]) if places else None
+
+
 def vllm_problem() -> str:
     """Why the vLLM of this environment cannot be used, and the cure; empty if it can."""
-    found = vllm_installed()
-    cure = f"pip install 'vllm=={VLLM}.*', or scripts/setup-vllm for a CPU (docs/engines.md)"
-    if found is None:
+    found, folder = vllm_installed(), vllm_folder()
+    cure = f"pip install 'vllm>={LEAST_VLLM}', or scripts/setup-vllm for a CPU (docs/engines.md)"
+    if found is None or folder is None:
         return f"vLLM is not installed; {cure}"
-    name, version = found
-    if version.split(".")[:2] != VLLM.split("."):
-        return f"only vLLM {VLLM} works, {name} {version} is installed; {cure}"
+    if lines := differing_parts(folder):
+        return (
+            f"{' '.join(found)} differs in parts that dart relies on: {'; '.join(lines)}. Known to "
+            f"work: {', '.join(TESTED)}; {cure}"
+        )
     return ""
+
+
+@cache
+def differing_parts(folder: Path) -> tuple[str, ...]:
+    """The parts that differ in the vLLM of `folder`; it is read once in a process."""
+    return tuple(missing_parts(folder))

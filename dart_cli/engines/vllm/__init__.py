@@ -1,7 +1,7 @@
 """The engine over vLLM's AsyncLLM (docs/engines.md).
 
 engine     VllmEngine: requests in, exact samples out, weights taken in flight
-start      version, platform and arguments of vLLM; errors before the first request
+start      parts, platform and arguments of vLLM; errors before the first request
 slots      slots of vLLM's batch, and the queue for them
 prompts    a request in vLLM's types, and its outputs in ours
 adapters   versions of adapters that are served beside the weights
@@ -12,7 +12,8 @@ images     sizes of screens, so that vLLM needs no image processor of its own
 transfer   the weight transfer back end `file`
 heads      attention heads of sizes that vLLM's CPU kernels lack
 
-The last six also run in vLLM's processes, the others in the rollout worker alone.
+The last six also run in vLLM's processes, the others in the rollout worker alone. What all of them need of
+vLLM is listed, and checked, in dart_cli/config/vllm_parts.py.
 """
 
 SECTION = "dart"

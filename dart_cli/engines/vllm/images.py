@@ -33,7 +33,7 @@ from vllm.multimodal.processing import (
 )
 
 from dart_cli.engines.vllm import SECTION
-from dart_cli.engines.vllm.models import MODELS
+from dart_cli.engines.vllm.models import MODELS, without_warnings
 from dart_cli.policy.images import PixelTable
 
 IMAGE = "image"
@@ -176,7 +176,6 @@ def replace_processors() -> None:
     register = MULTIMODAL_REGISTRY.register_processor(
         PreparedImages, info=ImageSizes, dummy_inputs=NoDummies
     )
-    for model in MODELS:
-        if "_processor_factory" in model.__dict__:
-            del model._processor_factory  # noqa: SLF001 (vLLM warns when one is overwritten)
-        register(model)
+    with without_warnings("vllm.multimodal.registry"):
+        for model in MODELS:
+            register(model)

@@ -7,8 +7,11 @@ same function, and replaces it where torchvision is not installed.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import logging
 import sys
+from collections.abc import Iterator
 
 if importlib.util.find_spec("torchvision") is None:
     from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl
@@ -32,6 +35,18 @@ MODELS = (
 
 def register_models() -> None:
     """Register these classes directly; vLLM would first import each in another process."""
-    for model in MODELS:
-        ModelRegistry.models.pop(model.__name__, None)  # vLLM warns when one is overwritten
-        ModelRegistry.register_model(model.__name__, model)
+    with without_warnings("vllm.model_executor.models.registry"):
+        for model in MODELS:
+            ModelRegistry.register_model(model.__name__, model)
+
+
+@contextlib.contextmanager
+def without_warnings(logger: str) -> Iterator[None]:
+    """No warnings of `logger`: vLLM gives one when what it has registered itself is registered again."""
+    log = logging.getLogger(logger)
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)

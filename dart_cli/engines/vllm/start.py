@@ -1,4 +1,4 @@
-"""How vLLM is started: version, platform and arguments.
+"""How vLLM is started: its parts, platform and arguments.
 
 engine_args  our configuration and the model, as vLLM's arguments
 start        the engine, or an error with its cause and cure
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from bus.errors import EngineError, MissingPartError
 from dart_cli.config.schema import VllmConfig
-from dart_cli.config.vllm_support import VLLM, vllm_problem
+from dart_cli.config.vllm_support import LEAST_VLLM, vllm_problem
 from dart_cli.engines.vllm import SECTION
 from dart_cli.policy.model import LoadedPolicy
 
@@ -154,7 +154,9 @@ def _start(
     try:
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
     except TypeError as error:  # from AsyncEngineArgs: an unknown name
-        raise EngineError(f"vllm.options: {error}; see vLLM {VLLM}'s engine arguments") from error
+        raise EngineError(
+            f"vllm.options: {error}; see the engine arguments of vLLM's documentation"
+        ) from error
     except Exception as error:  # vLLM raises whatever ended its processes
         raise EngineError(f"vLLM did not start: {_cause(error)}") from error
 
@@ -207,7 +209,7 @@ def _check_platform(config: VllmConfig, device: str, on_cpu: bool) -> None:
     if on_cpu and device.startswith("cuda"):
         raise MissingPartError(
             f"rollout.device = {device!r}, but this vLLM is built for CPUs; "
-            f"pip install 'vllm=={VLLM}.*', or set the device to auto or cpu"
+            f"pip install 'vllm>={LEAST_VLLM}', or set the device to auto or cpu"
         )
     if not on_cpu and device == "cpu":
         raise MissingPartError(
