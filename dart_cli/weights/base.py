@@ -2,6 +2,8 @@
 
 Published      one published version, as it is announced
 KnownVersion   the newest version in the run's ledger
+TensorStream   the tensors of a version, one after another, as a channel copies them
+Publication    a version on its way: copied first, then digested and written
 WeightChannel  the trainer's end
 Receiver       a worker's end
 Received       what a worker receives: a weight set for its engine to load
@@ -9,12 +11,13 @@ Received       what a worker receives: a weight set for its engine to load
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dart_cli.policy.weight_set import WeightSet
+from dart_cli.weights.layout import ShapeAndType
 
 if TYPE_CHECKING:
     import torch
@@ -37,14 +40,76 @@ class KnownVersion(NamedTuple):
     digest: str  # of its manifest
 
 
+@dataclass(frozen=True)
+class TensorStream:
+    """The tensors of a version, one after another. A channel reads it once.
+
+    Tensors on a GPU are read as the stream that is current where `begin` is called leaves them.
+    """
+
+    specs: Mapping[str, ShapeAndType]  # as they are published; another dtype is cast in copying
+    tensors: Iterable[tuple[str, torch.Tensor]]  # each of `specs` once, on any device
+    is_gathered: bool = False
+    """Whether reading a tensor is a call of all ranks. `begin` then reads and copies all of them before
+    it returns, since such calls belong to the caller's thread; else they are copied beside what follows."""
+
+
+class Publication(Protocol):
+    """A version on its way. Any thread may call, and each wait has a deadline.
+
+    An error of the work in the background is raised by the first wait after it, and by each later one.
+    """
+
+    @property
+    def policy_version(self) -> int:
+        """The number under which the tensors are published."""
+        ...
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether `copied` returns or raises at once."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether `result` returns or raises at once."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """Since it began; once it is over, the seconds that it took."""
+        ...
+
+    def copied(self) -> None:
+        """Wait until the tensors may change: the channel has a copy. Raises WeightsError."""
+        ...
+
+    def result(self) -> Published:
+        """Wait until the version is complete: digested and written. Raises WeightsError."""
+        ...
+
+    def when_over(self, call: Callable[[], None]) -> None:
+        """Call it once `is_over`, from whichever thread; at once if it is."""
+        ...
+
+
 class WeightChannel(Protocol):
     """The trainer's end. A published version never changes its weights."""
 
-    def publish(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> Published:
-        """Make `tensors` by name available as `policy_version`, all at once.
+    def begin(
+        self, tensors: TensorStream | Mapping[str, torch.Tensor], policy_version: int
+    ) -> Publication:
+        """Begin to make `tensors` by name available as `policy_version`, all at once.
 
-        Raises WeightsError if the version exists with other weights or cannot be written.
+        They must not change until `Publication.copied` has returned. There is one publication at a
+        time: the next waits until the one before is over, and raises its error if it was not raised yet.
+        A publication fails with WeightsError if the version exists with other weights or cannot be
+        written.
         """
+        ...
+
+    def publish(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> Published:
+        """Begin a publication and wait for its result. Raises WeightsError."""
         ...
 
     def newest(self) -> Published | None:
@@ -66,7 +131,7 @@ class WeightChannel(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave the newest version whole on disk; called when the trainer exits."""
+        """Leave the newest version whole on disk, the one on its way included; called when the trainer exits."""
         ...
 
 

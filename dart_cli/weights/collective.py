@@ -39,7 +39,7 @@ from bus.endpoints import make_private_dir
 from bus.errors import BusError, ProtocolError, RefusedError, WeightsError
 from bus.messages import Reply, Request, TransferReply, TransferRequest
 from bus.requester import RequestClient
-from dart_cli.weights.base import KnownVersion, Published, Received
+from dart_cli.weights.base import KnownVersion, Publication, Published, Received, TensorStream
 from dart_cli.weights.delta_chain import HeldVersion, routes
 from dart_cli.weights.file import FileChannel, Version
 from dart_cli.weights.layout import layout_of, ranges
@@ -162,9 +162,15 @@ class CollectiveChannel:
         self._files = files
         self._transfer_thread = TransferThread(directory, deadline_s)
 
+    def begin(
+        self, tensors: TensorStream | Mapping[str, torch.Tensor], policy_version: int
+    ) -> Publication:
+        """Copy the tensors, then write the manifest, and the tensors too where a whole set is due."""
+        return self._files.begin(tensors, policy_version)
+
     def publish(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> Published:
-        """Copy the tensors and write the manifest, and the tensors too where a whole set is due."""
-        return self._files.publish(tensors, policy_version)
+        """Begin a publication and wait for it."""
+        return self.begin(tensors, policy_version).result()
 
     def newest(self) -> Published | None:
         """The newest version on disk that can be rebuilt."""

@@ -1,6 +1,6 @@
 """Weights as files: one directory per version, complete or absent, never changed.
 
-    FileChannel    publishes versions and removes old ones (the trainer's end)
+    FileChannel    publishes versions beside training and removes old ones (the trainer's end)
     publish        tensors -> DIRECTORY/v000012/{model.safetensors, manifest.json}, atomically
     holds          whether a version is exactly these weights
     load           the tensors of a version, checked against its manifest and the model
@@ -9,6 +9,10 @@ A version is written under another name, synced to disk and renamed, so a reader
 nothing; its manifest describes it (manifest.py). Old versions are removed: a reader that has the
 files open keeps them (POSIX); a later reader gets a WeightsError and requests the newest instead
 (dart_cli/rollout/sync.py).
+
+A publication copies the tensors to host memory; from there they are digested and written in a thread
+(publication.py). One publication at a time: the copy is a set's size, and lasts until the next one has
+its own.
 
 The directory of a version that is not whole holds the manifest and, with `delta`, the changes since
 the version before (delta.py). Every `whole_every`th is whole, and the last one when the trainer exits.
@@ -19,8 +23,10 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,9 +36,10 @@ from bus.errors import WeightsError
 from dart_cli.config.schema import LoraConfig
 from dart_cli.weights import delta
 from dart_cli.weights.atomic_directory import atomic_directory
-from dart_cli.weights.base import KnownVersion, Published
+from dart_cli.weights.base import KnownVersion, Publication, Published, TensorStream
 from dart_cli.weights.delta_chain import newest_version, rebuild, routes, take_first_working
 from dart_cli.weights.flat_weights import FlatWeights, check_finite, check_fit, read_whole, specs_of
+from dart_cli.weights.layout import ShapeAndType, layout_of
 from dart_cli.weights.manifest import (
     FROZEN,
     MANIFEST,
@@ -43,6 +50,12 @@ from dart_cli.weights.manifest import (
     published,
     read_manifest,
     versions,
+)
+from dart_cli.weights.publication import (
+    BackgroundPublication,
+    TensorCopy,
+    is_on_gpu,
+    stream_of,
 )
 from dart_cli.weights.storage import Storage
 
@@ -80,27 +93,45 @@ class FileChannel:
     _chain_bytes: int = field(default=0, init=False)  # of deltas since then
     _before: Path | None = field(default=None, init=False)  # the last version of this process
     _opened: Storage | None = field(default=None, init=False)
+    _publication: BackgroundPublication[_Copied] | None = field(default=None, init=False)
+    _buffer: FlatWeights | None = field(default=None, init=False)  # see _reused
+
+    def begin(
+        self, tensors: TensorStream | Mapping[str, torch.Tensor], policy_version: int
+    ) -> Publication:
+        """Copy the tensors, then write a version and remove old ones. See WeightChannel."""
+        if self._publication is not None:
+            self._publication.settle()
+        began = time.monotonic()
+        stream = tensors if isinstance(tensors, TensorStream) else stream_of(tensors)
+        target = path_of(self.directory, policy_version)
+        finish: Callable[[_Copied], Published]
+        if target.exists():
+            flat = None
+            finish = partial(self._republish, target)
+        elif self._copies:
+            flat = None
+            finish = partial(self._publish_copy, target, policy_version)
+        else:
+            flat = self._reused({n: s for n, s in stream.specs.items() if n not in self._frozen})
+            finish = partial(self._publish_whole, target, policy_version)
+        source = TensorCopy(stream)
+
+        def copy() -> _Copied:
+            into = flat or FlatWeights.in_memory(stream.specs, pinned=is_on_gpu())
+            return _Copied(into, source.into(into))
+
+        if stream.is_gathered:
+            made = copy()
+            copy = lambda: made  # noqa: E731
+        self._publication = BackgroundPublication(
+            target, policy_version, copy, partial(self._complete, finish), began=began
+        )
+        return self._publication
 
     def publish(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> Published:
-        """Write a version and remove old ones."""
-        target = path_of(self.directory, policy_version)
-        if target.exists():
-            complete = self._republish(target, tensors)
-        elif self._copies:
-            complete = self._publish_copy(tensors, target, policy_version)
-        else:
-            complete = publish(
-                tensors,
-                self.directory,
-                policy_version,
-                self._storage,
-                frozen=self._frozen,
-                before=self._before,
-                lora=self.lora,
-            )
-        self._before = complete.path
-        self._remove_old()
-        return complete
+        """Write a version and remove old ones. See WeightChannel."""
+        return self.begin(tensors, policy_version).result()
 
     def newest(self) -> Published | None:
         """The newest version that can be rebuilt, None before the first."""
@@ -139,6 +170,14 @@ class FileChannel:
 
     def close(self) -> None:
         """Move the kept versions to disk, the newest whole. Raises WeightsError."""
+        publication, self._publication = self._publication, None
+        try:
+            if publication is not None:
+                publication.settle()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
         if self._opened is None:
             return
         try:
@@ -154,7 +193,7 @@ class FileChannel:
                 f"{self.directory}: its weights cannot be written to disk: {error}; is it full?"
             ) from None
         self._opened.close()
-        self._opened = self.last = None
+        self._opened = self.last = self._buffer = None
 
     @property
     def _copies(self) -> bool:
@@ -169,25 +208,50 @@ class FileChannel:
                 raise WeightsError(f"{self.directory} cannot be written: {error}") from None
         return self._opened
 
-    def _republish(self, target: Path, tensors: Mapping[str, torch.Tensor]) -> Published:
+    def _reused(self, specs: Mapping[str, ShapeAndType]) -> FlatWeights:
+        """The memory that sets are copied to before they are written; allocating it takes long."""
+        if self._buffer is None or self._buffer.layout != layout_of(specs):
+            self._buffer = None  # freed before the next is allocated
+            self._buffer = FlatWeights.in_memory(specs, pinned=is_on_gpu())
+        return self._buffer
+
+    # --- in the publication's thread ----------------------------------------------------------
+
+    def _complete(self, finish: Callable[[_Copied], Published], copied: _Copied) -> Published:
+        complete = finish(copied)
+        self._before = complete.path
+        self._remove_old()
+        return complete
+
+    def _republish(self, target: Path, copied: _Copied) -> Published:
         """Return the existing version if it holds these weights; else raise WeightsError."""
+        tensors = copied.flat.tensors
         if not holds(target, tensors, self.lora):
             raise WeightsError(
                 f"{target} exists with other weights; a version is never published twice"
             )
         complete = published(target, read_manifest(target))
         if self._copies and (self.last is None or self.last.published != complete):
-            self.last = Version(complete, FlatWeights.in_memory(specs_of(tensors)).fill(tensors))
+            self.last = Version(complete, copied.flat)
             self._since_whole = (
                 self.whole_every
             )  # the last whole version is unknown: the next is whole
         return complete
 
-    def _publish_copy(
-        self, tensors: Mapping[str, torch.Tensor], target: Path, policy_version: int
-    ) -> Published:
+    def _publish_whole(self, target: Path, policy_version: int, copied: _Copied) -> Published:
+        """Write the whole set, and frozen tensors where the version before has not got them."""
+        return _write_version(
+            target,
+            policy_version,
+            copied,
+            self._storage,
+            before=self._before,
+            lora=self.lora,
+        )
+
+    def _publish_copy(self, target: Path, policy_version: int, copied: _Copied) -> Published:
         """Write the changes, or the whole set where it is due or no larger."""
-        copy = FlatWeights.in_memory(specs_of(tensors)).fill(tensors)
+        copy = copied.flat
         manifest = copy.manifest(policy_version).model_copy(update={"lora": self.lora})
         before = self.last
         fits = before is not None and before.tensors.layout == copy.layout
@@ -257,19 +321,14 @@ def publish(
                 f"{target} exists with other weights; a version is never published twice"
             )
         return published(target, read_manifest(target))
+    trained = {name: each for name, each in tensors.items() if name not in frozen}
+    unchanged = {name: each for name, each in tensors.items() if name in frozen}
+    copied = _Copied(FlatWeights.in_memory(specs_of(trained)).fill(trained), unchanged)
     try:
         storage = storage or Storage(directory, shared=False)
-        with atomic_directory(target) as draft:
-            trained = {name: each for name, each in tensors.items() if name not in frozen}
-            manifest = _write_set(trained, draft / WEIGHTS, policy_version, storage)
-            if frozen:
-                unchanged = {name: each for name, each in tensors.items() if name in frozen}
-                manifest = _joined(manifest, _write_frozen(unchanged, draft, before, storage))
-            manifest = manifest.model_copy(update={"lora": lora})
-            _write_manifest(draft, manifest)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise WeightsError(f"{target} cannot be written: {error}; is the disk full?") from None
-    return published(target, manifest)
+    return _write_version(target, policy_version, copied, storage, before=before, lora=lora)
 
 
 def holds(path: Path, tensors: Mapping[str, torch.Tensor], lora: LoraConfig | None = None) -> bool:
@@ -308,15 +367,36 @@ def _read(path: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
     return target.tensors
 
 
-def _write_set(
-    tensors: Mapping[str, torch.Tensor], file: Path, policy_version: int, storage: Storage
-) -> Manifest:
-    """Write a safetensors file; returns its manifest."""
-    infos = specs_of(tensors)
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    return (
-        FlatWeights.in_file(infos, storage.make(file, size)).fill(tensors).manifest(policy_version)
-    )
+@dataclass(frozen=True)
+class _Copied:
+    """The copy of a set."""
+
+    flat: FlatWeights
+    frozen: Mapping[str, torch.Tensor]  # those that are not in it: the model's own
+
+
+def _write_version(
+    target: Path,
+    policy_version: int,
+    copied: _Copied,
+    storage: Storage,
+    *,
+    before: Path | None,
+    lora: LoraConfig | None,
+) -> Published:
+    """Write a whole version. Raises WeightsError."""
+    flat = copied.flat
+    try:
+        with atomic_directory(target) as draft:
+            file = storage.make(draft / WEIGHTS, flat.layout.size_bytes)
+            manifest = flat.manifest(policy_version, flat.write_digested(file))
+            if copied.frozen:
+                manifest = _joined(manifest, _write_frozen(copied.frozen, draft, before, storage))
+            manifest = manifest.model_copy(update={"lora": lora})
+            _write_manifest(draft, manifest)
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"{target} cannot be written: {error}; is the disk full?") from None
+    return published(target, manifest)
 
 
 def _write_frozen(
@@ -325,9 +405,11 @@ def _write_frozen(
     """The manifest of the frozen tensors' file, linked from `before` if that holds the same tensors."""
     known = read_manifest(before) if before is not None else None
     if before is None or known is None or set(known.frozen) != tensors.keys():
-        return _write_set(tensors, draft / FROZEN, 0, storage)
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        file = storage.make(draft / FROZEN, size)
+        return FlatWeights.in_file(specs_of(tensors), file).fill(tensors).manifest(0)
     os.link(before / FROZEN, draft / FROZEN, follow_symlinks=False)
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    size = sum(tensor.nbytes for tensor in tensors.values())
     kept = {name: known.tensors[name] for name in known.frozen}
     return Manifest(policy_version=known.policy_version, size_bytes=size, tensors=kept)
 

@@ -1,6 +1,6 @@
 """A weight set as one contiguous buffer, in memory or in a safetensors file.
 
-FlatWeights    the buffer, each tensor as a view of it, and the digests
+FlatWeights    the buffer, each tensor as a view of it, the digests, and the file
 read_whole     the tensors of a whole set, mapped from its files
 specs_of       shapes and dtypes of tensors
 check_fit      names, shapes and dtypes against a model's
@@ -10,7 +10,7 @@ check_finite   no NaN and no infinity
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,10 +50,10 @@ class FlatWeights:
         }
 
     @classmethod
-    def in_memory(cls, infos: Mapping[str, ShapeAndType]) -> FlatWeights:
-        """A set of these shapes, its values undefined."""
+    def in_memory(cls, infos: Mapping[str, ShapeAndType], *, pinned: bool = False) -> FlatWeights:
+        """A set of these shapes, its values undefined. `pinned`: GPUs copy to it on their own."""
         layout = layout_of(infos)
-        return cls(layout, torch.empty(layout.size_bytes, dtype=torch.uint8))
+        return cls(layout, torch.empty(layout.size_bytes, dtype=torch.uint8, pin_memory=pinned))
 
     @classmethod
     def in_file(cls, infos: Mapping[str, ShapeAndType], file: Path) -> FlatWeights:
@@ -92,23 +92,38 @@ class FlatWeights:
             handle.write(self.layout.header)
             handle.write(self.data.numpy().data)
 
+    def write_digested(self, file: Path) -> dict[str, str]:
+        """The same on all cores, and the digest of each tensor: the bytes are read once for both."""
+        header = self.layout.header
+        with file.open("wb") as handle:
+            handle.write(header)
+            handle.flush()
+            to, begin = handle.fileno(), len(header)
+            return self._digests(self.layout.entries, lambda at, part: _put(to, part, begin + at))
+
     def digests(self, names: Collection[str] | None = None) -> dict[str, str]:
         """The digest of each tensor, or of each of `names`."""
+        return self._digests(self.layout.entries if names is None else names, lambda *_: None)
+
+    def _digests(
+        self, names: Collection[str], take: Callable[[int, memoryview], None]
+    ) -> dict[str, str]:
+        """The digests of `names`; `take` is given each part of their bytes, and where it begins."""
         data = self.data.numpy()
         entries = self.layout.entries
 
         def read(name: str, begin: int, end: int) -> memoryview:
             at = entries[name].begin
-            return data[at + begin : at + end].data
+            part: memoryview = data[at + begin : at + end].data
+            take(at + begin, part)
+            return part
 
-        chosen = entries if names is None else names
-        return tree_digests(
-            {name: entries[name].end - entries[name].begin for name in chosen}, read
-        )
+        return tree_digests({name: entries[name].end - entries[name].begin for name in names}, read)
 
-    def manifest(self, policy_version: int) -> Manifest:
-        """The manifest of this set."""
-        digests = self.digests()
+    def manifest(self, policy_version: int, digests: Mapping[str, str] | None = None) -> Manifest:
+        """The manifest of this set; `digests` if they are known already."""
+        if digests is None:
+            digests = self.digests()
         return Manifest(
             policy_version=policy_version,
             size_bytes=self.layout.size_bytes,
@@ -165,6 +180,13 @@ def check_finite(path: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> Non
         # One pass that keeps NaN, and 20 times as fast as isfinite().all() on a CPU.
         if not all(torch.isfinite(each) for each in torch.aminmax(tensor)):
             raise WeightsError(f"{path}: {name} has values that are not finite")
+
+
+def _put(handle: int, part: memoryview, at: int) -> None:
+    """Write all of `part` at byte `at` of an open file. Raises OSError."""
+    while part:
+        written = os.pwrite(handle, part, at)
+        part, at = part[written:], at + written
 
 
 def _mapped(layout: Layout, file: Path, *, shared: bool) -> torch.Tensor:

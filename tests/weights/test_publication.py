@@ -1,0 +1,256 @@
+"""Promises of a publication: tensors may change once it has copied them, and it ends whole or with an error."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from bus.errors import WeightsError
+from dart_cli.weights import publication
+from dart_cli.weights.base import TensorStream
+from dart_cli.weights.delta_chain import newest_version
+from dart_cli.weights.file import FileChannel, load
+from dart_cli.weights.flat_weights import FlatWeights, TensorSpec, specs_of
+from dart_cli.weights.manifest import LEAF_BYTES, WEIGHTS, read_manifest
+from dart_cli.weights.publication import BackgroundPublication
+from tests.waiting import PATIENCE_S
+
+Tensors = dict[str, torch.Tensor]
+CHANNELS = {"file": {}, "delta": {"delta": True, "whole_every": 4}}
+
+
+def tensors(value: float = 1.0) -> Tensors:
+    return {
+        "a.weight": torch.full((300, 40), value),
+        "b.bias": torch.full((5,), value).bfloat16(),
+        "frozen": torch.full((7,), 3.0),
+    }
+
+
+def same(path: Path, expected: Tensors) -> bool:
+    found = load(path, expected)
+    return all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+class Gate:
+    """Where a channel would write, it waits until the gate is open, or fails."""
+
+    def __init__(self) -> None:
+        self.reached, self.open = threading.Event(), threading.Event()
+        self.error: OSError | None = None
+
+    def __call__(self, write: Callable[..., object]) -> Callable[..., object]:
+        def gated(*arguments: object, **named: object) -> object:
+            self.reached.set()
+            assert self.open.wait(PATIENCE_S)
+            if self.error is not None:
+                raise self.error
+            return write(*arguments, **named)
+
+        return gated
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate()
+    monkeypatch.setattr(FlatWeights, "write_digested", gate(FlatWeights.write_digested))
+    yield gate
+    gate.open.set()
+
+
+@pytest.mark.parametrize("options", CHANNELS.values(), ids=CHANNELS)
+def test_tensors_may_change_once_they_are_copied(tmp_path: Path, options: dict[str, int]) -> None:
+    channel = FileChannel(tmp_path, keep=9, **options)
+    channel.resume(tensors(0.0), 0, frozen=["frozen"])
+    for version in range(1, 6):
+        trained = tensors(float(version))
+        begun = channel.begin(trained, version)
+        begun.copied()
+        for name in ("a.weight", "b.bias"):
+            trained[name].fill_(-1.0)
+        complete = begun.result()
+        assert complete.policy_version == version
+        assert same(complete.path, tensors(float(version)))
+    channel.close()
+
+
+def test_a_version_is_written_after_its_tensors_are_free(tmp_path: Path, gate: Gate) -> None:
+    channel = FileChannel(tmp_path)
+    begun = channel.begin(tensors(), 1)
+    begun.copied()  # though nothing can be written
+    assert gate.reached.wait(PATIENCE_S)
+    assert begun.is_copied
+    assert not begun.is_over
+    assert newest_version(tmp_path) is None
+    over = threading.Event()
+    begun.when_over(over.set)
+    assert not over.is_set()
+    gate.open.set()
+    assert begun.result() == newest_version(tmp_path)
+    assert over.wait(PATIENCE_S)
+    assert begun.is_over
+    told = threading.Event()
+    begun.when_over(told.set)
+    assert told.is_set()
+    took = begun.seconds
+    assert took > 0
+    assert begun.seconds == took
+
+
+def test_the_next_publication_waits_for_the_one_before(tmp_path: Path, gate: Gate) -> None:
+    channel = FileChannel(tmp_path)
+    first = channel.begin(tensors(1.0), 1)
+    begun = []
+    beside = threading.Thread(target=lambda: begun.append(channel.begin(tensors(2.0), 2)))
+    beside.start()
+    assert gate.reached.wait(PATIENCE_S)
+    assert not begun
+    gate.open.set()
+    beside.join(PATIENCE_S)
+    assert first.is_over
+    assert same(first.result().path, tensors(1.0))
+    assert same(begun[0].result().path, tensors(2.0))
+
+
+def test_a_full_disk_is_raised_by_each_wait_and_the_next_version_is_published(
+    tmp_path: Path, gate: Gate
+) -> None:
+    gate.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    gate.open.set()
+    channel = FileChannel(tmp_path)
+    begun = channel.begin(tensors(), 1)
+    for _ in range(2):
+        with pytest.raises(WeightsError, match=r"v000001 cannot be written: .*is the disk full\?"):
+            begun.result()
+    assert list(tmp_path.iterdir()) == []
+    gate.error = None
+    assert same(channel.publish(tensors(2.0), 2).path, tensors(2.0))
+
+
+@pytest.mark.parametrize("then", ["begin", "close"])
+def test_an_error_that_no_wait_has_raised_is_raised_by_what_comes_next(
+    tmp_path: Path, gate: Gate, then: str
+) -> None:
+    gate.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    gate.open.set()
+    channel = FileChannel(tmp_path)
+    channel.begin(tensors(), 1)
+    with pytest.raises(WeightsError, match="v000001 cannot be written"):
+        channel.begin(tensors(), 2) if then == "begin" else channel.close()
+
+
+def test_the_end_waits_for_the_version_on_its_way(
+    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle = BackgroundPublication.settle
+
+    def waiting(self: BackgroundPublication[object]) -> None:
+        gate.open.set()
+        settle(self)
+
+    monkeypatch.setattr(BackgroundPublication, "settle", waiting)
+    channel = FileChannel(tmp_path)
+    channel.begin(tensors(), 1)
+    assert gate.reached.wait(PATIENCE_S)
+    channel.close()
+    assert (tmp_path / "v000001" / WEIGHTS).is_file()
+
+
+def test_a_disk_that_hangs_costs_the_deadline(tmp_path: Path) -> None:
+    hangs = threading.Event()
+    begun: BackgroundPublication[None] = BackgroundPublication(
+        tmp_path / "v000001", 1, lambda: None, lambda _: hangs.wait(PATIENCE_S), deadline_s=0.05
+    )
+    try:
+        begun.copied()
+        with pytest.raises(WeightsError, match=r"v000001 is not complete .*does its disk hang\?"):
+            begun.result()
+    finally:
+        hangs.set()
+
+
+def test_masters_are_cast_while_they_are_copied(tmp_path: Path) -> None:
+    masters = {"w": torch.randn(1000), "frozen": torch.randn(3).bfloat16()}
+    stream = TensorStream(
+        {"w": TensorSpec([1000], "bfloat16"), "frozen": TensorSpec([3], "bfloat16")},
+        masters.items(),
+    )
+    complete = FileChannel(tmp_path).begin(stream, 1).result()
+    assert same(complete.path, {name: each.bfloat16() for name, each in masters.items()})
+
+
+def test_what_ranks_gather_is_read_one_by_one_by_the_thread_that_begins(tmp_path: Path) -> None:
+    whole, readers = tensors(4.0), []
+
+    def gathered() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, value in whole.items():
+            readers.append(threading.get_ident())
+            lent = value.clone()
+            yield name, lent
+            if name != "frozen":
+                lent.fill_(-1.0)  # it is copied before the next one is asked for
+
+    channel = FileChannel(tmp_path)
+    channel.resume(tensors(0.0), 0, frozen=["frozen"])
+    begun = channel.begin(TensorStream(specs_of(whole), gathered(), is_gathered=True), 1)
+    assert readers == [threading.get_ident()] * 3
+    assert same(begun.result().path, whole)
+
+
+def test_one_pass_writes_what_two_did(tmp_path: Path) -> None:
+    large = {"large": torch.arange(LEAF_BYTES // 4 + 5, dtype=torch.int32), "none": torch.empty(0)}
+    flat = FlatWeights.in_memory(specs_of(tensors() | large)).fill(tensors() | large)
+    flat.write(tmp_path / "plain")
+    assert flat.write_digested(tmp_path / "digested") == flat.digests()
+    assert (tmp_path / "digested").read_bytes() == (tmp_path / "plain").read_bytes()
+
+
+def test_a_set_is_copied_to_the_same_memory_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    in_memory = FlatWeights.in_memory.__func__
+
+    def counted(cls: type[FlatWeights], *given: object, **named: object) -> FlatWeights:
+        made.append(in_memory(cls, *given, **named))
+        return made[-1]
+
+    monkeypatch.setattr(FlatWeights, "in_memory", classmethod(counted))
+    channel = FileChannel(tmp_path)
+    for version in range(3):
+        channel.publish(tensors(float(version)), version)
+    assert len(made) == 1
+    channel.publish(tensors() | {"more": torch.ones(2)}, 3)  # of another layout
+    assert len(made) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_tensors_on_a_gpu_are_copied_as_they_were_when_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind what the device still has to do, on a stream of its own, and with casts in between."""
+    monkeypatch.setattr(publication, "IN_FLIGHT_BYTES", 1 << 20)
+    count = 1 << 22
+    masters = {f"w{index}": torch.randn(count, device="cuda") for index in range(8)}
+    specs = {name: TensorSpec([count], "bfloat16") for name in masters}
+    channel = FileChannel(tmp_path)
+    for version in range(3):
+        for value in masters.values():
+            torch.cuda._sleep(10_000_000)
+            value += 1
+        expected = {name: value.bfloat16().cpu() for name, value in masters.items()}
+        begun = channel.begin(TensorStream(specs, masters.items()), version)
+        begun.copied()
+        for value in masters.values():
+            value.zero_()
+        assert same(begun.result().path, expected)
+        for name, value in masters.items():
+            value.copy_(expected[name])
+    assert read_manifest(tmp_path / "v000002").size_bytes == 8 * 2 * count
