@@ -13,7 +13,7 @@ which copies them into tensors of its own, as an engine does while it stands sti
     cpu_s        seconds of cores that both processes spent on it
 
 `file`, `delta` (one value in 200 has moved, as an update at a learning rate of 1e-6 does in
-bfloat16) and `collective` (gloo over loopback). The limits in the same run: a plain copy in memory
+bfloat16) and `gloo` (a broadcast over loopback). The limits in the same run: a plain copy in memory
 and a plain copy of the file, in the same place. Each figure is the median of `--rounds` versions after
 the first, in wall seconds: say what else ran.
 
@@ -54,7 +54,9 @@ from dart_cli.data.store.rows import BatchStep
 from dart_cli.runtime.background import background
 from dart_cli.weights import delta
 from dart_cli.weights.base import Published, Receiver, WeightChannel
-from dart_cli.weights.collective import CollectiveChannel, CollectiveReceiver, meeting_place
+from dart_cli.weights.broadcast.channel import BroadcastChannel
+from dart_cli.weights.broadcast.group import Transport
+from dart_cli.weights.broadcast.receiver import BroadcastReceiver
 from dart_cli.weights.file import FileChannel, load
 from dart_cli.weights.flat_weights import FlatWeights, specs_of
 from dart_cli.weights.mirror import DeltaReceiver
@@ -65,7 +67,7 @@ MOVED = 200
 """One value in so many changes between two versions."""
 SETS_IN_MEMORY = 7
 """That the processes of one measurement take together at most, in files and otherwise."""
-CHANNELS = ("file", "delta", "collective")
+CHANNELS = ("file", "delta", "gloo")
 LEARNING_RATES = (4e-4, 1e-6)
 DEADLINE_S = 600.0
 
@@ -154,9 +156,7 @@ async def measure(name: str, megabytes: float, count: int) -> dict[str, object]:
         try:
             async with Replier(Endpoints(run_dir).address(TRAIN)) as replier:
                 answers = (
-                    [replier.serve(channel.answer)]
-                    if isinstance(channel, CollectiveChannel)
-                    else []
+                    [replier.serve(channel.answer)] if isinstance(channel, BroadcastChannel) else []
                 )
                 async with asyncio.timeout(DEADLINE_S), background(*answers):
                     await worker.stdout.readline()  # it has its tensors
@@ -200,12 +200,12 @@ def make_channel(name: str, run_dir: Path) -> WeightChannel:
         keep=2,
         shared=True,
         delta=name == "delta",
-        copies=name == "collective",
+        copies=name == "gloo",
         whole_every=1 if name == "file" else 8,
     )
-    if name != "collective":
+    if name != "gloo":
         return files
-    return CollectiveChannel(files, meeting_place(run_dir), DEADLINE_S)
+    return BroadcastChannel(files, Transport("gloo"))
 
 
 async def work(name: str, folder: str, megabytes: str, rounds: str) -> None:
@@ -216,9 +216,9 @@ async def work(name: str, folder: str, megabytes: str, rounds: str) -> None:
         receiver: Receiver | None = None
         if name == "delta":
             receiver = DeltaReceiver(run_dir / "copy")
-        elif name == "collective":
-            receiver = CollectiveReceiver(
-                "rollout-0", train, run_dir / "copy", meeting_place(run_dir), DEADLINE_S
+        elif name == "gloo":
+            receiver = BroadcastReceiver(
+                "rollout-0", train, run_dir / "copy", Transport("gloo"), DEADLINE_S
             )
         print("ready", flush=True)
         for _ in range(int(rounds)):

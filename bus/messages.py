@@ -8,7 +8,7 @@ A `bytes` field is a raw frame beside the msgpack header, never a part of it, an
     env   -> data     LeaseRequest, StepRecord, TrajectoryEnd
     env   -> rollout  ActRequest
     rollout -> data   SyncRequest, SyncDone
-    rollout -> train  TransferRequest
+    rollout -> train  ManifestRequest, TransferRequest, RendezvousRequest
     train -> data     TrainerHello, BatchRequest, BatchTrained, WeightsPublished
     train -> train    Share, Scored: between the ranks of one trainer, over torch.distributed
     any   -> data     StatusRequest, StopRequest
@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from bus.packed import Float64s, Int32s, IntArray, Packed
 from bus.temperatures import MAX_TEMPERATURE, MIN_TEMPERATURE
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 """Raised by any change of a message's fields or meaning; other versions are refused by name."""
 
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -350,28 +350,61 @@ class SyncDone(Request):
 # --- rollout -> train -----------------------------------------------------------------------
 
 
+class ManifestReply(Reply):
+    """train -> rollout: the newest version's manifest.json."""
+
+    text: bytes  # UTF-8
+
+
+class ManifestRequest(Request):
+    """rollout -> train: the manifest of your newest version, whose folder is not on my host."""
+
+    reply_type: ClassVar[type[Reply]] = ManifestReply
+    policy_version: Integer
+    digest: str  # of the manifest
+
+
+class RendezvousReply(Reply):
+    """train -> rollout: those of the wanted values that are known so far."""
+
+    values: dict[str, bytes]
+
+
+class RendezvousRequest(Request):
+    """rollout -> train: my addresses for the others of a group, and which of theirs I want."""
+
+    reply_type: ClassVar[type[Reply]] = RendezvousReply
+    group: str  # its name, from TransferReply
+    values: dict[str, bytes] = {}  # to store
+    added: dict[str, Integer] = {}  # to add to a counter; the reply has the sums
+    wanted: list[str] = []  # keys
+
+
 class TransferReply(Reply):
-    """train -> rollout: join the group, the tensors come; or ask for this version, in a new one."""
+    """train -> rollout: the tensors come, join the group; or ask for this version; or ask again."""
 
     accepted: bool
     policy_version: Integer  # the newest that the trainer has published
     path: str  # directory with its manifest.json
     digest: str  # of the manifest
+    group: str = ""  # where accepted: its name
+    rank: Count = 0  # of this worker in it; the trainer has 0
+    size: Count = 0  # processes in it
+    tensors: list[str] = []  # names of those that come: what any worker of the group lacks
 
 
 class TransferRequest(Request):
-    """rollout -> train: send me these tensors of that version, as bytes in the order of its file.
+    """rollout -> train: let me take part in the next broadcast of that version.
 
-    The sender holds a permit of data. A new request replaces the one before.
+    The answer is held until the broadcast begins. A new request replaces the worker's one before.
     """
 
     reply_type: ClassVar[type[Reply]] = TransferReply
     worker: str
-    policy_version: Integer
+    policy_version: Integer  # -1: which is the newest?
     digest: str  # of the manifest
-    group: str  # of the trainer and this worker alone, 32 hex digits
-    is_new: bool  # the group is to be made; else the worker is in it, from an earlier transfer
-    tensors: list[str]  # names that the worker lacks
+    group: str = ""  # the worker is still in it, from an earlier broadcast
+    tensors: list[str] = []  # names that the worker lacks
 
 
 # --- train -> data --------------------------------------------------------------------------
@@ -576,6 +609,10 @@ MESSAGES: dict[str, type[Message]] = {
         HelloReply,
         LeaseReply,
         LeaseRequest,
+        ManifestReply,
+        ManifestRequest,
+        RendezvousReply,
+        RendezvousRequest,
         RunState,
         Scored,
         Share,

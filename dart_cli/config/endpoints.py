@@ -1,16 +1,27 @@
 """Where the processes of a run meet: addresses, keys and folders, derived from its configuration.
 
-run_endpoints  the addresses of the data process
+run_endpoints  the addresses of the data process and the trainer
+own_address    this host's address on the run's network
 run_curve      the CURVE keys of a run over tcp
 weights_dir    where weight sets are written
 """
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
 from pathlib import Path
 
-from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT, CurveKeys, Endpoints, read_curve
+from bus.endpoints import (
+    DATA,
+    TELEMETRY_IN,
+    TELEMETRY_OUT,
+    TRAIN,
+    CurveKeys,
+    Endpoints,
+    read_curve,
+)
+from bus.errors import ConfigError
 from dart_cli.config.schema import Config
 
 KEY_FILE = "curve.json"
@@ -18,10 +29,13 @@ KEY_FILE = "curve.json"
 
 
 def run_endpoints(config: Config) -> Endpoints:
-    """The addresses of the run's data process: below the run directory, or tcp as configured."""
+    """The addresses of the run's data process and trainer: below the run directory, or tcp as configured.
+
+    The trainer listens only where it broadcasts its weights.
+    """
     if config.bus.transport == "ipc":
         return Endpoints(config.run.dir)
-    names = (DATA, TELEMETRY_IN, TELEMETRY_OUT)
+    names = (DATA, TELEMETRY_IN, TELEMETRY_OUT, TRAIN)
     tcp = {name: f"tcp://{config.bus.host}:{config.bus.port + i}" for i, name in enumerate(names)}
     return Endpoints(config.run.dir, tcp)
 
@@ -36,6 +50,23 @@ def run_curve(config: Config) -> CurveKeys | None:
     path = config.bus.keys / KEY_FILE
     public = read_curve(path).public
     return replace(read_curve(path, server=public), allowed=frozenset({public}))
+
+
+def own_address(config: Config) -> str:
+    """This host's own address on the run's network; nothing is sent. Raises ConfigError."""
+    if config.bus.transport == "ipc":
+        return "127.0.0.1"
+    host = config.bus.host
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, config.bus.port))
+            return str(probe.getsockname()[0])
+    except (OSError, UnicodeError) as error:  # the latter for a name that cannot be one: a..b
+        why = error.strerror if isinstance(error, OSError) else "it is no name of a host"
+        raise ConfigError(
+            f"bus.host = {host!r} cannot be reached from here: {why}; "
+            "name the host of `dart data` by an IPv4 address or a name that resolves"
+        ) from None
 
 
 def weights_dir(config: Config) -> Path:

@@ -179,6 +179,8 @@ _BOUNDS = {
 
 _GONE = {"train.micro_batch": "train.pack_tokens bounds a forward pass, by its tokens"}
 """Keys that there were, and what is in their place."""
+_RENAMED = {("weights.channel", "collective"): "gloo"}
+"""(key, value) -> the value's present name."""
 
 
 def _explain(error: ErrorDetails) -> tuple[str, str]:
@@ -197,6 +199,8 @@ def _explain(error: ErrorDetails) -> tuple[str, str]:
     if kind == "literal_error":
         choices = _choices(key)
         hint = _did_you_mean(str(value), choices)
+        if new := _RENAMED.get((key, str(value))):
+            hint = f"; it is {new} now"
         return key, f"{key} must be one of {', '.join(choices)}, got {shown(value)}{hint}"
     if kind == "codec":
         return key, f"{key} {error['msg']}, got {shown(value)}{context['hint']}"

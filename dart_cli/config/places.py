@@ -115,18 +115,11 @@ def bus(config: Config) -> Iterator[Mistake]:
 
 
 def weights(config: Config) -> Iterator[Mistake]:
-    """Settings of the channel that exclude each other, or that would open a socket without keys."""
-    if config.weights.channel != "collective":
-        return
-    if config.weights.delta:
+    """Settings of the channel that exclude each other."""
+    channel = config.weights.channel
+    if channel != "file" and config.weights.delta:
         yield Mistake(
             "weights.delta",
-            'works with weights.channel = "file" alone; "collective" sends only what a worker lacks anyway; '
+            f'works with weights.channel = "file" alone; "{channel}" sends only what workers lack anyway; '
             "set it to false",
-        )
-    if config.bus.transport == "tcp":
-        yield Mistake(
-            "weights.channel",
-            '= "collective" stays on one host, its sockets have no keys, and bus.transport = "tcp" is '
-            'for several; set "file", with weights.directory on a file system that all hosts see',
         )

@@ -10,7 +10,7 @@ One truth for `dart doctor`, `--dry-run` and docs/hardware.md. What each part is
     checkpoint   masters and moments, staged; the buffers stay (dart_cli/train/checkpoints/shards.py: Staging)
     parity       float32 weights of one version (dart_cli/train/parity.py: ParityGate.keep)
     publication  the weights whole in model.dtype on rank 0 (dart_cli/train/sharded.py:
-                 whole_on_rank_0); with deltas or `collective` also the last version and the new one
+                 whole_on_rank_0); with deltas or a broadcast also the last version and the new one
                  (dart_cli/weights/file.py)
     features     of a frozen tower, from the first pack of a rank that shows a screen to the last
                  (dart_cli/train/packs/feed.py): counted as each screen of an update once, of which
@@ -108,7 +108,7 @@ def host_plan(
     # A version of whole weights is published with its frozen tensors, one of adapters is adapters alone.
     frozen = 0 if setup.adapters else wide * (shape.parameters - trained)
     changed = wide * trained
-    copies = config.weights.delta or config.weights.channel == "collective"
+    copies = config.weights.delta or config.weights.channel != "file"
     sets, whole = config.weights.keep + 1, changed + frozen
     if copies:  # each whole set has the frozen tensors; between two of them there are deltas
         sets = min(sets, 2 + (config.weights.keep - 1) // config.weights.whole_every)
@@ -148,7 +148,7 @@ def _of_trainer(
     published = wide * (trained if setup.adapters else shape.parameters)
     episodes = config.data.group_size * config.data.groups_per_batch
     publication = wide * trained if setup.sharded else 0
-    if config.weights.delta or config.weights.channel == "collective":
+    if config.weights.delta or config.weights.channel != "file":
         publication += 2 * published
     features = 0
     lora = config.model.lora

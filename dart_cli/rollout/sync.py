@@ -1,12 +1,15 @@
 """Taking new weights while serving, in turn with the other workers.
 
     WeightSync.observe  notes the version that data announces (RunState)
-    WeightSync.follow   whenever the engine is behind: get a permit, receive, update, report
+    WeightSync.follow   whenever the engine is behind: prepare, get a permit, receive, update, report
 
-One round: SyncRequest to data, held until it is this worker's turn (at most sync.concurrent workers
-take weights at once, so that the others serve); the reply names the newest set at that moment, so
-versions in between are skipped; the set is received over the run's channel (dart_cli/weights) and
-checked; the engine takes it in flight; SyncDone returns the permit and reports how long each part took.
+Each announced set is first prepared: over a broadcast all workers receive it together while they serve
+(dart_cli/weights/broadcast), also while they wait for permits; files are not touched. Then one round:
+SyncRequest to data, held until it is this worker's turn (at most sync.concurrent workers take weights at
+once, so that the others serve); the reply names the newest set at that moment, so versions in between
+are skipped; the set is received over the run's channel (dart_cli/weights) where it was not prepared,
+and checked; the engine takes it in flight; SyncDone returns the permit and reports how long each part
+took. While an engine loads a set, nothing is received: it loads from the worker's own copy.
 
 The set is checked before the engine is touched: its manifest against the digest that the trainer
 announced, its file against the manifest, its tensors against the model. When a set is refused, the
@@ -31,6 +34,8 @@ from bus.messages import RunState, SyncDone, SyncReply, SyncRequest
 from bus.requester import RequestClient
 from dart_cli.config.schema import LoraConfig
 from dart_cli.engines.base import Engine, UpdateTiming
+from dart_cli.policy.weight_set import directory_of
+from dart_cli.runtime.background import background
 from dart_cli.weights.base import Received, Receiver
 from dart_cli.weights.manifest import check_adapters
 
@@ -98,6 +103,11 @@ class WeightSync:
         self._heartbeat = heartbeat
         self._announced = -1
         self._news = asyncio.Event()
+        self._prepared = -1  # the newest announced version that was tried
+        self._to_prepare = asyncio.Event()  # set when a version is announced
+        self._is_prepared = asyncio.Event()  # set when `_prepared` changes
+        self._prepare_s = 0.0  # since the last round
+        self._copy = asyncio.Lock()  # the receiver's: it receives, or an engine loads
         self.ready = asyncio.Event()  # set once published weights serve
         self.syncing = False  # from the permit until the set serves or is refused
         self.refusal = ""  # why the newest set does not serve; empty if it does
@@ -110,6 +120,7 @@ class WeightSync:
         if state.policy_version > self._announced:
             self._announced = state.policy_version
             self._news.set()
+            self._to_prepare.set()
 
     async def follow(self) -> None:
         """Take each announced set, until cancelled.
@@ -118,12 +129,33 @@ class WeightSync:
         that breaks while it takes them can no longer serve.
         """
         with self._refused:
-            while True:
-                if self.refusal or not self._is_behind():
-                    await self._wait_for_news()
-                self._news.clear()
-                if self._is_behind():
-                    await self._sync()
+            async with background(self._prepare()):
+                while True:
+                    if self.refusal or not self._is_behind():
+                        await self._wait_for_news()
+                    self._news.clear()
+                    if self._is_behind():
+                        await self._sync()
+
+    async def _prepare(self) -> None:
+        """Prepare each announced version once, until cancelled."""
+        while True:
+            await self._to_prepare.wait()
+            self._to_prepare.clear()
+            async with self._copy:
+                began, version = time.monotonic(), self._announced
+                if version > self._version:
+                    await self._receiver.prepare(version)
+            self._prepare_s += time.monotonic() - began
+            self._prepared = version
+            self._is_prepared.set()
+
+    async def _await_prepared(self) -> None:
+        """Wait until the announced version was prepared, or could not be."""
+        wanted = self._announced
+        while self._prepared < wanted:
+            self._is_prepared.clear()
+            await self._is_prepared.wait()
 
     async def _wait_for_news(self) -> None:
         """Wait for an announcement, or until a refused set may be tried again."""
@@ -144,6 +176,8 @@ class WeightSync:
 
     async def _sync(self) -> None:
         """One round: wait for the permit, take the set that it names, report the result."""
+        await self._await_prepared()
+        prepare_s, self._prepare_s = self._prepare_s, 0.0
         began = time.monotonic()
         permit = await self._permit()
         waited_s = time.monotonic() - began
@@ -154,9 +188,11 @@ class WeightSync:
         broken: EngineError | None = None
         try:
             if version > self._version:  # else it already serves; only the permit is returned
-                received, receive_s = await self._receive(permit)
-                version = received.policy_version
-                timing = await self._engine.update_weights(received.source, version)
+                async with self._copy:
+                    received, receive_s = await self._receive(permit)
+                    version = received.policy_version
+                    timing = await self._engine.update_weights(received.source, version)
+                receive_s += prepare_s
                 timing = replace(timing, transfer_s=timing.transfer_s + receive_s)
         except (WeightsError, TimeoutError) as problem:
             error = str(problem) or type(problem).__name__
@@ -214,8 +250,8 @@ class WeightSync:
     async def _receive(self, permit: SyncReply) -> tuple[Received, float]:
         """The set that `permit` names, or a later one, and the seconds it took. Raises WeightsError."""
         began, path = time.monotonic(), Path(permit.path)
-        await asyncio.to_thread(check_adapters, path, self._lora)
         received = await self._receiver.receive(path, permit.policy_version, permit.digest)
+        await asyncio.to_thread(check_adapters, directory_of(received.source), self._lora)
         return received, time.monotonic() - began
 
     def _note(self, version: int, error: str) -> None:

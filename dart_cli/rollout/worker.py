@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -36,7 +35,7 @@ from bus.messages import ActRequest, Completion, Message, Reply, Request, RunSta
 from bus.pubsub import Publisher, Subscriber
 from bus.replier import Replier
 from bus.requester import Requester
-from dart_cli.config.endpoints import run_curve, run_endpoints
+from dart_cli.config.endpoints import own_address, run_curve, run_endpoints
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.engines.base import Engine, PromptEncoder, Responder
 from dart_cli.rollout.receivers import receiving
@@ -81,7 +80,7 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
     name = worker if worker.startswith("rollout-") else f"rollout-{worker}"
     address = endpoints.address(name)
     if config.bus.transport == "tcp":
-        address = f"tcp://{_address_towards(config.bus.host, config.bus.port)}:*"
+        address = f"tcp://{own_address(config)}:*"
     async with contextlib.AsyncExitStack() as stack:
         places = WAITING_PER_PLACE * config.rollout.max_batch
         replier = await stack.enter_async_context(
@@ -362,17 +361,3 @@ def _suspended_completion(request: ActRequest, worker: str) -> Completion:
         engine_s=0.0,
         worker=worker,
     )
-
-
-def _address_towards(host: str, port: int) -> str:
-    """This host's own address on the route to `host`; nothing is sent. Raises ConfigError."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, port))
-            return str(probe.getsockname()[0])
-    except (OSError, UnicodeError) as error:  # the latter for a name that cannot be one: a..b
-        why = error.strerror if isinstance(error, OSError) else "it is no name of a host"
-        raise ConfigError(
-            f"bus.host = {host!r} cannot be reached from here: {why}; "
-            "name the host of `dart data` by an IPv4 address or a name that resolves"
-        ) from None

@@ -7,31 +7,33 @@ identity_of    what tells its model folder from another one
 
 from __future__ import annotations
 
-from dart_cli.config.endpoints import weights_dir
+from dart_cli.config.endpoints import own_address, weights_dir
 from dart_cli.config.schema import Config
 from dart_cli.train.base import Learner
 from dart_cli.train.checkpoints.identity import model_identity
 from dart_cli.weights.base import WeightChannel
-from dart_cli.weights.collective import CollectiveChannel, meeting_place
+from dart_cli.weights.broadcast.channel import BroadcastChannel
+from dart_cli.weights.broadcast.group import Transport
 from dart_cli.weights.file import FileChannel
 
 
 def make_channel(config: Config) -> WeightChannel:
-    """The weight channel that a configuration asks for. Raises RunDirectoryError."""
+    """The weight channel that a configuration asks for. Raises RunDirectoryError, ConfigError."""
     weights = config.weights
-    is_collective = weights.channel == "collective"
+    broadcasts = weights.channel != "file"
     files = FileChannel(
         weights_dir(config).absolute(),
         weights.keep,
         shared=weights.directory is None,
         delta=weights.delta,
-        copies=is_collective,
-        whole_every=weights.whole_every if is_collective or weights.delta else 1,
+        copies=broadcasts,
+        whole_every=weights.whole_every if broadcasts or weights.delta else 1,
         lora=config.model.lora,
     )
-    if not is_collective:
+    if weights.channel == "file":
         return files
-    return CollectiveChannel(files, meeting_place(config.run.dir), config.sync.deadline_s)
+    transport = Transport(weights.channel, own_address(config), config.train.device)
+    return BroadcastChannel(files, transport)
 
 
 def identity_of(config: Config) -> str:

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT, TRAIN, Endpoints
+from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT, TRAIN
 from bus.errors import CheckpointError, ConfigError, DartError, ParityError
 from bus.heartbeat import HeartbeatSender, Load
 from bus.messages import (
@@ -70,7 +70,7 @@ from dart_cli.train.metric_writer import MetricWriter, check_wandb
 from dart_cli.train.ranks.board import is_ranked
 from dart_cli.train.ranks.processes import Ranks
 from dart_cli.weights.base import KnownVersion, Published
-from dart_cli.weights.collective import CollectiveChannel
+from dart_cli.weights.broadcast.channel import BroadcastChannel
 
 if TYPE_CHECKING:
     from dart_cli.train.ranks.lead import RankedLearner
@@ -78,6 +78,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WORKER = "train"
+MOST_WORKERS = 1024
+"""Rollout workers whose requests for weights are held at once."""
 MOST_SKIPPED = 20
 """Updates skipped in a row after which the run ends with an error."""
 TELL_WAIT_S = 15.0
@@ -120,9 +122,9 @@ async def run(config: Config, stop: asyncio.Event) -> None:
         trainer = _Trainer(config, data, publisher, stop, torch_thread)
         await stack.enter_async_context(trainer.heartbeat)
         await stack.enter_async_context(background(_listen(states, stop)))
-        if isinstance(trainer.channel, CollectiveChannel):
+        if isinstance(trainer.channel, BroadcastChannel):
             replier = await stack.enter_async_context(
-                Replier(Endpoints(config.run.dir).address(TRAIN))
+                Replier(endpoints.address(TRAIN), curve=curve, max_handlers=MOST_WORKERS)
             )
             await stack.enter_async_context(background(replier.serve(trainer.channel.answer)))
         await trainer.run()

@@ -2,7 +2,7 @@
 
 base              the interfaces: WeightChannel, the trainer's end; Receiver, a worker's end
 file              the channel `file`: one directory per version
-collective        the channel `collective`: from the trainer's memory, by torch.distributed
+broadcast/        the channels `gloo` and `nccl`: from the trainer's memory to all workers at once
 mirror            a worker's own copy of the newest version, and the receiver of deltas
 delta             the difference of two versions, bit for bit
 delta_chain       how a version is rebuilt from a whole set and deltas
@@ -11,5 +11,4 @@ layout            the offset of each tensor in a safetensors file
 flat_weights      a weight set as one buffer
 storage           shared memory or disk
 atomic_directory  directories that are complete or absent
-transfer_group    the process group of the trainer and one worker
 """

@@ -144,7 +144,14 @@ class Received:
 
 
 class Receiver(Protocol):
-    """A worker's end. One call at a time."""
+    """A worker's end. One call at a time, and none while an engine loads what was received."""
+
+    async def prepare(self, policy_version: int) -> None:
+        """Bring the announced version, or a later one, as far as that can be done without a permit.
+
+        Never raises WeightsError: where it fails, `receive` tries again and says why.
+        """
+        ...
 
     async def receive(self, path: Path, policy_version: int, digest: str) -> Received:
         """Get the announced version, or a later one. Raises WeightsError, by a deadline."""

@@ -1,7 +1,7 @@
 """The manifest of a weight set on disk; read without torch.
 
     Manifest         a version's manifest.json
-    read_manifest    it, validated
+    read_manifest    it, validated; parse_manifest of a message
     check_announced  whether this is the set that was announced
     check_complete   whether its files match the manifest as well
     check_adapters   whether its adapters are those that a process is configured for
@@ -78,16 +78,22 @@ def read_manifest(path: Path) -> Manifest:
     try:
         if file.stat().st_size > _LARGEST_MANIFEST_BYTES:
             raise WeightsError(f"{file} is too large for a manifest")
-        manifest = Manifest.model_validate_json(file.read_bytes())
+        text = file.read_bytes()
     except OSError as error:
         raise WeightsError(f"{file}: {error.strerror}; removed or never complete") from None
-    except ValidationError as error:  # before ValueError, its base class
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "JSON"
-        raise WeightsError(f"{file} is no manifest ({where}: {first['msg']})") from None
     except ValueError as error:  # a path that no file can have, e.g. with a null byte
         raise WeightsError(f"{str(file)!r} is no path: {error}") from None
-    return manifest
+    return parse_manifest(text, str(file))
+
+
+def parse_manifest(text: bytes, where: str) -> Manifest:
+    """The manifest in a file or message. Raises WeightsError."""
+    try:
+        return Manifest.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "JSON"
+        raise WeightsError(f"{where} is no manifest ({place}: {first['msg']})") from None
 
 
 def check_announced(path: Path, policy_version: int, digest: str) -> Manifest:
@@ -96,11 +102,16 @@ def check_announced(path: Path, policy_version: int, digest: str) -> Manifest:
     Raises WeightsError for another version or another digest; an empty `digest` is not compared.
     """
     manifest = read_manifest(path)
+    check_is_announced(path, manifest, policy_version, digest)
+    return manifest
+
+
+def check_is_announced(path: Path, manifest: Manifest, policy_version: int, digest: str) -> None:
+    """The same for a manifest that has been read, or received."""
     if manifest.policy_version != policy_version:
         raise WeightsError(f"{path} is v{manifest.policy_version}, announced was v{policy_version}")
     if digest and published(path, manifest).digest != digest:
         raise WeightsError(f"{path / MANIFEST} is not the one announced: the digest differs")
-    return manifest
 
 
 def check_complete(path: Path, policy_version: int) -> None:

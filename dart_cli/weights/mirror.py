@@ -4,7 +4,7 @@
     update_mirror   update it to a published version, by deltas or from a whole set
     DeltaReceiver   a worker's end of the channel `file` with deltas
 
-Deltas are applied to it and the collective channel receives into it; engines load it as they load a
+Deltas are applied to it and broadcasts are received into it; engines load it as they load a
 published directory. Its tensors are checked against the manifest before it reports the version as
 held; while it changes it holds no version.
 """
@@ -42,6 +42,11 @@ class Mirror:
         self._flat: FlatWeights | None = None
         self._storage: Storage | None = None
         self._empty()
+
+    def reserve(self, manifest: Manifest) -> None:
+        """Allocate its files, where those held do not fit `manifest`. Raises WeightsError."""
+        if self._flat is None or self._flat.layout != layout_of(manifest.tensors):
+            self.change(manifest)
 
     def change(self, manifest: Manifest) -> FlatWeights:
         """Start a change to `manifest`; the caller fills the tensors and calls `hold`. Raises WeightsError."""
@@ -110,6 +115,9 @@ class DeltaReceiver:
         """Keeps its copy in `directory`. Raises RunDirectoryError."""
         self._mirror = Mirror(directory)
         self.read_bytes = 0  # of whole sets and deltas
+
+    async def prepare(self, policy_version: int) -> None:
+        """Nothing: files are read when it is this worker's turn."""
 
     async def receive(self, path: Path, policy_version: int, digest: str) -> Received:
         """The announced version. Raises WeightsError if it cannot be rebuilt."""

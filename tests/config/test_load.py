@@ -30,9 +30,15 @@ CASES = [
     Case("section as list", "[[train]]\nlr = 1.0\n", "train", "must be a section"),
     Case(
         "a channel that is none",
-        '[weights]\nchannel = "colective"\n',
+        '[weights]\nchannel = "glo"\n',
         "weights.channel",
-        "did you mean collective",
+        "did you mean gloo",
+    ),
+    Case(
+        "a channel that was renamed",
+        '[weights]\nchannel = "collective"\n',
+        "weights.channel",
+        "it is gloo now",
     ),
     # devices
     Case("no such device", '[train]\ndevice = "gpu"\n', "train.device", "must be auto, cpu, cuda"),

@@ -183,7 +183,7 @@ CASES = [
     Case("weights in a file", '[weights]\ndirectory = "{file}"\n', "weights.directory", "choose"),
     Case(
         "deltas of what is no file",
-        '[weights]\nchannel = "collective"\ndelta = true\n',
+        '[weights]\nchannel = "gloo"\ndelta = true\n',
         "weights.delta",
         "set it to false",
     ),
@@ -384,14 +384,3 @@ def test_gpus_are_counted_as_cuda_would(monkeypatch: pytest.MonkeyPatch) -> None
     for value, count in (("", 0), ("-1", 0), ("0", 1), ("1,3", 2)):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
         assert visible_gpus() == count
-
-
-@pytest.mark.parametrize("host", ["192.168.1.5", "127.0.0.1"])
-def test_collective_is_refused_with_tcp(tmp_path: Path, host: str) -> None:
-    """Its sockets have no keys, and a worker of another host could not join."""
-    config = Config(
-        bus=BusConfig(transport="tcp", host=host, keys=tmp_path),
-        weights=WeightsConfig(channel="collective"),
-    )
-    [text] = [text for key, text in find_mistakes(config) if key == "weights.channel"]
-    assert "weights.directory" in text

@@ -68,7 +68,7 @@ from dart_cli.rollout.worker import Model, run
 from dart_cli.runtime.background import background
 from dart_cli.train.assembly import make_channel
 from dart_cli.weights.base import Published
-from dart_cli.weights.collective import CollectiveChannel
+from dart_cli.weights.broadcast.channel import BroadcastChannel
 from dart_cli.weights.file import FileChannel, publish
 from dart_cli.weights.manifest import WEIGHTS
 from tests.waiting import PATIENCE_S, until
@@ -336,8 +336,8 @@ async def test_weights_that_only_the_trainer_s_host_has_are_refused_with_the_cur
 
 @pytest.mark.parametrize(
     "weights",
-    [WeightsConfig(delta=True), WeightsConfig(channel="collective")],
-    ids=["delta", "collective"],
+    [WeightsConfig(delta=True), WeightsConfig(channel="gloo")],
+    ids=["delta", "gloo"],
 )
 async def test_other_channels_serve_and_refuse_as_files_do(
     config: Config, weights: WeightsConfig
@@ -349,7 +349,7 @@ async def test_other_channels_serve_and_refuse_as_files_do(
     poisoned = {name: tensor * float("nan") for name, tensor in good.items()}
     async with contextlib.AsyncExitStack() as stack:
         data = await stack.enter_async_context(telemetry(config.run.dir))
-        if isinstance(channel, CollectiveChannel):
+        if isinstance(channel, BroadcastChannel):
             replier = Replier(Endpoints(config.run.dir).address(TRAIN))
             await stack.enter_async_context(replier)
             await stack.enter_async_context(background(replier.serve(channel.answer)))

@@ -80,8 +80,8 @@ async def test_a_run_publishes_each_version_before_it_acknowledges_its_batch(
 
 @pytest.mark.parametrize(
     "weights",
-    [WeightsConfig(delta=True), WeightsConfig(channel="collective")],
-    ids=["delta", "collective"],
+    [WeightsConfig(delta=True), WeightsConfig(channel="gloo")],
+    ids=["delta", "gloo"],
 )
 async def test_whatever_the_channel_the_last_weights_are_whole_on_disk_at_the_end(
     config: Config, batches: list[Batch], weights: WeightsConfig

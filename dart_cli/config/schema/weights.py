@@ -19,16 +19,16 @@ from dart_cli.config.schema.base import (
 class WeightsConfig(Section):
     """How new weights reach the rollout workers: docs/weights.md."""
 
-    channel: Literal["file", "collective"] = "file"
-    """`file`: each worker reads the files of a version. `collective`: the trainer sends it from memory
-    to each worker in turn, by torch.distributed (gloo); all processes are on one host."""
+    channel: Literal["file", "nccl", "gloo"] = "file"
+    """`file`: each worker reads the files of a version. `nccl`, `gloo`: the trainer broadcasts what the
+    workers lack to all of them at once, between GPUs or over TCP; on several hosts too."""
 
     delta: bool = False
     """`file`: publish what changed since the version before. Workers read only that, and the trainer
     writes only that, except for each `whole_every`th version, which is written whole, too."""
 
     whole_every: Positive = 8
-    """`delta` and `collective`: one version in this many is written whole, and so is the last."""
+    """`delta`, `nccl` and `gloo`: one version in this many is written whole, and so is the last."""
 
     directory: Folder | None = None
     """Where weight sets are written; unset for `weights/` of the run, with the tensors in shared

@@ -1,0 +1,146 @@
+"""A process group of the trainer and some workers, which broadcasts bytes.
+
+    Member          this process's place in a group, and what it joins by
+    BroadcastGroup  by gloo: from memory to memory, over TCP
+    join            that, or the same by NCCL (nccl.py)
+
+Gloo's sockets have no authentication: they are bound to one address, loopback where the run is on one
+host. All ends know which bytes come, so nothing but tensors of bytes travels; no pickle. Gloo aborts a
+process that receives another number of bytes than it expects, so a group on which anything went wrong
+is never used again.
+
+Each bucket has `STALL_S`: a process that hangs costs the others that long, however large the set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, Protocol
+
+import torch.distributed
+
+from bus.errors import WeightsError, first_line
+from dart_cli.weights.broadcast.rendezvous import GroupStore
+from dart_cli.weights.flat_weights import FlatWeights
+from dart_cli.weights.layout import ranges
+
+_distributed: Any = torch.distributed  # whose type stubs lack most of what is used here
+
+Backend = Literal["gloo", "nccl"]
+JOIN_S = 10.0
+"""Seconds from when one process joins until all others must have joined."""
+STALL_S = 10.0
+"""Seconds that one bucket may take."""
+BUCKET_BYTES = 32 << 20
+"""Most bytes of one broadcast."""
+IN_FLIGHT = 2
+"""Buckets on their way at once."""
+
+
+@dataclass(frozen=True)
+class Transport:
+    """By what a process takes part in groups, the same for all groups of a run."""
+
+    backend: Backend
+    address: str = "127.0.0.1"  # of this host, for gloo
+    device: str = "auto"  # the GPU, for nccl
+
+
+@dataclass(frozen=True)
+class Member:
+    """This process's place in a group."""
+
+    group: str  # its name
+    rank: int  # 0 is the trainer, from which all bytes come
+    size: int
+
+
+class ByteGroup(Protocol):
+    """A group of either backend. One call at a time, `close` apart."""
+
+    @property
+    def name(self) -> str:
+        """Of the group."""
+        ...
+
+    def broadcast(
+        self, flat: FlatWeights, names: Collection[str], stops: Callable[[], bool]
+    ) -> int:
+        """Bring the tensors `names` of `flat`, in main memory, from rank 0 to all; returns their bytes.
+
+        Raises WeightsError where a process has gone or hangs, and where `stops` says so.
+        """
+        ...
+
+    def close(self) -> None:
+        """Leave the group; the waits of the other processes then fail."""
+        ...
+
+
+def join(transport: Transport, member: Member, store: GroupStore) -> ByteGroup:
+    """Meet the others. Raises WeightsError if one does not join within `JOIN_S`."""
+    if transport.backend == "nccl":
+        from dart_cli.weights.broadcast.nccl import NcclGroup
+
+        return NcclGroup(transport, member, store)
+    return BroadcastGroup(transport, member, store)
+
+
+class BroadcastGroup:
+    """See ByteGroup; by gloo."""
+
+    def __init__(self, transport: Transport, member: Member, store: GroupStore) -> None:
+        """Meet the others. Raises WeightsError if one does not join within `JOIN_S`."""
+        self.name = member.group
+        self._store = store  # the backend calls it as long as it lives
+        options = _distributed.ProcessGroupGloo._Options()  # noqa: SLF001 - its only constructor
+        options._timeout = timedelta(seconds=STALL_S)  # noqa: SLF001
+        options._threads = IN_FLIGHT  # noqa: SLF001
+        options._devices = [  # noqa: SLF001
+            _distributed.ProcessGroupGloo.create_device(hostname=transport.address)
+        ]
+        try:
+            self._group = _distributed.ProcessGroupGloo(store, member.rank, member.size, options)
+        except RuntimeError as error:
+            raise WeightsError(
+                f"a group of {member.size} was not joined by all in {JOIN_S:g} s: "
+                f"{first_line(error)}"
+            ) from None
+        store.seal()
+
+    def broadcast(
+        self, flat: FlatWeights, names: Collection[str], stops: Callable[[], bool]
+    ) -> int:
+        """See ByteGroup."""
+        options = _distributed.BroadcastOptions()
+        options.rootRank = 0
+        under_way: deque[Any] = deque()
+        size = 0
+        try:
+            for begin, end in ranges(flat.layout, names, BUCKET_BYTES):
+                if stops():
+                    raise WeightsError("this process is closing")
+                under_way.append(self._group.broadcast([flat.data[begin:end]], options))
+                size += end - begin
+                if len(under_way) == IN_FLIGHT:
+                    under_way.popleft().wait(timedelta(seconds=STALL_S))
+            while under_way:
+                under_way.popleft().wait(timedelta(seconds=STALL_S))
+        except RuntimeError as error:
+            raise WeightsError(f"the broadcast broke off: {first_line(error)}") from None
+        return size
+
+    def close(self) -> None:
+        """See ByteGroup."""
+        with contextlib.suppress(RuntimeError):
+            self._group.abort()
+
+
+def join_deadline() -> float:
+    """By when (time.monotonic) all must have joined a group that is made now."""
+    return time.monotonic() + JOIN_S

@@ -1,0 +1,188 @@
+"""The process group by NCCL: from GPU to GPU, through two buckets on each device.
+
+    NcclGroup   see group.ByteGroup
+
+The bytes go from the trainer's main memory through a pinned bucket to its GPU, by NCCL to the workers'
+GPUs, and through pinned buckets into their main memory, where they are checked. While one bucket is
+broadcast, the other one is copied. Memory on each device: two buckets, and NCCL's own.
+
+NCCL's calls may block without a deadline where a process hangs. So all of them run in a daemon thread,
+and the caller watches its progress: after `STALL_S` without any it aborts the group and lets the thread
+go. torch's own watchdog would end the whole process instead, so it is switched off for this group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+
+from bus.errors import MissingPartError, WeightsError, first_line
+from dart_cli.policy.device import pick_device
+from dart_cli.weights.broadcast.group import (
+    BUCKET_BYTES,
+    IN_FLIGHT,
+    JOIN_S,
+    STALL_S,
+    Member,
+    Transport,
+)
+from dart_cli.weights.broadcast.rendezvous import GroupStore
+from dart_cli.weights.flat_weights import FlatWeights
+from dart_cli.weights.layout import ranges
+
+_distributed: Any = torch.distributed  # whose type stubs lack most of what is used here
+
+_NO_WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+_NEVER = timedelta(days=365)
+_CURE = 'each process needs a GPU of its own; else set weights.channel = "gloo" or "file"'
+
+
+class NcclGroup:
+    """See ByteGroup; by NCCL."""
+
+    def __init__(self, transport: Transport, member: Member, store: GroupStore) -> None:
+        """Meet the others. Raises WeightsError if one does not join within `JOIN_S`."""
+        self.name = member.group
+        self._member = member
+        self._store: Any = store  # the backend calls it as long as it lives
+        self._group: Any = None
+        self._progress = time.monotonic()
+        self._work: queue.SimpleQueue[tuple[Callable[[], None], _Outcome] | None]
+        self._work = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="nccl", daemon=True).start()
+        try:
+            self._device = pick_device(transport.device)
+        except MissingPartError as error:
+            raise WeightsError(str(error)) from None
+        if self._device.type != "cuda" or not _distributed.is_nccl_available():
+            raise WeightsError(f'weights.channel = "nccl" found no GPU here; {_CURE}')
+        self._call(self._join, JOIN_S)
+
+    def broadcast(
+        self, flat: FlatWeights, names: Collection[str], stops: Callable[[], bool]
+    ) -> int:
+        """See ByteGroup."""
+        buckets = list(ranges(flat.layout, names, BUCKET_BYTES))
+        self._call(lambda: self._broadcast(flat.data, buckets, stops), STALL_S)
+        return sum(end - begin for begin, end in buckets)
+
+    def close(self) -> None:
+        """See ByteGroup."""
+        self._work.put(None)
+        group, self._group = self._group, None
+        if group is not None:  # the abort itself may take long
+            threading.Thread(target=group.abort, name="nccl_abort", daemon=True).start()
+
+    # --- in the thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (item := self._work.get()) is not None:
+            work, outcome = item
+            try:
+                work()
+            except RuntimeError as error:
+                outcome.error = WeightsError(f"NCCL: {first_line(error)}; {_CURE}")
+            except WeightsError as error:
+                outcome.error = error
+            outcome.done.set()
+
+    def _join(self) -> None:
+        member = self._member
+        torch.cuda.set_device(self._device)
+        options = _distributed.ProcessGroupNCCL.Options()
+        options._timeout = _NEVER  # noqa: SLF001 - its only name
+        with _environment(_NO_WATCHDOG):
+            group = _distributed.ProcessGroupNCCL(self._store, member.rank, member.size, options)
+        # NCCL waits for the others without a deadline: begin only where all are there.
+        self._store.set(f"here/{member.rank}", b"1")
+        self._store.wait([f"here/{rank}" for rank in range(member.size)], timedelta(seconds=JOIN_S))
+        self._progress = time.monotonic()
+        self._group = group
+        self._stream = torch.cuda.Stream(self._device)
+        self._on_host = torch.empty((IN_FLIGHT, BUCKET_BYTES), dtype=torch.uint8, pin_memory=True)
+        self._on_device = torch.empty_like(self._on_host, device=self._device)
+        self._broadcast(torch.zeros(1, dtype=torch.uint8), [(0, 1)], lambda: False)  # connects
+        self._store.seal()
+
+    def _broadcast(
+        self, data: torch.Tensor, buckets: Sequence[tuple[int, int]], stops: Callable[[], bool]
+    ) -> None:
+        options = _distributed.BroadcastOptions()
+        options.rootRank = 0
+        sends = self._member.rank == 0
+        under_way: dict[int, tuple[torch.cuda.Event, int, int]] = {}
+
+        def finish(slot: int) -> None:
+            if slot not in under_way:
+                return
+            event, begin, end = under_way.pop(slot)
+            event.synchronize()
+            if not sends:
+                data[begin:end].copy_(self._on_host[slot, : end - begin])
+            self._progress = time.monotonic()
+
+        with torch.cuda.stream(self._stream):
+            for index, (begin, end) in enumerate(buckets):
+                if stops():
+                    raise WeightsError("this process is closing")
+                slot = index % IN_FLIGHT
+                finish(slot)
+                host = self._on_host[slot, : end - begin]
+                device = self._on_device[slot, : end - begin]
+                if sends:
+                    device.copy_(host.copy_(data[begin:end]), non_blocking=True)
+                self._group.broadcast([device], options).wait()  # for the stream, not for us
+                if not sends:
+                    host.copy_(device, non_blocking=True)
+                event = torch.cuda.Event()
+                event.record(self._stream)
+                under_way[slot] = event, begin, end
+            for slot in sorted(under_way, key=lambda slot: under_way[slot][1]):
+                finish(slot)
+
+    # --- beside it ------------------------------------------------------------------------------
+
+    def _call(self, work: Callable[[], None], stall_s: float) -> None:
+        """Run `work` in the thread as long as it makes progress. Raises WeightsError."""
+        outcome = _Outcome()
+        self._progress = time.monotonic()
+        self._work.put((work, outcome))
+        while not outcome.done.wait(max(0.01, self._progress + stall_s - time.monotonic())):
+            if time.monotonic() > self._progress + stall_s:
+                self.close()
+                raise WeightsError(f"NCCL made no progress in {stall_s:g} s: a process hangs")
+        if outcome.error is not None:
+            self.close()
+            raise outcome.error
+
+
+class _Outcome:
+    """Of one piece of work."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.error: WeightsError | None = None
+
+
+@contextlib.contextmanager
+def _environment(changes: dict[str, str]) -> Iterator[None]:
+    """Set variables while a group is made, which reads them then; other groups keep the user's."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,211 @@
+"""The trainer's thread that broadcasts: collects the workers that ask, forms their group, sends.
+
+    RoundsThread   the thread, from the first request to `close`
+    Source         the newest version, as it is when a round begins
+
+Workers that take part are expected in the next round too: it begins as soon as all of them that lack
+the newest version have asked, or `GATHER_S` after the first has. One that did not ask is expected no
+more, until it asks again. What bounds what: requests by the number of workers, one each; groups, one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from bus.errors import WeightsError
+from bus.messages import TransferReply, TransferRequest
+from dart_cli.weights.base import Published
+from dart_cli.weights.broadcast.group import (
+    JOIN_S,
+    ByteGroup,
+    Member,
+    Transport,
+    join,
+    join_deadline,
+)
+from dart_cli.weights.broadcast.rendezvous import LocalStore, Rendezvous
+from dart_cli.weights.file import Version
+
+log = logging.getLogger(__name__)
+
+MEET_S = 0.05
+"""A round waits so long for workers that it does not expect: several may have started together."""
+GATHER_S = 2.0
+"""A round waits so long for a worker that it expects."""
+_LOOK_S = 0.02
+
+Source = Callable[[], Version | None]
+
+
+@dataclass(eq=False)
+class Ask:
+    """A worker's request, and the answer that it waits for."""
+
+    request: TransferRequest
+    answer: Future[TransferReply] = field(default_factory=Future)
+
+
+@dataclass(frozen=True)
+class _Formed:
+    group: ByteGroup
+    workers: list[str]  # by rank, from 1
+
+
+class RoundsThread:
+    """Broadcasts versions from a daemon thread."""
+
+    def __init__(self, source: Source, transport: Transport, rendezvous: Rendezvous) -> None:
+        """Broadcasts what `source` returns to those that `ask`."""
+        self._source = source
+        self._transport = transport
+        self._rendezvous = rendezvous
+        self._asking: dict[str, Ask] = {}  # by worker
+        self._expected: dict[str, str] = {}  # worker -> digest of what it has, as far as is known
+        self._formed: _Formed | None = None
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._serve, name="broadcast", daemon=True)
+        self._thread.start()
+
+    def ask(self, request: TransferRequest) -> Future[TransferReply]:
+        """Enter the next round; the answer comes when that begins. Cancel it to leave."""
+        ask = Ask(request)
+        with self._changed:
+            if before := self._asking.pop(request.worker, None):
+                before.answer.cancel()
+            self._asking[request.worker] = ask
+            self._changed.notify()
+        return ask.answer
+
+    def close(self) -> None:
+        """Accept no more; a broadcast under way stops at its next bucket."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(JOIN_S)
+
+    def _serve(self) -> None:
+        while gathered := self._gather():
+            self._round(*gathered)
+        self._leave()
+
+    def _gather(self) -> tuple[Version, list[Ask]] | None:
+        """The newest version and the requests for it, of the next round; None once this is closed."""
+        began: float | None = None
+        with self._changed:
+            while not self._closing:
+                version = self._source()
+                if version is not None:
+                    self._refer(version)
+                if version is None or not self._asking:
+                    began = None
+                    self._changed.wait()
+                    continue
+                began = began or time.monotonic()
+                waited_s = time.monotonic() - began
+                if waited_s < GATHER_S and (waited_s < MEET_S or self._is_one_missing(version)):
+                    self._changed.wait(_LOOK_S)
+                    continue
+                asks, self._asking = list(self._asking.values()), {}
+                asks = [ask for ask in asks if ask.answer.set_running_or_notify_cancel()]
+                if asks:
+                    return version, asks
+            for ask in self._asking.values():
+                ask.answer.cancel()
+            self._asking.clear()
+        return None
+
+    def _refer(self, newest: Version) -> None:
+        """Tell those who ask for an older version of the newest; forget those who have left."""
+        for worker, ask in list(self._asking.items()):
+            if ask.answer.cancelled():
+                del self._asking[worker]
+            elif ask.request.digest != newest.published.digest:
+                del self._asking[worker]
+                if ask.answer.set_running_or_notify_cancel():
+                    ask.answer.set_result(refer_to(newest.published))
+
+    def _is_one_missing(self, newest: Version) -> bool:
+        """Whether a worker that is expected, and lacks the newest version, has not asked yet."""
+        return any(
+            digest != newest.published.digest and worker not in self._asking
+            for worker, digest in self._expected.items()
+        )
+
+    def _round(self, version: Version, asks: list[Ask]) -> None:
+        """Broadcast what any of them lacks, in the group before if that is theirs still."""
+        began = time.monotonic()
+        asks = sorted(asks, key=lambda ask: ask.request.worker)
+        workers = [ask.request.worker for ask in asks]
+        names = {name for ask in asks for name in ask.request.tensors}
+        formed = self._formed
+        is_theirs = formed is not None and formed.workers == workers
+        if (
+            formed is None
+            or not is_theirs
+            or any(a.request.group != formed.group.name for a in asks)
+        ):
+            self._leave()
+            name = uuid.uuid4().hex
+            self._rendezvous.open(name)
+        else:
+            name = formed.group.name
+        told = refer_to(version.published).model_copy(
+            update={
+                "accepted": True,
+                "group": name,
+                "size": len(workers) + 1,
+                "tensors": sorted(names),
+            }
+        )
+        for rank, ask in enumerate(asks, 1):
+            ask.answer.set_result(told.model_copy(update={"rank": rank}))
+        digest = version.published.digest
+        self._expected = {
+            worker: held for worker, held in self._expected.items() if held == digest
+        } | dict.fromkeys(workers, "")
+        try:
+            size = self._send(version, workers, name, names)
+        except WeightsError as error:
+            if not self._closing:
+                log.warning("v%d: %s; %s", version.published.policy_version, error, _who(workers))
+            self._leave()
+            return
+        self._expected |= dict.fromkeys(workers, digest)
+        log.info(
+            "v%d: %d bytes to %s in %.3f s",
+            *(version.published.policy_version, size, _who(workers), time.monotonic() - began),
+        )
+
+    def _send(self, version: Version, workers: list[str], name: str, names: set[str]) -> int:
+        """The bytes sent. Raises WeightsError."""
+        if self._formed is None:
+            store = LocalStore(self._rendezvous, name, join_deadline())
+            member = Member(name, 0, len(workers) + 1)
+            self._formed = _Formed(join(self._transport, member, store), workers)
+        return self._formed.group.broadcast(version.tensors, names, lambda: self._closing)
+
+    def _leave(self) -> None:
+        if self._formed is not None:
+            self._formed.group.close()
+            self._formed = None
+
+
+def refer_to(newest: Published) -> TransferReply:
+    """The answer to a request for another version."""
+    return TransferReply(
+        accepted=False,
+        policy_version=newest.policy_version,
+        path=str(newest.path),
+        digest=newest.digest,
+    )
+
+
+def _who(workers: list[str]) -> str:
+    return ", ".join(workers)

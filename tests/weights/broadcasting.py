@@ -1,0 +1,216 @@
+"""What tests of the broadcast channel share: both ends in this process, and each in one of its own.
+
+    python -m tests.weights.broadcasting trainer|worker JSON
+
+runs an end until it is killed. With `hold`, it prints `begun` within its first broadcast and goes on when
+its standard input is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bus.endpoints import TRAIN, CurveKeys, Endpoints
+from bus.replier import Replier
+from bus.requester import Requester
+from dart_cli.runtime.background import background
+from dart_cli.weights.base import Published
+from dart_cli.weights.broadcast import group as groups
+from dart_cli.weights.broadcast.channel import BroadcastChannel
+from dart_cli.weights.broadcast.group import BroadcastGroup, Transport
+from dart_cli.weights.broadcast.receiver import BroadcastReceiver
+from dart_cli.weights.file import FileChannel
+
+ROOT = Path(__file__).parents[2]
+Tensors = dict[str, torch.Tensor]
+
+
+def tensors(value: float, size: int = 3000) -> Tensors:
+    return {
+        "a": torch.full((size,), float(value)),
+        "b": torch.arange(50).bfloat16() * value,
+        "frozen": torch.arange(40.0),
+    }
+
+
+def make_channel(
+    run_dir: Path, transport: Transport, whole_every: int = 100, **files: Any
+) -> BroadcastChannel:
+    kept = FileChannel(run_dir / "weights", copies=True, whole_every=whole_every, **files)
+    return BroadcastChannel(kept, transport)
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    run_dir: Path,
+    channel: BroadcastChannel,
+    address: str = "",
+    curve: CurveKeys | None = None,
+) -> AsyncIterator[Replier]:
+    """The trainer's address, in this process."""
+    async with (
+        Replier(address or Endpoints(run_dir).address(TRAIN), curve=curve) as replier,
+        background(replier.serve(channel.answer)),
+    ):
+        yield replier
+    channel.close()
+
+
+@contextlib.asynccontextmanager
+async def receiving(
+    run_dir: Path,
+    transport: Transport,
+    worker: str = "rollout-0",
+    deadline_s: float = 20,
+    address: str = "",
+    curve: CurveKeys | None = None,
+) -> AsyncIterator[BroadcastReceiver]:
+    """A worker's end, in this process."""
+    address = address or Endpoints(run_dir).address(TRAIN)
+    async with Requester(address, name=worker, peer="train", curve=curve) as train:
+        copy = run_dir / "copies" / worker
+        receiver = BroadcastReceiver(worker, train, copy, transport, deadline_s)
+        yield receiver
+        receiver.close()
+
+
+def of_rank(transport: Transport, rank: int) -> Transport:
+    """For the rank's own GPU."""
+    return transport if transport.backend == "gloo" else replace(transport, device=f"cuda:{rank}")
+
+
+async def take(receiver: BroadcastReceiver, announced: Published, like: Tensors) -> Tensors:
+    received = await receiver.receive(announced.path, announced.policy_version, announced.digest)
+    assert not isinstance(received.source, Path)
+    return {name: tensor.clone() for name, tensor in received.source.load(like).items()}
+
+
+def same(mine: Tensors, wanted: Tensors) -> bool:
+    return mine.keys() == wanted.keys() and all(torch.equal(mine[n], wanted[n]) for n in wanted)
+
+
+# --- an end in a process of its own -----------------------------------------------------------
+
+
+@contextlib.contextmanager
+def process(end: str, *command: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """`command` is put before the interpreter's, e.g. to enter a network namespace."""
+    started = subprocess.Popen(
+        [*command, sys.executable, "-m", "tests.weights.broadcasting", end, json.dumps(options)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.communicate()
+
+
+def go_on(started: subprocess.Popen[str]) -> None:
+    """End what it is held in."""
+    assert started.stdin is not None
+    started.stdin.close()
+    started.stdin = None
+
+
+async def line_of(started: subprocess.Popen[str]) -> dict[str, Any]:
+    """The next line of its output."""
+    assert started.stdout is not None
+    found = json.loads(await asyncio.to_thread(started.stdout.readline))
+    assert isinstance(found, dict)
+    return found
+
+
+def hold_in_first_broadcast() -> None:
+    """Stop within the first broadcast, with some buckets through, until standard input is closed."""
+    through = BroadcastGroup.broadcast
+    groups.BUCKET_BYTES = 1 << 20
+
+    def broadcast(self: Any, flat: Any, names: Any, stops: Callable[[], bool]) -> int:
+        count = 0
+
+        def stops_too() -> bool:
+            nonlocal count
+            count += 1
+            if count == 4:
+                print(json.dumps({"begun": self.name}), flush=True)
+                sys.stdin.read()
+            return stops()
+
+        BroadcastGroup.broadcast = through  # type: ignore[method-assign]
+        return through(self, flat, names, stops_too)
+
+    BroadcastGroup.broadcast = broadcast  # type: ignore[method-assign]
+
+
+async def trainer(run_dir: Path, transport: Transport, size: int) -> None:
+    channel = make_channel(run_dir, transport)
+    channel.resume(tensors(1, size), 0)
+    made = channel.publish(tensors(2, size), 1)
+    async with Replier(Endpoints(run_dir).address(TRAIN)) as replier:
+        print(json.dumps({"path": str(made.path), "digest": made.digest}), flush=True)
+        await replier.serve(channel.answer)
+
+
+async def worker(
+    run_dir: Path,
+    transport: Transport,
+    version: int,
+    name: str,
+    address: str,
+    curve: CurveKeys | None,
+) -> None:
+    """Prepare `version` again and again; print each that is held."""
+    held = None
+    async with receiving(run_dir, transport, name, 60, address, curve) as receiver:
+        while True:
+            await receiver.prepare(version)
+            if receiver._mirror.held != held:
+                held = receiver._mirror.held
+                print(
+                    json.dumps(
+                        {"held": held and held.policy_version, "bytes": receiver.read_bytes}
+                    ),
+                    flush=True,
+                )
+                version += 1
+            await asyncio.sleep(0.05)
+
+
+def main() -> None:
+    end, options = sys.argv[1], json.loads(sys.argv[2])
+    run_dir, transport = Path(options["run_dir"]), Transport(**options["transport"])
+    if options.get("stall_s"):
+        groups.STALL_S = options["stall_s"]
+    groups.BUCKET_BYTES = 1 << 20
+    if options.get("hold"):
+        hold_in_first_broadcast()
+    if end == "trainer":
+        asyncio.run(trainer(run_dir, transport, options["size"]))
+    else:
+        curve = CurveKeys(**options["curve"]) if options.get("curve") else None
+        asyncio.run(
+            worker(
+                *(run_dir, transport, options["version"], options["worker"]),
+                *(options.get("address", ""), curve),
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()

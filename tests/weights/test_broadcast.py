@@ -1,0 +1,445 @@
+"""Promises of the broadcast channel, between real ends: exact, all workers at once, and never a hang."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from bus.endpoints import TRAIN, Endpoints
+from bus.errors import ProtocolError, WeightsError
+from bus.messages import RendezvousRequest, TransferReply, TransferRequest
+from bus.requester import Requester
+from dart_cli.config.schema import LoraConfig
+from dart_cli.weights.broadcast import group as groups
+from dart_cli.weights.broadcast import receiver as receivers
+from dart_cli.weights.broadcast import rounds
+from dart_cli.weights.broadcast.group import Member, Transport, join
+from dart_cli.weights.broadcast.rendezvous import MOST_KEYS, LocalStore, Rendezvous
+from dart_cli.weights.file import load
+from dart_cli.weights.manifest import WEIGHTS, read_manifest
+from tests.waiting import until
+from tests.weights.broadcasting import (
+    go_on,
+    line_of,
+    make_channel,
+    of_rank,
+    process,
+    receiving,
+    same,
+    serving,
+    take,
+    tensors,
+)
+
+WORKERS = ("rollout-0", "rollout-1", "rollout-2")
+LARGE = 8_000_000
+"""Values of a set that takes many buckets, and more than sockets hold."""
+_GPUS = torch.cuda.device_count() if torch.distributed.is_nccl_available() else 0
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    path = tmp_path / "run"
+    path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.fixture(
+    params=[
+        "gloo",
+        pytest.param(
+            "nccl",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(_GPUS < 1 + len(WORKERS), reason="a GPU for each process"),
+            ],
+        ),
+    ]
+)
+def transport(request: pytest.FixtureRequest) -> Transport:
+    """Of the trainer, by each backend."""
+    return Transport(request.param, device="cuda:0" if request.param == "nccl" else "auto")
+
+
+@contextlib.asynccontextmanager
+async def all_receiving(run_dir: Path, transport: Transport, workers=WORKERS):
+    async with contextlib.AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(
+                receiving(run_dir, of_rank(transport, 1 + WORKERS.index(worker)), worker)
+            )
+            for worker in workers
+        ]
+
+
+async def test_what_is_published_arrives_bit_for_bit_and_what_is_frozen_only_once(
+    run_dir: Path, transport: Transport
+) -> None:
+    channel = make_channel(run_dir, transport)
+    announced = channel.resume(tensors(0.1), 0)
+    async with serving(run_dir, channel), all_receiving(run_dir, transport, WORKERS[:1]) as [mine]:
+        assert same(await take(mine, announced, tensors(0)), tensors(0.1))
+        assert mine.read_bytes == announced.size_bytes
+        for version in (1, 2):
+            wanted = tensors(version * 0.3)
+            before = mine.read_bytes
+            announced = channel.publish(wanted, version)
+            assert not (announced.path / WEIGHTS).exists()
+            assert same(await take(mine, announced, tensors(0)), wanted)
+            assert mine.read_bytes - before == announced.size_bytes - 40 * 4
+            # As files too, for an engine that takes these.
+            assert same(load(mine._mirror.directory, tensors(0)), wanted)
+
+
+async def test_all_workers_receive_in_one_broadcast_and_keep_their_group(
+    run_dir: Path, transport: Transport
+) -> None:
+    channel = make_channel(run_dir, transport)
+    channel.resume(tensors(0.1), 0)
+    async with serving(run_dir, channel), all_receiving(run_dir, transport) as mine:
+        names = set()
+        for version in (0, 1, 2):
+            wanted = tensors(0.1 + version)
+            if version:
+                channel.publish(wanted, version)
+            await asyncio.gather(*(each.prepare(version) for each in mine))
+            for each in mine:
+                assert each._mirror.held is not None
+                assert each._mirror.held.policy_version == version
+                assert same(dict(each._mirror.load(tensors(0))), wanted)
+            names |= {each._group.name for each in mine if each._group is not None}
+        assert len(names) == 1
+
+
+async def test_the_group_is_made_anew_when_a_worker_comes_or_goes(
+    run_dir: Path, transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "GATHER_S", 0.5)
+    channel = make_channel(run_dir, transport)
+    channel.resume(tensors(0.1), 0)
+    async with serving(run_dir, channel), all_receiving(run_dir, transport, WORKERS[:2]) as mine:
+        names = []
+        for version, present in enumerate((mine[:1], mine, mine[1:], mine)):
+            if version:
+                channel.publish(tensors(0.1 + version), version)
+            await asyncio.gather(*(each.prepare(version) for each in present))
+            for each in present:
+                assert same(dict(each._mirror.load(tensors(0))), tensors(0.1 + version))
+            [name] = {each._group.name for each in present if each._group is not None}
+            names.append(name)
+        assert len(set(names)) == 4
+
+
+async def test_only_what_some_worker_lacks_is_broadcast(
+    run_dir: Path, transport: Transport
+) -> None:
+    channel = make_channel(run_dir, transport)
+    channel.resume(tensors(0.1), 0)
+    async with serving(run_dir, channel), all_receiving(run_dir, transport, WORKERS[:2]) as mine:
+        await mine[0].prepare(0)
+        whole = mine[0].read_bytes
+        made = channel.publish(tensors(0.1) | {"b": torch.ones(50).bfloat16()}, 1)
+        await mine[0].prepare(1)
+        assert mine[0].read_bytes == whole + 50 * 2
+        channel.publish(tensors(0.7), 2)
+        await asyncio.gather(*(each.prepare(2) for each in mine))
+        assert [each.read_bytes for each in mine] == [2 * whole + 50 * 2, made.size_bytes]
+
+
+async def test_a_set_of_other_shapes_is_received_whole(run_dir: Path, transport: Transport) -> None:
+    channel = make_channel(run_dir, transport)
+    announced = channel.resume(tensors(1), 0)
+    async with serving(run_dir, channel), all_receiving(run_dir, transport, WORKERS[:1]) as [mine]:
+        await take(mine, announced, tensors(0))
+        wanted = tensors(1, size=7)
+        assert same(await take(mine, channel.publish(wanted, 1), wanted), wanted)
+
+
+async def test_the_settings_of_adapters_come_with_the_set(
+    run_dir: Path, transport: Transport
+) -> None:
+    lora = LoraConfig(rank=4)
+    channel = make_channel(run_dir, transport, lora=lora)
+    announced = channel.resume(tensors(1), 0)
+    async with serving(run_dir, channel), all_receiving(run_dir, transport, WORKERS[:1]) as [mine]:
+        await take(mine, announced, tensors(0))
+        assert read_manifest(mine._mirror.directory).lora == lora
+
+
+async def test_each_worker_gets_the_newest_whatever_it_was_permitted(
+    run_dir: Path, transport: Transport
+) -> None:
+    channel = make_channel(run_dir, transport)
+    first = channel.resume(tensors(1), 0)
+    channel.publish(tensors(2), 1)
+    async with serving(run_dir, channel), all_receiving(run_dir, transport, WORKERS[:2]) as mine:
+        received = await asyncio.gather(
+            *(each.receive(first.path, 0, first.digest) for each in mine)
+        )
+        for each in received:
+            assert each.policy_version == 1
+            assert not isinstance(each.source, Path)
+            assert same(dict(each.source.load(tensors(0))), tensors(2))
+
+
+async def test_a_request_for_a_version_that_is_old_by_now_is_referred_to_the_newest(
+    run_dir: Path, transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is published while the trainer waits for a worker that it expects."""
+    monkeypatch.setattr(rounds, "GATHER_S", 100.0)
+    channel = make_channel(run_dir, transport)
+    channel.resume(tensors(1), 0)
+    async with serving(run_dir, channel), all_receiving(run_dir, transport, WORKERS[:2]) as mine:
+        await asyncio.gather(*(each.prepare(0) for each in mine))
+        channel.publish(tensors(2), 1)
+        early = asyncio.create_task(mine[0].prepare(1))
+        await until(lambda: channel._rounds._asking)
+        channel.publish(tensors(3), 2)
+        await asyncio.gather(early, mine[1].prepare(1))
+        for each in mine:
+            assert same(dict(each._mirror.load(tensors(0))), tensors(3))
+
+
+async def test_values_that_are_not_finite_are_refused_by_name(
+    run_dir: Path, transport: Transport
+) -> None:
+    channel = make_channel(run_dir, transport)
+    channel.resume(tensors(1), 0)
+    poisoned = tensors(1)
+    poisoned["b"][7] = float("nan")
+    announced = channel.publish(poisoned, 1)
+    async with serving(run_dir, channel), all_receiving(run_dir, transport, WORKERS[:1]) as [mine]:
+        with pytest.raises(WeightsError, match="b has values that are not finite"):
+            await take(mine, announced, tensors(0))
+        with pytest.raises(WeightsError, match="which the model lacks"):
+            await take(mine, announced, {"a": torch.zeros(3000)})
+
+
+async def test_what_does_not_match_the_manifest_is_refused_and_then_asked_for_again(
+    run_dir: Path, transport: Transport
+) -> None:
+    channel = make_channel(run_dir, transport)
+    channel.resume(tensors(1), 0)
+    announced = channel.publish(tensors(2), 1)
+    assert channel._files.last is not None
+    broken = channel._files.last.tensors.tensors["a"]
+    async with serving(run_dir, channel), all_receiving(run_dir, transport, WORKERS[:1]) as [mine]:
+        broken[5] = 7.0
+        await mine.prepare(1)  # says nothing; what serves is not touched
+        assert mine._mirror.held is None
+        assert mine._group is None
+        with pytest.raises(WeightsError, match="a does not match the manifest of v1"):
+            await take(mine, announced, tensors(0))
+        broken[5] = 2.0
+        assert same(await take(mine, announced, tensors(0)), tensors(2))
+
+
+async def test_while_the_trainer_is_away_a_set_on_disk_is_taken_and_none_is_refused(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receivers, "ASK_S", 0.3)
+    channel = make_channel(run_dir, Transport("gloo"))
+    first = channel.resume(tensors(1), 0)  # the first is written whole
+    second = channel.publish(tensors(2), 1)
+    async with receiving(run_dir, Transport("gloo")) as mine:
+        assert same(await take(mine, first, tensors(0)), tensors(1))
+        with pytest.raises(WeightsError, match="v1 did not come from the trainer"):
+            await take(mine, second, tensors(0))
+        channel.close()  # the last is whole once the trainer has ended
+        assert same(await take(mine, second, tensors(0)), tensors(2))
+
+
+async def test_a_trainer_that_starts_again_is_joined_anew(
+    run_dir: Path, transport: Transport
+) -> None:
+    channel = make_channel(run_dir, transport)
+    announced = channel.resume(tensors(1), 0)
+    async with all_receiving(run_dir, transport, WORKERS[:1]) as [mine]:
+        async with serving(run_dir, channel):
+            await take(mine, announced, tensors(0))
+        again = make_channel(run_dir, transport)
+        assert again.resume(tensors(1), 0) == announced
+        announced = again.publish(tensors(2), 1)
+        async with serving(run_dir, again):
+            assert same(await take(mine, announced, tensors(0)), tensors(2))
+
+
+async def test_requests_that_make_no_sense_are_refused(run_dir: Path) -> None:
+    channel = make_channel(run_dir, Transport("gloo"))
+    announced = channel.resume(tensors(1), 0)
+    ask = TransferRequest(
+        worker="rollout-0", policy_version=0, digest=announced.digest, tensors=["absent"]
+    )
+    channel._rendezvous.open("g")
+    keys = {f"key {number}": b"" for number in range(MOST_KEYS + 1)}
+    async with (
+        serving(run_dir, channel),
+        Requester(Endpoints(run_dir).address(TRAIN), peer="train") as train,
+    ):
+        for wrong in (
+            ask,
+            RendezvousRequest(group="of before", wanted=["0/0"]),
+            RendezvousRequest(group="g", values={"a": bytes(1 << 20)}),
+            RendezvousRequest(group="g", values=keys),
+        ):
+            with pytest.raises(ProtocolError):
+                await train.request(wrong, 10)
+
+
+# --- ends that die or hang --------------------------------------------------------------------
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short deadlines, and many buckets, as in the processes that hold."""
+    monkeypatch.setattr(groups, "STALL_S", 3.0)
+    monkeypatch.setattr(groups, "BUCKET_BYTES", 1 << 20)
+
+
+def options(run_dir: Path, transport: Transport, rank: int, **more: object) -> dict[str, object]:
+    mine = of_rank(transport, rank)
+    found = {"backend": mine.backend, "address": mine.address, "device": mine.device}
+    return {"run_dir": str(run_dir), "transport": found, "hold": True, **more}
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_broadcast_whose_trainer_dies_or_hangs_ends_by_its_deadline(
+    run_dir: Path, transport: Transport, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
+) -> None:
+    """Some bytes have come when it happens; the worker keeps what serves and asks again."""
+    monkeypatch.setattr(receivers, "ASK_S", 1.0)
+    with process("trainer", **options(run_dir, transport, 0, size=LARGE)) as trainer:
+        made = await line_of(trainer)
+        async with all_receiving(run_dir, transport, WORKERS[:1]) as [mine]:
+            taking = asyncio.create_task(mine.receive(Path(made["path"]), 1, made["digest"]))
+            assert "begun" in await line_of(trainer)
+            trainer.send_signal(how)
+            with pytest.raises(WeightsError, match="v1 did not come from the trainer"):
+                await taking
+            assert mine._mirror.held is None
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_worker_that_dies_or_hangs_costs_the_others_one_deadline(
+    run_dir: Path, transport: Transport, how: signal.Signals
+) -> None:
+    """The others get their set in a group without it; when it goes on, it joins again."""
+    channel = make_channel(run_dir, transport)
+    channel.resume(tensors(1, LARGE), 0)
+    channel.publish(tensors(2, LARGE), 1)
+    lost = options(run_dir, transport, 3, worker=WORKERS[2], version=1)
+    async with serving(run_dir, channel), all_receiving(run_dir, transport, WORKERS[:2]) as mine:
+        with process("worker", **lost) as third:
+            await until(lambda: channel._rounds._asking or channel._rounds._formed)
+            taking = [asyncio.create_task(each.prepare(1)) for each in mine]
+            assert "begun" in await line_of(third)
+            third.send_signal(how)
+            await asyncio.gather(*taking)
+            for each in mine:
+                assert same(dict(each._mirror.load(tensors(0, LARGE))), tensors(2, LARGE))
+            if how == signal.SIGSTOP:
+                third.send_signal(signal.SIGCONT)
+                go_on(third)
+                found = await line_of(third)
+                assert found["held"] == 1
+
+
+async def test_a_worker_that_asks_and_never_joins_costs_the_others_one_deadline(
+    run_dir: Path, transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "JOIN_S", 1.0)
+    monkeypatch.setattr(rounds, "MEET_S", 1.0)
+    channel = make_channel(run_dir, transport)
+    announced = channel.resume(tensors(1), 0)
+    absent = TransferRequest(
+        worker="rollout-9", policy_version=0, digest=announced.digest, tensors=["a"]
+    )
+    async with (
+        serving(run_dir, channel),
+        all_receiving(run_dir, transport, WORKERS[:2]) as mine,
+        Requester(Endpoints(run_dir).address(TRAIN), peer="train") as train,
+    ):
+        asked = asyncio.create_task(train.request(absent, 20))
+        await until(lambda: "rollout-9" in channel._rounds._asking)
+        await asyncio.gather(*(each.prepare(0) for each in mine))
+        reply = await asked
+        assert isinstance(reply, TransferReply)
+        assert reply.accepted
+        assert reply.size == 4
+        for each in mine:
+            assert same(dict(each._mirror.load(tensors(0))), tensors(1))
+
+
+async def test_a_worker_that_asked_and_left_is_in_no_round(
+    run_dir: Path, transport: Transport
+) -> None:
+    channel = make_channel(run_dir, transport)
+    announced = channel.resume(tensors(1), 0)
+    left = TransferRequest(
+        worker="rollout-9", policy_version=0, digest=announced.digest, tensors=["a"]
+    )
+    channel._rounds.ask(left).cancel()
+    async with serving(run_dir, channel), all_receiving(run_dir, transport, WORKERS[:1]) as [mine]:
+        await mine.prepare(0)
+        assert mine._mirror.held is not None
+        assert channel._rounds._formed is not None
+        assert channel._rounds._formed.workers == [WORKERS[0]]
+
+
+async def test_closing_ends_a_broadcast_at_its_next_bucket(
+    run_dir: Path, transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "BUCKET_BYTES", 1 << 20)
+    channel = make_channel(run_dir, transport)
+    channel.resume(tensors(1, LARGE), 0)
+    held = options(run_dir, transport, 1, worker=WORKERS[0], version=0)
+    async with serving(run_dir, channel):
+        with process("worker", **held) as worker:
+            assert "begun" in await line_of(worker)
+            began = time.monotonic()
+            closing = asyncio.create_task(asyncio.to_thread(channel._rounds.close))
+            go_on(worker)
+            await closing
+            assert time.monotonic() - began < groups.JOIN_S
+            assert not channel._rounds._thread.is_alive()
+
+
+# --- where the bytes go -----------------------------------------------------------------------
+
+
+def test_sockets_are_bound_to_their_address() -> None:
+    """A run on one host listens on loopback alone."""
+    before = _listening()
+    rendezvous = Rendezvous()
+    rendezvous.open("g")
+    store = LocalStore(rendezvous, "g", time.monotonic() + 10)
+    alone = join(Transport("gloo"), Member("g", 0, 1), store)
+    addresses = _listening() - before
+    alone.close()
+    assert addresses
+    assert {address for address, _ in addresses} == {"0100007F"}
+
+
+def _listening() -> set[tuple[str, str]]:
+    """(address, socket) of this process's TCP sockets."""
+    mine = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            mine.add(os.readlink(f"/proc/self/fd/{name}"))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        lines = Path(f"/proc/self/net/{table}").read_text(encoding="ascii").splitlines()
+        for line in lines[1:]:
+            part = line.split()
+            if f"socket:[{part[9]}]" in mine:
+                found.add((part[1].partition(":")[0], part[9]))
+    return found
