@@ -29,7 +29,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
-from bus.errors import ConfigError, EngineError, EngineGoneError, ProtocolError
+from bus.errors import EngineError, EngineGoneError, ProtocolError
 from bus.heartbeat import HeartbeatSender, Load
 from bus.messages import ActRequest, Completion, Message, Reply, Request, RunState, SampledTokens
 from bus.pubsub import Publisher, Subscriber

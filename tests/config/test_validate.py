@@ -11,7 +11,7 @@ from bus.errors import ConfigError
 from bus.messages import Role
 from dart_cli.config.devices import visible_gpus
 from dart_cli.config.load import load_config
-from dart_cli.config.schema import BusConfig, Config, WeightsConfig
+from dart_cli.config.schema import Config
 from dart_cli.config.validate import check_config, find_mistakes
 from tests.config.mistakes import Case, assert_one_line, write
 

@@ -136,6 +136,12 @@ async def line_of(started: subprocess.Popen[str]) -> dict[str, Any]:
     return found
 
 
+def tell(**values: object) -> None:
+    """Write a line for `line_of`."""
+    sys.stdout.write(json.dumps(values) + "\n")
+    sys.stdout.flush()
+
+
 def hold_in_first_broadcast() -> None:
     """Stop within the first broadcast, with some buckets through, until standard input is closed."""
     through = BroadcastGroup.broadcast
@@ -148,7 +154,7 @@ def hold_in_first_broadcast() -> None:
             nonlocal count
             count += 1
             if count == 4:
-                print(json.dumps({"begun": self.name}), flush=True)
+                tell(begun=self.name)
                 sys.stdin.read()
             return stops()
 
@@ -163,7 +169,7 @@ async def trainer(run_dir: Path, transport: Transport, size: int) -> None:
     channel.resume(tensors(1, size), 0)
     made = channel.publish(tensors(2, size), 1)
     async with Replier(Endpoints(run_dir).address(TRAIN)) as replier:
-        print(json.dumps({"path": str(made.path), "digest": made.digest}), flush=True)
+        tell(path=str(made.path), digest=made.digest)
         await replier.serve(channel.answer)
 
 
@@ -182,12 +188,7 @@ async def worker(
             await receiver.prepare(version)
             if receiver._mirror.held != held:
                 held = receiver._mirror.held
-                print(
-                    json.dumps(
-                        {"held": held and held.policy_version, "bytes": receiver.read_bytes}
-                    ),
-                    flush=True,
-                )
+                tell(held=held and held.policy_version, bytes=receiver.read_bytes)
                 version += 1
             await asyncio.sleep(0.05)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import time
 from pathlib import Path
@@ -58,7 +57,7 @@ def run_dir(tmp_path: Path) -> Path:
             "nccl",
             marks=[
                 pytest.mark.gpu,
-                pytest.mark.skipif(_GPUS < 1 + len(WORKERS), reason="a GPU for each process"),
+                pytest.mark.skipif(1 + len(WORKERS) > _GPUS, reason="a GPU for each process"),
             ],
         ),
     ]
@@ -432,9 +431,9 @@ def test_sockets_are_bound_to_their_address() -> None:
 def _listening() -> set[tuple[str, str]]:
     """(address, socket) of this process's TCP sockets."""
     mine = set()
-    for name in os.listdir("/proc/self/fd"):
+    for handle in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            mine.add(os.readlink(f"/proc/self/fd/{name}"))
+            mine.add(str(handle.readlink()))
     found = set()
     for table in ("tcp", "tcp6"):
         lines = Path(f"/proc/self/net/{table}").read_text(encoding="ascii").splitlines()

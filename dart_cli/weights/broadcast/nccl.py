@@ -23,6 +23,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.cuda
 import torch.distributed
 
 from bus.errors import MissingPartError, WeightsError, first_line
@@ -40,6 +41,7 @@ from dart_cli.weights.flat_weights import FlatWeights
 from dart_cli.weights.layout import ranges
 
 _distributed: Any = torch.distributed  # whose type stubs lack most of what is used here
+_cuda: Any = torch.cuda
 
 _NO_WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 _NEVER = timedelta(days=365)
@@ -107,7 +109,7 @@ class NcclGroup:
         self._store.wait([f"here/{rank}" for rank in range(member.size)], timedelta(seconds=JOIN_S))
         self._progress = time.monotonic()
         self._group = group
-        self._stream = torch.cuda.Stream(self._device)
+        self._stream = _cuda.Stream(self._device)
         self._on_host = torch.empty((IN_FLIGHT, BUCKET_BYTES), dtype=torch.uint8, pin_memory=True)
         self._on_device = torch.empty_like(self._on_host, device=self._device)
         self._broadcast(torch.zeros(1, dtype=torch.uint8), [(0, 1)], lambda: False)  # connects
@@ -119,7 +121,7 @@ class NcclGroup:
         options = _distributed.BroadcastOptions()
         options.rootRank = 0
         sends = self._member.rank == 0
-        under_way: dict[int, tuple[torch.cuda.Event, int, int]] = {}
+        under_way: dict[int, tuple[Any, int, int]] = {}
 
         def finish(slot: int) -> None:
             if slot not in under_way:
@@ -130,7 +132,7 @@ class NcclGroup:
                 data[begin:end].copy_(self._on_host[slot, : end - begin])
             self._progress = time.monotonic()
 
-        with torch.cuda.stream(self._stream):
+        with _cuda.stream(self._stream):
             for index, (begin, end) in enumerate(buckets):
                 if stops():
                     raise WeightsError("this process is closing")
@@ -143,7 +145,7 @@ class NcclGroup:
                 self._group.broadcast([device], options).wait()  # for the stream, not for us
                 if not sends:
                     host.copy_(device, non_blocking=True)
-                event = torch.cuda.Event()
+                event = _cuda.Event()
                 event.record(self._stream)
                 under_way[slot] = event, begin, end
             for slot in sorted(under_way, key=lambda slot: under_way[slot][1]):

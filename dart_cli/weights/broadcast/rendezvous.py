@@ -33,7 +33,8 @@ MOST_KEYS = 4096
 MOST_KEY_CHARS = 256
 MOST_VALUE_BYTES = 64 * 2**10
 
-_Store: Any = torch.distributed.Store  # its stub is incomplete
+_distributed: Any = torch.distributed  # whose type stubs lack most of what is used here
+_Store: Any = _distributed.Store
 
 
 class Rendezvous:
