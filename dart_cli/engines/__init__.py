@@ -10,6 +10,7 @@ transformers_engine  the engine over transformers; its parts:
 batch                the running batch, and when requests join it
 kv_cache             keys and values of the batch's rows
 prefix_cache         keys and values of prompts served before
+prefix_window        what of these caches a change of weights leaves in place
 features             cache of the vision tower's output
 sampling             logits -> tokens with their log-probabilities and entropies
 inverse_cdf          the draw itself, which vLLM's worker uses too

@@ -140,7 +140,7 @@ class RunningBatch:
         token_bytes = kv_bytes_per_token(policy.model)
         self._most_tokens = max(1, cache_bytes // token_bytes)
         self._prefixes = PrefixCache(policy.model, prefix_bytes, token_bytes)
-        self._weights = 0  # how often they have changed
+        self._weights = 0  # how often what older ones computed was forgotten
 
     def fitting(self, waiting: Iterable[ActiveRequest], slots: int) -> int:
         """How many of the waiting requests, from the first, fit into `slots` and the cache."""
@@ -154,7 +154,7 @@ class RunningBatch:
         return rows - len(self.jobs)
 
     def forget(self) -> None:
-        """The weights have changed: what the old ones computed serves no request that joins later."""
+        """What was computed up to now serves no request that joins later: the weights have changed."""
         self._weights += 1
         self._prefixes.clear()
 

@@ -11,7 +11,8 @@ by `max_batch` and by the memory of their keys and values; other requests wait i
 Tokens do not depend on the rest of the batch (dart_cli.engines.sampling).
 
 A request that begins like one served before, such as the next step of a trajectory, is prefilled from
-where they differ (dart_cli.engines.prefix_cache). Keys and values of other weights are never taken.
+where they differ (dart_cli.engines.prefix_cache). Keys and values of other weights are never taken, except of
+those up to `max_prefix_staleness` versions older.
 
 A swap keeps the keys and values of the tokens before it, which older weights computed, as vLLM's
 in-flight updates do: no request waits longer than one pass, and nothing is computed twice. Each
@@ -51,6 +52,7 @@ from dart_cli.engines.batch import ActiveRequest, JoinPolicy, RunningBatch
 from dart_cli.engines.completions import CompletionBuilder
 from dart_cli.engines.features import FeatureCache
 from dart_cli.engines.load_meter import LoadMeter
+from dart_cli.engines.prefix_window import NO_VISION, PrefixWindow, vision_digest
 from dart_cli.engines.request_validator import RequestValidator
 from dart_cli.policy.model import LoadedPolicy, weight_tensors
 from dart_cli.policy.weight_set import WeightSet
@@ -65,6 +67,7 @@ class _Swap:
 
     tensors: dict[str, torch.Tensor]
     policy_version: int
+    vision: str | None  # digest of the vision tower
     future: Future[UpdateTiming] = field(default_factory=Future)
     pause_s: float = 0.0
     finish_s: float = 0.0
@@ -77,7 +80,8 @@ class TransformersEngine:
     `load_weights` reads and checks a published set (dart_cli.weights.file.load). `linger_s` is how
     long the idle worker waits for more requests after the first. `cache_bytes` bounds the keys and
     values of the batch (see RunningBatch), `prefix_bytes` those of requests served before (0 keeps none),
-    `feature_bytes` the cached output of the vision tower.
+    `feature_bytes` the cached output of the vision tower. A prompt may go on from keys and values of weights
+    up to `max_prefix_staleness` versions older.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class TransformersEngine:
         cache_bytes: int = 4 * 2**30,
         prefix_bytes: int = 2**30,
         feature_bytes: int = 256 * 2**20,
+        max_prefix_staleness: int = 0,
     ) -> None:
         self.policy = policy
         self._validator = RequestValidator(policy)
@@ -114,6 +119,8 @@ class TransformersEngine:
         self._prefills = 0
         self._finished = 0
         self._features = FeatureCache(feature_bytes)
+        self._window = PrefixWindow(max_prefix_staleness, policy_version)
+        self._vision = None if policy.lora is None else NO_VISION  # digest of what serves
         self._batch = RunningBatch(policy, self._features, cache_bytes, prefix_bytes)
         self._join_policy = JoinPolicy()
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
@@ -192,7 +199,7 @@ class TransformersEngine:
             tensors = await asyncio.to_thread(self._load_weights, source, mine)
         else:
             raise EngineError("this engine was started without load_weights; its weights stay")
-        swap = _Swap(tensors, policy_version)
+        swap = _Swap(tensors, policy_version, await asyncio.to_thread(vision_digest, source))
         with self._changed:
             if self._closing:
                 raise EngineError(CLOSED)
@@ -388,9 +395,11 @@ class TransformersEngine:
         if self.policy.device.type == "cuda":
             torch.cuda.synchronize(self.policy.device)
         placed = time.monotonic()
-        if any("visual." in name for name in mine):  # adapters may leave the vision tower as it is
+        if swap.vision is None or swap.vision != self._vision:
             self._features.clear()
-        self._batch.forget()
+        self._vision = swap.vision
+        if self._window.take(swap.policy_version):
+            self._batch.forget()
         swap.finished = time.monotonic()
         swap.pause_s, swap.finish_s = placed - halted, swap.finished - placed
         swap.tensors.clear()

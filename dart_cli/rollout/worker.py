@@ -224,6 +224,7 @@ def load_model(config: Config) -> Model:
             max_batch=config.rollout.max_batch,
             cache_bytes=config.rollout.kv_cache_mb * 2**20,
             prefix_bytes=config.rollout.prefix_cache_mb * 2**20,
+            max_prefix_staleness=config.rollout.max_prefix_staleness,
         )
     policy.images.cache_bytes = config.rollout.image_cache_mb * 2**20
     renderer = make_renderer(policy, config.policy)
@@ -249,6 +250,7 @@ def _load_vllm(config: Config) -> tuple[LoadedPolicy, Engine]:
         max_batch=config.rollout.max_batch,
         deadline_s=config.rollout.deadline_s,
         versions=config.data.max_staleness + 1,
+        max_prefix_staleness=config.rollout.max_prefix_staleness,
     )
     return policy, engine
 

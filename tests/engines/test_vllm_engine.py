@@ -24,6 +24,7 @@ from bus.errors import EngineError, WeightsError
 from bus.messages import SampledTokens, VersionSpan
 from dart_cli.config.schema import VllmConfig
 from dart_cli.engines.base import GenerateRequest, Generation
+from dart_cli.engines.prefix_window import PrefixWindow
 from dart_cli.evaluation.in_process import take_weights
 from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.weights.file import FileChannel, load, publish
@@ -384,6 +385,78 @@ def test_kept_keys_and_values_reach_no_completion_of_one_version(
     ]
     assert len(pure) >= MAX_BATCH // 2
     assert errors(policy, *map(list, zip(*pure, strict=True)), versions) < EXACT
+
+
+def test_a_request_that_reaches_vllm_after_its_end_leaves_no_token_of_mixed_weights(
+    endless: Served, policy: LoadedPolicy, ask: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if its way to vLLM had taken longer than the abort's: it runs on, by keys of both versions."""
+    engine = endless.engine
+    abort, lost = engine._llm.abort, []
+
+    async def first_is_lost(names: list[str]) -> None:
+        if not lost:
+            lost.extend(names)
+        else:
+            await abort(names)
+
+    monkeypatch.setattr(engine._llm, "abort", first_is_lost)
+    requests, generations, versions = taken_in_flight(endless, policy, ask, updates=1)
+    assert len(lost) == MAX_BATCH
+    assert {len(generation.sampled.token_ids) for generation in generations} == {60}
+    assert errors(policy, requests, generations, versions) < EXACT
+
+
+def cached_of(served: Served, request: GenerateRequest) -> tuple[int, Generation]:
+    """Tokens of the prompt that vLLM had computed before, and the completion."""
+    before = served.engine.gauges()["cached_tokens"]
+    [generation] = served.run(served.generate(request))
+    return int(served.engine.gauges()["cached_tokens"] - before), generation
+
+
+def test_prefixes_serve_later_weights_as_far_as_they_may_and_no_further(
+    served: Served, policy: LoadedPolicy, ask: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = served.engine
+    monkeypatch.setattr(engine, "_window", PrefixWindow(1, engine.policy_version))
+    engine._window.number = 1_000_000  # no prefix of another test is found
+    versions, request = at(served, *random_versions(policy, 3)), ask(91, past_images=2)
+    found = [cached_of(served, request)]
+    for number in (len(versions) - 2, len(versions) - 1):
+        path = publish(versions[number], served.published, number).path
+        served.run(engine.update_weights(path, number))
+        found.append(cached_of(served, request))
+    (first, _), (second, mixed), (third, fresh) = found
+    assert first == third == 0
+    assert second > len(request.prompt_token_ids) // 2
+    assert errors(policy, [request], [mixed], versions) > EXACT
+    assert errors(policy, [request], [fresh], versions) < EXACT
+
+
+def test_screens_and_their_features_stay_in_vllm_while_the_vision_tower_does(
+    served: Served, policy: LoadedPolicy, ask: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, request = served.engine, ask(92, past_images=1)
+    images = engine._validator.prepare(request)
+    text = {n: t if "visual." in n else t * 1.1 for n, t in served.start.items()}
+    vision = {n: t * 1.1 if "visual." in n else t for n, t in text.items()}
+    resets: list[bool] = []
+    reset = engine._llm.reset_encoder_cache
+
+    async def counted() -> None:
+        resets.append(True)
+        await reset()
+
+    monkeypatch.setattr(engine._llm, "reset_encoder_cache", counted)
+    for weights, expected in ((served.start, None), (text, 0), (vision, 1), (vision, 0)):
+        resets.clear()
+        served.run(served.take(weights))
+        if expected is not None:
+            assert len(resets) == expected
+            prompt = engine._input(request.prompt_token_ids, images)
+            assert all(item is None for item in prompt["mm_kwargs"]["image"])
+        generations = served.run(served.generate(request))
+        assert errors(policy, [request], generations, at(served, weights)) < EXACT
 
 
 def test_bad_sets_are_refused_while_the_old_weights_go_on_serving(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bus.errors import WeightsError
-from dart_cli.engines.vllm.engine import _open_files
+from dart_cli.engines.vllm.set_files import open_files
 from dart_cli.engines.vllm.start import _cause, _environment, _visible
 
 
@@ -59,10 +59,10 @@ def test_vllms_processes_see_one_gpu_and_this_one_sees_all_afterwards(
 
 def test_a_delta_alone_is_refused_though_its_frozen_tensors_are_there(tmp_path: Path) -> None:
     (tmp_path / "frozen.safetensors").write_bytes(b"frozen")
-    with pytest.raises(WeightsError, match="vLLM reads whole sets"), _open_files(tmp_path):
+    with pytest.raises(WeightsError, match="vLLM reads whole sets"), open_files(tmp_path):
         pass
     (tmp_path / "model.safetensors").write_bytes(b"model")
-    with _open_files(tmp_path) as files:
+    with open_files(tmp_path) as files:
         for name in ("frozen.safetensors", "model.safetensors"):
             (tmp_path / name).unlink()
         assert sorted(Path(file).read_bytes() for file in files) == [b"frozen", b"model"]
@@ -71,6 +71,6 @@ def test_a_delta_alone_is_refused_though_its_frozen_tensors_are_there(tmp_path: 
 def test_a_set_that_has_gone_is_an_error_and_no_empty_update(tmp_path: Path) -> None:
     with (
         pytest.raises(WeightsError, match="removed while it was read"),
-        _open_files(tmp_path / "gone"),
+        open_files(tmp_path / "gone"),
     ):
         pass

@@ -47,6 +47,12 @@ class RolloutConfig(Section):
     """`transformers`: MiB beside `kv_cache_mb` for the keys and values of earlier requests, with which
     a request that begins like one of them is not computed from its start; 0 for none."""
 
+    max_prefix_staleness: int = Field(default=0, ge=0, le=64)
+    """Versions. How much older than the weights that serve the keys and values of a prompt's beginning may be:
+    with 0 each publication computes the prompts of all running episodes again. With k they are computed again
+    at every (k + 1)-th: what is drawn meanwhile attends to older keys and values, so its log-probabilities are
+    not those of one version, and the trainer's importance ratios carry the difference."""
+
     image_cache_mb: Megabytes = 256
     """MiB for decoded screens, cut as the model reads them: 2.7 for one of 1280x720, 6.0 for 1920x1080.
     A step shows past screens again, so there should be room for those of the episodes in play."""

@@ -2,6 +2,7 @@
 
 engine     VllmEngine: requests in, exact samples out, weights taken in flight
 start      parts, platform and arguments of vLLM; errors before the first request
+set_files  the files of a weight set, held open while it is taken
 slots      slots of vLLM's batch, and the queue for them
 prompts    a request in vLLM's types, and its outputs in ours
 adapters   versions of adapters that are served beside the weights

@@ -3,16 +3,19 @@
     generate        at most `max_batch` requests are in vLLM, the others wait here in order of arrival
     sampling        in vLLM's worker, by the request's seed (sampler.py), whatever else is in the
                     batch, however often it was suspended and whichever engine began it
-    update_weights  checks the set, then: pause (keep), four phases of vLLM's transfer, resume
+    update_weights  checks the set, then: halt, four phases of vLLM's transfer, resume
     interrupt       aborts the requests in vLLM; each returns the tokens it has
 
-`vllm.kv_cache` chooses the effect of an update on running requests. With "recompute" their keys and
-values are computed again by the new weights, so the numbers of every token are those of a fresh
-forward pass of the version its span names. With "keep" nothing is computed again: later tokens
+`vllm.kv_cache` chooses the effect of an update on running requests. With "recompute" they leave vLLM with
+the tokens that they have and go on in it under the new weights, so the numbers of every token are those
+of a fresh forward pass of the version its span names. With "keep" nothing is computed again: later tokens
 attend to keys and values of older weights, and their numbers are those of that mixture, as in the
 transformers engine; a request without a token is started again, so that a completion of one version
-is of that version alone. Cached image features are dropped either way, and only requests of one
-version share prefixes (cache_salt).
+is of that version alone.
+
+Nothing is flushed: prefixes of older versions are no longer found (cache_salt), except within
+`max_prefix_staleness` versions, and make room as vLLM needs it. Screens that vLLM has stay, and features of
+them do where the vision tower is the same, byte for byte.
 
 Adapters of low rank are served beside the weights (adapters.py), where nothing halts and a request
 ends under the version that it began with; or, with `vllm.lora = "merged"`, each version is added to
@@ -26,10 +29,8 @@ the whole vocabulary.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,9 +49,11 @@ from dart_cli.engines.base import (
 )
 from dart_cli.engines.completions import CompletionBuilder
 from dart_cli.engines.load_meter import LoadMeter
+from dart_cli.engines.prefix_window import NO_VISION, PrefixWindow, vision_digest
 from dart_cli.engines.request_validator import RequestValidator
 from dart_cli.engines.vllm import SECTION
 from dart_cli.engines.vllm.adapters import LEAST_SLOTS, AdapterVersions
+from dart_cli.engines.vllm.set_files import open_files
 from dart_cli.engines.vllm.slots import BatchSlots
 from dart_cli.engines.vllm.start import SEE_LOG, root_cause, start
 from dart_cli.policy.images import PreparedImage
@@ -71,12 +74,10 @@ CLOSE_DEADLINE_S = 20.0
 
 TRIES = 3
 """How often a request is sent to vLLM if its image cache does not match ours."""
-WHOLE = "model.safetensors"
-"""The file of a whole set in its directory (dart_cli/weights/manifest.py)."""
 DIED = f"vLLM's processes have died; {SEE_LOG}"
 
 _MOVED = "moved"
-"""Why a request left vLLM that goes on under newer adapters."""
+"""Why a request left vLLM that goes on under newer weights or adapters."""
 _STOPS: dict[str, CompletionStop] = {"stop": "end", "length": "length", "abort": "suspended"}
 
 
@@ -85,7 +86,8 @@ class VllmEngine:
 
     `policy` needs no weights, vLLM loads its own. `load_weights` checks a published set
     (dart_cli.weights.file.load). A request in vLLM for longer than `deadline_s` is an error. Of
-    adapters that are served beside the weights, `versions` can be in use at once (at least two).
+    adapters that are served beside the weights, `versions` can be in use at once (at least two). A prompt
+    may go on from keys and values of weights up to `max_prefix_staleness` versions older.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class VllmEngine:
         max_waiting: int = 4096,
         deadline_s: float = 600.0,
         versions: int = 1,
+        max_prefix_staleness: int = 0,
     ) -> None:
         """Starts vLLM's processes, which takes up to a minute. Raises MissingPartError, EngineError."""
         self.policy = policy
@@ -119,7 +122,7 @@ class VllmEngine:
         self._running: dict[str, OutputCollector] = {}  # by vLLM's request id
         self._interrupted: set[str] = set()
         self._recalled: set[str] = set()  # to be started again: they had no token at an update
-        self._takes_requests = asyncio.Event()  # cleared while weights are updated and caches kept
+        self._takes_requests = asyncio.Event()  # cleared while weights are updated
         self._takes_requests.set()
         self._interruptions = 0
         self._aborting: set[asyncio.Task[None]] = set()
@@ -138,7 +141,9 @@ class VllmEngine:
         if policy.lora is not None:
             self._base = base_of(policy.folder, policy.lora)
         self._adapters: AdapterVersions | None = None
-        self._moved: set[str] = set()  # to go on under the newest adapters
+        self._moved: set[str] = set()  # to go on under the newest weights or adapters
+        self._window = PrefixWindow(max_prefix_staleness, policy_version)
+        self._vision = None if policy.lora is None else NO_VISION  # digest of what serves
         slots = 0
         if policy.lora is not None and self._config.lora == "adapters":
             slots = max(LEAST_SLOTS, versions)
@@ -241,11 +246,12 @@ class VllmEngine:
         lora = adapters.begin(version, name) if adapters else None
         try:
             async for output in self._llm.generate(prompt, params, name, lora_request=lora):
-                if not drawn.token_ids and output.outputs[0].token_ids:
-                    self._prompt_tokens += len(prompt["prompt_token_ids"])
-                    self._cached_tokens += output.num_cached_tokens or 0
-                drawn.add(output.outputs[0])
-                if name in self._interrupted and not drawn.finish:
+                if adapters or name not in self._moved:  # else drawn again, under newer weights
+                    if not drawn.token_ids and output.outputs[0].token_ids:
+                        self._prompt_tokens += len(prompt["prompt_token_ids"])
+                        self._cached_tokens += output.num_cached_tokens or 0
+                    drawn.add(output.outputs[0])
+                if name in self._interrupted and not output.finished:
                     await self._llm.abort(name)  # it was on its way to vLLM at the interruption
         except Exception as error:
             if self._llm.errored:
@@ -262,9 +268,9 @@ class VllmEngine:
             self._moved.discard(name)
             if adapters:
                 await adapters.end(version, name)
-        if adapters:
+        if adapters or is_moved:
             drawn.versions = [version] * len(drawn.token_ids)
-            if is_moved and drawn.finish == "abort":
+            if not adapters or (is_moved and drawn.finish == "abort"):
                 drawn.finish = _MOVED
         return None if is_recalled else drawn
 
@@ -277,7 +283,7 @@ class VllmEngine:
         from dart_cli.engines.vllm.prompts import engine_input, sent_items
 
         items = sent_items(self._llm.input_processor, images)
-        salt = str(self._version)
+        salt = f"{self._window.number}" if self._adapters is None else f"v{self._version}"
         return engine_input(token_ids, images, items, self.policy.image_token_id, salt)
 
     async def _label(self) -> None:
@@ -305,8 +311,9 @@ class VllmEngine:
     def gauges(self) -> dict[str, float]:
         """Load: in_flight, waiting; counts since the start; LoadMeter's.
 
-        The counts: tokens, finished, and prompt_tokens = prefilled_tokens + cached_tokens. A prompt
-        that vLLM computes again, for new weights or for lack of memory, counts once.
+        The counts: tokens, finished, and prompt_tokens = prefilled_tokens + cached_tokens. A request
+        that goes on under new weights counts again, with its tokens so far; one that vLLM computes again
+        for lack of memory, once.
         """
         return {
             "in_flight": float(self._slots.in_use),
@@ -354,7 +361,8 @@ class VllmEngine:
             timing = await asyncio.shield(adding)
             return replace(timing, transfer_s=timing.transfer_s + read_s)
         # Once started it continues, even if the caller is cancelled.
-        swap = asyncio.create_task(self._swap(directory_of(source), policy_version))
+        vision = await asyncio.to_thread(vision_digest, source)
+        swap = asyncio.create_task(self._swap(directory_of(source), policy_version, vision))
         return replace(await asyncio.shield(swap), transfer_s=read_s)
 
     async def _add(
@@ -387,12 +395,12 @@ class VllmEngine:
         self._version = policy_version
         return UpdateTiming(write_s, halt_s, 0.0, 0.0)
 
-    async def _swap(self, directory: Path, policy_version: int) -> UpdateTiming:
+    async def _swap(self, directory: Path, policy_version: int, vision: str | None) -> UpdateTiming:
         """Put the tensors of a checked set in place, or raise EngineGoneError and close."""
         try:
-            with _open_files(directory) as files:
+            with open_files(directory) as files:
                 async with asyncio.timeout(UPDATE_DEADLINE_S), self._label_lock:
-                    return await self._take(files, policy_version)
+                    return await self._take(files, policy_version, vision)
         except WeightsError:
             raise
         except Exception as error:
@@ -405,32 +413,43 @@ class VllmEngine:
         finally:
             self._updating = False
 
-    async def _take(self, files: list[str], policy_version: int) -> UpdateTiming:
+    async def _take(
+        self, files: list[str], policy_version: int, vision: str | None
+    ) -> UpdateTiming:
         """Halt, run the four phases of vLLM's weight transfer, resume."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-        recompute = self._config.kv_cache == "recompute"
         llm = self._llm
         halted = time.monotonic()
         self._meter.halt()
-        if not recompute:
-            self._takes_requests.clear()
-        # Explicit, since vLLM clears its caches by default.
-        await llm.pause_generation(mode="keep", clear_cache=recompute)
+        self._takes_requests.clear()
+        # Explicit, since vLLM clears its caches by default, that of screens among them.
+        await llm.pause_generation(mode="keep", clear_cache=False)
+        if self._config.kv_cache == "recompute":
+            await self._move()
         await llm.start_weight_update()
         update = {"files": files} | self._base
         await llm.update_weights(WeightTransferUpdateRequest(update))
         await llm.finish_weight_update(weight_version=str(policy_version))
         placed = time.monotonic()
-        if not recompute:
+        if vision is None or vision != self._vision:
             await llm.reset_encoder_cache()  # its keys are images, without the version
+        if self._config.kv_cache == "keep":
             self._recall()
         finished = time.monotonic()
-        self._version, self._labelled = policy_version, True
+        self._version, self._labelled, self._vision = policy_version, True, vision
+        self._window.take(policy_version)
         self._takes_requests.set()
         await llm.resume_generation()
         self._meter.go()
         return UpdateTiming(0.0, placed - halted, finished - placed, time.monotonic() - finished)
+
+    async def _move(self) -> None:
+        """Let the running requests leave vLLM: they go on with the tokens they have, under new weights."""
+        names = list(self._running)
+        self._moved.update(names)
+        self._interrupted.update(names)
+        await self._llm.abort(names)
 
     def _recall(self) -> None:
         """Abort and restart requests without a token: their keys and values may be of older weights."""
@@ -467,27 +486,3 @@ def _end_context(resources: Any) -> None:
     sockets = [getattr(resources, name) for name in vars(resources) if name.endswith("_socket")]
     if all(socket is None or socket.closed for socket in sockets):  # else it would wait for them
         resources.ctx.term()
-
-
-@contextlib.contextmanager
-def _open_files(directory: Path) -> Iterator[list[str]]:
-    """Paths to a set's open files for other processes of this user, valid if the set is removed.
-
-    The trainer removes old versions without knowing which one a worker reads. Raises WeightsError
-    for a version that is there as a delta alone.
-    """
-    if directory.is_dir() and not os.path.lexists(directory / WHOLE):
-        raise WeightsError(
-            f"{directory} holds only what changed since the version before, and vLLM reads whole "
-            "sets: take a version that has model.safetensors"
-        )
-    with contextlib.ExitStack() as stack:
-        try:
-            handles = [
-                stack.enter_context(file.open("rb")) for file in directory.glob("*.safetensors")
-            ]
-        except OSError as error:
-            raise WeightsError(f"{directory}: removed while it was read ({error})") from None
-        if not handles:
-            raise WeightsError(f"{directory}: removed while it was read")
-        yield [f"/proc/{os.getpid()}/fd/{handle.fileno()}" for handle in handles]

@@ -1,0 +1,137 @@
+"""Which keys, values and features an engine keeps when its weights change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dart_cli.engines import features
+from dart_cli.engines.base import GenerateRequest
+from dart_cli.engines.prefix_window import NO_VISION, PrefixWindow, vision_digest
+from dart_cli.engines.transformers_engine import TransformersEngine
+from dart_cli.policy.model import LoadedPolicy
+from dart_cli.weights.file import load, publish
+from tests.engines.exact import Weights, largest_error, random_versions
+
+Asker = Callable[..., GenerateRequest]
+EXACT = 1e-4  # nats
+
+
+@given(most=st.integers(0, 4), steps=st.lists(st.integers(-2, 4), max_size=30))
+def test_versions_of_one_window_are_at_most_so_many_apart(most: int, steps: list[int]) -> None:
+    version = 5
+    window = PrefixWindow(most, version)
+    held = {0: {version}}
+    for step in steps:
+        version = max(0, version + step)
+        before = window.number
+        assert window.take(version) == (window.number != before)
+        held.setdefault(window.number, set()).add(version)
+    assert all(max(each) - min(each) <= most for each in held.values())
+    if not most:
+        assert window.number == len(steps)
+
+
+def test_versions_after_one_another_share_a_window() -> None:
+    window = PrefixWindow(2, 0)
+    assert [window.take(version) for version in range(1, 7)] == [
+        *(False, False, True),
+        *(False, False, True),
+    ]
+
+
+def test_a_digest_of_the_vision_tower_changes_with_it_alone(
+    policy: LoadedPolicy, tmp_path: Path
+) -> None:
+    [start] = random_versions(policy, 1)
+    vision = next(name for name in start if "visual." in name)
+    text = next(name for name in start if "visual." not in name)
+    changes: list[Weights] = [{}, {text: start[text] + 1}, {vision: start[vision] + 1}]
+    found = [
+        vision_digest(publish(start | change, tmp_path, number).path)
+        for number, change in enumerate(changes)
+    ]
+    assert found[0] == found[1] != found[2]
+    assert vision_digest(publish({text: start[text]}, tmp_path, 7).path) == NO_VISION
+    assert vision_digest(tmp_path / "absent") is None
+
+
+def prefilled(engine: TransformersEngine) -> int:
+    return int(engine.gauges()["prefilled_tokens"])
+
+
+def test_a_prompt_that_goes_on_from_older_weights_has_numbers_of_both(
+    policy: LoadedPolicy, ask: Asker, tmp_path: Path
+) -> None:
+    versions = random_versions(policy, 3)
+    paths = [publish(each, tmp_path, number).path for number, each in enumerate(versions)]
+    request = ask(1, past_images=2)
+    length = len(request.prompt_token_ids)
+
+    async def played() -> list[tuple[int, Any]]:
+        engine = TransformersEngine(policy, load_weights=load, max_prefix_staleness=1)
+        found = []
+        try:
+            for number in range(3):
+                if number:
+                    await engine.update_weights(paths[number], number)
+                before = prefilled(engine)
+                generation = await engine.generate(request)
+                found.append((prefilled(engine) - before, generation))
+        finally:
+            await engine.close()
+        return found
+
+    (first, _), (second, mixed), (third, fresh) = asyncio.run(played())
+    assert (first, third) == (length, length)
+    assert second < length // 4
+    assert largest_error(policy, request, mixed, versions) > EXACT
+    assert largest_error(policy, request, fresh, versions) < EXACT
+
+
+@pytest.mark.parametrize("changes", [True, False])
+def test_features_of_screens_stay_while_the_vision_tower_does(
+    policy: LoadedPolicy,
+    ask: Asker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    changes: bool,
+) -> None:
+    [start] = random_versions(policy, 1)
+    moved = {
+        name: tensor * 1.2 if changes or "visual." not in name else tensor
+        for name, tensor in start.items()
+    }
+    versions = [start, moved]
+    paths = [publish(each, tmp_path, number).path for number, each in enumerate(versions)]
+    request = ask(1, past_images=2)
+    encoded: list[int] = []
+    original = features.image_features
+
+    def counted(model: torch.nn.Module, images: Any) -> Any:
+        encoded.append(len(images))
+        return original(model, images)
+
+    monkeypatch.setattr(features, "image_features", counted)
+
+    async def played() -> Any:
+        engine = TransformersEngine(policy, load_weights=load)
+        try:
+            await engine.update_weights(paths[0], 0)
+            await engine.generate(request)
+            await engine.update_weights(paths[1], 1)
+            return await engine.generate(request)
+        finally:
+            await engine.close()
+
+    generation = asyncio.run(played())
+    assert sum(encoded) == (6 if changes else 3)
+    assert largest_error(policy, request, generation, versions) < EXACT
