@@ -191,11 +191,9 @@ async def play(
                 first = number * arguments.running % arguments.episodes
                 order = [*episodes[first:], *episodes[:first]]
                 running, between = order[: arguments.running], order[arguments.running :]
-                drawn = engine.gauges()["tokens"]
+                goal = engine.gauges()["tokens"] + LONG * len(running) // 4
                 flying = asyncio.create_task(turns(engine, way, running, LONG))
-                await until(
-                    lambda goal=drawn + LONG * len(running) // 4: engine.gauges()["tokens"] >= goal
-                )
+                await until(lambda goal=goal: engine.gauges()["tokens"] >= goal)
                 if name != "none":
                     await engine.update_weights(path, number)
                 if name == "flush":

@@ -246,12 +246,13 @@ class VllmEngine:
         lora = adapters.begin(version, name) if adapters else None
         try:
             async for output in self._llm.generate(prompt, params, name, lora_request=lora):
+                part = output.outputs[0]
                 if adapters or name not in self._moved:  # else drawn again, under newer weights
-                    if not drawn.token_ids and output.outputs[0].token_ids:
+                    if not drawn.token_ids and part.token_ids:
                         self._prompt_tokens += len(prompt["prompt_token_ids"])
                         self._cached_tokens += output.num_cached_tokens or 0
-                    drawn.add(output.outputs[0])
-                if name in self._interrupted and not output.finished:
+                    drawn.add(part)
+                if name in self._interrupted and part.finish_reason is None:
                     await self._llm.abort(name)  # it was on its way to vLLM at the interruption
         except Exception as error:
             if self._llm.errored:
