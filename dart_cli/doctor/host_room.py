@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dart_cli.config.schema import Config
+from dart_cli.config.screens import image_cache_bytes, vllm_image_cache_gb
 from dart_cli.doctor.episode_tokens import EpisodeForm
 from dart_cli.doctor.shape import Shape
 from dart_cli.doctor.trainer_memory import (
@@ -40,8 +41,6 @@ PROCESS = 1_500_000_000
 """Bytes of main memory of a process with torch: an assumption."""
 GUEST = 6_000_000_000
 """Bytes of main memory of one of OSWorld's machines: 4 GB, and 2 beside."""
-MM_CACHE = 4
-"""GiB that vLLM's cache of prepared screens takes where `vllm.options` does not say."""
 SCREEN_BYTES = 0.39
 """Bytes of a pixel of a desktop's PNG: 0.8 MB for 1920x1080."""
 
@@ -169,10 +168,8 @@ def _of_trainer(
 
 
 def _of_engines(config: Config) -> list[HostPart]:
-    rollouts, each, cache = max(1, config.up.rollouts), 1, config.rollout.image_cache_mb * MIB
+    rollouts, each, cache = max(1, config.up.rollouts), 1, screen_caches(config)
     if config.rollout.engine == "vllm":
-        given = config.vllm.options.get("mm_processor_cache_gb", MM_CACHE)
-        cache += int((given if isinstance(given, int | float) else MM_CACHE) * GIB)
         # Its core is a process of its own, and so is each part of a shared model.
         shared = config.vllm.tensor_parallel
         each = 2 + (shared if shared > 1 else 0)
@@ -180,6 +177,14 @@ def _of_engines(config: Config) -> list[HostPart]:
         HostPart("rollout", "screens' caches", rollouts * cache),
         HostPart("rollout", PROCESSES, rollouts * each * PROCESS),
     ]
+
+
+def screen_caches(config: Config) -> int:
+    """Bytes of screens that one engine keeps: the worker's, and vLLM's."""
+    cache = image_cache_bytes(config)
+    if config.rollout.engine == "vllm":
+        cache += int(vllm_image_cache_gb(config) * GIB)
+    return cache
 
 
 def _of_environments(config: Config) -> list[HostPart]:

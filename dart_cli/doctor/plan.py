@@ -3,7 +3,6 @@
 Plan        all of it, for a trainer rank, an engine and the host
 make_plan   from the configuration, the model's config.json and preprocessor, and a kind of GPU
 held_form   the episode that prompts, chains and seconds are reckoned with
-screen_of   the pixels of a screen, where the configuration names them
 
 Pure: nothing is measured here but what the caller gives. The formulas are in trainer_memory.py,
 host_room.py, episode_tokens.py and speeds.py; docs/hardware.md has tables of them, and what they do not
@@ -12,7 +11,6 @@ know.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +20,7 @@ from dart_cli.config.adapters import adapter_count
 from dart_cli.config.architecture import expected_tensors
 from dart_cli.config.model_files import Screens
 from dart_cli.config.schema import MODEL_ENGINES, Config
+from dart_cli.config.screens import SCREEN, screen_of
 from dart_cli.doctor.episode_tokens import EpisodeForm, EpisodeTokens, episode_tokens
 from dart_cli.doctor.host_room import HostPlan, host_plan
 from dart_cli.doctor.shape import Shape, shape_of
@@ -50,10 +49,6 @@ PAST_TURN = 100
 """Tokens of a completion, as most are shorter than the longest: an assumption."""
 STEPS = 30
 """Steps of an episode where the tasks cannot be listed: DART's."""
-SCREEN = (1920, 1080)
-"""Pixels, where neither the options nor the suite name a size."""
-MOST_SIDE = 16_384
-"""Pixels of a screen's side; more is a typing mistake."""
 ENGINE_PASSING = 4_000_000_000
 """Bytes of vLLM's activations and CUDA graphs: an assumption."""
 STEP_S = 1.0
@@ -185,25 +180,6 @@ def make_plan(
         positions=_positions(config, tree),
         episodes=config.data.group_size * config.data.groups_per_batch,
     )
-
-
-def screen_of(config: Config) -> tuple[int, int] | None:
-    """Width and height of the suite's screens, where its options name them in numbers.
-
-    Raises ConfigError for numbers that no screen has.
-    """
-    size = config.env.options.get("size")
-    if isinstance(size, str):
-        match = re.fullmatch(r"\s*(-?\d+)\s*[xX]\s*(-?\d+)\s*", size)
-        size = [int(match[1]), int(match[2])] if match else None
-    if not isinstance(size, list | tuple) or [type(each) for each in size] != [int, int]:
-        return None  # a word of the suite's own, or none
-    if not all(1 <= each <= MOST_SIDE for each in size):
-        raise ConfigError(
-            f"env.options.size must be WIDTHxHEIGHT of 1 to {MOST_SIDE} pixels, got "
-            f"{size[0]}x{size[1]}; name the size of the suite's screens"
-        )
-    return size[0], size[1]
 
 
 def _positions(config: Config, tree: Mapping[str, Any]) -> int:

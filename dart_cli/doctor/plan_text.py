@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from dart_cli.config.schema import Config
+from dart_cli.config.screens import screens_in_play
 from dart_cli.doctor.fit import together_at_most
-from dart_cli.doctor.host_room import HostPart
+from dart_cli.doctor.host_room import HostPart, screen_caches
 from dart_cli.doctor.plan import HEADER, Plan
 from dart_cli.doctor.room import Room, gb
 from dart_cli.doctor.speeds import ASSUMED
@@ -120,6 +121,7 @@ def _engine(plan: Plan, config: Config, room: Room, role: Role | None) -> str:
         f"{gb(engine.cache)}, room for {engine.prompts:.1f} prompts of {plan.longest} tokens, "
         f"at most {together_at_most(config)} are there at once"
     )
+    text += f"; {gb(screen_caches(config))} of main memory for the {screens_in_play(config)} screens in play"
     if plan.positions >= plan.longest:
         past = plan.past
         left = plan.positions - plan.longest + past * plan.form.completion

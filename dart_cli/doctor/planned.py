@@ -8,7 +8,6 @@ planned         the plan, the room for it, and where its steps come from
 
 from __future__ import annotations
 
-import inspect
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -19,15 +18,15 @@ from bus.errors import ConfigError, DartError, ModelError
 from dart_cli.config.model_files import read_json, screens
 from dart_cli.config.models import BUILTIN, MODEL_TYPES, model_folder
 from dart_cli.config.schema import MODEL_ENGINES, Config, GpusConfig
+from dart_cli.config.screens import screen_of, screen_of_suite
 from dart_cli.config.task_split import training_tasks
 from dart_cli.doctor.findings import Finding, error, ok, warning
 from dart_cli.doctor.fit import Misfit, cautions, misfits
 from dart_cli.doctor.machine import gpu_kinds, main_memory
-from dart_cli.doctor.plan import STEPS, Plan, make_plan, screen_of
+from dart_cli.doctor.plan import STEPS, Plan, make_plan
 from dart_cli.doctor.plan_text import plan_lines
 from dart_cli.doctor.room import Room
 from dart_cli.doctor.speeds import H100
-from envs.registry import load_suite
 
 if TYPE_CHECKING:
     from bus.messages import Role
@@ -148,7 +147,7 @@ def planned(config: Config, steps: int | None = None) -> Planned | None:
         )
     room = _room(config)
     average, most, steps_from = _steps(config, steps)
-    screen = screen_of(config) or _screen_of_suite(config)
+    screen = screen_of(config) or screen_of_suite(config)
     found = make_plan(
         config, tree, screens(folder), room.gpu, steps=average, most_steps=most, screen=screen
     )
@@ -166,22 +165,6 @@ def _steps(config: Config, asked: int | None) -> tuple[float, int, str]:
     if not limits:
         return STEPS, STEPS, "assumed: the tasks cannot be listed"
     return sum(limits) / len(limits), max(limits), "the tasks' limits, on average"
-
-
-def _screen_of_suite(config: Config) -> tuple[int, int] | None:
-    """The pixels of the suite's screens where its options name none."""
-    try:
-        given = inspect.signature(load_suite(config.env.suite).make_env).parameters.get("size")
-    except (DartError, ValueError):
-        return None
-    if given is None or given.default is inspect.Parameter.empty:
-        return None
-    options = {"size": list(given.default) if isinstance(given.default, tuple) else given.default}
-    env = config.env.model_copy(update={"options": options})
-    try:
-        return screen_of(config.model_copy(update={"env": env}))
-    except ConfigError:
-        return None
 
 
 def _room(config: Config) -> Room:

@@ -37,6 +37,7 @@ from bus.replier import Replier
 from bus.requester import Requester
 from dart_cli.config.endpoints import own_address, run_curve, run_endpoints
 from dart_cli.config.schema import MODEL_ENGINES, Config
+from dart_cli.config.screens import image_cache_bytes, vllm_image_cache_gb
 from dart_cli.engines.base import Engine, PromptEncoder, Responder
 from dart_cli.rollout.receivers import receiving
 from dart_cli.rollout.sync import WeightSync
@@ -226,7 +227,7 @@ def load_model(config: Config) -> Model:
             prefix_bytes=config.rollout.prefix_cache_mb * 2**20,
             max_prefix_staleness=config.rollout.max_prefix_staleness,
         )
-    policy.images.cache_bytes = config.rollout.image_cache_mb * 2**20
+    policy.images.cache_bytes = image_cache_bytes(config)
     renderer = make_renderer(policy, config.policy)
     frame = config.policy.coordinates, resize_of(config.policy)
     return Model(engine, PolicyResponder(policy, engine, renderer, *frame))
@@ -239,9 +240,10 @@ def _load_vllm(config: Config) -> tuple[LoadedPolicy, Engine]:
     from dart_cli.weights.file import load
 
     policy = load_policy(config.model.path, weights=False, lora=config.model.lora)
+    sizes = {"mm_processor_cache_gb": vllm_image_cache_gb(config)}
     engine = VllmEngine(
         policy,
-        config.vllm,
+        config.vllm.model_copy(update={"options": sizes | config.vllm.options}),
         policy_version=-1,
         load_weights=load,
         dtype=config.model.dtype,

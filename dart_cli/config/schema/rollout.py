@@ -53,9 +53,11 @@ class RolloutConfig(Section):
     at every (k + 1)-th: what is drawn meanwhile attends to older keys and values, so its log-probabilities are
     not those of one version, and the trainer's importance ratios carry the difference."""
 
-    image_cache_mb: Megabytes = 256
+    image_cache_mb: int = Field(default=0, ge=0, le=16 * MANY)
     """MiB for decoded screens, cut as the model reads them: 2.7 for one of 1280x720, 6.0 for 1920x1080.
-    A step shows past screens again, so there should be room for those of the episodes in play."""
+    A step shows past screens again; 0 makes room for those of the episodes in play: the slots of `up.envs` over
+    `up.rollouts` engines, `policy.history_images` each. vLLM's own cache (`mm_processor_cache_gb` of
+    `vllm.options`) has the same room."""
 
     device: Device = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
