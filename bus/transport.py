@@ -32,11 +32,12 @@ HIGH_WATER_MARK = 256
 LINGER_S = 2.0
 REQUEST_ID_BYTES = 16
 _UNBIND_S = 1.0
+_NOT_HERE = "set bus.host to an address of the host of `dart data`, and of `dart train` where it broadcasts weights"
 _TCP_CURES = {
     errno.EADDRINUSE: "stop the process that listens there (ss -ltnp), or change bus.port: `dart data` needs that "
-    "port and the two after it",
-    errno.EADDRNOTAVAIL: "set bus.host to an address of the host of `dart data`",
-    errno.ENODEV: "set bus.host to an address of the host of `dart data`",
+    "port and the two after it, `dart train` the third where it broadcasts weights",
+    errno.EADDRNOTAVAIL: _NOT_HERE,
+    errno.ENODEV: _NOT_HERE,
 }
 
 _Socket = TypeVar("_Socket", bound=zmq.Socket[Any])

@@ -101,12 +101,48 @@ def gpu_mistakes(config: Config) -> Iterator[Mistake]:
             f'= "{config.train.device}" is one device, train.ranks = {config.train.ranks} needs as '
             'many; set "cuda", and the GPUs by gpus.train',
         )
+    if config.weights.channel == "nccl":
+        yield from _nccl_mistakes(config)
     if config.train.offload == "optimizer" and config.train.device == "cpu":
         yield Mistake(
             "train.offload",
             '= "optimizer" moves masters and moments to main memory, where train.device = "cpu" has '
             'them already; set "none"',
         )
+
+
+def _nccl_mistakes(config: Config) -> Iterator[Mistake]:
+    """Whether trainer and workers have a GPU each, as far as the configuration alone can say."""
+    key, cure = "weights.channel", 'set "gloo" or "file"'
+    for name, value in (
+        ("train.learner", config.train.learner),
+        ("rollout.engine", config.rollout.engine),
+    ):
+        if value in ("timed", "scripted"):
+            yield Mistake(
+                key, f'= "nccl" goes from GPU to GPU, and {name} = "{value}" has none; {cure}'
+            )
+            return
+    train, rollout = config.train.device, config.rollout.device
+    for name, device in (("train", train), ("rollout", rollout)):
+        if device == "cpu":
+            yield Mistake(key, f'= "nccl" goes from GPU to GPU, and {name}.device = "cpu"; {cure}')
+            return
+    is_alone = (
+        config.bus.transport == "ipc" and VISIBLE not in os.environ
+    )  # one host, its first GPU
+    placed = bool(config.gpus.train and config.gpus.rollout)
+    if is_alone and not placed and (_index(train) == _index(rollout) or config.up.rollouts > 1):
+        yield Mistake(
+            key,
+            '= "nccl" needs a GPU for each process, and trainer and rollout workers would share one; name '
+            f"theirs by gpus.train and gpus.rollout, or {cure}",
+        )
+
+
+def _index(device: str) -> int:
+    """The GPU that a process takes of those it sees."""
+    return int(device.partition(":")[2] or 0)
 
 
 def device_mistakes(config: Config, role: Role | None) -> Iterator[Mistake]:
@@ -118,11 +154,15 @@ def device_mistakes(config: Config, role: Role | None) -> Iterator[Mistake]:
             continue
         if count == 0:
             text = f'= "{device}" but no GPU is visible; set "auto" or "cpu"'
-        elif int(device.partition(":")[2] or 0) >= count:
+        elif _index(device) >= count:
             text = f'= "{device}" but there are only cuda:0 to cuda:{count - 1}'
         else:
             continue
         yield Mistake(f"{section}.device", text)
+    if config.weights.channel == "nccl" and count == 0 and role != "eval":
+        yield Mistake(
+            "weights.channel", '= "nccl" but no GPU is visible; set "gloo", the same over TCP'
+        )
     others = os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ
     if config.gpus.train and role == "train" and others and VISIBLE not in os.environ:
         yield Mistake(

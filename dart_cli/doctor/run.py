@@ -162,7 +162,8 @@ def ports(config: Config) -> Iterator[Finding]:
     if config.bus.transport == "ipc":
         yield ok("sockets", f"ipc, in {config.run.dir / 'sock'}: one host, one user")
         return
-    wanted = range(config.bus.port, config.bus.port + 3)
+    count = 3 if config.weights.channel == "file" else 4  # the last one is the trainer's
+    wanted = range(config.bus.port, config.bus.port + count)
     if pid := holder(config.run.dir):
         yield ok("ports", f"{wanted[0]} to {wanted[-1]} are this run's, process {pid}")
         return

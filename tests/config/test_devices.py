@@ -12,6 +12,8 @@ from dart_cli.config.devices import device_mistakes, gpu_mistakes, gpus_of
 from dart_cli.config.schema import Config
 from dart_cli.runtime.commands import placement
 
+NCCL: dict[str, dict[str, Any]] = {"weights": {"channel": "nccl"}}
+
 
 def config_of(**sections: dict[str, Any]) -> Config:
     """Eight GPUs, four for the ranks, four for two engines of two."""
@@ -57,6 +59,10 @@ def test_a_worker_too_many_is_refused_with_the_cure() -> None:
         ({"train": {"learner": "timed"}}, "train.ranks", "no model to share; set 1"),
         ({"train": {"device": "cuda:1"}}, "train.device", 'set "cuda"'),
         ({"rollout": {"device": "cpu"}}, "rollout.device", 'set "cuda"'),
+        ({**NCCL, "train": {"learner": "timed", "ranks": 4}}, "weights.channel", "timed"),
+        ({**NCCL, "rollout": {"engine": "scripted"}}, "weights.channel", 'set "gloo" or "file"'),
+        ({**NCCL, "train": {"device": "cpu"}}, "weights.channel", 'train.device = "cpu"'),
+        ({**NCCL, "gpus": {"train": [], "rollout": []}}, "weights.channel", "would share one"),
         (
             {"gpus": {"train": []}, "train": {"device": "cpu", "offload": "optimizer"}},
             "train.offload",
@@ -70,6 +76,17 @@ def test_what_cannot_be_is_refused_with_the_cure(
     found = list(gpu_mistakes(config_of(**sections)))
     [text] = [each.text for each in found if each.key == key]
     assert cure in text
+
+
+def test_nccl_is_for_processes_with_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(devices.VISIBLE, raising=False)
+    assert not list(gpu_mistakes(config_of(**NCCL)))
+    apart = {"train": {"ranks": 1}, "rollout": {"device": "cuda:1"}, "up": {"rollouts": 1}}
+    none = {"gpus": {"train": [], "rollout": []}}
+    assert not list(gpu_mistakes(config_of(**NCCL, **apart, **none)))
+    monkeypatch.setattr(devices, "visible_gpus", lambda: 0)
+    found = device_mistakes(config_of(**NCCL, **apart, **none), None)
+    assert "weights.channel" in {each.key for each in found}
 
 
 def test_more_ranks_than_gpus_are_refused_but_under_torchrun(

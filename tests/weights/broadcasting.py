@@ -14,7 +14,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,10 +104,19 @@ def same(mine: Tensors, wanted: Tensors) -> bool:
 
 
 @contextlib.contextmanager
-def process(end: str, *command: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """`command` is put before the interpreter's, e.g. to enter a network namespace."""
+def process(end: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """The end in a process of its own, with a pipe to and from it."""
+    with running("tests.weights.broadcasting", end, json.dumps(options)) as started:
+        yield started
+
+
+@contextlib.contextmanager
+def running(
+    module: str, *arguments: str, enter: Sequence[str] = ()
+) -> Iterator[subprocess.Popen[str]]:
+    """`enter` is put before the interpreter's command, e.g. to enter a network namespace."""
     started = subprocess.Popen(
-        [*command, sys.executable, "-m", "tests.weights.broadcasting", end, json.dumps(options)],
+        [*enter, sys.executable, "-m", module, *arguments],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         stdin=subprocess.PIPE,
@@ -130,8 +139,13 @@ def go_on(started: subprocess.Popen[str]) -> None:
 
 async def line_of(started: subprocess.Popen[str]) -> dict[str, Any]:
     """The next line of its output."""
+    return await asyncio.to_thread(next_line, started)
+
+
+def next_line(started: subprocess.Popen[str]) -> dict[str, Any]:
+    """The same where no event loop runs."""
     assert started.stdout is not None
-    found = json.loads(await asyncio.to_thread(started.stdout.readline))
+    found = json.loads(started.stdout.readline())
     assert isinstance(found, dict)
     return found
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bus.endpoints import TRAIN, Endpoints
+from bus.endpoints import TRAIN, Endpoints, write_key_pair
 from bus.errors import ProtocolError, WeightsError
 from bus.messages import RendezvousRequest, TransferReply, TransferRequest
 from bus.requester import Requester
@@ -28,14 +28,17 @@ from tests.weights.broadcasting import (
     go_on,
     line_of,
     make_channel,
+    next_line,
     of_rank,
     process,
     receiving,
+    running,
     same,
     serving,
     take,
     tensors,
 )
+from tests.weights.two_hosts import ADDRESSES, NotPermittedError, two_hosts
 
 WORKERS = ("rollout-0", "rollout-1", "rollout-2")
 LARGE = 8_000_000
@@ -410,6 +413,45 @@ async def test_closing_ends_a_broadcast_at_its_next_bucket(
             await closing
             assert time.monotonic() - began < groups.JOIN_S
             assert not channel._rounds._thread.is_alive()
+
+
+# --- two hosts ----------------------------------------------------------------------------------
+
+
+def test_a_worker_of_another_host_needs_the_keys_and_no_shared_folder(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    """Two network namespaces; the second sees nothing of the first one's run directory."""
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    write_key_pair(keys / "curve.json")
+    other = tmp_path / "other"
+    other.mkdir(mode=0o700)
+    files = [folder.with_suffix(".toml") for folder in (run_dir, other)]
+    for folder, file in zip((run_dir, other), files, strict=True):
+        text = (
+            f'[run]\ndir = "{folder}"\n[weights]\nchannel = "gloo"\n'
+            f'[bus]\ntransport = "tcp"\nhost = "{ADDRESSES[0]}"\nkeys = "{keys}"\n'
+        )
+        file.write_text(text, encoding="utf-8")
+    module, manifest = "tests.weights.two_hosts", run_dir / "weights/v000000/manifest.json"
+    with contextlib.ExitStack() as stack:
+        try:
+            first, second = stack.enter_context(two_hosts(run_dir))
+        except NotPermittedError as error:
+            pytest.skip(f"no network namespaces here: {error}")
+        trainer = stack.enter_context(running(module, "trainer", str(files[0]), enter=first.enter))
+        worker = stack.enter_context(
+            running(module, "worker", str(files[1]), str(manifest), enter=second.enter)
+        )
+        for version in range(3):
+            assert next_line(trainer) == {"published": version}
+            found = next_line(worker)
+            assert found == {"held": version, "differ": [], "sees": False}
+            assert trainer.stdin is not None
+            trainer.stdin.write("next\n")
+            trainer.stdin.flush()
+    assert manifest.exists()
 
 
 # --- where the bytes go -----------------------------------------------------------------------
