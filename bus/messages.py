@@ -22,7 +22,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from bus.packed import Float64s, Int32s, IntArray, Packed
+from bus.packed import Float64s, Int32s, IntArray, Packed, PromptIds
 from bus.temperatures import MAX_TEMPERATURE, MIN_TEMPERATURE
 
 PROTOCOL_VERSION = 9
@@ -242,7 +242,7 @@ class StepRecord(Request):
     screenshot: bytes  # encoded image before the action
     media_type: str  # e.g. image/png
     image_hashes: list[str]  # [I], the prompt's images; the last is this screenshot's
-    prompt_token_ids: list[int]  # [P]
+    prompt_token_ids: PromptIds  # [P]
     sampled: SampledTokens
     worker: str  # the rollout worker that finished the completion
     text: str  # the completion, decoded
@@ -277,7 +277,7 @@ class TrajectoryEnd(Request):
 class Completion(Reply):
     """rollout -> env: what the policy said to one screen."""
 
-    prompt_token_ids: list[int]  # [P]
+    prompt_token_ids: PromptIds  # [P]
     sampled: SampledTokens
     text: str
     stop: Literal["end", "length", "suspended"]  # end-of-turn token, max_tokens, or interrupted

@@ -2,6 +2,7 @@
 
     Packed             marks a field as such
     Int32s, Float64s   fields that are arrays on both ends, never lists of Python numbers
+    PromptIds          the same of int32; who makes a message may give a list, which becomes an array
     int32s, float64s   such an array, of any numbers or of little-endian bytes
 
 A field that is only `Packed` is a list in memory, ten times as large as its frame.
@@ -43,8 +44,20 @@ def _is_array_of(code: Code) -> Callable[[object], object]:
     return check
 
 
+def _as_prompt_ids(value: object) -> object:
+    if not isinstance(value, list):
+        return _is_array_of("i")(value)
+    if any(type(each) is not int for each in value):
+        raise ValueError("must be integers")
+    try:
+        return array("i", value)
+    except OverflowError:
+        raise ValueError("must be integers of 32 bits") from None
+
+
 Int32s = Annotated[IntArray, Packed("i"), PlainValidator(_is_array_of("i"))]
 Float64s = Annotated[FloatArray, Packed("d"), PlainValidator(_is_array_of("d"))]
+PromptIds = Annotated[IntArray, Packed("i"), PlainValidator(_as_prompt_ids)]
 
 
 def int32s(values: Iterable[int] | bytes) -> IntArray:

@@ -1,7 +1,8 @@
 """Request/reply that loses nothing, the server's end.
 
-    Replier   serves typed requests; a repeated id is answered from the record, never executed again
-    Served    counters of what it has done
+    Replier        serves typed requests; a repeated id is answered from the record, never executed again
+    EncodedReply   an answer that its handler has encoded already, in a thread: a large one
+    Served         counters of what it has done
 
 The frames are those of bus/requester.py. What bounds what: handlers by `max_handlers` (the server
 reads no further while all are busy), queues by the high-water mark, frames by ZMQ_MAXMSGSIZE,
@@ -41,7 +42,20 @@ PARTING_S = 0.1
 """Pause between a server's last answer and its end: a client whose connection closes may lose what
 it has not read yet (libzmq drops the pipe of a socket with ZMQ_IMMEDIATE)."""
 
-Handler = Callable[[str, Request], Awaitable[Reply]]
+
+@dataclass(frozen=True)
+class EncodedReply:
+    """A reply as its frames."""
+
+    frames: list[bytes]
+
+    @classmethod
+    def of(cls, reply: Reply) -> Self:
+        """Raises as `encode` does."""
+        return cls(encode(reply))
+
+
+Handler = Callable[[str, Request], Awaitable[Reply | EncodedReply]]
 """(client's name, request) -> reply; a DartError it raises becomes an ErrorReply."""
 
 
@@ -194,7 +208,8 @@ class Replier:
 
     async def _handle(self, handler: Handler, client: str, message: Request) -> list[bytes]:
         try:
-            return encode(await handler(client, message))
+            reply = await handler(client, message)
+            return reply.frames if isinstance(reply, EncodedReply) else encode(reply)
         except DartError as error:
             self.served.refused += 1
             return encode(_error_reply(error))

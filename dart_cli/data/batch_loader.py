@@ -1,4 +1,4 @@
-"""Loads batches in a thread of its own, so that data's event loop goes on answering.
+"""Loads and encodes batches in a thread of its own, so that data's event loop goes on answering.
 
 BatchLoader   a thread with a read-only connection to the run's database
 
@@ -12,7 +12,8 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from bus.messages import Batch
+from bus.messages import Batch, BatchReply
+from bus.replier import EncodedReply
 from dart_cli.data.batching import BatchPlan, load
 from dart_cli.data.store.reader import Reader
 
@@ -29,6 +30,12 @@ class BatchLoader:
     async def load(self, plan: BatchPlan) -> Batch:
         """What the planned steps hold. Raises ConfigError as `load` does, and StoreError."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._load, plan)
+
+    async def encoded(self, batch: Batch) -> EncodedReply:
+        """The answer that carries the batch: thousands of frames. Raises as `encode` does."""
+        reply = BatchReply.model_construct(batch=batch, retry_after_s=0.0, reason="")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, EncodedReply.of, reply)
 
     def close(self) -> None:
         """Wait for what is being loaded, and close the connection."""

@@ -22,7 +22,7 @@ from bus.errors import CheckpointError, ConfigError, OversizeError
 from bus.messages import Batch, BatchReply, BatchTrained, Sample, VersionAge
 from dart_cli.algo.advantage import RewardKind, training_reward
 from dart_cli.config.schema import Config
-from dart_cli.data.chains import chained
+from dart_cli.data.chains import chained_of, reading_order
 from dart_cli.data.curate import Curation, FinishedGroup, Member
 from dart_cli.data.groups import Group
 from dart_cli.data.stall_rules import NO_GRADIENT, TELLING_DROPS
@@ -220,7 +220,9 @@ def load(reader: Reader, plan: BatchPlan) -> Batch:
     Seconds for a large batch, so data does it in a thread, on a connection of that thread's own.
     Raises ConfigError if it cannot be sent.
     """
-    chains, samples = chained(reader.planned_steps(plan.samples))
+    order = reading_order(plan.samples)
+    steps = reader.planned_steps([plan.samples[index] for index in order])
+    chains, samples = chained_of(steps, order)
     hashes = (name for chain in chains for name in chain.image_hashes)
     batch = Batch.model_construct(
         batch_id=plan.batch_id,

@@ -1,6 +1,8 @@
 """Steps of a batch to chains, so that each token travels once.
 
-    chained   the steps of a batch -> its chains, and a sample for each step
+    chained         the steps of a batch -> its chains, and a sample for each step
+    chained_of      the same of steps that are read one after another, so that few are held at once
+    reading_order   the order in which that reads them
 
 A step extends the one before of its trajectory where its prompt is exactly that one's prompt and
 completion, and more, and its images are that one's, and perhaps more. Consecutive steps that do are
@@ -11,18 +13,20 @@ renders a past turn in another way, the next chain begins.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bus.messages import Chain, Sample
-from bus.packed import little_endian
-from dart_cli.data.store.rows import BatchStep
+from bus.packed import int32s, little_endian
+from dart_cli.data.store.rows import BatchStep, PlannedSample
 
 
 @dataclass(frozen=True)
 class _Place:
     """Where a step is."""
 
+    trajectory_id: str
+    step: int
     chain: int
     start: int
     end: int
@@ -33,34 +37,52 @@ def chained(steps: Sequence[BatchStep]) -> tuple[list[Chain], list[Sample]]:
 
     A trajectory that is compared in several groups is in the chains once.
     """
-    by_trajectory: dict[str, dict[int, BatchStep]] = {}
-    for each in steps:
-        by_trajectory.setdefault(each.trajectory_id, {}).setdefault(each.step, each)
+    order = reading_order(steps)
+    return chained_of((steps[index] for index in order), order)
+
+
+def chained_of(
+    steps: Iterable[BatchStep], order: Sequence[int]
+) -> tuple[list[Chain], list[Sample]]:
+    """The same of steps in the `order` of `reading_order`; no prompt is held but the last one's."""
     chains: list[Chain] = []
-    places: dict[tuple[str, int], _Place] = {}
-    for name, distinct in by_trajectory.items():
-        last: BatchStep | None = None
-        held = b""  # the bytes of the chain that is being made
-        for step in sorted(distinct):
-            each = distinct[step]
+    samples: list[Sample | None] = [None] * len(order)
+    held = b""  # the bytes of the chain that is being made
+    shown: list[str] = []  # its images
+    at: _Place | None = None  # the step before
+
+    def close() -> None:
+        chains.append(Chain.model_construct(token_ids=int32s(held), image_hashes=shown))
+
+    for index, each in zip(order, steps, strict=True):
+        is_next = at is not None and at.trajectory_id == each.trajectory_id
+        if at is None or not is_next or at.step != each.step:
             prompt = little_endian(each.prompt_token_ids)
             extends = (
-                last is not None
-                and prompt.startswith(held)
-                and each.image_hashes[: len(last.image_hashes)] == last.image_hashes
+                is_next and prompt.startswith(held) and each.image_hashes[: len(shown)] == shown
             )
-            held = prompt + little_endian(each.token_ids)
-            last = each
-            chain = Chain.model_construct(
-                token_ids=each.prompt_token_ids + each.token_ids, image_hashes=each.image_hashes
-            )
-            if extends:
-                chains[-1] = chain
-            else:
-                chains.append(chain)
+            if at is not None and not extends:
+                close()
+            held, shown = prompt + little_endian(each.token_ids), each.image_hashes
             start = len(each.prompt_token_ids)
-            places[name, step] = _Place(len(chains) - 1, start, start + len(each.token_ids))
-    return chains, [_sample(each, places[each.trajectory_id, each.step]) for each in steps]
+            at = _Place(
+                each.trajectory_id, each.step, len(chains), start, start + len(each.token_ids)
+            )
+        samples[index] = _sample(each, at)
+    if at is not None:
+        close()
+    return chains, [each for each in samples if each is not None]
+
+
+def reading_order(steps: Sequence[BatchStep] | Sequence[PlannedSample]) -> list[int]:
+    """Indices of the steps: the trajectories as they first come, the steps of each from its first."""
+    first: dict[str, int] = {}
+    for each in steps:
+        first.setdefault(each.trajectory_id, len(first))
+    return sorted(
+        range(len(steps)),
+        key=lambda index: (first[steps[index].trajectory_id], steps[index].step, index),
+    )
 
 
 def _sample(step: BatchStep, place: _Place) -> Sample:

@@ -52,7 +52,7 @@ from bus.messages import (
     WeightsPublished,
 )
 from bus.pubsub import Forwarder, Publisher, Subscriber
-from bus.replier import Replier
+from bus.replier import EncodedReply, Replier
 from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
@@ -157,7 +157,7 @@ class DataService:
         self._is_full = False  # data.max_gb is reached, and no screenshot may be removed
         self._snapshot: dict[str, Any] = {}
         self._snapshot_until = 0.0  # monotonic seconds
-        self._handlers: dict[type[Request], Callable[[Any], Awaitable[Reply]]] = {
+        self._handlers: dict[type[Request], Callable[[Any], Awaitable[Reply | EncodedReply]]] = {
             LeaseRequest: self._on_lease,
             StepRecord: self._filed(self.ledger.step),
             TrajectoryEnd: self._filed(self.ledger.end, wakes=True),
@@ -224,7 +224,7 @@ class DataService:
         )
         return replier, heartbeats
 
-    async def handle(self, _client: str, request: Request) -> Reply:
+    async def handle(self, _client: str, request: Request) -> Reply | EncodedReply:
         """Answer one request; what it changed is durable when this returns."""
         handler = self._handlers.get(type(request))
         if handler is None:
@@ -266,7 +266,7 @@ class DataService:
         await self._commits.durable()
         return LeaseReply(lease=found)
 
-    async def _on_batch(self, request: BatchRequest) -> BatchReply:
+    async def _on_batch(self, request: BatchRequest) -> BatchReply | EncodedReply:
         deadline = time.monotonic() + HOLD_S
         while True:
             groups = len(self.ledger.group_table.groups)
@@ -274,7 +274,7 @@ class DataService:
             if not isinstance(found, NotYet):
                 self._wake()
                 await self._commits.durable()
-                return BatchReply.model_construct(batch=found, retry_after_s=0.0, reason="")
+                return await self._loader.encoded(found)
             if len(self.ledger.group_table.groups) < groups:  # some were dropped as stale
                 self._lease_queue.serve()
             if refusal := self._refusal():

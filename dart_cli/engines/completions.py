@@ -14,6 +14,7 @@ from typing import Literal
 
 from bus.errors import EngineError
 from bus.messages import ActRequest, Completion, SampledTokens, VersionSpan
+from bus.packed import int32s
 from dart_cli.engines.base import CompletionStop, GenerateRequest, Generation
 
 
@@ -120,7 +121,7 @@ def generate_request(
 def completion(prompt_token_ids: list[int], generation: Generation, text: str) -> Completion:
     """The reply to the environment; `text` is the decoded generation."""
     return Completion(
-        prompt_token_ids=prompt_token_ids,
+        prompt_token_ids=int32s(prompt_token_ids),
         sampled=generation.sampled,
         text=text,
         stop=generation.stop,

@@ -38,6 +38,7 @@ from bus.messages import (
     StepRecord,
     TrajectoryEnd,
 )
+from bus.packed import int32s
 from dart_cli.config.endpoints import weights_dir
 from dart_cli.config.schema import Config, EnvConfig
 from dart_cli.env.calls import AsyncEnv
@@ -115,7 +116,7 @@ class RandomPolicy:
         width, height = request.width, request.height
         coordinates = self._action_spec.coordinate_map_of(width, height)
         return Completion(
-            prompt_token_ids=[],
+            prompt_token_ids=int32s([]),
             sampled=SampledTokens(
                 token_ids=[], behaviour_logprobs=[], entropies=[], version_spans=[]
             ),

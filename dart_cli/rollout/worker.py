@@ -32,6 +32,7 @@ from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
 from bus.errors import EngineError, EngineGoneError, ProtocolError
 from bus.heartbeat import HeartbeatSender, Load
 from bus.messages import ActRequest, Completion, Message, Reply, Request, RunState, SampledTokens
+from bus.packed import int32s
 from bus.pubsub import Publisher, Subscriber
 from bus.replier import Replier
 from bus.requester import Requester
@@ -357,7 +358,7 @@ def _suspended_completion(request: ActRequest, worker: str) -> Completion:
         token_ids=[], behaviour_logprobs=[], entropies=[], version_spans=[]
     )
     return Completion(
-        prompt_token_ids=[],
+        prompt_token_ids=int32s([]),
         sampled=so_far,
         text="",
         stop="suspended",

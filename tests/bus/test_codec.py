@@ -229,8 +229,8 @@ def test_a_temperature_is_zero_or_large_enough_to_divide_logits(value: float) ->
 
 def test_a_missing_field_is_named() -> None:
     header = header_of(step_record())
-    del header["body"]["prompt_token_ids"]
-    with pytest.raises(ProtocolError, match=r"^StepRecord\.prompt_token_ids: Field required$"):
+    del header["body"]["worker"]
+    with pytest.raises(ProtocolError, match=r"^StepRecord\.worker: Field required$"):
         decode(with_header(step_record(), header))
 
 
@@ -253,7 +253,7 @@ def test_a_hostile_field_name_stays_on_one_short_line() -> None:
     [
         (BATCH, "frame", 100, r"BatchReply: header of \d+ bytes, limit 100"),
         (step_record(), "frame", 39_999, "StepRecord: blob of 40000 bytes, limit 39999"),
-        (step_record(), "blobs", 0, "StepRecord: 4 blobs, limit 0"),
+        (step_record(), "blobs", 0, "StepRecord: 5 blobs, limit 0"),
         (step_record(), "total_bytes", 40_000, r"StepRecord: \d+ bytes in all, limit 40000"),
         (BATCH, "blobs", 3, "BatchReply: 4 blobs, limit 3"),
         (BATCH, "packed_bytes", 15, "BatchReply: packed numbers of 16 bytes, limit 15"),
@@ -373,9 +373,22 @@ def test_a_list_is_no_array_and_an_array_no_list() -> None:
             decode(with_header(BATCH, header))
     assert (len(tokens), len(logprobs)) == (8, 8)
     header = header_of(step_record())
-    header["body"]["sampled"]["token_ids"] = msgpack.ExtType(4, b"\0\0\0\1")
+    header["body"]["sampled"]["token_ids"] = msgpack.ExtType(4, b"\0\0\0\2")
     with pytest.raises(ProtocolError, match=r"StepRecord\.sampled\.token_ids: "):
         decode(with_header(step_record(), header))
+
+
+def test_a_prompt_is_a_packed_array_however_it_was_given() -> None:
+    given = step_record(prompt_token_ids=list(range(60)))
+    assert given.prompt_token_ids == int32s(range(60))
+    assert encode(given) == encode(step_record(prompt_token_ids=int32s(range(60))))
+    assert len(encode(given)[2]) == 4 * 60  # a frame of its own, no part of the header
+    received = decode(encode(given))
+    assert isinstance(received, StepRecord)
+    assert received.prompt_token_ids == int32s(range(60))
+    for wrong in ([1.0], [True], [2**31], ["1"], (1, 2), float64s([1.0])):
+        with pytest.raises(ValueError, match="prompt_token_ids"):
+            step_record(prompt_token_ids=wrong)
 
 
 @pytest.mark.parametrize("value", [object(), 2**70, "\ud800", {1, 2}])

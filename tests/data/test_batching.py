@@ -48,7 +48,7 @@ def test_advantages_of_a_served_batch_are_those_of_numpy(ledger: Ledger) -> None
     for sample in batch.samples:
         assert sample.advantage == pytest.approx(wanted[sample.trajectory_id], rel=1e-9)
         sent = step_record(sample.trajectory_id, sample.step)
-        assert list(batch.prompt(sample)) == sent.prompt_token_ids
+        assert batch.prompt(sample) == sent.prompt_token_ids
         assert list(batch.completion(sample)) == sent.sampled.token_ids
         assert list(sample.behaviour_logprobs) == sent.sampled.behaviour_logprobs
         assert [batch.images[name] for name in batch.image_hashes(sample)] == [sent.screenshot]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
+from weakref import ref
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.messages import Batch
 from bus.packed import float64s, int32s
-from dart_cli.data.chains import chained
+from dart_cli.data.chains import chained, chained_of
 from dart_cli.data.store.rows import BatchStep
 
 
@@ -93,6 +95,23 @@ def test_a_trajectory_of_two_groups_is_in_the_chains_once() -> None:
     batch = batch_of([*EXTENDING, *again])
     assert len(batch.chains) == 1
     assert_holds(batch, [*EXTENDING, *again])
+
+
+def test_no_more_than_two_steps_are_held_while_they_are_read() -> None:
+    made: list[ref[BatchStep]] = []
+
+    def read() -> Iterator[BatchStep]:
+        for number in range(9):
+            assert sum(each() is not None for each in made) <= 2
+            prompt = list(range(2 * number + 1))
+            step = a_step("t", number, prompt, [len(prompt)], ["a"])
+            made.append(ref(step))
+            yield step
+            del step
+
+    chains, samples = chained_of(read(), range(9))
+    assert [list(chain.token_ids) for chain in chains] == [list(range(18))]
+    assert [(sample.step, sample.start) for sample in samples] == [(n, 2 * n + 1) for n in range(9)]
 
 
 @st.composite

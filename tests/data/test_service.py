@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import bus.codec
+import bus.replier
 from bus.errors import (
     CheckpointError,
     ConfigError,
@@ -26,8 +27,10 @@ from bus.errors import (
 )
 from bus.messages import (
     Batch,
+    BatchReply,
     BatchTrained,
     LeaseRequest,
+    Message,
     Outcome,
     StopRequest,
     WeightsPublished,
@@ -162,6 +165,29 @@ async def test_steps_are_acknowledged_while_a_slow_batch_is_loaded_once(
         assert (await first).batch_id == (await again).batch_id == 1
         assert len((await first).images) > 0
         assert loaded == [1]
+
+
+async def test_steps_are_acknowledged_while_a_batch_is_encoded(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(message: Message) -> list[bytes]:
+        if isinstance(message, BatchReply) and message.batch is not None:
+            begun.set()
+            assert go_on.wait(DEADLINE_S)
+        return bus.codec.encode(message)
+
+    monkeypatch.setattr(bus.replier, "encode", slow)
+    async with serving(config) as client:
+        for _ in range(config.data.groups_per_batch):
+            await client.play_group(MIXED)
+        batch = asyncio.create_task(client.must_batch())
+        assert await asyncio.to_thread(begun.wait, DEADLINE_S)
+        await client.hand_in(await client.must_lease(0), "pass", steps=3)
+        assert not batch.done()
+        go_on.set()
+        assert (await batch).batch_id == 1
 
 
 async def test_a_batch_whose_trainer_begins_elsewhere_while_it_is_loaded_is_not_served(

@@ -225,7 +225,7 @@ def test_until_an_eviction_each_prompt_extends_the_one_before_and_its_completion
         assert screens_of(request) == shown
         assert record.sampled.token_ids == sampled(policy, completions[number])
     for number, (before, after) in enumerate(pairwise(steps)):
-        prompt, said = before.prompt_token_ids, before.sampled.token_ids
+        prompt, said = list(before.prompt_token_ids), before.sampled.token_ids
         if first_screen(number, config) != first_screen(number + 1, config):
             visible = asked[number + 1].turns  # an eviction: it begins anew
             assert len(visible) == min(config.history_turns, number + 1)
@@ -234,7 +234,7 @@ def test_until_an_eviction_each_prompt_extends_the_one_before_and_its_completion
         ended = said[-1] in policy.end_token_ids
         body = said[:-1] if ended else said
         following = after.prompt_token_ids[len(prompt) + len(body) :]
-        assert after.prompt_token_ids[: len(prompt) + len(body)] == [*prompt, *body]
+        assert list(after.prompt_token_ids)[: len(prompt) + len(body)] == [*prompt, *body]
         assert following[0] == template_end(policy), "the template ends what was cut off, too"
         assert len(following) > 1
         seen = screens_of(asked[number])
@@ -275,7 +275,7 @@ def test_sliding_prompts_are_token_for_token_what_they_were(
                 system_prompt="be brief",
             )
             for step in play(policies[model], config, said, texts=texts > 1)[0]:
-                digest.update(repr((step.prompt_token_ids, step.image_hashes)).encode())
+                digest.update(repr((list(step.prompt_token_ids), step.image_hashes)).encode())
     assert digest.hexdigest() == SLIDING[model]
 
 
@@ -293,8 +293,8 @@ def test_the_end_of_a_completion_decides_whether_the_next_prompt_goes_on_from_it
     steps, _ = play(policy, config, ends)
     for (before, after), goes_on in zip(pairwise(steps), (True, True, False), strict=True):
         whole = [*before.prompt_token_ids, *before.sampled.token_ids]
-        assert (after.prompt_token_ids[: len(whole)] == whole) == goes_on
-        assert after.prompt_token_ids[: len(whole) - 1] == whole[:-1]
+        assert (list(after.prompt_token_ids)[: len(whole)] == whole) == goes_on
+        assert list(after.prompt_token_ids)[: len(whole) - 1] == whole[:-1]
         assert len(after.prompt_token_ids) > len(whole)
     assert steps[2].sampled.token_ids[-1] == other_ends(policy)[0]
 
@@ -312,7 +312,7 @@ def test_a_codec_that_shows_other_text_shows_the_sampled_tokens_where_prompts_ar
         steps, _ = play(policy, config, [said, said])
         whole = [*steps[0].prompt_token_ids, *steps[0].sampled.token_ids]
         assert steps[1].prompt_token_ids.count(box) == boxes
-        extends = steps[1].prompt_token_ids[: len(whole)] == whole
+        extends = list(steps[1].prompt_token_ids)[: len(whole)] == whole
         assert extends == (config is evict)
 
 

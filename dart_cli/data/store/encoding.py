@@ -1,4 +1,4 @@
-"""Lists of a step <-> the compact blobs its row holds, little-endian on every machine.
+"""Numbers of a step <-> the compact blobs its row holds, little-endian on every machine.
 
 ids      int32                      token ids, version spans
 prompt   three bytes an id, in planes, of which the one that most often comes in a row, the image
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from operator import eq
 
 from bus.messages import VersionSpan
+from bus.packed import little_endian
 
 _SHORT = b"R"
 """First byte of a prompt that is written short; never that of zlib."""
@@ -31,6 +32,8 @@ _HIGHEST = 3 if sys.byteorder == "little" else 0
 
 def pack_ids(values: Sequence[int]) -> bytes:
     """Integers [N] in int32. Raises struct.error for one that does not fit."""
+    if isinstance(values, array) and values.typecode == "i":
+        return little_endian(values)
     return struct.pack(f"<{len(values)}i", *values)
 
 
@@ -39,7 +42,7 @@ def unpack_ids(blob: bytes) -> list[int]:
     return list(struct.unpack(f"<{len(blob) // 4}i", blob))
 
 
-def pack_prompt(values: list[int]) -> bytes:
+def pack_prompt(values: Sequence[int]) -> bytes:
     """The ids [P] of a prompt, in a quarter of the time that deflating them takes."""
     plain = pack_ids(values)
     unit = pack_ids([_in_a_row(values)])
@@ -68,7 +71,7 @@ def prompt_ids(blob: bytes) -> bytes:
     return bytes(short).replace(_MANY, _EIGHT * 16).replace(_EIGHT, unit * 8)
 
 
-def _in_a_row(values: list[int]) -> int:
+def _in_a_row(values: Sequence[int]) -> int:
     """An id that comes often in a row, found by looking at one in 16; 0 where there is none."""
     some = values[::16]
     at = bytes(map(eq, some, some[1:])).find(b"\1\1")  # three of the same
@@ -78,7 +81,8 @@ def _in_a_row(values: list[int]) -> int:
 def in_range(values: Sequence[int]) -> bool:
     """Whether every integer is in [0, 2 ** 31), as pack_ids stores it and no id is below zero."""
     try:
-        plain = array("I", values).tobytes()
+        is_packed = isinstance(values, array) and values.typecode == "i"
+        plain = bytes(values) if is_packed else bytes(array("I", values))
     except OverflowError:
         return False
     return plain[_HIGHEST::4].isascii()  # its top bit is clear
@@ -102,8 +106,8 @@ def pack_spans(spans: Sequence[VersionSpan]) -> bytes:
 def unpack_spans(blob: bytes) -> list[VersionSpan]:
     """Inverse of pack_spans."""
     parts = iter(unpack_ids(blob))
-    return [
-        VersionSpan(version=version, start=start, end=end)
+    return [  # they were checked when they came in
+        VersionSpan.model_construct(version=version, start=start, end=end)
         for version, start, end in zip(parts, parts, parts, strict=True)
     ]
 

@@ -6,7 +6,7 @@ Reader   rows of a run by id, state or order; with the aggregates of Analytics
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from bus.errors import StoreError
@@ -222,34 +222,32 @@ class Reader(Analytics):
 
     def batch_steps(self, batch_id: int) -> list[BatchStep]:
         """The steps of one batch that are trained on, exactly as they were first served."""
-        return self.planned_steps(self.planned_samples(batch_id))
+        return list(self.planned_steps(self.planned_samples(batch_id)))
 
-    def planned_steps(self, planned: Sequence[PlannedSample]) -> list[BatchStep]:
-        """These steps, each with what it holds, in the same order."""
-        rows = self._rows(
+    def planned_steps(self, planned: Sequence[PlannedSample]) -> Iterator[BatchStep]:
+        """These steps, each with what it holds, in the same order; read as they are asked for."""
+        rows = self._each(
             "SELECT s.image_hashes, s.prompt_token_ids, s.token_ids, s.behaviour_logprobs, "
             "s.version_spans FROM json_each(?) AS wanted JOIN steps s "
             "ON s.trajectory_id = json_extract(wanted.value, '$[0]') "
             "AND s.step = json_extract(wanted.value, '$[1]') ORDER BY wanted.key",
             (json.dumps([(each.trajectory_id, each.step) for each in planned]),),
         )
-        return [
-            BatchStep(
+        for each, (hashes, prompt, token_ids, logprobs, spans) in zip(planned, rows, strict=True):
+            yield BatchStep(
                 group_id=each.group_id,
                 trajectory_id=each.trajectory_id,
                 step=each.step,
-                prompt_token_ids=int32s(prompt_ids(row["prompt_token_ids"])),
-                token_ids=int32s(row["token_ids"]),
-                image_hashes=json.loads(row["image_hashes"]),
-                behaviour_logprobs=float64s(row["behaviour_logprobs"]),
+                prompt_token_ids=int32s(prompt_ids(prompt)),
+                token_ids=int32s(token_ids),
+                image_hashes=json.loads(hashes),
+                behaviour_logprobs=float64s(logprobs),
                 version_spans=[]  # as old as it is: no version of now to be behind
                 if each.reason == "pool"
-                else unpack_spans(row["version_spans"]),
+                else unpack_spans(spans),
                 advantage=each.advantage,
                 weight=each.weight,
             )
-            for each, row in zip(planned, rows, strict=True)
-        ]
 
     def batch_rows(self, batch_id: int) -> list[SampleRow]:
         """Every step of the trajectories of one batch: trained on or left out, and why."""

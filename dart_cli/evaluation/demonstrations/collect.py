@@ -212,7 +212,7 @@ def _step(record: StepRecord) -> StepRow:
         at=time.time(),
         screenshot=record.image_hashes[-1],
         image_hashes=record.image_hashes,
-        prompt_token_ids=record.prompt_token_ids,
+        prompt_token_ids=record.prompt_token_ids.tolist(),
         sampled=record.sampled,
         text=record.text,
         action=record.action,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bus.errors import ActionError, EngineError
 from bus.messages import ActRequest, Completion, SampledTokens
+from bus.packed import int32s
 from dart_cli.engines.base import PromptEncoder, Responder
 from dart_cli.env.calls import AsyncEnv
 from dart_cli.env.episode import ActionSpec
@@ -43,7 +44,7 @@ class OraclePolicy:
                 f"rollout.max_tokens = {self._max_tokens}"
             )
         return Completion(
-            prompt_token_ids=self._prompt_encoder.encode_prompt(request),
+            prompt_token_ids=int32s(self._prompt_encoder.encode_prompt(request)),
             sampled=SampledTokens(
                 token_ids=token_ids, behaviour_logprobs=[], entropies=[], version_spans=[]
             ),
@@ -68,7 +69,7 @@ class HintedPolicy:
         hinted = request.model_copy(update={"instruction": instruction})
         completion = await self._responder.answer(hinted)
         plain_prompt = self._responder.prompt_encoder.encode_prompt(request)
-        return completion.model_copy(update={"prompt_token_ids": plain_prompt})
+        return completion.model_copy(update={"prompt_token_ids": int32s(plain_prompt)})
 
     async def _hinted(self, request: ActRequest) -> str:
         """The instruction that names the next step: in words, else as the action's text."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 import torch
@@ -33,6 +34,8 @@ from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.packed import PackedInputs, PackLayout
 from dart_cli.train.packs.plan import IMAGE, Tokens
+
+_NONE = np.zeros(0)
 
 Grid = tuple[int, int, int]
 """Time, rows and columns of an image, in patches."""
@@ -105,8 +108,8 @@ def _fault(sample: Sample, batch: Batch, policy: LoadedPolicy) -> str:
         return f"{len(sample)} tokens, {len(sample.behaviour_logprobs)} log-probabilities"
     if sample.end > policy.max_positions:
         return f"{sample.end} tokens, the model has {policy.max_positions} positions"
-    numbers = np.array([*sample.behaviour_logprobs, sample.advantage, sample.weight])
-    if not np.isfinite(numbers).all():
+    numbers = np.frombuffer(sample.behaviour_logprobs) if sample.behaviour_logprobs else _NONE
+    if not (np.isfinite(numbers).all() and isfinite(sample.advantage) and isfinite(sample.weight)):
         return "a log-probability, advantage or weight is not finite"
     return ""
 

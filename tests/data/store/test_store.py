@@ -37,7 +37,7 @@ def test_what_was_handed_in_comes_back_bit_for_bit(run_dir: Path) -> None:
         images = store.screenshots(row.screenshot for row in rows)
     for step, row in enumerate(rows):
         sent = step_record(name, step, version=step)
-        assert row.prompt_token_ids == sent.prompt_token_ids
+        assert row.prompt_token_ids == list(sent.prompt_token_ids)
         assert row.sampled == sent.sampled
         assert (row.text, row.action, row.error) == (sent.text, sent.action, sent.error)
         assert images[row.screenshot] == sent.screenshot

@@ -83,7 +83,7 @@ async def test_a_hint_is_sampled_under_and_stored_without(
     )  # the pop-up first; what the task says after that
     for step, (asked, said) in zip(found.steps, recorded, strict=True):
         hinted = renderer.render(asked.instruction, asked.turns, asked.screenshot)
-        assert said.prompt_token_ids == hinted.token_ids
+        assert list(said.prompt_token_ids) == hinted.token_ids
         assert (hinted.token_ids == step.prompt_token_ids) == (asked.instruction == task_says)
         assert step.sampled.token_ids == said.sampled.token_ids
         assert step.sampled.behaviour_logprobs == said.sampled.behaviour_logprobs
