@@ -124,6 +124,8 @@ class Ledger:
         if self.weights is None:
             return ""
         newest = self.weights.policy_version
+        if self.trainer_version > newest:  # it acknowledges while it still publishes
+            return f"weights v{self.trainer_version} are on their way"
         awaited = self.versions.awaited(newest, self.lineage.is_ahead)
         if awaited is None:
             return f"no rollout worker serves weights v{newest} yet"
@@ -460,8 +462,11 @@ class Ledger:
                 self._drop_group(group, "stale")
 
     def _lag(self, newest: int) -> int:
-        """Versions that the oldest rollout worker is behind; negative while batches come again."""
-        at = self.lineage.position(newest)
+        """Versions that the oldest rollout worker is behind; negative while batches come again.
+
+        Behind the trainer, if the version that it is at is still on its way.
+        """
+        at = self._trainer if self.trainer_version > newest else self.lineage.position(newest)
         limit = self._config.data.max_staleness
         lag = self.versions.lag(lambda version: self.lineage.distance(version, at), limit)
         return max(lag, -(len(self._batches.untrained) // self._config.weights.publish_every))

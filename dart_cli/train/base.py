@@ -7,11 +7,13 @@ batch_metrics   staleness and size of a batch, as metrics
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
 from bus.messages import Batch, StepMismatch
+from dart_cli.weights.base import TensorStream
 
 Tensors = dict[str, torch.Tensor]
 
@@ -49,7 +51,11 @@ class WeightSource(Protocol):
     """A model whose weights are published."""
 
     def weights(self) -> Tensors:
-        """All tensors that are published, by name."""
+        """All tensors that are published, by name; of several ranks, a copy."""
+        ...
+
+    def stream(self) -> TensorStream:
+        """The same, one after another, for a channel that makes its own copy."""
         ...
 
     def frozen(self) -> frozenset[str]:
@@ -84,6 +90,10 @@ class SavedState(Protocol):
 
 class Learner(Protocol):
     """A learner. Not thread-safe: one thread at a time."""
+
+    before_change: Callable[[], None]
+    """Called where the weights are about to change: before each optimizer step, among others. It may
+    wait, and what it raises ends the update before anything has changed."""
 
     @property
     def model(self) -> WeightSource:

@@ -88,6 +88,11 @@ class DataClient:
 
     async def unless_stopped(self, waiting: Coroutine[Any, Any, _T]) -> _T:
         """What `waiting` returns. Cancels it and raises StopRequested when a stop is requested."""
+        if (
+            self._stop.is_set()
+        ):  # else what it would send is sent, and sent again as the last report
+            waiting.close()
+            raise StopRequested
         task = asyncio.create_task(waiting)
         stopped = asyncio.create_task(self._stop.wait())
         try:

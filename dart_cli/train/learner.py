@@ -20,7 +20,7 @@ shards (sharded.py), and rounds them where a layer is about to run.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 import torch
@@ -63,6 +63,7 @@ class PolicyLearner:
         self, model: TrainModel, config: TrainConfig, rank_group: RankGroup | None = None
     ) -> None:
         self.model = model
+        self.before_change: Callable[[], None] = lambda: None
         self._config = config
         self._rank_group: RankGroup = rank_group or SingleRank()
         self._objective = Objective(
@@ -130,6 +131,8 @@ class PolicyLearner:
             passes=self._config.epochs,
         ) as packs:
             work = _Progress(share, packs, _StageTimer(TIMES, began))
+            if share.looked_back.packs:  # the gate puts kept weights in place of the present ones
+                self.before_change()
             looked_back = self._gate.look_back(share.looked_back)
             if not share.work.packs:
                 note = "no sample with a weight (update skipped)"
@@ -150,6 +153,9 @@ class PolicyLearner:
                     break
                 if not norms:
                     self._gate.keep(share.policy_version)
+                work.clock.lap("optimizer_s")
+                self.before_change()
+                work.clock.skip()
                 self._step(share.rate * factor)
                 norms.append(norm)
                 work.clock.lap("optimizer_s")
@@ -346,3 +352,7 @@ class _StageTimer:
         now = time.monotonic()
         self.sums[name] += now - self._since
         self._since = now
+
+    def skip(self) -> None:
+        """Count the time since the last lap nowhere."""
+        self._since = time.monotonic()

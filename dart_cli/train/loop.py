@@ -7,9 +7,11 @@
     _listen            RunState from data: the end of the run
     HeartbeatSender    a heartbeat each second, while torch works in a thread of its own
     DataClient         asks data and tells it (data_client.py)
+    Publications       what is published beside the updates (publishing.py)
 
 Each second of the process is counted as one of `seconds.starting`, `waiting` (for a batch, or for
-data to accept a message), `training` (the update) and `publishing` (weights and checkpoints).
+data to accept a message), `training` (the update) and `publishing` (it stands still for weights or
+checkpoints; most of both is done beside what follows).
 
 The order of an update, and what a crash after each step costs:
 
@@ -17,11 +19,18 @@ The order of an update, and what a crash after each step costs:
     checkpoint    it is begun here and written beside what follows (checkpoints/saver.py). Until it
                   is complete, the one before counts, and a crash costs what the last line says; then
                   TrainerHello says that the batch is in it, and data marks it trained
-    publish       workers hold weights that no checkpoint holds: the resumed trainer publishes its
+    publish       it is begun here, and complete beside what follows. Until it is announced, data knows
+                  the version before; the number is taken by no other weights that were announced
+    acknowledge   with the number of the version on its way, so data counts staleness from it, and
+                  lets nothing be sampled that would be too old when it is trained on. Batches
+                  after the last complete checkpoint are trained again from it: TrainerHello names
+                  its last batch, data serves the later ones again, in order
+    announce      workers hold weights that no checkpoint holds: the resumed trainer publishes its
                   own under the next number (WeightChannel.resume), so versions never decrease, and
                   what they sampled is as old as it would have been (dart_cli/data/lineage.py)
-    acknowledge   batches after the last complete checkpoint are trained again from it: TrainerHello
-                  names its last batch, data serves the later ones again, in order
+
+A version is announced before the next one begins. The last one of a run is announced before its update
+is acknowledged, since data ends the run with that; a stop waits for it, too.
 
 So each batch is in the weights exactly once, relative to the checkpoint they descend from.
 """
@@ -32,7 +41,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -50,7 +59,6 @@ from bus.messages import (
     RunState,
     StepMismatch,
     TrainerHello,
-    WeightsPublished,
 )
 from bus.pubsub import Publisher, Subscriber
 from bus.replier import Replier
@@ -67,9 +75,10 @@ from dart_cli.train.checkpoints.identity import TrainedPart, TrainerProgress
 from dart_cli.train.checkpoints.saver import CheckpointSaver
 from dart_cli.train.data_client import DataClient, StopRequested
 from dart_cli.train.metric_writer import MetricWriter, check_wandb
+from dart_cli.train.publishing import Publications
 from dart_cli.train.ranks.board import is_ranked
 from dart_cli.train.ranks.processes import Ranks
-from dart_cli.weights.base import KnownVersion, Published
+from dart_cli.weights.base import KnownVersion, Publication, Published
 from dart_cli.weights.broadcast.channel import BroadcastChannel
 
 if TYPE_CHECKING:
@@ -167,9 +176,10 @@ class _Trainer:
         self._model = ""  # identity of the model folder
         self.channel = make_channel(config)
         self._progress = TrainerProgress()
-        self._is_published = True  # the newest version is exactly the present weights
+        self._is_published = True  # the newest version, or that on its way, is the present weights
         self._skipped_in_a_row = 0
         self._time = PhaseTimer(PHASES, "starting")
+        self._publications = Publications(self._data.tell, self._time.enter)
         self._stopping = False
         self._tokens = 0.0  # trained on since this process started
         self._mismatches: dict[int, list[StepMismatch]] = {}  # by batch, until it is acknowledged
@@ -184,6 +194,7 @@ class _Trainer:
             error = raised
             raise
         finally:
+            await self._publications.close()
             with finishing("bringing its weights and its last checkpoint to disk"):
                 # After an error a rank may not write its part.
                 await self._in_torch(self._close, error is None or self._ranks is None)
@@ -202,6 +213,8 @@ class _Trainer:
         self.heartbeat.beat()  # the next regular one may come too late
         with finishing("in its last checkpoint"):
             await self._save_is_complete()
+        with finishing("publishing its last weights"):
+            await self._publications.complete()
         if self._progress.batches_trained:
             with finishing("writing its last checkpoint"):
                 await self._checkpoint(learner)
@@ -235,7 +248,8 @@ class _Trainer:
         self._progress = self._progress.model_copy(
             update={"policy_version": published.policy_version, "batches_trained": []}
         )
-        await self._announce(published)
+        await self._publications.announce(published, self._updates_applied)
+        learner.before_change = self._publications.before_change
         log.info("%s is loaded, its weights are v%d", self._config.model.path, self._version)
         return learner
 
@@ -331,12 +345,13 @@ class _Trainer:
     async def _next_batch(self) -> Batch:
         """The next batch, however long it takes to fill.
 
-        Raises StopRequested, and CheckpointError where one could not be written meanwhile.
+        Raises StopRequested, and the errors of a checkpoint or publication that failed meanwhile.
         """
         reason, began = "data to answer", time.monotonic()
         told = began
         while True:
             self._note_saved(self._saver.poll())
+            self._publications.raise_failed()
             if time.monotonic() - told >= TELL_WAIT_S:
                 told = time.monotonic()
                 log.info("has waited %.0f s for a batch: %s", told - began, reason)
@@ -368,15 +383,18 @@ class _Trainer:
             raise ParityError(update.alarm)
         self._note(batch, update)
         self._time.enter("publishing")
-        checkpoint_s = publish_s = 0.0
+        times = {"checkpoint_s": 0.0}
         with self.heartbeat.waiting("its weights to be written", on="update"):
             if self._progress.updates % self._config.train.checkpoint_every == 0:
-                checkpoint_s = await self._timed(self._checkpoint(learner))
+                copying = time.monotonic()
+                await self._checkpoint(learner)
+                times["checkpoint_s"] = time.monotonic() - copying
             if self._is_publication_due():
-                publish_s = await self._timed(self._publish(learner))
-        step_s = time.monotonic() - began
+                await self._publish(learner)
+            if self._progress.updates == self._config.train.updates:
+                await self._publications.complete()
+        times |= {"step_s": time.monotonic() - began, **self._publications.times()}
         self._tokens += update.metrics["tokens"]
-        times = {"publish_s": publish_s, "checkpoint_s": checkpoint_s, "step_s": step_s}
         return update.metrics | seen | times
 
     def _note(self, batch: Batch, update: UpdateResult) -> None:
@@ -441,28 +459,15 @@ class _Trainer:
             self.channel.close()
 
     async def _publish(self, learner: Learner) -> None:
-        """Publish the weights as the next version."""
+        """Begin to publish the weights as the next version, which is announced once it is complete."""
         version = self._version + 1
 
-        def publish() -> Published:
-            weights = learner.model.weights()
-            with self._alone("publishing its weights"):
-                return self.channel.publish(weights, version)
+        def begin() -> Publication:
+            return self.channel.begin(learner.model.stream(), version)
 
-        published = await self._in_torch(publish)
+        await self._publications.begin(lambda: self._in_torch(begin), self._updates_applied)
         self._is_published = True
         self._progress = self._progress.model_copy(update={"policy_version": version})
-        await self._announce(published)
-
-    async def _announce(self, published: Published) -> None:
-        await self._data.tell(
-            WeightsPublished(
-                policy_version=published.policy_version,
-                path=str(published.path),
-                digest=published.digest,
-                updates=self._updates_applied,
-            )
-        )
 
     async def _acknowledge(self, batch: Batch, metrics: dict[str, float]) -> None:
         await self._data.tell(
@@ -488,9 +493,3 @@ class _Trainer:
         """Run a function in torch's thread, beside the event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._torch_thread, function, *arguments)
-
-    async def _timed(self, work: Awaitable[None]) -> float:
-        """Await `work`; returns the seconds it took."""
-        began = time.monotonic()
-        await work
-        return time.monotonic() - began

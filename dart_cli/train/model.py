@@ -33,7 +33,15 @@ from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.policy.packed import PackedInputs, packed_hidden
 from dart_cli.policy.recompute import use_recompute
 from dart_cli.train.packs.pack import Pack
-from dart_cli.train.sharded import ShardingPlan, load_sharded, mesh_of_one, whole_on_rank_0
+from dart_cli.train.sharded import (
+    ShardingPlan,
+    load_sharded,
+    mesh_of_one,
+    published,
+    whole_on_rank_0,
+)
+from dart_cli.weights.base import TensorStream
+from dart_cli.weights.publication import stream_of
 
 
 @dataclass(frozen=True)
@@ -170,7 +178,12 @@ class TrainModel:
         rank calls this then.
         """
         tensors = weight_tensors(self.policy.model)
-        return tensors if self.plan is None else whole_on_rank_0(tensors.items(), self.plan.compute)
+        return tensors if self.plan is None else whole_on_rank_0(tensors, self.plan.compute)
+
+    def stream(self) -> TensorStream:
+        """The same, one after another. Every rank reads all of it where the model is sharded over several."""
+        tensors = weight_tensors(self.policy.model)
+        return stream_of(tensors) if self.plan is None else published(tensors, self.plan.compute)
 
     def frozen(self) -> frozenset[str]:
         """Names of those that training does not change."""

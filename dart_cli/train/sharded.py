@@ -5,7 +5,8 @@
     load_sharded    a policy folder, read shard by shard: no rank ever holds the whole model
     Gradients       when a rank's gradients are summed with the others'
     local_shard     the part of a tensor that this rank holds
-    whole_on_rank_0 the tensors that are published, one at a time, in the model's type
+    published       the tensors as they are published, one at a time, in the model's type
+    whole_on_rank_0 the same, all of them, on the host
 
 A trained parameter is a float32 shard, its own master: FSDP2 casts it to `compute` (bfloat16) where it
 is gathered for a forward pass, and sums its gradients over ranks in float32. Frozen parameters (a
@@ -28,7 +29,7 @@ time; on GPUs the sums of a layer are sent while the layer before it is computed
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -54,6 +55,8 @@ from dart_cli.policy.forward import use_batched_vision
 from dart_cli.policy.lora import initial_adapter, is_adapter
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.shard_files import PolicyFiles, fill, fill_buffers
+from dart_cli.weights.base import TensorStream
+from dart_cli.weights.flat_weights import TensorSpec, specs_of
 
 _distributed: Any = torch.distributed  # whose type stubs lack what is used here
 Root = TypeVar("Root", bound=nn.Module)
@@ -221,23 +224,52 @@ def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def published(named: Mapping[str, torch.Tensor], dtype: torch.dtype) -> TensorStream:
+    """The tensors as they are published: trained ones, which are sharded, whole and in `dtype`.
+
+    Every rank makes it of the same tensors, and reads it whole. Of several ranks each shard is cast
+    before it is gathered, so that ranks exchange the model's type and not float32, and one tensor at a
+    time is whole. A rank alone gives its shards as they are: the reader casts them.
+    """
+    specs = specs_of(named)
+    sharded = {name: each for name, each in named.items() if isinstance(each, DTensor)}
+    for name in sharded:
+        specs[name] = TensorSpec(specs[name].shape, str(dtype).removeprefix("torch."))
+    if all(each.device_mesh.size() == 1 for each in sharded.values()):
+        return TensorStream(
+            specs, [(name, local_shard(each.detach())) for name, each in named.items()]
+        )
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, each in named.items():
+            if not isinstance(each, DTensor):
+                yield name, each.detach()
+                continue
+            with torch.no_grad():
+                whole = _gathered(each, dtype)
+            yield name, whole
+            del whole  # freed before the next is gathered
+
+    return TensorStream(specs, tensors(), is_gathered=True)
+
+
 @torch.no_grad()
 def whole_on_rank_0(
-    named: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype
+    named: Mapping[str, torch.Tensor], dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
-    """The tensors as they are published: whole, in `dtype`, on the host; empty on other ranks.
+    """The tensors as they are published, on the host; empty on other ranks.
 
-    Every rank calls it with the same names. One tensor at a time is cast, so that ranks exchange
-    the model's type and not float32, and gathered. A tensor that is not sharded is given as it is.
+    Every rank calls it with the same tensors. One that is not sharded is given as it is.
     """
     found: dict[str, torch.Tensor] = {}
-    for name, tensor in named:
-        if not isinstance(tensor, DTensor):
-            found[name] = tensor.detach()
-            continue
-        value = _gathered(tensor, dtype)
-        if tensor.device_mesh.get_rank() == 0:
-            found[name] = value.cpu()
+    stream = published(named, dtype)
+    for name, tensor in stream.tensors:
+        sharded = named[name]
+        if not isinstance(sharded, DTensor):
+            found[name] = tensor
+        elif sharded.device_mesh.get_rank() == 0:
+            # What was gathered is no parameter's memory.
+            found[name] = tensor.to("cpu", dtype, copy=not stream.is_gathered)
     return found
 
 

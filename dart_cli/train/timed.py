@@ -8,6 +8,7 @@ that no model has to be loaded.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +16,8 @@ import torch
 from bus.messages import Batch, StepMismatch
 from dart_cli.config.schema import TimingConfig
 from dart_cli.train.base import SavedState, Tensors
+from dart_cli.weights.base import TensorStream
+from dart_cli.weights.publication import stream_of
 
 _NAME = "timed.updates"
 
@@ -42,6 +45,10 @@ class TimedModel:
         """The tensors that are published; they share the model's memory."""
         return {_NAME: self._updates}
 
+    def stream(self) -> TensorStream:
+        """The same."""
+        return stream_of(self.weights())
+
     def frozen(self) -> frozenset[str]:
         """None: the tensor changes with each update."""
         return frozenset()
@@ -52,6 +59,7 @@ class TimedLearner:
 
     def __init__(self, timing: TimingConfig) -> None:
         self.model = TimedModel()
+        self.before_change: Callable[[], None] = lambda: None
         self._update_s = timing.train_s / timing.speedup
         self._sample_s = timing.train_sample_s / timing.speedup
 
@@ -63,6 +71,7 @@ class TimedLearner:
     ) -> TimedUpdate:
         """Sleep as long as an update on `batch` takes, and count it."""
         time.sleep(self._update_s + self._sample_s * len(batch.samples))
+        self.before_change()
         self.model.weights()[_NAME] += 1
         tokens = sum(len(sample) for sample in batch.samples if sample.weight != 0)
         metrics = {"samples": float(len(batch.samples)), "tokens": float(tokens), "skipped": 0.0}

@@ -11,7 +11,7 @@ Received       what a worker receives: a weight set for its engine to load
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -86,10 +86,6 @@ class Publication(Protocol):
 
     def result(self) -> Published:
         """Wait until the version is complete: digested and written. Raises WeightsError."""
-        ...
-
-    def when_over(self, call: Callable[[], None]) -> None:
-        """Call it once `is_over`, from whichever thread; at once if it is."""
         ...
 
 

@@ -55,8 +55,6 @@ class BackgroundPublication(Generic[Copied]):
         self._error: BaseException | None = None
         self._is_told = False  # the error was raised
         self._copied, self._over = threading.Event(), threading.Event()
-        self._changing = threading.Lock()
-        self._calls: list[Callable[[], None]] = []
         threading.Thread(
             target=self._run, args=(copy, finish), name="publication", daemon=True
         ).start()
@@ -91,14 +89,6 @@ class BackgroundPublication(Generic[Copied]):
         if not (self._over.is_set() and self._is_told):
             self.result()
 
-    def when_over(self, call: Callable[[], None]) -> None:
-        """See Publication."""
-        with self._changing:
-            if not self._over.is_set():
-                self._calls.append(call)
-                return
-        call()
-
     def _wait(self, event: threading.Event, state: str) -> None:
         left_s = self._began + self._deadline_s - time.monotonic()
         if not event.wait(max(left_s, 0.0)):
@@ -120,10 +110,7 @@ class BackgroundPublication(Generic[Copied]):
             self._error = error
         self._took = time.monotonic() - self._began
         self._copied.set()
-        with self._changing:
-            self._over.set()
-        for call in self._calls:
-            call()
+        self._over.set()
 
 
 class TensorCopy:

@@ -64,7 +64,9 @@ class World:
         self.playing: dict[int, tuple[Lease, int] | None] = dict.fromkeys(range(slots))
         self.workers = dict.fromkeys(WORKERS, 0)  # that live, and the version each serves
         self.refused: dict[str, SyncDone] = {}
-        self.version = 0
+        self.version = 0  # the trainer's
+        self.announced = 0  # that workers can take
+        self.coming: WeightsPublished | None = None  # the version between the two, on its way
         self.updates: dict[int, int] = {}  # in each version
         self.batch: Batch | None = None  # that the trainer has
         self.invalid = invalid
@@ -104,10 +106,10 @@ class World:
 
     def join(self, worker: str) -> None:
         """A rollout worker starts and takes the newest weights."""
-        self.workers[worker] = self.version
+        self.workers[worker] = self.announced
         self.refused.pop(worker, None)
         self.ledger.versions.observe(heartbeat(worker, -1), is_new=True)
-        self.ledger.versions.observe(heartbeat(worker, self.version), is_new=False)
+        self.ledger.versions.observe(heartbeat(worker, self.announced), is_new=False)
 
     def leave(self, worker: str) -> None:
         """A rollout worker dies."""
@@ -118,7 +120,7 @@ class World:
     def refuse(self, worker: str) -> None:
         """A rollout worker cannot take the newest weights and serves on with its own."""
         if worker in self.workers:
-            self.refused[worker] = sync_done(worker, self.version, "half of it is missing")
+            self.refused[worker] = sync_done(worker, self.announced, "half of it is missing")
             self.ledger.versions.done(self.refused[worker])
 
     def play(self, slot: int) -> None:
@@ -153,8 +155,11 @@ class World:
         self.ledger.end(trajectory_end(lease.trajectory_id, steps, outcome))
 
     def train(self) -> None:
-        """The trainer asks for a batch, or has trained the one it has."""
+        """The trainer asks for a batch, or has trained the one it has, or its weights are complete."""
         data = self.config.data
+        if self.coming is not None and self.draws.random() < 0.5:
+            self.announce()
+            return
         if self.batch is None:
             formed = len(self.store.batches())
             found = self.ledger.next_batch(self.version)
@@ -183,27 +188,37 @@ class World:
             return
         updates = self.ledger.updates + 1
         if updates % self.config.weights.publish_every == 0:
+            self.announce()  # one at a time
             self.version += 1
-            self.ledger.weights_published(self._weights(updates))
+            self.coming = self._weights(updates)
         assert self.ledger.batch_trained(trained(self.batch.batch_id, self.version)).accepted
         self.batch = None
+
+    def announce(self) -> None:
+        """The version on its way is complete."""
+        if self.coming is not None:
+            assert self.ledger.weights_published(self.coming).accepted
+            self.announced, self.coming = self.coming.policy_version, None
 
     def synchronise(self, worker: str) -> None:
         """A rollout worker takes the newest weights, if it lives."""
         if worker not in self.workers:
             return
-        self.workers[worker] = self.version
-        self.ledger.versions.observe(heartbeat(worker, self.version), is_new=False)
+        self.workers[worker] = self.announced
+        self.ledger.versions.observe(heartbeat(worker, self.announced), is_new=False)
 
     def go_back(self) -> None:
         """The trainer died and begins at its last checkpoint, with weights of the next number."""
         newest = len(self.store.batches())
         last = self.draws.randint(max(0, newest - 2), newest)
+        if self.coming is not None:  # which it was publishing: the number is free again
+            self.version, self.coming = self.announced, None
         self.version += 1
         self.batch = None
         told = hello(last).model_copy(update={"policy_version": self.version})
         self.ledger.hello(told)
-        self.ledger.weights_published(self._weights(last))
+        self.coming = self._weights(last)
+        self.announce()
 
     def restart(self) -> None:
         """Data dies and starts again: it stands where it stood and decides as it would have."""
@@ -469,6 +484,8 @@ def test_the_trainers_turn_lasts_until_every_worker_has_the_newest_weights(
         ledger, batch = world.ledger, world.batch
         assert ledger.turn == f"the trainer's turn: batch {batch.batch_id} is not trained on yet"
         world.train()
+        assert ledger.turn == "weights v1 are on their way"
+        world.announce()
         assert ledger.turn == "rollout-0 and rollout-1 and rollout-2 must take weights v1 first"
         world.synchronise("rollout-1")
         ledger.versions.forget("rollout-2")  # it died
@@ -512,7 +529,8 @@ def test_a_laggard_makes_room_for_fewer_groups_unless_it_is_too_far_behind(tmp_p
         limits = []
         for version in range(4):
             world.version = version
-            world.ledger.weights_published(world._weights(world.version))
+            world.coming = world._weights(version)
+            world.announce()
             world.synchronise("rollout-0")
             world.synchronise("rollout-1")
             limits.append(world.ledger.group_limit)
@@ -524,7 +542,8 @@ def test_nothing_is_begun_while_every_worker_is_too_far_behind(tmp_path: Path) -
     with open_store(config.run.dir) as store:
         world = World(config, store, 0, slots=1)
         world.version = 1
-        world.ledger.weights_published(world._weights(world.version))
+        world.coming = world._weights(1)
+        world.announce()
         world.lease(0)
         assert world.playing[0] is None
         [reason] = world.told

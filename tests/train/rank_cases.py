@@ -20,6 +20,8 @@ from dart_cli.train.ranks.distributed import Command, DistributedGroup
 from dart_cli.train.ranks.lead import RankedLearner, follow
 from dart_cli.train.ranks.watch import RankWatch
 from dart_cli.train.sharded import local_shard
+from dart_cli.weights.base import TensorStream
+from dart_cli.weights.file import FileChannel
 
 Case = tuple[Config, list[Batch]]
 
@@ -27,7 +29,7 @@ Case = tuple[Config, list[Batch]]
 def updated(rank: int, size: int, folder: Path, cases: dict[str, Case]) -> dict[str, Any]:
     """What each case's updates gave, as rank 0 tells the others; empty on the others."""
     rank_group = _group(rank, size, folder)
-    return {name: _case(rank_group, *case) for name, case in cases.items()}
+    return {name: _case(rank_group, folder / name, *case) for name, case in cases.items()}
 
 
 def _group(rank: int, size: int, folder: Path) -> DistributedGroup:
@@ -73,7 +75,9 @@ def fill_b(model: TrainModel) -> None:
             local_shard(parameter.data).copy_(value)
 
 
-def _case(rank_group: DistributedGroup, config: Config, batches: list[Batch]) -> dict[str, Any]:
+def _case(
+    rank_group: DistributedGroup, folder: Path, config: Config, batches: list[Batch]
+) -> dict[str, Any]:
     model = TrainModel.load(config, rank_group.mesh)
     fill_b(model)
     learner = PolicyLearner(model, config.train, rank_group)
@@ -85,7 +89,9 @@ def _case(rank_group: DistributedGroup, config: Config, batches: list[Batch]) ->
         before = published(lead.model.weights())
         updates = [lead.update(batch, done, done) for done, batch in enumerate(batches)]
         found = told(updates)
-        found |= {"before": before, "published": published(lead.model.weights())}
+        whole = lead.model.weights()
+        found |= {"before": before, "published": published(whole)}
+        found["digests"] = digests(folder, lead.model.stream(), lead.model.frozen(), whole)
         lead.beat()
         rank_group.tell(Command.STOP)
     found["gradients"] = gradients(model)
@@ -101,6 +107,19 @@ def alone(config: Config, batches: list[Batch]) -> dict[str, Any]:
     found = told([learner.update(batch, done, done) for done, batch in enumerate(batches)])
     found |= {"before": before, "published": published(model.weights())}
     found["gradients"] = gradients(learner.model)
+    return found
+
+
+def digests(
+    folder: Path, stream: TensorStream, frozen: frozenset[str], whole: dict[str, torch.Tensor]
+) -> list[str]:
+    """Of the version that a channel makes of the stream, and of that of all tensors at once."""
+    folder.mkdir(parents=True)
+    found = []
+    for name, tensors in (("streamed", stream), ("whole", whole)):
+        channel = FileChannel(folder / name)
+        channel.resume(whole, 0, frozen)
+        found.append(channel.begin(tensors, 1).result().digest)
     return found
 
 

@@ -110,7 +110,7 @@ def trained(
         optimizer.step()
         curve.append((loss.item(), norm.item()))
     found = {name: whole(each.grad) for name, each in named.items()}
-    published = whole_on_rank_0(((n, p.data) for n, p in model.named_parameters()), compute)
+    published = whole_on_rank_0({n: p.data for n, p in model.named_parameters()}, compute)
     return {
         "curve": curve,
         "gradients": found,
@@ -128,7 +128,7 @@ def published(rank: int, size: int, folder: Path) -> dict[str, Any]:
     """The bits of an untrained model as it is published."""
     plan = ShardingPlan(init_device_mesh("cpu", (size,)), torch.device("cpu"), torch.bfloat16)
     policy, _ = load_sharded(folder, plan, prepare=freeze_vision, root=Root)
-    named = ((name, each.data) for name, each in policy.model.named_parameters())
+    named = {name: each.data for name, each in policy.model.named_parameters()}
     whole = whole_on_rank_0(named, plan.compute)
     return {name: each.view(torch.int16).numpy() for name, each in whole.items()}
 

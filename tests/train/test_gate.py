@@ -177,6 +177,22 @@ def test_samples_of_older_weights_are_compared_with_those_weights(
     assert same(weights(made), weights(plain))  # looking back leaves no trace
 
 
+def test_what_is_called_before_a_change_finds_the_weights_as_they_were(
+    config: Config, batches: list[Batch]
+) -> None:
+    """A channel may still copy them: so long, neither kept weights nor a step take their place."""
+    made = late(config, batches)
+    before, seen = weights(made), []
+    made.before_change = lambda: seen.append(same(weights(made), before))
+    assert made.update(batches[2], 2, policy_version=2).applied
+    assert seen == [True, True]  # looking back, and the step
+    seen.clear()
+    none = [sample.model_copy(update={"weight": 0.0}) for sample in batches[3].samples]
+    skipped = batches[3].model_copy(update={"samples": none})
+    assert not made.update(skipped, 3, policy_version=3).applied
+    assert seen == []
+
+
 def test_their_disagreement_stops_the_run_too(config: Config, batches: list[Batch]) -> None:
     made = late(config, batches)
     before = weights(made)

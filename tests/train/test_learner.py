@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from dart_cli.train.learner import PolicyLearner, learning_rate
 from dart_cli.train.model import TrainModel
 from dart_cli.train.packs.pack import Pack, completion_tokens
 from dart_cli.train.packs.share import packed_batches
+from dart_cli.weights.file import FileChannel
 from tests.steps import changed, steps_of, with_changes, with_steps
 from tests.train.parts import Held
 from tests.train.trees import packs_of
@@ -426,6 +428,27 @@ def test_a_learning_rate_of_zero_trains_nothing(config: Config, batches: list[Ba
     before = {name: value.clone() for name, value in made.model.weights().items()}
     assert made.update(batches[0], 0).applied
     assert all(torch.equal(before[name], value) for name, value in made.model.weights().items())
+
+
+def test_a_rank_alone_gives_its_masters_to_the_channel_which_casts_them(
+    config: Config, tmp_path: Path
+) -> None:
+    model = config.model.model_copy(update={"dtype": "bfloat16", "freeze_vision": True})
+    made = TrainModel.load(config.model_copy(update={"model": model}))
+    stream = made.stream()
+    assert not stream.is_gathered  # so nothing is copied before the channel copies it
+    assert all(info.dtype == "bfloat16" for info in stream.specs.values())
+    held = dict(stream.tensors)
+    assert {name: held[name].dtype for name in made.trainable()} == dict.fromkeys(
+        made.trainable(), torch.float32
+    )
+    whole = made.weights()
+    found = []
+    for name, tensors in (("streamed", made.stream()), ("whole", whole)):
+        channel = FileChannel(tmp_path / name)
+        channel.resume(whole, 0, made.frozen())
+        found.append(channel.begin(tensors, 1).result().digest)
+    assert found[0] == found[1]
 
 
 def test_updates_too_small_for_bfloat16_add_up(config: Config, batches: list[Batch]) -> None:

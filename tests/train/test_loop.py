@@ -59,14 +59,16 @@ from tests.train.parts import (
 )
 
 
-async def test_a_run_publishes_each_version_before_it_acknowledges_its_batch(
+async def test_a_run_announces_each_version_once_and_acknowledges_with_the_one_on_its_way(
     config: Config, batches: list[Batch]
 ) -> None:
     data = Data(batches)
     await train(config, data)
     kinds = [type(message).__name__ for message in data.heard]
-    once = ["BatchRequest", "WeightsPublished", "BatchTrained"]
-    assert kinds == ["TrainerHello", "WeightsPublished", *(once * 4)]
+    assert kinds[:2] == ["TrainerHello", "WeightsPublished"]
+    asked = [kind for kind in kinds if kind in ("BatchRequest", "BatchTrained")]
+    assert asked == ["BatchRequest", "BatchTrained"] * 4
+    assert kinds[-2:] == ["WeightsPublished", "BatchTrained"]
     assert versions(data) == [0, 1, 2, 3, 4]
     acknowledged = data.of(BatchTrained)
     assert [(m.batch_id, m.policy_version) for m in acknowledged] == [

@@ -156,6 +156,16 @@ def test_ranks_compute_the_update_of_one(
     same(on_many(size)[name], on_one[name])
 
 
+@pytest.mark.parametrize("size", NAMES)
+def test_what_ranks_gather_for_a_channel_is_what_they_hold(
+    size: int, on_many: Callable[[int], dict[str, Any]]
+) -> None:
+    """Byte for byte, frozen towers and adapters too."""
+    for name in NAMES[size]:
+        streamed, whole = on_many(size)[name]["digests"]
+        assert streamed == whole, name
+
+
 def same(got: dict[str, Any], wanted: dict[str, Any]) -> None:
     assert got["told"] == wanted["told"]
     for mine, theirs in zip(got["metrics"], wanted["metrics"], strict=True):

@@ -12,10 +12,13 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from bus.codec import BATCH_LIMITS, joined, parted
 from bus.messages import Batch, Share
@@ -27,6 +30,7 @@ from dart_cli.train.model import TrainModel
 from dart_cli.train.ranks.distributed import Command, DistributedGroup, memory_mb
 from dart_cli.train.ranks.own_work import OwnForward
 from dart_cli.train.ranks.processes import Ranks
+from dart_cli.weights.base import TensorStream
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +49,15 @@ class RankedLearner:
         self.gauges: dict[str, float] = {"ranks": float(rank_group.size)}
         """For heartbeats: the number of ranks; which worked longest by itself in the last update, and
         its seconds (`_trained`); the most memory of any."""
+
+    @property
+    def before_change(self) -> Callable[[], None]:
+        """See Learner: of this rank, whose weights are published."""
+        return self._learner.before_change
+
+    @before_change.setter
+    def before_change(self, call: Callable[[], None]) -> None:
+        self._learner.before_change = call
 
     @classmethod
     def begin(cls, config: Config, ranks: Ranks) -> RankedLearner:
@@ -122,6 +135,19 @@ class _GatheredModel:
         self._rank_group.rest()
         return tensors
 
+    def stream(self) -> TensorStream:
+        """The same, one after another; reading it is a turn of all ranks."""
+        stream = self._learner.model.stream()
+        return replace(stream, tensors=self._turn(stream.tensors))
+
+    def _turn(
+        self, tensors: Iterable[tuple[str, torch.Tensor]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        self._rank_group.tell(Command.PUBLISH)
+        with self._rank_group.working("gathering the weights"):
+            yield from tensors
+        self._rank_group.rest()
+
     def frozen(self) -> frozenset[str]:
         """Names of those that training does not change."""
         return self._learner.model.frozen()
@@ -144,7 +170,8 @@ def follow(
             _trained(learner, rank_group, own, share, time.monotonic())
         elif command is Command.PUBLISH:
             with rank_group.working("gathering the weights"):
-                learner.model.weights()
+                for _ in learner.model.stream().tensors:
+                    pass
         elif command is Command.CHECKPOINT:
             with rank_group.working("beginning a checkpoint"):
                 save(more.decode())
