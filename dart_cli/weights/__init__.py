@@ -1,6 +1,7 @@
 """How new weights travel from the trainer to the rollout workers.
 
 base              the interfaces: WeightChannel, the trainer's end; Receiver, a worker's end
+publication       a version on its way: copied first, digested and written beside what follows
 file              the channel `file`: one directory per version
 broadcast/        the channels `gloo` and `nccl`: from the trainer's memory to all workers at once
 mirror            a worker's own copy of the newest version, and the receiver of deltas
