@@ -33,8 +33,7 @@ _NOTICES = 6  # latest ones kept on the page
 class LiveDisplay:
     """The page or lines that a person sees while the run goes on."""
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    def __init__(self) -> None:
         self._console = Console(stderr=True, markup=False, highlight=False)
         self._notices: deque[str] = deque(maxlen=_NOTICES)
         self._snapshot: Snapshot | None = None
@@ -69,17 +68,17 @@ class LiveDisplay:
                 self._live = None
 
     @contextlib.asynccontextmanager
-    async def watching(self) -> AsyncIterator[None]:
-        """Ask the data process for snapshots and show them while inside."""
-        task = asyncio.create_task(self._watch())
+    async def watching(self, config: Config) -> AsyncIterator[None]:
+        """Ask the run's data process for snapshots and show them while inside."""
+        task = asyncio.create_task(self._watch(config))
         try:
             yield
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _watch(self) -> None:
-        async with Watcher(self._config) as watcher:
+    async def _watch(self, config: Config) -> None:
+        async with Watcher(config) as watcher:
             while True:
                 try:
                     self._snapshot = await watcher.snapshot()

@@ -39,6 +39,8 @@ from dart_cli.cli.tools import tools
 if TYPE_CHECKING:
     import asyncio
 
+    from dart_cli.config.schema import Config
+
 _UsageError: Any = typer.BadParameter.__base__  # typer has click's of its own, or click itself
 
 
@@ -215,22 +217,43 @@ def up(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Move an older run directory aside and begin anew.")
     ] = False,
+    ray: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS|local",
+            help="Place the processes on the Ray cluster at HOST:PORT, of which this host is a node.",
+            show_default=False,
+        ),
+    ] = "",
     force: Force = False,
     dry_run: DryRun = False,
 ) -> None:
     """Start data, train, rollout and env processes, show one live page, end them together.
 
-    A run that was stopped continues where it was. Ctrl-C ends everything cleanly.
+    A run that was stopped continues where it was. Ctrl-C ends everything cleanly. With --ray each runs
+    where the cluster has room for it; `--ray local` starts Ray on this host, to try that.
 
     Example: dart up configs/quickstart.toml --set train.lr=0 --fresh
     """
-    config = load_checked(config_path, overrides, None)
+    # The nodes of a cluster have other devices than this host; each process checks its own.
+    config = load_checked(config_path, overrides, "data" if ray else None)
     if dry_run:
-        print_dry_run(config, None, force=force, fresh=fresh)
+        if ray:
+            print_dry_run(config, "data", {"ray": _asked_for(config)}, force=force, fresh=fresh)
+        else:
+            print_dry_run(config, None, force=force, fresh=fresh)
         return
     from dart_cli.cli.up import run_up
 
-    raise typer.Exit(run_up(config, config_path, overrides or [], fresh=fresh, force=force))
+    raise typer.Exit(
+        run_up(config, config_path, overrides or [], fresh=fresh, force=force, ray=ray)
+    )
+
+
+def _asked_for(config: Config) -> str:
+    from dart_cli.cluster.demands import summary
+
+    return summary(config)
 
 
 @app.command()

@@ -6,20 +6,24 @@
     is_finished    whether an earlier start made all updates
 
 The processes are children (runtime/supervisor.py), started by the same commands that a person would
-type; `RUN/logs/up.log` holds what all of them print, live_display.py shows a person how it goes.
+type, here or on the nodes of a Ray cluster (cluster/); `RUN/logs/up.log` holds what all of them print,
+live_display.py shows a person how it goes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bus.endpoints import make_private_dir
 from bus.errors import RunDirectoryError
@@ -35,7 +39,10 @@ from dart_cli.runtime.commands import commands_of
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.logs import log_dir, logging_to
 from dart_cli.runtime.run_dir import claim, save_config
-from dart_cli.runtime.supervisor import Supervisor
+from dart_cli.runtime.supervisor import StartProcess, Supervisor, start_here
+
+if TYPE_CHECKING:
+    from dart_cli.cluster.connection import Cluster
 
 logger = logging.getLogger(__name__)
 
@@ -44,15 +51,37 @@ INTERRUPTED = 130
 _WEIGHT_SET = "v[0-9]*/manifest.json"  # a version in a folder of them
 
 
+@dataclass(frozen=True)
+class _Whereabouts:
+    """Where the processes of the run are: their configuration and arguments, and how one is started."""
+
+    config: Config
+    arguments: Sequence[str]
+    start: StartProcess
+    kill: Callable[[], None]  # what is left, at once
+
+
 def run_up(
-    config: Config, config_path: Path, overrides: Sequence[str], *, fresh: bool, force: bool = False
+    config: Config,
+    config_path: Path,
+    overrides: Sequence[str],
+    *,
+    fresh: bool,
+    force: bool = False,
+    ray: str = "",
 ) -> int:
     """Run it to its end; returns the exit code, 130 where a signal stopped it.
+
+    With `ray`, on the cluster at that address. Raises UserError where there is none.
 
     Raises RunDirectoryError if the run is live already, ConfigError or ModelError if it cannot go on
     with this configuration, ChildError if one of its processes could not be kept alive.
     """
     began = time.monotonic()
+    if ray:
+        from dart_cli.cluster.connection import refuse_ray
+
+        refuse_ray(ray)
     if fresh:
         set_aside(config)
     make_private_dir(config.run.dir)
@@ -67,9 +96,11 @@ def run_up(
         if force and (config.run.dir / "config.json").exists():
             save_config(config, force=True)  # its processes find the run as it is now
         arguments = [str(config_path), *(part for each in overrides for part in ("--set", each))]
-        finished = asyncio.run(_bring_to_end(config, arguments))
+        with _cluster(config, ray) as cluster:
+            finished = asyncio.run(_bring_to_end(config, config_path, overrides, cluster))
     if not finished:
-        say = f"stopped; go on with: dart up {shlex.join(arguments)}"
+        on_ray = ["--ray", ray] if ray else []
+        say = f"stopped; go on with: dart up {shlex.join([*arguments, *on_ray])}"
         sys.stderr.write(f"{say}\n")
         return INTERRUPTED
     write_report(config, minutes_total=(time.monotonic() - began) / 60)
@@ -123,16 +154,51 @@ def _is_run(folder: Path) -> bool:
     return bool(names & {DATABASE, "workers"}) or names <= {"eval", "logs"}
 
 
-async def _bring_to_end(config: Config, arguments: Sequence[str]) -> bool:
+@contextlib.contextmanager
+def _cluster(config: Config, address: str) -> Iterator[Cluster | None]:
+    """The Ray cluster at `address`; None without one. Before the loop: Ray takes over SIGTERM."""
+    if not address:
+        yield None
+        return
+    from dart_cli.cluster.connection import connected
+    from dart_cli.cluster.demands import demands_of
+
+    with connected(address, cpus=sum(demand.cpus for demand in demands_of(config, []))) as cluster:
+        yield cluster
+
+
+@contextlib.asynccontextmanager
+async def _whereabouts(
+    config: Config,
+    path: Path,
+    overrides: Sequence[str],
+    cluster: Cluster | None,
+    notice: Callable[[str], None],
+    stop: asyncio.Event,
+) -> AsyncIterator[_Whereabouts]:
+    """This host, or the nodes of the cluster."""
+    if cluster is None:
+        arguments = [str(path), *(part for each in overrides for part in ("--set", each))]
+        yield _Whereabouts(config, arguments, start_here, lambda: None)
+        return
+    from dart_cli.cluster.run import placed
+
+    async with placed(cluster, config, path, overrides, notice=notice, stop=stop) as run:
+        yield _Whereabouts(run.config, run.arguments, run.start, run.kill)
+
+
+async def _bring_to_end(
+    config: Config, path: Path, overrides: Sequence[str], cluster: Cluster | None
+) -> bool:
     """Evaluate, train, evaluate; False if a signal stopped it."""
     stop = asyncio.Event()
-    display = LiveDisplay(config)
-    supervisors: list[Supervisor] = []
+    display = LiveDisplay()
+    killable: list[Supervisor | _Whereabouts] = []
 
     def on_signal() -> None:
         if stop.is_set():
-            for supervisor in supervisors:
-                supervisor.kill()
+            for each in killable:
+                each.kill()
             display.leave()
             os._exit(INTERRUPTED)
         display.notice("stopping; a second Ctrl-C stops at once")
@@ -151,17 +217,23 @@ async def _bring_to_end(config: Config, arguments: Sequence[str]) -> bool:
             restarts=restarts,
             log_file=log_dir(config.run.dir) / "up.log",
             notice=display.notice,
+            start=there.start,
         )
-        supervisors.append(supervisor)
+        killable.append(supervisor)
         await supervisor.run(stop)
 
     async def evaluate(name: str, *how: str) -> None:
         display.notice(
             f"evaluating {name} the run: {config.eval.episodes} held-out episodes a mode"
         )
-        await run({"eval": ["eval", *arguments, "--json", "--keep-as", name, *how]}, ["eval"], 0)
+        command = ["eval", *there.arguments, "--json", "--keep-as", name, *how]
+        await run({"eval": command}, ["eval"], 0)
 
-    async with display.shown():
+    async with (
+        display.shown(),
+        _whereabouts(config, path, overrides, cluster, display.notice, stop) as there,
+    ):
+        killable.append(there)
         around = config.eval.around
         if around and _judged(config, BEFORE) is None and not stop.is_set():
             mode = "all" if config.eval.random_episodes else "both"
@@ -169,8 +241,9 @@ async def _bring_to_end(config: Config, arguments: Sequence[str]) -> bool:
         if is_finished(config):
             display.notice(f"all {config.train.updates} updates are done; --fresh begins anew")
         elif not stop.is_set():
-            async with display.watching():
-                await run(commands_of(config, arguments), ["data", "train"], config.up.restart)
+            async with display.watching(there.config):
+                commands = commands_of(config, there.arguments)
+                await run(commands, ["data", "train"], config.up.restart)
         if around and not stop.is_set() and _outdated(config):
             await evaluate(AFTER)
     return not stop.is_set()

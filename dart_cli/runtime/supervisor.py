@@ -1,9 +1,11 @@
 """Child processes that belong together: started, restarted when they die, ended as one.
 
-    Supervisor  runs named commands until its leaders have ended, a command cannot be kept alive, or
-                `stop` is set; then ends all of them, process groups included
-    Child       one command and its present process
-    ChildError  a command that could not be kept alive
+    Supervisor   runs named commands until its leaders have ended, a command cannot be kept alive, or
+                 `stop` is set; then ends all of them, process groups included
+    Child        one command and its present process
+    Process      what the supervisor needs of that process, on whichever host it is
+    start_here   starts a command as a process of this host; see StartProcess
+    ChildError   a command that could not be kept alive
 
 Each child leads its own process group, so that Ctrl-C reaches only this process, and a signal to the
 group reaches all that the child started, re-parented processes too (psutil has no process groups).
@@ -20,10 +22,10 @@ import signal
 import sys
 import time
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import Any, Protocol, TextIO
 
 from bus.errors import DartError, UserError
 from dart_cli.runtime.role import GRACE_S, LAST_WORK_S, PARENT_VARIABLE
@@ -58,13 +60,96 @@ class ChildError(DartError):
         self.exit_code = exit_code
 
 
+class Output(Protocol):
+    """What a process prints, standard output and errors together."""
+
+    async def read(self, n: int = -1, /) -> bytes:
+        """At most `n` more bytes, as soon as there are any; empty at the end."""
+        ...
+
+
+class Process(Protocol):
+    """A command of `dart` that was started."""
+
+    @property
+    def output(self) -> Output:
+        """To be read as long as it runs."""
+        ...
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, the negative number of the signal that ended it, or None as long as it runs."""
+        ...
+
+    async def wait(self) -> int:
+        """The exit code, once it has ended."""
+        ...
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Send a signal to the process and everything it started."""
+        ...
+
+    def how_it_ended(self, code: int) -> str:
+        """The rest of a sentence that begins with its name."""
+        ...
+
+
+StartProcess = Callable[[str, Sequence[str], asyncio.Event], Awaitable[Process | None]]
+"""(name, arguments of `dart`, ending) -> its process; None where `ending` was set before it started."""
+
+
+class LocalProcess:
+    """A process of this host, which leads its own process group. See Process."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        self.output: asyncio.StreamReader = process.stdout
+        self.pid = process.pid
+        self._process = process
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code; None as long as it runs."""
+        return self._process.returncode
+
+    async def wait(self) -> int:
+        """The exit code, once it has ended."""
+        return await self._process.wait()
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Send a signal to the process and everything it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def how_it_ended(self, code: int) -> str:
+        """`was ended by SIGKILL`, `ended with 1`."""
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+
+
+async def start_here(
+    _name: str, arguments: Sequence[str], _ending: asyncio.Event, **how: Any
+) -> LocalProcess:
+    """Start `dart ARGUMENTS` here; it ends when this process is gone. `how` is for create_subprocess_exec."""
+    environment = how.pop("env", os.environ)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "dart_cli", *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+        env={**environment, PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"},
+        **how,
+    )
+    return LocalProcess(process)
+
+
 @dataclass
 class Child:
     """One command and its present process."""
 
     name: str
     arguments: Sequence[str]
-    process: asyncio.subprocess.Process | None = None
+    process: Process | None = None
     restarts: int = 0
     last_line: str = ""  # of its output, to report why it ended
     heard_at: float = 0.0  # monotonic seconds of its last output
@@ -78,8 +163,7 @@ class Child:
     def signal_group(self, number: signal.Signals) -> None:
         """Send a signal to the child and everything it started."""
         if self.process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, number)
+            self.process.signal_group(number)
 
 
 class Supervisor:
@@ -93,17 +177,20 @@ class Supervisor:
         restarts: int,
         log_file: Path,
         notice: Callable[[str], None],
+        start: StartProcess = start_here,
     ) -> None:
         """`commands` is name -> arguments of `dart`, the last ones ended last.
 
         The supervisor is done when all `leaders` ended with 0. `restarts` bounds how often each child is
-        started again; `notice` is called with each line that a person should see.
+        started again; `notice` is called with each line that a person should see. `start` says where they
+        run.
         """
         self._children = {name: Child(name, arguments) for name, arguments in commands.items()}
         self._leaders = [self._children[name] for name in leaders]
         self._restarts = restarts
         self._log_file = log_file
         self._notice = notice
+        self._start = start
         self._ending = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -146,12 +233,8 @@ class Supervisor:
                 child.signal_group(signal.SIGKILL)  # what it left behind
                 if code == 0 or self._ending.is_set():
                     return
-                how = (
-                    f"was ended by {signal.Signals(-code).name}"
-                    if code < 0
-                    else f"ended with {code}"
-                )
-                what = f"{child.name} {how}"
+                assert child.process is not None
+                what = f"{child.name} {child.process.how_it_ended(code)}"
                 why = f": {child.last_line}" if child.last_line else ""
                 if code == USER_ERROR_CODE or child.restarts >= self._restarts:
                     raise ChildError(
@@ -168,20 +251,13 @@ class Supervisor:
             child.ended.set()
 
     async def _run_once(self, child: Child, log: TextIO) -> int:
-        environment = {**os.environ, PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "dart_cli", *child.arguments),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-            env=environment,
-        )
+        process = await self._start(child.name, child.arguments, self._ending)
+        if process is None:
+            return 0
         child.process = process
         if self._ending.is_set():  # `kill` or `_end` was called while it started
             child.signal_group(signal.SIGTERM)
-        assert process.stdout is not None
-        reading = asyncio.create_task(self._read(child, process.stdout, log))
+        reading = asyncio.create_task(self._read(child, process.output, log))
         code = await process.wait()
         # A grandchild may hold the pipe open forever; it is killed with the group after this.
         await asyncio.wait([reading], timeout=1.0)
@@ -189,7 +265,7 @@ class Supervisor:
         await asyncio.gather(reading, return_exceptions=True)
         return code
 
-    async def _read(self, child: Child, stream: asyncio.StreamReader, log: TextIO) -> None:
+    async def _read(self, child: Child, stream: Output, log: TextIO) -> None:
         """Copy output to the log by lines; a carriage return ends a line too, and so does the end.
 
         Where the log cannot be written, e.g. as its disk is full, reading goes on: a child whose output

@@ -6,7 +6,6 @@ import pytest
 
 from bus.snapshot import Snapshot, StallView
 from dart_cli.cli.live_display import LiveDisplay
-from dart_cli.config.schema import Config
 from tests.status.test_page import snapshot
 
 
@@ -19,7 +18,7 @@ def stalled(*texts: str, stopping: bool = False) -> Snapshot:
 def test_a_stall_is_written_once_and_again_when_it_is_over(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    display = LiveDisplay(Config())
+    display = LiveDisplay()
     for run in (stalled("40 groups"), stalled("48 groups"), stalled(), stalled("50 groups")):
         display.tell_stalls(run)
     lines = [line.split(" ", 1)[1] for line in capsys.readouterr().err.splitlines()]

@@ -103,3 +103,7 @@ class UpConfig(Section):
 
     restart: Count = 3
     """Times a process that died is started again before the run is ended."""
+
+    cluster_wait_s: PositiveSeconds = 600.0
+    """With `--ray`, seconds that a process without which the run cannot go on waits for room in the
+    cluster."""

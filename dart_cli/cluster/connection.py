@@ -1,0 +1,162 @@
+"""A Ray cluster: the user's own, or one that is started for this run on this host.
+
+    connected     this process as a driver of the cluster, until the block ends
+    Cluster       what is asked of it: its nodes, and which of them this one is
+    refuse_ray    the error for an address that cannot be one, or where Ray is not installed
+
+Ray reads its settings from the environment when it is imported, so they are set before. Usage statistics
+and the dashboard are off. Of a cluster that is started here every socket is bound to loopback, its token
+is its own, and its files are in a private folder, which is removed at the end; the path is short, since
+sockets are in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import logging
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bus.errors import MissingPartError, UserError, first_line
+from bus.loopback import is_loopback
+from dart_cli.cluster.demands import Node
+
+LOCAL = "local"
+REACH_S = 10.0
+"""Seconds in which the address of a cluster must accept a connection."""
+ASK_S = 60.0
+"""Seconds in which the cluster must answer what its nodes are."""
+OBJECT_STORE_BYTES = 80 * 2**20  # Ray's least is 75 MiB; nothing large goes through it
+_FAULTS = (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError)
+_LOCAL_SETTINGS = {
+    # Ray's name for: use 127.0.0.1, and only that, as this node's address.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_AUTH_MODE": "token",
+}
+
+_T = TypeVar("_T")
+
+
+class Cluster:
+    """A cluster that this process is connected to. Its calls block: they are made in threads."""
+
+    def __init__(self, ray: Any, address: str) -> None:
+        self.ray, self.address = ray, address
+        self.here: str = ray.get_runtime_context().get_node_id()
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it was started for this run, on this host alone."""
+        return self.address == LOCAL
+
+    def nodes(self) -> list[Node]:
+        """Those that live."""
+        from ray._private.state import available_resources_per_node
+
+        free = available_resources_per_node()
+        return [
+            Node(
+                id=each["NodeID"],
+                host=each["NodeManagerHostname"],
+                address=each["NodeManagerAddress"],
+                cpus=each["Resources"].get("CPU", 0.0),
+                gpus=each["Resources"].get("GPU", 0.0),
+                free_cpus=free.get(each["NodeID"], {}).get("CPU", 0.0),
+                free_gpus=free.get(each["NodeID"], {}).get("GPU", 0.0),
+            )
+            for each in self.ray.nodes()
+            if each["Alive"]
+        ]
+
+    async def ask(self, call: Callable[[], _T], within_s: float = ASK_S) -> _T:
+        """What a blocking call of Ray's returns. Raises TimeoutError."""
+        async with asyncio.timeout(within_s):
+            return await asyncio.to_thread(call)
+
+
+def refuse_ray(address: str) -> None:
+    """Raise MissingPartError where Ray is not installed, UserError for what is no address of a cluster."""
+    if importlib.util.find_spec("ray") is None:
+        raise MissingPartError(
+            "`dart up --ray` needs the package ray: pip install -e '.[ray]' in dart's folder, "
+            "on every node"
+        )
+    if address in (LOCAL, "auto"):
+        return
+    host, colon, port = address.rpartition(":")
+    if "://" in address or not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
+        raise UserError(
+            f"--ray {address}: want HOST:PORT of a cluster of which this host is a node, as "
+            '"ray start" prints it, or "auto", or "local" to start Ray on this host'
+        )
+
+
+@contextlib.contextmanager
+def connected(address: str, cpus: int) -> Iterator[Cluster]:
+    """The cluster at `address`; `local` starts one on this host, with at least `cpus` CPUs.
+
+    Raises UserError where there is none, or this host is no node of it.
+    """
+    refuse_ray(address)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    with contextlib.ExitStack() as stack:
+        how: dict[str, Any] = {"address": address}
+        if address == LOCAL:
+            for name, value in _LOCAL_SETTINGS.items():
+                os.environ[name] = value
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+            os.environ.pop("RAY_ADDRESS", None)
+            folder = Path(tempfile.mkdtemp(prefix="dart-ray-", dir="/tmp"))
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            # Ray opens its own folder to all users; the one around it stays private.
+            how |= {
+                "_temp_dir": str(folder / "r"),
+                "num_cpus": max(cpus, os.cpu_count() or 1),
+                "include_dashboard": False,
+                "object_store_memory": OBJECT_STORE_BYTES,
+            }
+        import ray
+
+        if address not in (LOCAL, "auto"):
+            _reach(address, ray.util.get_node_ip_address())
+        try:
+            ray.init(
+                **how,
+                log_to_driver=False,
+                configure_logging=False,
+                logging_level=logging.ERROR,
+                namespace=f"dart-{secrets.token_hex(8)}",
+            )
+        except (*_FAULTS, ray.exceptions.RayError) as error:
+            raise UserError(
+                f"--ray {address}: {first_line(error)}; this host must be a node of the cluster, with the "
+                "same versions of Ray and Python, and its token"
+            ) from None
+        stack.callback(ray.shutdown)
+        yield Cluster(ray, address)
+
+
+def _reach(address: str, here: str) -> None:
+    """Raise UserError where nothing listens: Ray itself would try for minutes.
+
+    `here` is the address by which Ray knows this host; it takes a loopback address for that.
+    """
+    host, _, port = address.rpartition(":")
+    meant = here if is_loopback(host.strip("[]")) else host.strip("[]")
+    try:
+        with socket.create_connection((meant, int(port)), REACH_S):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"--ray {address}: no Ray cluster answers at {meant}, port {port}: {error.strerror or error}; "
+            f"start it with `ray start --head --port={port}`, or name the address that it printed"
+        ) from None

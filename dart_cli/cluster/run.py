@@ -1,0 +1,287 @@
+"""A run on a cluster, from its first reservation to its end.
+
+    ClusterRun     what `dart up` needs: the configuration with its addresses, how a process is started
+    of_this_run    its keys: the user's own, or a new pair
+
+The data process and the trainer share a node, `home`: this host where it is a node with room, else any. Both
+use the run directory as it is, so home must see it where this host does; every other process has a private
+folder on its node, and what it prints and logs comes to the run directory here. Weights are files of a folder
+that all see, or travel over the network, as `weights.channel` says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bus.endpoints import make_private_dir, write_key_pair
+from bus.errors import DartError, UserError
+from dart_cli.cluster.connection import Cluster
+from dart_cli.cluster.demands import Demand, Node, Trainer, env_of, rollout_of, trainer_of
+from dart_cli.cluster.placing import Place, Placing, Reserved
+from dart_cli.cluster.process import RemoteProcess
+from dart_cli.cluster.role_host import CONFIG, SHARED_S, Setup
+from dart_cli.config.endpoints import KEY_FILE, weights_dir
+from dart_cli.config.load import load_config
+from dart_cli.config.schema import Config
+from dart_cli.config.template import to_toml
+from dart_cli.config.validate import check_config
+from dart_cli.runtime.logs import log_dir
+from dart_cli.runtime.supervisor import Process
+
+_AT_HOME = ("data", "train", "eval")
+_ANSWER_S = SHARED_S + 30.0
+"""Seconds in which an actor must have started its child, or found that it cannot."""
+_PASSED_ON = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class ClusterRun:
+    """See the module. Made by `placed`, inside one running loop."""
+
+    def __init__(
+        self, cluster: Cluster, config: Config, path: Path, notice: Callable[[str], None]
+    ) -> None:
+        self.config = config
+        self.arguments: list[str] = []
+        self._cluster, self._path, self._notice = cluster, path, notice
+        self._placing = Placing(cluster, config.up.restart, config.up.cluster_wait_s, notice)
+        self._places: dict[str, Place] = {}
+        self._processes: dict[str, RemoteProcess] = {}
+        self._trainer = Trainer((Demand("", 0),))
+        self._home: Node | None = None
+        self._reserved: Reserved | None = None
+        self._keys = ""
+        self._resume = ""
+        self._marker = f".cluster-{secrets.token_hex(8)}"
+
+    # --- home -------------------------------------------------------------------------------
+
+    async def settle(self, overrides: Sequence[str], stop: asyncio.Event) -> bool:
+        """Find the node of data and train, and what follows from it; False where `stop` came first.
+
+        Raises UserError where there is none, or it does not see the run directory.
+        """
+        nodes = await self._cluster.ask(self._cluster.nodes)
+        self._trainer = trainer_of(self.config, nodes)
+        home = self._trainer.home
+        here = next((node for node in nodes if node.id == self._cluster.here), None)
+        is_here = here is not None and here.has_free(home)
+        self._reserved = await self._placing.reserve(
+            self._trainer.bundles, on=here if is_here else None
+        )
+        data = self._placing.place(Demand("data", 1), "data", self._reserved)
+        self._places["data"] = data
+        if not await self._placing.found(data, stop, lambda: True):
+            return False
+        assert data.node is not None
+        self._home = data.node
+        bus = self.config.bus
+        port = bus.port
+        if bus.transport != "tcp":
+            port = await _answer(data.actor.ports.remote(3))
+        if not port:
+            raise UserError(f"{self._home.host} has no three free ports in a row: set bus.port")
+        self._adopt(overrides, port)
+        where = "this host" if is_here else f"{self._home.host} ({self._home.address})"
+        self._notice(f"data and train run on {where}, port {port}")
+        return True
+
+    def _adopt(self, overrides: Sequence[str], port: int) -> None:
+        """The configuration of this start, and the command line that says it."""
+        assert self._home is not None
+        run_dir = self.config.run.dir.absolute()
+        self._keys = of_this_run(self.config)
+        ours: dict[str, object] = {
+            "run.dir": run_dir,
+            "bus.transport": "tcp",
+            "bus.host": self._home.address,
+            "bus.port": port,
+            "bus.keys": run_dir / "keys",
+            "gpus.train": [],
+            "gpus.rollout": [],
+        }
+        if self.config.weights.channel == "file" and not self._cluster.is_local:
+            ours["weights.directory"] = weights_dir(self.config).absolute()
+        given = [*overrides, *(f"{key}={to_toml(value)}" for key, value in ours.items())]
+        self.config = load_config(self._path, given)
+        check_config(self.config, role="data")
+        self.arguments = [CONFIG, *(part for each in given for part in ("--set", each))]
+        for folder in self._shared_folders():
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / self._marker).touch()
+
+    def _shared_folders(self) -> list[Path]:
+        """Folders that several nodes must see: of the run, of the weights."""
+        folders = [self.config.run.dir]
+        if self.config.weights.directory is not None:
+            folders.append(self.config.weights.directory)
+        return folders
+
+    # --- processes --------------------------------------------------------------------------
+
+    async def start(
+        self, name: str, arguments: Sequence[str], ending: asyncio.Event
+    ) -> Process | None:
+        """Start a command of the run where it has room: see StartProcess.
+
+        Raises UserError where it has none by the deadline, or its node lacks what it needs.
+        """
+        if name in _AT_HOME and name in self._processes:
+            await self._refuse_lost_home()
+        place = await self._place_of(name)
+        role = name.partition("-")[0]
+        errors = self._cluster.ray.exceptions
+        while await self._placing.found(place, ending, lambda: not self._others_run(name, role)):
+            try:
+                return await self._started(name, place, arguments)
+            except errors.RayActorError:  # lost since it was found
+                continue
+        return None
+
+    async def _started(self, name: str, place: Place, arguments: Sequence[str]) -> RemoteProcess:
+        """The process of a command at its place, whose actor has just answered."""
+        node = place.node
+        assert node is not None
+        problem = await _answer(place.actor.prepare.remote(self._setup(name, place)))
+        if problem:
+            raise UserError(f"{name} cannot run on {node.host}: {problem}")
+        await _answer(place.actor.start.remote(list(arguments), {}))
+        if self._home is not None and node.id != self._home.id:
+            self._notice(f"{name} runs on {node.host} ({node.address}, node {node.id[:8]})")
+        process = RemoteProcess(place.actor, place.life, node, self._log_of(name))
+        self._processes[name] = process
+        return process
+
+    async def _place_of(self, name: str) -> Place:
+        """Where a command runs; the same place for each of its starts."""
+        other = {"train": "eval", "eval": "train"}.get(name)
+        if other in self._places:  # they take turns in one bundle
+            await self._placing.remove([self._places.pop(other)])
+        if name not in self._places:
+            nodes = await self._cluster.ask(self._cluster.nodes)
+            if name in _AT_HOME:
+                demand, reserved = self._trainer.ranks[0], self._reserved
+            elif name.startswith("rollout"):
+                demand = rollout_of(self.config, name, nodes)
+                reserved = await self._placing.reserve([demand])
+            else:
+                demand, reserved = env_of(name), None
+            self._places[name] = self._placing.place(demand, name, reserved)
+        return self._places[name]
+
+    def _setup(self, name: str, place: Place) -> Setup:
+        is_home = name in _AT_HOME
+        run_dir, weights = self.config.run.dir, self.config.weights.directory
+        shared = []
+        if is_home:
+            told = (
+                f"it does not see run.dir = {run_dir} of this host: start dart up there, or set run.dir to "
+                "a folder on a file system that both share"
+            )
+            shared.append((str(run_dir / self._marker), told))
+        if name.startswith("rollout") and weights is not None:
+            told = (
+                f"it does not see the folder of weights, {weights}: set weights.directory to one on a file "
+                "system that all nodes share"
+            )
+            shared.append((str(weights / self._marker), told))
+        return {
+            "config": self._path.read_text(encoding="utf-8"),
+            "keys": "" if is_home else self._keys,
+            "cwd": str(Path.cwd()),
+            "environment": {key: os.environ[key] for key in _PASSED_ON if key in os.environ},
+            "hides_gpus": not place.demand.gpus,
+            "shared": shared,
+        }
+
+    def _others_run(self, name: str, role: str) -> bool:
+        """Whether another process of the role runs, so that the run can do without this one."""
+        return any(
+            each != name and each.partition("-")[0] == role and process.returncode is None
+            for each, process in self._processes.items()
+        )
+
+    async def _refuse_lost_home(self) -> None:
+        """Raise DartError where the node of data and train is gone: another one has another address."""
+        assert self._home is not None
+        nodes = await self._cluster.ask(self._cluster.nodes)
+        if not any(node.id == self._home.id for node in nodes):
+            raise DartError(
+                f"the node {self._home.host} ({self._home.address}), which ran data and train, is lost; what "
+                f"{self.config.run.dir} holds is kept: the same command goes on from there, on any node "
+                "that sees it"
+            )
+
+    def _log_of(self, name: str) -> Callable[[bytes], object]:
+        path = log_dir(self.config.run.dir) / f"{name}.log"
+
+        def add(more: bytes) -> None:
+            with contextlib.suppress(OSError), path.open("ab") as file:
+                file.write(more)
+
+        return add
+
+    # --- the end ----------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """End all that is left on the nodes."""
+        with contextlib.suppress(TimeoutError):
+            await self._placing.close()
+        for folder in self._shared_folders():
+            (folder / self._marker).unlink(missing_ok=True)
+
+    def kill(self) -> None:
+        """End everything at once."""
+        self._placing.kill()
+
+
+@contextlib.asynccontextmanager
+async def placed(
+    cluster: Cluster,
+    config: Config,
+    path: Path,
+    overrides: Sequence[str],
+    *,
+    notice: Callable[[str], None],
+    stop: asyncio.Event,
+) -> AsyncIterator[ClusterRun]:
+    """The run on the cluster, with a home; its processes have ended at the end of the block.
+
+    Where `stop` was set before there was a home, its configuration is the one given.
+    """
+    run = ClusterRun(cluster, config, path, notice)
+    try:
+        await run.settle(overrides, stop)
+        yield run
+    finally:
+        await run.close()
+
+
+async def _answer(call: Any) -> Any:
+    """What an actor answers. Raises a RayError where it is lost, TimeoutError where it does not answer."""
+    async with asyncio.timeout(_ANSWER_S):
+        return await asyncio.wrap_future(call.future())
+
+
+def of_this_run(config: Config) -> str:
+    """The text of the key file, which lies in the run directory afterwards. Raises ConfigError."""
+    folder = make_private_dir(config.run.dir / "keys")
+    target = folder / KEY_FILE
+    if config.bus.keys is not None and config.bus.keys.absolute() != folder.absolute():
+        text = (config.bus.keys / KEY_FILE).read_text(encoding="ascii")
+    else:
+        with tempfile.TemporaryDirectory(dir=folder) as draft:
+            write_key_pair(Path(draft) / KEY_FILE)
+            text = (Path(draft) / KEY_FILE).read_text(encoding="ascii")
+    draft_file = folder / f".{KEY_FILE}"
+    handle = os.open(draft_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w", encoding="ascii") as file:
+        file.write(text)
+    draft_file.replace(target)
+    return text

@@ -1,0 +1,125 @@
+"""`dart up --ray` on a cluster of three nodes: it completes, loses a node, is stopped, lacks room."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bus.errors import RunDirectoryError
+from dart_cli.bench.audit import FinishedTrajectories, audit
+from dart_cli.config.endpoints import run_endpoints
+from dart_cli.data.store.open import open_reader
+from dart_cli.runtime.run_dir import read_run
+from tests.cluster.parts import LocalCluster, local_cluster, write_config
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+PATIENCE_S = 120
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """Room for data and train on the first node, for all others on each of the rest."""
+    with local_cluster({"num_cpus": 2}, {"num_cpus": 4}, {"num_cpus": 4}) as made:
+        yield made
+
+
+def updates_done(run_dir: Path) -> int:
+    try:
+        with open_reader(run_dir) as reader:
+            return sum(batch.state == "trained" for batch in reader.batches())
+    except RunDirectoryError:
+        return 0
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Processes of `dart`, of a run below `folder`, also those on the nodes."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            if "dart_cli" in words and any(str(folder) in word for word in words):
+                found.append(process.pid)
+    return found
+
+
+def test_a_run_too_large_for_the_cluster_says_what_is_lacking(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    child = cluster.up(
+        write_config(tmp_path, updates=5),
+        *("--set", "up.cluster_wait_s=1", "--set", "train.learner=torch"),
+        *("--set", "train.device=cuda", "--set", "train.ranks=2"),
+    )
+    _, err = child.communicate(timeout=PATIENCE_S)
+    assert child.returncode == 2, err
+    assert "for data and train: no node of the cluster has that many" in err
+    assert "the largest of 3 has 0 GPUs and 4 CPUs; add nodes" in err.splitlines()[-1]
+
+
+def test_ctrl_c_leaves_no_process_and_the_run_goes_on_though_a_node_is_lost(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    path = write_config(tmp_path, updates=10_000)
+    stopped = cluster.up(path)
+    wait_until(lambda: updates_done(run_dir) >= 1, "an update", patience_s=PATIENCE_S)
+    assert len(processes_of(tmp_path)) >= 7
+    stopped.send_signal(signal.SIGINT)
+    _, err = stopped.communicate(timeout=PATIENCE_S)
+    assert stopped.returncode == 130, err
+    assert f"go on with: dart up {path} --ray {cluster.address}" in err
+    assert processes_of(tmp_path) == []
+
+    config = read_run(run_dir)  # as `dart status RUN` does
+    assert config.bus.keys is not None
+    assert run_endpoints(config).address("data").startswith("tcp://127.0.0.1:")
+    for name in ("data", "train", "rollout-0", "rollout-1", "env-0", "env-1"):
+        assert f"{name} starts, pid" in (run_dir / "logs" / f"{name}.log").read_text()
+
+    done = updates_done(run_dir)
+    child = cluster.up(path, "--set", f"train.updates={done + 12}")
+    finished, said = FinishedTrajectories(), []
+
+    def listen() -> None:
+        assert child.stderr is not None
+        said.extend(child.stderr)
+
+    listening = threading.Thread(target=listen)
+    listening.start()
+    wait_until(lambda: updates_done(run_dir) >= done + 3, "more updates", patience_s=PATIENCE_S)
+    with open_reader(run_dir) as reader:
+        finished.update(reader)
+    workers = [found for line in said if (found := re.search(r"(\S+) runs on .* node (\w+)", line))]
+    assert {found[1] for found in workers} == {"rollout-0", "rollout-1", "env-0", "env-1"}
+    lost = workers[0][2]  # the node of one of them, at least
+    cluster.kill(next(i for i, node in enumerate(cluster.nodes) if node.startswith(lost)))
+    child.wait(PATIENCE_S)
+    listening.join()
+    assert child.returncode == 0, "".join(said)
+    assert updates_done(run_dir) == done + 12
+    assert any("; starting it again (1/3)" in line for line in said)
+    with open_reader(run_dir) as reader, (run_dir / "logs" / "train.log").open() as log:
+        found = audit(reader, finished, log)
+    assert (found.finished_lost, found.double_trained, found.never_trained) == (0, 0, 0)
+    assert found.trajectories >= (done + 12) * 8
+    assert processes_of(tmp_path) == []
+
+
+def test_the_processes_end_with_a_dart_up_that_is_killed(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    child = cluster.up(write_config(tmp_path, updates=10_000))
+    wait_until(lambda: updates_done(run_dir) >= 1, "an update", patience_s=PATIENCE_S)
+    os.kill(child.pid, signal.SIGKILL)
+    child.communicate()
+    wait_until(lambda: not processes_of(tmp_path), "the end of all", patience_s=60)

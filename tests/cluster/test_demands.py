@@ -1,0 +1,95 @@
+"""What a run asks of a cluster, and where a cluster is looked for."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bus.errors import MissingPartError, UserError
+from dart_cli.cli.main import main
+from dart_cli.cluster.connection import connected, refuse_ray
+from dart_cli.cluster.demands import Demand, Node, env_of, lacking, rollout_of, trainer_of
+from dart_cli.config.schema import Config
+
+
+def config(**sections: dict[str, Any]) -> Config:
+    return Config.model_validate(sections)
+
+
+def node(name: str = "a", cpus: float = 8, gpus: float = 0, **more: float) -> Node:
+    return Node(name, name, name, cpus, gpus, **more)
+
+
+SEVERAL = config(
+    train={"ranks": 4}, rollout={"engine": "vllm"}, vllm={"tensor_parallel": 2}, up={"rollouts": 2}
+)
+
+
+def test_a_trainer_takes_a_gpu_for_each_rank_and_data_a_cpu_beside_it() -> None:
+    trainer = trainer_of(SEVERAL, [node(gpus=8)])
+    assert [bundle.bundle for bundle in trainer.bundles] == [{"CPU": 2.0, "GPU": 4.0}]
+    assert trainer.ranks == (Demand("train", 1, 4),)
+
+
+def test_ranks_that_fit_on_no_node_are_placed_one_by_one() -> None:
+    trainer = trainer_of(SEVERAL, [node("a", gpus=2), node("b", gpus=2)])
+    assert trainer.bundles == (
+        Demand("data and train", 2, 1),
+        *(Demand(f"train-{rank}", 1, 1) for rank in (1, 2, 3)),
+    )
+    assert [rank.name for rank in trainer.ranks] == ["train", "train-1", "train-2", "train-3"]
+
+
+def test_on_a_cluster_without_gpus_cpus_stand_for_them() -> None:
+    assert trainer_of(SEVERAL, [node()]).bundles == (Demand("data and train", 5),)
+    assert rollout_of(SEVERAL, "rollout-0", [node()]) == Demand("rollout-0", 2)
+    assert rollout_of(SEVERAL, "rollout-0", [node(gpus=2)]) == Demand("rollout-0", 1, 2)
+    assert env_of("env-0") == Demand("env-0", 1)
+
+
+def test_a_process_without_a_model_asks_for_no_gpu() -> None:
+    simulated = config(rollout={"engine": "timed"}, train={"learner": "timed"})
+    assert rollout_of(simulated, "rollout-0", [node(gpus=2)]) == Demand("rollout-0", 1)
+    assert trainer_of(simulated, [node(gpus=2)]).bundles == (Demand("data and train", 2),)
+
+
+def test_a_wait_names_what_is_lacking() -> None:
+    busy = [node("a", 4, 1, free_cpus=1), node("b", 4, 1, free_cpus=3)]
+    assert lacking(Demand("rollout-2", 1, 1), busy) == (
+        "waits for 1 node with 1 GPU and 1 CPU for rollout-2: the cluster has 0 of 2 GPUs and 4 of 8 CPUs "
+        "free"
+    )
+    assert lacking(Demand("rollout-2", 1, 4), busy) == (
+        "waits for 1 node with 4 GPUs and 1 CPU for rollout-2: no node of the cluster has that many, "
+        "the largest of 2 has 1 GPUs and 4 CPUs"
+    )
+
+
+@pytest.mark.parametrize("address", ["", "host", "ray://host:1", "host:", ":1", "host:99999"])
+def test_what_is_no_address_of_a_cluster_is_refused(address: str) -> None:
+    with pytest.raises(UserError, match="want HOST:PORT"):
+        refuse_ray(address)
+
+
+def test_a_missing_package_is_one_line_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(f'[run]\ndir = "{tmp_path}/run"\n')
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "ray" else found(name)
+    )
+    with pytest.raises(MissingPartError), connected("local", 1):
+        pass
+    with pytest.raises(SystemExit) as end:
+        main(["up", str(path), "--ray", "local"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err == (
+        "error: `dart up --ray` needs the package ray: pip install -e '.[ray]' in dart's folder, on every "
+        "node\n"
+    )
+    assert not (tmp_path / "run").exists()
