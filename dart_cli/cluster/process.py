@@ -25,6 +25,8 @@ POLL_S = 5.0
 """Seconds that an actor waits for its child to print something, before it says that nothing is new."""
 SILENCE_S = 60.0
 """Seconds without an answer of an actor after which its process is lost."""
+RANKS_END_S = 20.0
+"""Seconds that ranks have to end by themselves once one of them is gone; then they are killed."""
 _AGAIN_S = 0.5
 
 
@@ -133,11 +135,17 @@ class Ranks:
             self.output.feed_data(chunk)
 
     async def _all(self) -> int:
-        """The others end by themselves when one is gone (docs/ranks.md)."""
+        """The others end by themselves when one is gone (docs/ranks.md), or are killed."""
         waits = {asyncio.create_task(rank.wait()): rank for rank in self._ranks}
         pending = set(waits)
         while pending:
-            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            done, pending = await asyncio.wait(
+                pending,
+                timeout=None if self._first is None else RANKS_END_S,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if not done:
+                self.signal_group(signal.SIGKILL)
             for task in done:
                 if task.result() != 0 and self._first is None:
                     self._first = waits[task]

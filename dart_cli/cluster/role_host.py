@@ -94,10 +94,12 @@ class RoleHost:
             "version": __version__,
         }
 
-    async def ports(self, count: int) -> int:
-        """The first of `count` ports in a row that are free here; 0 if there are none."""
+    async def ports(self, count: int, kept: Sequence[int] = ()) -> int:
+        """The first of `count` ports in a row that are free here, none of them `kept`; 0 without any."""
         for step in range(0, len(_PORTS), count):
             first = _PORTS[(os.getpid() * count + step) % len(_PORTS)]
+            if any(port in kept for port in range(first, first + count)):
+                continue
             with contextlib.suppress(OSError), contextlib.ExitStack() as held:
                 for port in range(first, first + count):
                     held.enter_context(socket.create_server(("", port)))

@@ -14,9 +14,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import secrets
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from bus.errors import DartError, UserError
 from dart_cli.cluster.connection import Cluster
 from dart_cli.cluster.demands import Demand, Node, Trainer, env_of, rollout_of, trainer_of
 from dart_cli.cluster.placing import Place, Placing, Reserved
-from dart_cli.cluster.process import RemoteProcess
+from dart_cli.cluster.process import Ranks, RemoteProcess
 from dart_cli.cluster.role_host import CONFIG, SHARED_S, Setup
 from dart_cli.config.endpoints import KEY_FILE, weights_dir
 from dart_cli.config.load import load_config
@@ -38,7 +39,12 @@ from dart_cli.runtime.supervisor import Process
 _AT_HOME = ("data", "train", "eval")
 _ANSWER_S = SHARED_S + 30.0
 """Seconds in which an actor must have started its child, or found that it cannot."""
-_PASSED_ON = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_PORTS = 4
+"""In a row, of the data process and the trainer: see run_endpoints."""
+_PASSED_ON = re.compile(
+    r"(GLOO|NCCL|HF|WANDB|VLLM|DART)_.*|(OMP|MKL|OPENBLAS)_NUM_THREADS|no_proxy|NO_PROXY"
+)
+"""Variables of this process that the children have too, as on one box."""
 
 
 class ClusterRun:
@@ -53,6 +59,7 @@ class ClusterRun:
         self._placing = Placing(cluster, config.up.restart, config.up.cluster_wait_s, notice)
         self._places: dict[str, Place] = {}
         self._processes: dict[str, RemoteProcess] = {}
+        self._started_once: set[str] = set()
         self._trainer = Trainer((Demand("", 0),))
         self._home: Node | None = None
         self._reserved: Reserved | None = None
@@ -84,9 +91,9 @@ class ClusterRun:
         bus = self.config.bus
         port = bus.port
         if bus.transport != "tcp":
-            port = await _answer(data.actor.ports.remote(3))
+            port = await _answer(data.actor.ports.remote(_PORTS))
         if not port:
-            raise UserError(f"{self._home.host} has no three free ports in a row: set bus.port")
+            raise UserError(f"{self._home.host} has no {_PORTS} free ports in a row: set bus.port")
         self._adopt(overrides, port)
         where = "this host" if is_here else f"{self._home.host} ({self._home.address})"
         self._notice(f"data and train run on {where}, port {port}")
@@ -132,26 +139,66 @@ class ClusterRun:
 
         Raises UserError where it has none by the deadline, or its node lacks what it needs.
         """
-        if name in _AT_HOME and name in self._processes:
+        if name in _AT_HOME and name in self._started_once:
             await self._refuse_lost_home()
+        self._started_once.add(name)
+        if name == "train" and len(self._trainer.ranks) > 1:
+            return await self._start_ranks(arguments, ending)
+        return await self._start_one(name, arguments, ending)
+
+    async def _start_one(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        ending: asyncio.Event,
+        environment: Mapping[str, str] | None = None,
+    ) -> RemoteProcess | None:
+        """As `start`; `environment` is of this process alone."""
         place = await self._place_of(name)
         role = name.partition("-")[0]
         errors = self._cluster.ray.exceptions
         while await self._placing.found(place, ending, lambda: not self._others_run(name, role)):
             try:
-                return await self._started(name, place, arguments)
+                return await self._started(name, place, arguments, environment or {})
             except errors.RayActorError:  # lost since it was found
                 continue
         return None
 
-    async def _started(self, name: str, place: Place, arguments: Sequence[str]) -> RemoteProcess:
+    async def _start_ranks(self, arguments: Sequence[str], ending: asyncio.Event) -> Process | None:
+        """A process of `dart train` for each rank, told who it is as torchrun would (docs/ranks.md)."""
+        assert self._home is not None
+        first = self.config.bus.port
+        kept = list(range(first, first + _PORTS))
+        port = await _answer(self._places["data"].actor.ports.remote(1, kept))
+        ranks: list[RemoteProcess] = []
+        for number, demand in enumerate(self._trainer.ranks):
+            told = {
+                "RANK": str(number),
+                "WORLD_SIZE": str(len(self._trainer.ranks)),
+                "LOCAL_RANK": "0",  # it sees its own GPU alone
+                "MASTER_ADDR": self._home.address,
+                "MASTER_PORT": str(port),
+            }
+            started = await self._start_one(demand.name, arguments, ending, told)
+            if started is None:
+                break
+            ranks.append(started)
+        return Ranks(ranks) if ranks else None
+
+    async def _started(
+        self,
+        name: str,
+        place: Place,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+    ) -> RemoteProcess:
         """The process of a command at its place, whose actor has just answered."""
         node = place.node
         assert node is not None
         problem = await _answer(place.actor.prepare.remote(self._setup(name, place)))
         if problem:
             raise UserError(f"{name} cannot run on {node.host}: {problem}")
-        await _answer(place.actor.start.remote(list(arguments), {}))
+        await _answer(place.actor.start.remote(list(arguments), dict(environment)))
         if self._home is not None and node.id != self._home.id:
             self._notice(f"{name} runs on {node.host} ({node.address}, node {node.id[:8]})")
         process = RemoteProcess(place.actor, place.life, node, self._log_of(name))
@@ -164,22 +211,26 @@ class ClusterRun:
         if other in self._places:  # they take turns in one bundle
             await self._placing.remove([self._places.pop(other)])
         if name not in self._places:
+            index = 0  # of the bundle
             nodes = await self._cluster.ask(self._cluster.nodes)
             if name in _AT_HOME:
                 demand, reserved = self._trainer.ranks[0], self._reserved
+            elif name.startswith("train-"):
+                index = int(name.partition("-")[2])
+                demand, reserved = self._trainer.ranks[index], self._reserved
             elif name.startswith("rollout"):
                 demand = rollout_of(self.config, name, nodes)
                 reserved = await self._placing.reserve([demand])
             else:
                 demand, reserved = env_of(name), None
-            self._places[name] = self._placing.place(demand, name, reserved)
+            self._places[name] = self._placing.place(demand, name, reserved, index)
         return self._places[name]
 
     def _setup(self, name: str, place: Place) -> Setup:
-        is_home = name in _AT_HOME
+        sees_run = name in _AT_HOME or name.startswith("train-")
         run_dir, weights = self.config.run.dir, self.config.weights.directory
         shared = []
-        if is_home:
+        if sees_run:
             told = (
                 f"it does not see run.dir = {run_dir} of this host: start dart up there, or set run.dir to "
                 "a folder on a file system that both share"
@@ -188,21 +239,21 @@ class ClusterRun:
         if name.startswith("rollout") and weights is not None:
             told = (
                 f"it does not see the folder of weights, {weights}: set weights.directory to one on a file "
-                "system that all nodes share"
+                'system that all nodes share, or weights.channel to "gloo" or "nccl"'
             )
             shared.append((str(weights / self._marker), told))
         return {
             "config": self._path.read_text(encoding="utf-8"),
-            "keys": "" if is_home else self._keys,
+            "keys": "" if sees_run else self._keys,
             "cwd": str(Path.cwd()),
-            "environment": {key: os.environ[key] for key in _PASSED_ON if key in os.environ},
+            "environment": {k: v for k, v in os.environ.items() if _PASSED_ON.fullmatch(k)},
             "hides_gpus": not place.demand.gpus,
             "shared": shared,
         }
 
     def _others_run(self, name: str, role: str) -> bool:
         """Whether another process of the role runs, so that the run can do without this one."""
-        return any(
+        return role in ("env", "rollout") and any(
             each != name and each.partition("-")[0] == role and process.returncode is None
             for each, process in self._processes.items()
         )
