@@ -152,8 +152,10 @@ fi
 # The trainer is the last step: the job ends with it. The others end by themselves, data once they have.
 status=0
 wait "${steps[${#steps[@]} - 1]}" || status=$?
-(sleep 60 && kill -TERM "${steps[@]}" 2> /dev/null) &
-late=$!
+for ((left = 60; left > 0; left--)); do
+    kill -0 "${steps[@]}" 2> /dev/null || break # true as long as any lives
+    sleep 1
+done
+kill -TERM "${steps[@]}" 2> /dev/null || true
 for pid in "${steps[@]}"; do wait "$pid" || true; done
-kill "$late" 2> /dev/null || true
 exit "$status"
