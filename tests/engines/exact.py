@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import torch
+from transformers import DynamicCache
 
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.transformers_engine import TransformersEngine
-from dart_cli.policy.forward import logits, masked_logprobs
+from dart_cli.policy.forward import ModelInputs, logits, masked_logprobs
 from dart_cli.policy.model import LoadedPolicy, weight_tensors
 
 Weights = dict[str, torch.Tensor]
@@ -44,6 +45,40 @@ def largest_error(
             difference = torch.tensor(numbers) - expected
             worst = max(worst, float(difference[span.start : span.end].abs().max()))
     return worst
+
+
+@torch.inference_mode()
+def replayed_logprobs(
+    policy: LoadedPolicy,
+    request: GenerateRequest,
+    generation: Generation,
+    versions: list[Weights],
+) -> list[float]:
+    """Log-probabilities [A] of a completion over one cache that every version adds to in turn."""
+    by_token = [
+        span.version
+        for span in generation.sampled.version_spans
+        for _ in range(span.start, span.end)
+    ]
+    cache = DynamicCache(config=policy.model.config)
+    inputs = policy.inputs([request.prompt_token_ids], [request.images])
+    mask, position, found = inputs.attention_mask, inputs.next_position, []
+    for token, version in zip(generation.sampled.token_ids, by_token, strict=True):
+        put(policy, versions[version])
+        values = logits(policy.model, inputs, last=1, cache=cache)[0, 0]
+        logprobs = masked_logprobs(values, policy.forbidden(values.device), 1.0)
+        found.append(float(logprobs[token]))
+        mask = torch.cat([mask, mask.new_ones(1, 1)], 1)
+        inputs = ModelInputs(
+            input_ids=torch.tensor([[token]]),
+            attention_mask=mask,
+            position_ids=position[None, :, None].expand(3, -1, -1),
+            next_position=position + 1,
+            images=(),
+            shown=(),
+        )
+        position = position + 1
+    return found
 
 
 def drawn_by_transformers(

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from transformers import DynamicCache
 
 from bus.errors import EngineError, WeightsError
 from bus.messages import SampledTokens, VersionSpan
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.transformers_engine import TransformersEngine
-from dart_cli.policy.forward import ModelInputs, logits, masked_logprobs
+from dart_cli.policy.forward import logits, masked_logprobs
 from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.weights.file import load, publish
 from dart_cli.weights.manifest import MANIFEST, WEIGHTS
-from tests.engines.exact import Weights, fresh_numbers, put, random_versions
+from tests.engines.exact import fresh_numbers, put, random_versions, replayed_logprobs
 from tests.waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
@@ -175,42 +174,6 @@ async def test_a_completion_ends_with_the_end_token_or_at_its_length(
             assert not ends[-1]
         assert not any(ends[:-1])
     assert {generation.stop for generation in generations} == {"end", "length"}
-
-
-@torch.inference_mode()
-def replayed_logprobs(
-    policy: LoadedPolicy,
-    request: GenerateRequest,
-    generation: Generation,
-    versions: list[Weights],
-) -> list[float]:
-    """Log-probabilities [A] of a completion over one cache that every version adds to in turn."""
-    by_token = [
-        span.version for span in generation.sampled.version_spans for _ in range(*bounds(span))
-    ]
-    cache = DynamicCache(config=policy.model.config)
-    inputs = policy.inputs([request.prompt_token_ids], [request.images])
-    mask, position, found = inputs.attention_mask, inputs.next_position, []
-    for token, version in zip(generation.sampled.token_ids, by_token, strict=True):
-        put(policy, versions[version])
-        values = logits(policy.model, inputs, last=1, cache=cache)[0, 0]
-        logprobs = masked_logprobs(values, policy.forbidden(values.device), 1.0)
-        found.append(float(logprobs[token]))
-        mask = torch.cat([mask, mask.new_ones(1, 1)], 1)
-        inputs = ModelInputs(
-            input_ids=torch.tensor([[token]]),
-            attention_mask=mask,
-            position_ids=position[None, :, None].expand(3, -1, -1),
-            next_position=position + 1,
-            images=(),
-            shown=(),
-        )
-        position = position + 1
-    return found
-
-
-def bounds(span: VersionSpan) -> tuple[int, int]:
-    return span.start, span.end
 
 
 async def test_new_weights_arrive_in_mid_batch_and_every_token_has_the_numbers_of_its_version(
