@@ -48,8 +48,9 @@ _T = TypeVar("_T")
 class Cluster:
     """A cluster that this process is connected to. Its calls block: they are made in threads."""
 
-    def __init__(self, ray: Any, address: str) -> None:
+    def __init__(self, ray: Any, address: str, folder: Path | None) -> None:
         self.ray, self.address = ray, address
+        self._folder = folder  # of the Ray that was started here
         self.here: str = ray.get_runtime_context().get_node_id()
 
     @property
@@ -75,6 +76,11 @@ class Cluster:
             for each in self.ray.nodes()
             if each["Alive"]
         ]
+
+    def abandon(self) -> None:
+        """Before an end at once: Ray ends what it started here by itself, but removes no files."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     async def ask(self, call: Callable[[], _T], within_s: float = ASK_S) -> _T:
         """What a blocking call of Ray's returns. Raises TimeoutError."""
@@ -110,6 +116,7 @@ def connected(address: str, cpus: int) -> Iterator[Cluster]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     with contextlib.ExitStack() as stack:
         how: dict[str, Any] = {"address": address}
+        folder = None
         if address == LOCAL:
             for name, value in _LOCAL_SETTINGS.items():
                 os.environ[name] = value
@@ -128,6 +135,7 @@ def connected(address: str, cpus: int) -> Iterator[Cluster]:
 
         if address not in (LOCAL, "auto"):
             _reach(address, ray.util.get_node_ip_address())
+        stack.callback(ray.shutdown)  # of what there is, also if it is interrupted
         try:
             ray.init(
                 **how,
@@ -141,8 +149,7 @@ def connected(address: str, cpus: int) -> Iterator[Cluster]:
                 f"--ray {address}: {first_line(error)}; this host must be a node of the cluster, with the "
                 "same versions of Ray and Python, and its token"
             ) from None
-        stack.callback(ray.shutdown)
-        yield Cluster(ray, address)
+        yield Cluster(ray, address, folder)
 
 
 def _reach(address: str, here: str) -> None:

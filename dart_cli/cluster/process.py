@@ -49,7 +49,7 @@ class RemoteProcess:
 
     def signal_group(self, number: signal.Signals) -> None:
         """Send a signal to the process and everything it started, soon."""
-        sent = asyncio.wrap_future(self._host.signal.remote(int(number)).future())
+        sent = asyncio.wrap_future(self._host.signal.remote(self._life, int(number)).future())
         self._signals.add(sent)
         sent.add_done_callback(self._sent)
 

@@ -125,12 +125,12 @@ class RoleHost:
         return ""
 
     async def start(self, arguments: Sequence[str], environment: dict[str, str]) -> None:
-        """Start `dart ARGUMENTS`; what an earlier start left is ended."""
+        """Start `dart ARGUMENTS`, for CONFIG the file of this node; what an earlier start left is ended."""
         assert self._folder is not None
         assert self._setup is not None
         await self._forget()
         given = [str(self._folder / "run.toml") if each == CONFIG else each for each in arguments]
-        if self._setup["keys"]:
+        if self._setup["keys"] and CONFIG in arguments:
             own = {"run.dir": self._run_dir, "bus.keys": self._folder / "keys"}
             for key, path in own.items():
                 given += ["--set", f"{key}={to_toml(str(path))}"]
@@ -161,9 +161,9 @@ class RoleHost:
             self._news.set()
         return {"output": output, "log": self._log(), "code": code}
 
-    async def signal(self, number: int) -> None:
-        """To the child and everything it started."""
-        if self._process is not None:
+    async def signal(self, life: str, number: int) -> None:
+        """To the child and everything it started, of this life of the actor."""
+        if self._process is not None and life == self._life:
             self._process.signal_group(signal.Signals(number))
 
     async def close(self) -> None:

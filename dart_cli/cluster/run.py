@@ -290,6 +290,7 @@ class ClusterRun:
     def kill(self) -> None:
         """End everything at once."""
         self._placing.kill()
+        self._cluster.abandon()
 
 
 @contextlib.asynccontextmanager

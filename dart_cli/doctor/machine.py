@@ -49,6 +49,7 @@ EXTRAS = {
     "desktop": "suite desktop",
     "parquet": "dart data export, import",
     "view": "dart view",
+    "ray": "dart up --ray",
     "metrics": "dart status --prometheus",
 }
 """Optional packages: the extra, and what needs it."""

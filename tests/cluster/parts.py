@@ -1,17 +1,13 @@
-"""A Ray cluster of three nodes on this host, and runs of `dart up --ray` on it."""
+"""Runs of `dart up --ray` on a cluster of this host."""
 
 from __future__ import annotations
 
-import json
-import os
-import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from dart_cli.cluster.local_nodes import LocalCluster
 
 SUITE = Path(__file__).parents[1] / "suites" / "coin_suite.py"
 CONFIG = """
@@ -52,65 +48,28 @@ def write_config(folder: Path, updates: int) -> Path:
 
 
 @dataclass
-class LocalCluster:
-    """Nodes that can be killed."""
+class Runs:
+    """Runs of `dart up` on a cluster."""
 
-    process: subprocess.Popen[str]
-    address: str
-    nodes: list[str]  # ids
-    environment: dict[str, str]
+    cluster: LocalCluster
     started: list[subprocess.Popen[str]] = field(default_factory=list)
-
-    def kill(self, number: int) -> None:
-        """All processes of a node at once."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(f"kill {number}\n")
-        self.process.stdin.flush()
-        assert self.process.stdout.readline() == f"killed {number}\n"
 
     def up(self, path: Path, *more: object) -> subprocess.Popen[str]:
         """`dart up PATH --ray ADDRESS` in a process of its own."""
+        command = (sys.executable, "-m", "dart_cli", "up", path, "--ray", self.cluster.address)
         child = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "dart_cli", "up", path, "--ray", self.address),
-                *map(str, more),
-            ],
+            [*map(str, (*command, *more))],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=self.environment,
+            env=dict(self.cluster.environment),
         )
         self.started.append(child)
         return child
 
-
-@contextmanager
-def local_cluster(*resources: dict[str, Any]) -> Iterator[LocalCluster]:
-    """A node for each of `resources`; the first is the head, which a driver here is part of."""
-    environment = {
-        **os.environ,
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # 127.0.0.1 as this host's address
-    }
-    command = [sys.executable, "-m", "dart_cli.cluster.local_nodes", json.dumps(resources)]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    )
-    assert process.stdout is not None
-    assert process.stdin is not None
-    cluster = None
-    try:
-        cluster = LocalCluster(
-            process, environment=environment, **json.loads(process.stdout.readline())
-        )
-        yield cluster
-    finally:
-        for child in cluster.started if cluster else []:
+    def end(self) -> None:
+        """Kill those that live."""
+        for child in self.started:
             child.kill()
             child.communicate()
-        process.stdin.close()
-        process.wait(60)
-        process.stdout.close()

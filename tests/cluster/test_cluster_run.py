@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
 import threading
@@ -15,10 +14,11 @@ import pytest
 
 from bus.errors import RunDirectoryError
 from dart_cli.bench.audit import FinishedTrajectories, audit
+from dart_cli.cluster.local_nodes import local_cluster
 from dart_cli.config.endpoints import run_endpoints
 from dart_cli.data.store.open import open_reader
 from dart_cli.runtime.run_dir import read_run
-from tests.cluster.parts import LocalCluster, local_cluster, write_config
+from tests.cluster.parts import Runs, write_config
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -26,10 +26,14 @@ PATIENCE_S = 120
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
+def runs() -> Iterator[Runs]:
     """Room for data and train on the first node, for all others on each of the rest."""
     with local_cluster({"num_cpus": 2}, {"num_cpus": 4}, {"num_cpus": 4}) as made:
-        yield made
+        runs = Runs(made)
+        try:
+            yield runs
+        finally:
+            runs.end()
 
 
 def updates_done(run_dir: Path) -> int:
@@ -51,10 +55,8 @@ def processes_of(folder: Path) -> list[int]:
     return found
 
 
-def test_a_run_too_large_for_the_cluster_says_what_is_lacking(
-    cluster: LocalCluster, tmp_path: Path
-) -> None:
-    child = cluster.up(
+def test_a_run_too_large_for_the_cluster_says_what_is_lacking(runs: Runs, tmp_path: Path) -> None:
+    child = runs.up(
         write_config(tmp_path, updates=5),
         *("--set", "up.cluster_wait_s=1", "--set", "train.learner=torch"),
         *("--set", "train.device=cuda", "--set", "train.ranks=2"),
@@ -66,17 +68,17 @@ def test_a_run_too_large_for_the_cluster_says_what_is_lacking(
 
 
 def test_ctrl_c_leaves_no_process_and_the_run_goes_on_though_a_node_is_lost(
-    cluster: LocalCluster, tmp_path: Path
+    runs: Runs, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
     path = write_config(tmp_path, updates=10_000)
-    stopped = cluster.up(path)
+    stopped = runs.up(path)
     wait_until(lambda: updates_done(run_dir) >= 1, "an update", patience_s=PATIENCE_S)
     assert len(processes_of(tmp_path)) >= 7
     stopped.send_signal(signal.SIGINT)
     _, err = stopped.communicate(timeout=PATIENCE_S)
     assert stopped.returncode == 130, err
-    assert f"go on with: dart up {path} --ray {cluster.address}" in err
+    assert f"go on with: dart up {path} --ray {runs.cluster.address}" in err
     assert processes_of(tmp_path) == []
 
     config = read_run(run_dir)  # as `dart status RUN` does
@@ -86,7 +88,7 @@ def test_ctrl_c_leaves_no_process_and_the_run_goes_on_though_a_node_is_lost(
         assert f"{name} starts, pid" in (run_dir / "logs" / f"{name}.log").read_text()
 
     done = updates_done(run_dir)
-    child = cluster.up(path, "--set", f"train.updates={done + 12}")
+    child = runs.up(path, "--set", f"train.updates={done + 12}")
     finished, said = FinishedTrajectories(), []
 
     def listen() -> None:
@@ -100,8 +102,7 @@ def test_ctrl_c_leaves_no_process_and_the_run_goes_on_though_a_node_is_lost(
         finished.update(reader)
     workers = [found for line in said if (found := re.search(r"(\S+) runs on .* node (\w+)", line))]
     assert {found[1] for found in workers} == {"rollout-0", "rollout-1", "env-0", "env-1"}
-    lost = workers[0][2]  # the node of one of them, at least
-    cluster.kill(next(i for i, node in enumerate(cluster.nodes) if node.startswith(lost)))
+    runs.cluster.kill(workers[0][2])  # the node of one of them, at least
     child.wait(PATIENCE_S)
     listening.join()
     assert child.returncode == 0, "".join(said)
@@ -112,14 +113,3 @@ def test_ctrl_c_leaves_no_process_and_the_run_goes_on_though_a_node_is_lost(
     assert (found.finished_lost, found.double_trained, found.never_trained) == (0, 0, 0)
     assert found.trajectories >= (done + 12) * 8
     assert processes_of(tmp_path) == []
-
-
-def test_the_processes_end_with_a_dart_up_that_is_killed(
-    cluster: LocalCluster, tmp_path: Path
-) -> None:
-    run_dir = tmp_path / "run"
-    child = cluster.up(write_config(tmp_path, updates=10_000))
-    wait_until(lambda: updates_done(run_dir) >= 1, "an update", patience_s=PATIENCE_S)
-    os.kill(child.pid, signal.SIGKILL)
-    child.communicate()
-    wait_until(lambda: not processes_of(tmp_path), "the end of all", patience_s=60)
