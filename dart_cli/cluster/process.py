@@ -28,6 +28,8 @@ SILENCE_S = 60.0
 RANKS_END_S = 20.0
 """Seconds that ranks have to end by themselves once one of them is gone; then they are killed."""
 _AGAIN_S = 0.5
+_LOST_LINE = b"\nits node is gone, or Ray's process there\n"
+"""The last of its output, which says why it ended."""
 
 
 class RemoteProcess:
@@ -54,9 +56,9 @@ class RemoteProcess:
         sent.add_done_callback(self._sent)
 
     def how_it_ended(self, code: int) -> str:
-        """`ended with 1 on gpu-box`, `was lost with its actor on gpu-box`."""
+        """`ended with 1 on gpu-box`, `was lost on gpu-box`."""
         if self._was_lost:
-            return f"was lost with its process or node {self.node.host}"
+            return f"was lost on {self.node.host}"
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
         return f"{how} on {self.node.host}"
 
@@ -81,6 +83,8 @@ class RemoteProcess:
                 code = printed["code"]
             else:
                 await asyncio.sleep(_AGAIN_S)
+        if self._was_lost:
+            self.output.feed_data(_LOST_LINE)
         self.returncode = code
         self.output.feed_eof()
         return code
