@@ -22,7 +22,7 @@ from dart_cli.weights.broadcast import rounds
 from dart_cli.weights.broadcast.group import Member, Transport, join
 from dart_cli.weights.broadcast.rendezvous import MOST_KEYS, LocalStore, Rendezvous
 from dart_cli.weights.file import load
-from dart_cli.weights.manifest import WEIGHTS, read_manifest
+from dart_cli.weights.manifest import WEIGHTS, Manifest, read_manifest
 from tests.waiting import until
 from tests.weights.broadcasting import (
     go_on,
@@ -379,6 +379,36 @@ async def test_a_worker_that_asks_and_never_joins_costs_the_others_one_deadline(
         assert reply.size == 4
         for each in mine:
             assert same(dict(each._mirror.load(tensors(0))), tensors(1))
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_worker_that_asks_again_and_again_and_receives_nothing_is_served_alone(
+    run_dir: Path, transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It joins, too: all of its rounds break off, and the others are no longer in them."""
+    monkeypatch.setattr(groups, "STALL_S", 1.0)
+    channel = make_channel(run_dir, transport)
+    channel.resume(tensors(1, LARGE), 0)
+    async with serving(run_dir, channel), all_receiving(run_dir, transport) as mine:
+        through = mine[2]._take_part
+
+        def joins_alone(reply: TransferReply, manifest: Manifest) -> None:
+            through(reply.model_copy(update={"tensors": []}), manifest)
+            raise WeightsError("the disk does not answer")
+
+        monkeypatch.setattr(mine[2], "_take_part", joins_alone)
+        bad = asyncio.create_task(mine[2].prepare(0))
+        await until(lambda: channel._rounds._asking)
+        await asyncio.gather(*(each.prepare(0) for each in mine[:2]))
+        for version in (1, 2):
+            channel.publish(tensors(1 + version, LARGE), version)
+            both = asyncio.gather(*(each.prepare(version) for each in mine[:2]))
+            await asyncio.gather(both, mine[2].prepare(version))
+            for each in mine[:2]:
+                assert same(dict(each._mirror.load(tensors(0, LARGE))), tensors(1 + version, LARGE))
+            assert {each._group and each._group.name for each in mine[:2]} != {None}
+            assert channel._rounds._broken.keys() == {WORKERS[2]}
+        await bad
 
 
 async def test_a_worker_that_asked_and_left_is_in_no_round(

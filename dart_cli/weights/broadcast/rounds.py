@@ -5,7 +5,8 @@
 
 Workers that take part are expected in the next round too: it begins as soon as all of them that lack
 the newest version have asked, or `GATHER_S` after the first has. One that did not ask is expected no
-more, until it asks again. What bounds what: requests by the number of workers, one each; groups, one.
+more, until it asks again. A round that breaks off is tried again with those who ask again; where that
+breaks off too, its workers are served one by one, those of other rounds first. What bounds what: requests by the number of workers, one each; groups, one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -38,6 +40,9 @@ MEET_S = 0.05
 """A round waits so long for workers that it does not expect: several may have started together."""
 GATHER_S = 2.0
 """A round waits so long for a worker that it expects."""
+MOST_BROKEN_TOGETHER = 2
+"""Rounds that may break off in a row before each worker of them is served alone: one of them may ask, and
+yet receive nothing."""
 _LOOK_S = 0.02
 
 Source = Callable[[], Version | None]
@@ -67,6 +72,7 @@ class RoundsThread:
         self._rendezvous = rendezvous
         self._asking: dict[str, Ask] = {}  # by worker
         self._expected: dict[str, str] = {}  # worker -> digest of what it has, as far as is known
+        self._broken: Counter[str] = Counter()  # worker -> rounds with it in a row that broke off
         self._formed: _Formed | None = None
         self._changed = threading.Condition()
         self._closing = False
@@ -112,14 +118,18 @@ class RoundsThread:
                 if waited_s < GATHER_S and (waited_s < MEET_S or self._is_one_missing(version)):
                     self._changed.wait(_LOOK_S)
                     continue
-                asks, self._asking = list(self._asking.values()), {}
-                asks = [ask for ask in asks if ask.answer.set_running_or_notify_cancel()]
+                asks = [ask for ask in self._next() if ask.answer.set_running_or_notify_cancel()]
                 if asks:
                     return version, asks
             for ask in self._asking.values():
                 ask.answer.cancel()
             self._asking.clear()
         return None
+
+    def _next(self) -> list[Ask]:
+        """Those of the next round, taken out: all that are trusted together, else one of the others."""
+        together = [w for w in self._asking if self._broken[w] < MOST_BROKEN_TOGETHER]
+        return [self._asking.pop(worker) for worker in together or list(self._asking)[:1]]
 
     def _refer(self, newest: Version) -> None:
         """Tell those who ask for an older version of the newest; forget those who have left."""
@@ -176,8 +186,11 @@ class RoundsThread:
             if not self._closing:
                 log.warning("v%d: %s; %s", version.published.policy_version, error, _who(workers))
             self._leave()
+            self._broken.update(workers)
             return
         self._expected |= dict.fromkeys(workers, digest)
+        for worker in workers:
+            del self._broken[worker]
         log.info(
             "v%d: %d bytes to %s in %.3f s",
             *(version.published.policy_version, size, _who(workers), time.monotonic() - began),
