@@ -7,6 +7,7 @@ import contextlib
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from bus.errors import ProtocolError, WeightsError
 from bus.messages import RendezvousRequest, TransferReply, TransferRequest
 from bus.requester import Requester
 from dart_cli.config.schema import LoraConfig
+from dart_cli.weights.broadcast import channel as channels
 from dart_cli.weights.broadcast import group as groups
 from dart_cli.weights.broadcast import receiver as receivers
 from dart_cli.weights.broadcast import rounds
@@ -355,6 +357,29 @@ async def test_a_worker_that_dies_or_hangs_costs_the_others_one_deadline(
                 assert found["held"] == 1
 
 
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_worker_that_dies_or_hangs_between_two_broadcasts_is_not_in_the_next(
+    run_dir: Path, transport: Transport, how: signal.Signals
+) -> None:
+    channel = make_channel(run_dir, transport)
+    channel.resume(tensors(1, LARGE), 0)
+    lost = options(run_dir, transport, 3, worker=WORKERS[2], version=0) | {"hold": False}
+    async with serving(run_dir, channel), all_receiving(run_dir, transport, WORKERS[:2]) as mine:
+        with process("worker", **lost) as third:
+            await until(lambda: channel._rounds._asking or channel._rounds._formed)
+            await asyncio.gather(*(each.prepare(0) for each in mine))
+            assert (await line_of(third))["held"] == 0
+            third.send_signal(how)
+            channel.publish(tensors(2, LARGE), 1)
+            await asyncio.gather(*(each.prepare(1) for each in mine))
+            for each in mine:
+                assert same(dict(each._mirror.load(tensors(0, LARGE))), tensors(2, LARGE))
+            if how == signal.SIGSTOP:
+                third.send_signal(signal.SIGCONT)
+                assert (await line_of(third))["held"] == 1
+
+
 async def test_a_worker_that_asks_and_never_joins_costs_the_others_one_deadline(
     run_dir: Path, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -425,6 +450,28 @@ async def test_a_worker_that_asked_and_left_is_in_no_round(
         assert mine._mirror.held is not None
         assert channel._rounds._formed is not None
         assert channel._rounds._formed.workers == [WORKERS[0]]
+
+
+async def test_a_round_begins_although_requests_are_held_for_less_than_it_waits(
+    run_dir: Path, transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for a worker that has gone, while the other one asks again and again."""
+    monkeypatch.setattr(rounds, "GATHER_S", 1.0)
+    monkeypatch.setattr(channels, "HOLD_S", 0.2)
+    channel = make_channel(run_dir, transport)
+    channel.resume(tensors(1), 0)
+    async with serving(run_dir, channel), all_receiving(run_dir, transport, WORKERS[:2]) as mine:
+        await asyncio.gather(*(each.prepare(0) for each in mine))
+        channel.publish(tensors(2), 1)
+        asks = mine[0]._ask
+
+        async def asks_late(*request: Any) -> TransferReply:
+            await asyncio.sleep(0.1)
+            return await asks(*request)
+
+        monkeypatch.setattr(mine[0], "_ask", asks_late)
+        await mine[0].prepare(1)
+        assert same(dict(mine[0]._mirror.load(tensors(0))), tensors(2))
 
 
 async def test_closing_ends_a_broadcast_at_its_next_bucket(

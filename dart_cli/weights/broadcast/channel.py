@@ -29,7 +29,7 @@ from dart_cli.weights.broadcast.rounds import RoundsThread, refer_to
 from dart_cli.weights.file import FileChannel, Version
 from dart_cli.weights.manifest import read_manifest
 
-HOLD_S = 2.0
+HOLD_S = 3.0
 """A request is held so long before its worker is told to ask again."""
 
 

@@ -43,6 +43,8 @@ GATHER_S = 2.0
 MOST_BROKEN_TOGETHER = 2
 """Rounds that may break off in a row before each worker of them is served alone: one of them may ask, and
 yet receive nothing."""
+ASKS_AGAIN_S = 1.0
+"""A worker whose request was held for long enough asks again within this time: the round is not begun anew."""
 _LOOK_S = 0.02
 
 Source = Callable[[], Version | None]
@@ -103,18 +105,21 @@ class RoundsThread:
 
     def _gather(self) -> tuple[Version, list[Ask]] | None:
         """The newest version and the requests for it, of the next round; None once this is closed."""
-        began: float | None = None
+        began = (
+            asked_at
+        ) = -ASKS_AGAIN_S  # the first request of this round, and the last look with one
         with self._changed:
             while not self._closing:
+                now = time.monotonic()
                 version = self._source()
                 if version is not None:
                     self._refer(version)
                 if version is None or not self._asking:
-                    began = None
                     self._changed.wait()
                     continue
-                began = began or time.monotonic()
-                waited_s = time.monotonic() - began
+                if now - asked_at >= ASKS_AGAIN_S:
+                    began = now
+                asked_at, waited_s = now, now - began
                 if waited_s < GATHER_S and (waited_s < MEET_S or self._is_one_missing(version)):
                     self._changed.wait(_LOOK_S)
                     continue
