@@ -41,7 +41,7 @@ def sample(
     is_greedy = (given == 0).to(values.device)
     divisor = torch.where(given == 0, torch.ones_like(given), given).to(values.device)
     logprobs = masked_logprobs(values, forbidden, divisor[:, None])
-    probabilities = logprobs.double().exp()
+    probabilities = logprobs.exp()
     if not bool(torch.isfinite(probabilities.sum(dim=-1)).all()):
         raise EngineError("the model's logits are not numbers; are its weights finite?")
     numbers = torch.tensor(uniform, dtype=torch.float64, device=values.device)

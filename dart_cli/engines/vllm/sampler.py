@@ -119,9 +119,10 @@ class ExactSampler(Sampler):
         temperature = sampling_metadata.temperature  # [B]; None where all rows are greedy
         if temperature is not None:
             greedy = temperature == 0
-            values = values / torch.where(greedy, 1.0, temperature)[:, None]
+            values.div_(torch.where(greedy, 1.0, temperature)[:, None])
         logprobs = values.log_softmax(dim=-1)
-        probabilities = logprobs.double().exp()
+        del values  # [B, V], as the two below
+        probabilities = logprobs.exp()
         likeliest = logprobs.argmax(dim=-1)
         if greedy is None:
             drawn = likeliest
