@@ -182,6 +182,16 @@ READ = (
         ),
     ),
     Part(
+        "places under asynchronous scheduling",
+        "a request's list of tokens grows by a placeholder for each token that the host has not read yet",
+        "sampler.py: Draws",
+        "test_vllm_async.py::test_tokens_are_those_of_their_places_in_a_batch_that_joins_leaves_and_preempts",
+        (
+            Has(_RUNNER, "GPUModelRunner", ("use_async_scheduling",)),
+            Called("v1/worker/gpu_input_batch.py", "InputBatch.update_async_output_token_ids"),
+        ),
+    ),
+    Part(
         "end of the engine",
         "requests in flight get an error with a cause, and no socket, context or thread is left",
         "engine.py: close",

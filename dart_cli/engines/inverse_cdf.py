@@ -72,7 +72,8 @@ def _first_above(
 def _group_sums(values: torch.Tensor) -> torch.Tensor:
     """[B, V] -> sums [B, ceil(V / GROUP)], float64, of each GROUP after one another."""
     whole = values.shape[-1] // GROUP * GROUP
-    sums = values[:, :whole].unflatten(-1, (-1, GROUP)).sum(dim=-1).double()
+    groups = values[:, :whole].view(len(values), whole // GROUP, GROUP)
+    sums = groups.sum(dim=-1).double()
     if whole == values.shape[-1]:
         return sums
     rest = values[:, whole:].double().sum(dim=-1, keepdim=True)

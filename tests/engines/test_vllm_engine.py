@@ -10,12 +10,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import torch
@@ -26,20 +25,17 @@ from dart_cli.config.schema import VllmConfig
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.prefix_window import PrefixWindow
 from dart_cli.evaluation.in_process import take_weights
-from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
-from dart_cli.weights.file import FileChannel, load, publish
+from dart_cli.policy.model import LoadedPolicy
+from dart_cli.weights.file import FileChannel, publish
 from dart_cli.weights.manifest import WEIGHTS
 from tests.engines.exact import (
     Weights,
     drawn_by_transformers,
     fresh_numbers,
-    largest_error,
     random_versions,
 )
+from tests.engines.served import EXACT, Asker, Served, at, errors, started, taken_in_flight
 from tests.waiting import lives, until
-
-Asker = Callable[..., GenerateRequest]
-T = TypeVar("T")
 
 pytestmark = [
     pytest.mark.skipif(
@@ -50,56 +46,13 @@ pytestmark = [
     pytest.mark.slow,
 ]
 
-EXACT = 1e-4  # nats, in float32
 MAX_BATCH = 8
-
-
-@dataclass
-class Served:
-    """The engine and the loop that it lives in."""
-
-    engine: Any
-    loop: asyncio.AbstractEventLoop
-    start: Weights  # what it serves before and after each test
-    published: Path
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(self._bounded(work), self.loop).result()
-
-    async def _bounded(self, work: Coroutine[Any, Any, T]) -> T:
-        async with asyncio.timeout(300):
-            return await work
-
-    async def generate(self, *requests: GenerateRequest) -> list[Generation]:
-        return await asyncio.gather(*(self.engine.generate(request) for request in requests))
-
-    async def take(self, tensors: Weights) -> int:
-        """Publish as the next version and serve it."""
-        version = self.engine.policy_version + 1
-        path = (await asyncio.to_thread(publish, tensors, self.published, version)).path
-        await self.engine.update_weights(path, version)
-        return int(version)
 
 
 @pytest.fixture(scope="module")
 def alive(untrained_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    from dart_cli.engines.vllm.engine import VllmEngine
-
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    engine = VllmEngine(
-        load_policy(untrained_folder, weights=False), load_weights=load, max_batch=MAX_BATCH
-    )
-    start = {n: t.clone() for n, t in weight_tensors(load_policy(untrained_folder).model).items()}
-    served = Served(engine, loop, start, tmp_path_factory.mktemp("weights"))
-    yield served
-    context = engine._llm.engine_core.resources.ctx
-    served.run(engine.close())
-    assert context.closed
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(30)
-    loop.close()
+    with started(untrained_folder, tmp_path_factory.mktemp("weights"), MAX_BATCH) as served:
+        yield served
 
 
 @pytest.fixture
@@ -116,22 +69,6 @@ def endless(served: Served) -> Served:
     """No completion ends by itself."""
     served.engine.policy.end_token_ids = ()
     return served
-
-
-def errors(
-    policy: LoadedPolicy,
-    requests: list[GenerateRequest],
-    generations: list[Generation],
-    versions: list[Weights],
-    temperature: float = 1.0,
-) -> float:
-    pairs = zip(requests, generations, strict=True)
-    return max(largest_error(policy, *pair, versions, temperature) for pair in pairs)
-
-
-def at(served: Served, weights: Weights, *later: Weights) -> list[Weights]:
-    """Weights by version, `weights` the engine's present one."""
-    return [weights] * (served.engine.policy_version + 1) + list(later)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -305,31 +242,12 @@ def test_new_weights_are_those_that_serve_and_their_old_image_features_are_forgo
         assert errors(policy, requests, generations, at(served, weights)) < EXACT
 
 
-def taken_in_flight(
-    served: Served, policy: LoadedPolicy, ask: Asker, updates: int
-) -> tuple[list[GenerateRequest], list[Generation], list[Weights]]:
-    """Long completions with new weights in their midst."""
-    versions = at(served, *random_versions(policy, updates + 1))
-    numbers = range(len(versions) - updates, len(versions))
-    # Beforehand: the engine would not wait for a slow disk.
-    paths = [publish(versions[number], served.published, number).path for number in numbers]
-    requests = [ask(i, past_images=i % 3, max_tokens=60) for i in range(MAX_BATCH + 2)]
-
-    async def both() -> list[Generation]:
-        asking = [asyncio.create_task(served.engine.generate(request)) for request in requests]
-        for path, number in zip(paths, numbers, strict=True):
-            drawn = served.engine.gauges()["tokens"]
-            await until(lambda drawn=drawn: served.engine.gauges()["tokens"] >= drawn + 40)
-            await served.engine.update_weights(path, number)
-        return await asyncio.gather(*asking)
-
-    return requests, served.run(both()), versions
-
-
 def test_weights_taken_in_flight_leave_every_token_the_numbers_of_its_version(
     endless: Served, policy: LoadedPolicy, ask: Asker
 ) -> None:
-    requests, generations, versions = taken_in_flight(endless, policy, ask, updates=3)
+    requests, generations, versions = taken_in_flight(
+        endless, ask, policy, count=MAX_BATCH + 2, updates=3
+    )
     assert {generation.stop for generation in generations} == {"length"}
     assert sum(len(generation.sampled.version_spans) > 1 for generation in generations) >= MAX_BATCH
     assert errors(policy, requests, generations, versions) < EXACT
@@ -341,7 +259,9 @@ def test_keys_and_values_that_are_kept_give_numbers_of_both_versions_and_lose_no
     recompute = endless.engine._config
     endless.engine._config = VllmConfig(kv_cache="keep")
     try:
-        requests, generations, versions = taken_in_flight(endless, policy, ask, updates=2)
+        requests, generations, versions = taken_in_flight(
+            endless, ask, policy, count=MAX_BATCH + 2, updates=2
+        )
         later = endless.run(endless.generate(*requests[:3]))
     finally:
         endless.engine._config = recompute
@@ -401,7 +321,9 @@ def test_a_request_that_reaches_vllm_after_its_end_leaves_no_token_of_mixed_weig
             await abort(names)
 
     monkeypatch.setattr(engine._llm, "abort", first_is_lost)
-    requests, generations, versions = taken_in_flight(endless, policy, ask, updates=1)
+    requests, generations, versions = taken_in_flight(
+        endless, ask, policy, count=MAX_BATCH + 2, updates=1
+    )
     assert len(lost) == MAX_BATCH
     assert {len(generation.sampled.token_ids) for generation in generations} == {60}
     assert errors(policy, requests, generations, versions) < EXACT

@@ -93,6 +93,10 @@ class VllmConfig(Section):
     enforce_eager: bool = False
     """Use no CUDA graphs: starts faster, serves slower."""
 
+    async_scheduling: bool = True
+    """Prepare the next iteration on the host while the GPU computes the present one. A CPU has no use
+    for it."""
+
     prefix_caching: bool = True
     """Keep keys and values of prompts for requests that begin alike, under the same weights."""
 

@@ -7,6 +7,9 @@
 vLLM's own sampler seeds its random numbers by request too, but cannot continue in the middle of a
 completion, and gives entropies only by sending the whole vocabulary. Here its `logprobs` have two
 columns: the drawn token's log-probability and minus the entropy.
+
+A token's place is the length of its request's list. With asynchronous scheduling the host is a step ahead of
+the device, and vLLM appends a placeholder for each token that it has not read yet, so the length is right.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ class _RequestState:
 
     uniform: NDArray[np.float64]  # for each position of its completion, the partial's included
     first: int  # tokens of its partial
-    drawn: Sequence[int]  # tokens after these; vLLM appends to it
+    drawn: Sequence[int]  # tokens after these; vLLM appends to it, a placeholder for one on its way
 
     @property
     def next_uniform(self) -> float:
@@ -94,7 +97,9 @@ class Draws(LogitsProcessor):
     def uniform(self, rows: int, device: torch.device) -> torch.Tensor:
         """The number [rows] with which each row draws now."""
         numbers = [self._rows[i].next_uniform if i in self._rows else 0.0 for i in range(rows)]
-        return torch.tensor(numbers, dtype=torch.float64, device=device)
+        # Without waiting for the device, which still computes the step before.
+        held = torch.tensor(numbers, dtype=torch.float64, pin_memory=device.type == "cuda")
+        return held.to(device, non_blocking=True)
 
 
 class ExactSampler(Sampler):

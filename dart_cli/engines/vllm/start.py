@@ -61,7 +61,7 @@ def engine_args(
         "gpu_memory_utilization": config.gpu_memory_utilization,
         "enforce_eager": config.enforce_eager or on_cpu,
         "enable_prefix_caching": config.prefix_caching,
-        "async_scheduling": False,  # a token's position must be known when it is drawn
+        "async_scheduling": config.async_scheduling,  # the CPU's platform turns it off
         "limit_mm_per_prompt": {"image": max(1, length // 4)},  # as many as fit
         "mm_processor_kwargs": {SECTION: asdict(largest_screen(policy, length))},
         "mm_device_do_normalize": True,  # screens come as bytes (images.PixelScaling)

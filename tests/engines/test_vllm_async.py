@@ -1,0 +1,116 @@
+"""With asynchronous scheduling each token is drawn at its place, and weights are taken between two of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from bus.messages import SampledTokens, VersionSpan
+from dart_cli.config.schema import VllmConfig
+from dart_cli.engines.base import Generation
+from dart_cli.policy.model import LoadedPolicy
+from tests.engines.exact import drawn_by_transformers
+from tests.engines.served import EXACT, Asker, Served, errors, started, taken_in_flight
+from tests.waiting import until
+
+pytestmark = [
+    pytest.mark.skipif(
+        find_spec("vllm") is None, reason="vLLM is not installed: scripts/setup-vllm"
+    ),
+    pytest.mark.filterwarnings("ignore"),  # vLLM's own
+    pytest.mark.timeout(900),  # the first starts vLLM's processes
+    pytest.mark.slow,
+]
+
+MAX_BATCH = 4
+BLOCKS = 24
+"""Of 32 tokens: too few for as many requests at their length, so some are preempted."""
+
+
+@pytest.fixture(scope="module")
+def served(untrained_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    from tests.engines import async_cpu
+
+    options = {"num_gpu_blocks_override": BLOCKS, "block_size": 32}
+    config = VllmConfig(max_model_len=512, options=options)
+    with pytest.MonkeyPatch.context() as patch:
+        async_cpu.install(patch.setattr)
+        with started(
+            untrained_folder, tmp_path_factory.mktemp("weights"), MAX_BATCH, config
+        ) as engine:
+            engine.engine.policy.end_token_ids = ()
+            yield engine
+
+
+def test_this_engine_schedules_asynchronously(served: Served) -> None:
+    assert served.engine._llm.vllm_config.scheduler_config.async_scheduling
+
+
+def test_tokens_are_those_of_their_places_in_a_batch_that_joins_leaves_and_preempts(
+    served: Served, policy: LoadedPolicy, ask: Asker
+) -> None:
+    policy.end_token_ids = ()
+    requests = [
+        ask(i, past_images=i % 3, max_tokens=30 + 25 * (i % 5), temperature=float(i != 4))
+        for i in range(3 * MAX_BATCH)
+    ]
+    ours = served.run(served.generate(*requests))
+    for one, other in zip(ours, drawn_by_transformers(policy, requests), strict=True):
+        assert one.sampled.token_ids == other.sampled.token_ids
+        assert one.sampled.behaviour_logprobs == pytest.approx(
+            other.sampled.behaviour_logprobs, abs=EXACT
+        )
+        assert one.sampled.entropies == pytest.approx(other.sampled.entropies, abs=EXACT)
+
+
+def test_an_interrupted_completion_goes_on_at_its_place(served: Served, ask: Asker) -> None:
+    requests = [ask(i, max_tokens=60) for i in range(MAX_BATCH)]
+
+    async def interrupted() -> list[Generation]:
+        asking = [asyncio.create_task(served.engine.generate(request)) for request in requests]
+        running = served.engine._running
+        await until(
+            lambda: len(running) == MAX_BATCH and all(d.token_ids for d in running.values())
+        )
+        served.engine.interrupt()
+        return await asyncio.gather(*asking)
+
+    straight = served.run(served.generate(*requests))
+    partials = [
+        SampledTokens(
+            token_ids=each.sampled.token_ids,
+            behaviour_logprobs=each.sampled.behaviour_logprobs,
+            entropies=each.sampled.entropies,
+            version_spans=[VersionSpan(version=0, start=0, end=len(each.sampled.token_ids))],
+        )
+        for each in served.run(interrupted())
+    ]
+    assert all(0 < len(partial.token_ids) < 60 for partial in partials)
+    resumed = [
+        replace(request, partial=partial)
+        for request, partial in zip(requests, partials, strict=True)
+    ]
+    for got, expected in zip(served.run(served.generate(*resumed)), straight, strict=True):
+        assert got.sampled.token_ids == expected.sampled.token_ids
+
+
+@pytest.mark.parametrize("kv_cache", ["recompute", "keep"])
+def test_weights_taken_in_flight_leave_every_token_the_numbers_of_its_version(
+    served: Served, policy: LoadedPolicy, ask: Asker, kv_cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = served.engine._config.model_copy(update={"kv_cache": kv_cache})
+    monkeypatch.setattr(served.engine, "_config", config)
+    served.run(served.take(served.start))
+    requests, generations, versions = taken_in_flight(
+        served, ask, policy, updates=2, count=MAX_BATCH + 2
+    )
+    assert sum(len(each.sampled.version_spans) > 1 for each in generations) >= MAX_BATCH
+    if kv_cache == "recompute":
+        assert errors(policy, requests, generations, versions) < EXACT
+        return
+    assert {len(generation.sampled.token_ids) for generation in generations} == {60}
