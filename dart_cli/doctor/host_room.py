@@ -146,9 +146,8 @@ def _of_trainer(
     wide, trained = WIDTH[config.model.dtype], trained_parameters(shape, setup)
     published = wide * (trained if setup.adapters else shape.parameters)
     episodes = config.data.group_size * config.data.groups_per_batch
-    publication = wide * trained if setup.sharded else 0
-    if config.weights.delta or config.weights.channel != "file":
-        publication += 2 * published
+    copies = config.weights.delta or config.weights.channel != "file"
+    publication = 2 * published if copies else wide * trained
     features = 0
     lora = config.model.lora
     if setup.freeze_vision or (lora is not None and not lora.vision):

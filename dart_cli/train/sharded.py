@@ -45,7 +45,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 
 from dart_cli.algo.memory_bounds import WHOLE_GRADIENTS_BYTES
@@ -227,9 +227,10 @@ def local_shard(tensor: torch.Tensor) -> torch.Tensor:
 def published(named: Mapping[str, torch.Tensor], dtype: torch.dtype) -> TensorStream:
     """The tensors as they are published: trained ones, which are sharded, whole and in `dtype`.
 
-    Every rank makes it of the same tensors, and reads it whole. Of several ranks each shard is cast
-    before it is gathered, so that ranks exchange the model's type and not float32, and one tensor at a
-    time is whole. A rank alone gives its shards as they are: the reader casts them.
+    Every rank makes it of the same tensors, and reads it whole; what the first rank reads is of meaning.
+    Of several ranks each shard is cast before it is gathered, so that ranks send the model's type and
+    not float32, and one tensor at a time is whole. A rank alone gives its shards as they are: the reader
+    casts them.
     """
     specs = specs_of(named)
     sharded = {name: each for name, each in named.items() if isinstance(each, DTensor)}
@@ -274,9 +275,20 @@ def whole_on_rank_0(
 
 
 def _gathered(tensor: DTensor, dtype: torch.dtype) -> torch.Tensor:
-    """All of a tensor, on the device of its mesh, where an offloaded shard is brought first."""
+    """All of a tensor on the first rank of its mesh, on the mesh's device; elsewhere of no meaning.
+
+    Other ranks send their part and receive nothing.
+    """
     mesh = tensor.device_mesh
-    local = tensor.to_local().to(mesh.device_type, dtype)
-    return DTensor.from_local(
-        local, mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-    ).full_tensor()
+    # Parts are of ceil(rows / ranks) rows, the last ones of fewer: what is missing is at the end.
+    assert tensor.placements == (Shard(0),)
+    rows = -(-tensor.shape[0] // mesh.size())
+    local = tensor.to_local()
+    part = torch.empty((rows, *tensor.shape[1:]), dtype=dtype, device=mesh.device_type)
+    part[: len(local)].copy_(local)
+    is_first = mesh.get_rank() == 0
+    parts = part.new_empty((mesh.size() if is_first else 0, *part.shape))
+    _distributed.gather(
+        part, list(parts.unbind()) if is_first else None, group=mesh.get_group(), group_dst=0
+    )
+    return parts.flatten(0, 1)[: tensor.shape[0]]
