@@ -1,30 +1,48 @@
-"""Checks that `dart data` and the bus keep up with 256 environment slots and 8 rollout workers.
+"""Checks that `dart data` and the bus keep up with very many environment slots.
 
-    python benchmarks/scale.py [--minutes 10] [--slots 256] [--workers 8] [--out FILE]
+    python benchmarks/scale.py [--minutes 10] [--slots 256] [--workers 8] [--hosts 0] [--out FILE]
 
-Environments of profile `browser` and timed engines, in real time. The engines and the optimizer have
-the times of a small model, so that the slots are the limit; screenshots are 448x336. Reported are
-actions per second, how long a slot waits for a lease (p99 over the last thousand, the worst
-heartbeat of the window), CPU and memory of `dart data` over time: memory is flat if the last third of
-the run needs no more than the middle third. The last line is one JSON object.
+Timed environments and engines, in real time. The engines and the optimizer have the times of a small
+model, so that the slots are the limit. Without `--hosts` two `dart env` processes of profile `browser`
+on this host, over ipc. With `--hosts N` one `dart env` on each of N hosts, of profile `osworld`, over
+tcp with CURVE keys: each host is a network namespace with a cable to a bridge; where the system permits
+none, processes on loopback, which the result then says. Reported are actions per second and their share
+of what the simulated times allow, how long a slot waits for a lease (p99 over the last thousand, the
+worst heartbeat of the window), CPU and memory of `dart data` over time (memory is flat if the last
+third of the run needs no more than the middle third), threads, open files and memory of a `dart env`
+process, and how fast the database takes full-HD screens of 0.8 MB: with the ledger, alone on the disk.
+The last line is one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import os
 import shutil
+import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import psutil
+
+from benchmarks.scale_hosts import Host, NotPermittedError, hosts
+from benchmarks.store import hand_in
+from benchmarks.store_messages import STEPS, ScreenSize
+from bus.messages import Heartbeat
 from dart_cli.bench.bound import bound_of
-from dart_cli.bench.measure import measure
+from dart_cli.bench.measure import cores_by_role, measure
 from dart_cli.bench.recording import Plan, Recording, record
 from dart_cli.config.load import load_config
+from dart_cli.config.schema import Config
 from dart_cli.data.store.open import open_reader
 from dart_cli.runtime.commands import commands_of
 
@@ -48,39 +66,142 @@ SETTINGS = {
     "train.checkpoint_every": "100000",
     "up.envs": "2",
 }
+OF_HOSTS = {
+    "env.options.profile": "osworld",
+    "rollout.max_batch": "64",
+    "timing.train_sample_s": "0.001",
+    "bus.transport": "tcp",
+    "up.envs": "0",  # they are started on their hosts
+}
+FULL_HD = ScreenSize("1920x1080", 800_000, 2_691, 1.0)
 
 
 def main() -> None:
     """Play, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--warm", type=float, default=20.0, help="seconds before the window")
     parser.add_argument("--slots", type=int, default=256)
     parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--hosts", type=int, default=0)
+    parser.add_argument("--size", default="448x336", help="of screenshots")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--inside", type=json.loads, help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    settings = SETTINGS | {"env.slots": str(asked.slots // 2), "up.rollouts": str(asked.workers)}
+    if asked.hosts and asked.inside is None:
+        with contextlib.ExitStack() as stack:
+            try:
+                made = stack.enter_context(hosts(asked.hosts))
+            except NotPermittedError as error:
+                print(f"no network namespaces ({error}): all on loopback")
+                made = [Host("127.0.0.1", (), ())] * (asked.hosts + 1)
+            inside = json.dumps([[host.address, host.from_first] for host in made])
+            again = [sys.executable, __file__, *sys.argv[1:], "--inside", inside]
+            sys.exit(subprocess.call([*made[0].enter, *again]))
+    played = [Host(address, (), tuple(enter)) for address, enter in asked.inside or []]
+    result = play(asked, played) | disk_rate()
+    result["gb_a_day_full_hd"] = round(
+        result["actions_per_second"] * FULL_HD.encoded * 86_400 / 1e9
+    )
+    if asked.out is not None:
+        asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(result))
+
+
+def play(asked: argparse.Namespace, played: Sequence[Host]) -> dict[str, Any]:
+    """The run of the timed system; `played` are the hosts, the first of which this is."""
+    envs = len(played) - 1 if played else 2
+    settings = SETTINGS | {
+        "env.slots": str(asked.slots // envs),
+        "up.rollouts": str(asked.workers),
+        "env.options.size": asked.size,
+    }
+    if played:
+        keys = Path(f"{RUN_DIR}-keys").resolve()
+        shutil.rmtree(keys, ignore_errors=True)
+        dart = [sys.executable, "-m", "dart_cli"]
+        subprocess.run([*dart, "keys", str(keys)], check=True, stdout=subprocess.DEVNULL)
+        settings |= OF_HOSTS | {"bus.host": played[0].address, "bus.keys": str(keys)}
     overrides = [f"{key}={value}" for key, value in settings.items()]
     config = load_config(CONFIG, overrides)
-    if (RUN_DIR / "run.db").exists():
-        shutil.rmtree(RUN_DIR)
+    shutil.rmtree(RUN_DIR, ignore_errors=True)
+    RUN_DIR.mkdir(mode=0o700, parents=True)
     arguments = [str(CONFIG), *(part for each in overrides for part in ("--set", each))]
-    plan = Plan(warm_s=20.0, seconds=60 * asked.minutes)
-    recording = asyncio.run(record(config, commands_of(config, arguments), plan))
+    plan = Plan(warm_s=asked.warm, seconds=60 * asked.minutes)
+    with remote_envs(played[1:], arguments) as processes:
+        recording = asyncio.run(record(config, commands_of(config, arguments), plan))
+        taken = [usage(process.pid) for process in processes]
+    return figures(asked, config, recording) | {
+        "hosts": len(played) - 1 if played else 0,
+        "network": network(played),
+        "env_threads": max((each[0] for each in taken), default=0),
+        "env_open_files": max((each[1] for each in taken), default=0),
+        "env_rss_mb": max((each[2] for each in taken), default=0.0),
+    }
+
+
+@contextlib.contextmanager
+def remote_envs(others: Sequence[Host], arguments: Sequence[str]) -> Iterator[list[Any]]:
+    """A `dart env` on each of the hosts, ended with the block."""
+    processes = []
+    logs = RUN_DIR.with_name(f"{RUN_DIR.name}-hosts")
+    logs.mkdir(parents=True, exist_ok=True)
+    try:
+        for number, host in enumerate(others):
+            name = f"env-{number}"
+            command = [sys.executable, "-m", "dart_cli", "env", *arguments, "--worker", name]
+            with (logs / f"{name}.log").open("w") as log:
+                processes.append(
+                    subprocess.Popen([*host.from_first, *command], stdout=log, stderr=log)
+                )
+        yield processes
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(30)
+
+
+def usage(pid: int) -> tuple[int, int, float]:
+    """(threads, open files, MB of memory) of a process or of the one that it runs."""
+    process = psutil.Process(pid)
+    inner = [process, *process.children(recursive=True)]
+    most = max(inner, key=lambda each: each.num_threads())
+    return most.num_threads(), most.num_fds(), round(most.memory_info().rss / 1e6, 1)
+
+
+def network(played: Sequence[Host]) -> str:
+    """How the processes are connected."""
+    if not played:
+        return "ipc"
+    return "namespaces, tcp, CURVE" if played[1].from_first else "loopback, tcp, CURVE"
+
+
+def figures(asked: argparse.Namespace, config: Config, recording: Recording) -> dict[str, Any]:
+    """What is reported of the run."""
     bound = bound_of(config, slots=asked.slots, workers=asked.workers)
     with open_reader(config.run.dir) as reader:
         measured = measure(recording, reader, bound, slots=asked.slots, speedup=1.0)
         screens = reader.total("screenshots")
-    result = {
+    return {
         "benchmark": "scale",
         "slots": asked.slots,
         "workers": asked.workers,
         "minutes": asked.minutes,
         "actions_per_second": round(measured.actions_per_minute / 60, 1),
-        "achieved_over_bound": round(measured.achieved_over_bound, 3),
+        "bound_ratio": round(measured.achieved_over_bound, 3),
         "bound_by": measured.bound_by,
         "lease_p99_ms": round(1000 * lease_p99_s(recording), 1),
         "data_cores": round(measured.data_cores, 3),
         "all_cores": round(measured.cores, 3),
+        "cores_by_role": {
+            role: round(each, 3)
+            for role, each in cores_by_role(
+                recording.costs, recording.began, recording.ended
+            ).items()
+        },
+        "cores_of_this_host": os.cpu_count(),
+        "load_of_this_host": round(os.getloadavg()[1], 1),
         "data_rss_mb": [round(each / 1e6, 1) for each in memory(recording)],
         "env_utilisation": round(measured.env_utilisation, 4),
         "rollout_utilisation": round(measured.rollout_utilisation, 4),
@@ -89,21 +210,36 @@ def main() -> None:
         "screenshots": screens,
         "updates": measured.updates,
     }
-    if asked.out is not None:
-        asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(result))
+
+
+def disk_rate() -> dict[str, Any]:
+    """Full-HD screens into the database, through the ledger, until it is closed."""
+    trajectories = 64
+    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".scale-") as folder:
+        taken = hand_in(Path(folder), FULL_HD, trajectories)
+    megabytes = trajectories * (STEPS + 1) * FULL_HD.encoded / 1e6
+    return {
+        "full_hd_mb": FULL_HD.encoded / 1e6,
+        "full_hd_steps_per_s": round(trajectories * STEPS / taken.wall_s),
+        "full_hd_mb_per_s": round(megabytes / taken.wall_s),
+        "full_hd_cpu_s_a_gb": round(1000 * taken.cpu_s / megabytes, 2),
+    }
 
 
 def lease_p99_s(recording: Recording) -> float:
     """The worst p99 that an environment process reported within the window, seconds."""
     return max(
-        (
-            beat.gauges["lease_p99_s"]
-            for beat in recording.beats
-            if beat.role == "env" and recording.began + 20 <= beat.sent_at <= recording.ended
-        ),
+        (beat.gauges["lease_p99_s"] for beat in env_beats(recording)),
         default=float("nan"),
     )
+
+
+def env_beats(recording: Recording) -> Iterator[Heartbeat]:
+    """Those of environment processes within the window, but for its first 20 s."""
+    for beat in recording.beats:
+        is_within = recording.began + 20 <= beat.sent_at <= recording.ended
+        if beat.role == "env" and is_within:
+            yield beat
 
 
 def memory(recording: Recording) -> list[float]:

@@ -26,7 +26,7 @@ class Observation:
     """One screenshot, encoded, with its size in pixels, and the texts that were asked for beside it."""
 
     screenshot: bytes
-    media_type: str  # image/png or image/jpeg
+    media_type: str  # image/png, image/jpeg or image/webp
     width: int  # pixels
     height: int  # pixels
     texts: Mapping[ObservedKind, str] = field(default_factory=dict)
@@ -145,3 +145,17 @@ class Solvable(Protocol):
 def content_hash(blob: bytes) -> str:
     """Name of a blob by its content: 32 hex digits of BLAKE2b."""
     return hashlib.blake2b(blob, digest_size=16).hexdigest()
+
+
+def image_type(image: bytes) -> str | None:
+    """Media type of an encoded screenshot by its first bytes; None for any other format."""
+    if image.startswith(b"\x89PNG"):
+        return "image/png"
+    if image.startswith(b"\xff\xd8\xff"):
+        return "image/jpeg"
+    return "image/webp" if image[:4] == b"RIFF" and image[8:12] == b"WEBP" else None
+
+
+def image_suffix(image: bytes) -> str:
+    """What the name of a file with this screenshot ends in."""
+    return {"image/png": "png", "image/webp": "webp"}.get(image_type(image) or "", "jpg")

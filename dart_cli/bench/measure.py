@@ -101,7 +101,7 @@ def measure(
     taken = [sync for sync in syncs if not sync.error]
     histogram = reader.staleness()
     tokens = sum(histogram.values())
-    cores = _cores(recording.costs, began, ended)
+    cores = cores_by_role(recording.costs, began, ended)
     per_minute = actions / minutes
     return Measured(
         actions_per_minute=per_minute,
@@ -230,7 +230,7 @@ def _finished_lost(episodes: Sequence[EpisodeTimes], env_beats: Sequence[Heartbe
     return missing + sum(each.reason in LOST for each in judged)
 
 
-def _cores(costs: Sequence[ProcessCost], began: float, ended: float) -> dict[str, float]:
+def cores_by_role(costs: Sequence[ProcessCost], began: float, ended: float) -> dict[str, float]:
     """CPU seconds per second in the window, by the first word of the worker's name."""
     lives: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     for cost in costs:

@@ -273,9 +273,18 @@ def _played(config: Config) -> set[str] | None:
 def _options(config: Config) -> Iterator[Mistake]:
     """Whether the suite accepts the values of its options: an environment is made, but not started.
 
+    A screenshot may lose detail once, and not in two encodings.
+
     A user's own environment that belongs in a process is not made in this one.
     """
     suite, options = config.env.suite, config.env.options
+    before, screenshots = options.get("encoding", "png"), config.env.screenshots
+    if screenshots != "png" and before not in ("png", screenshots):
+        yield Mistake(
+            "env.screenshots",
+            f"is {screenshots!r}, but env.options.encoding = {shown(before)} has lost detail before; "
+            "remove that option",
+        )
     if not options or (config.env.isolation == "process" and suite not in SHIPPED):
         return
     try:

@@ -24,7 +24,7 @@ from bus.messages import Outcome
 from envs.actions import Action, Answer, Done, Fail
 from envs.base import GuiEnv, Observation, Solvable, Task, Verdict
 from envs.observed import KINDS, MOST_CHARS, bounded
-from envs.screenshots import size_of
+from envs.screenshots import ScreenFormat, size_of
 
 logger = logging.getLogger(__name__)
 
@@ -105,8 +105,13 @@ class AsyncEnv(Protocol):
         ...
 
 
-def reset(env: GuiEnv, task: Task, seed: int) -> tuple[Observation, str]:
-    """Start the task; returns the first observation and the instruction."""
+AS_GIVEN = ScreenFormat()
+
+
+def reset(
+    env: GuiEnv, task: Task, seed: int, screens: ScreenFormat = AS_GIVEN
+) -> tuple[Observation, str]:
+    """Start the task; returns the first observation, encoded as `screens`, and the instruction."""
     observation, info = env.reset(seed=seed, options={"task": task})
     told: object = info.get("instruction")
     if told is None and _FIELD.search(task.instruction):
@@ -114,15 +119,15 @@ def reset(env: GuiEnv, task: Task, seed: int) -> tuple[Observation, str]:
             f"reset gave no info['instruction'] and the instruction of {task.id} is "
             f"{task.instruction!r}; fill in its fields"
         )
-    return _checked_observation("reset", observation), sendable(
+    return screens.of(_checked_observation("reset", observation)), sendable(
         str(task.instruction if told is None else told)
     )
 
 
-def step(env: GuiEnv, action: Action) -> StepResult:
-    """Perform one action."""
+def step(env: GuiEnv, action: Action, screens: ScreenFormat = AS_GIVEN) -> StepResult:
+    """Perform one action; the observation is encoded as `screens`."""
     observation, reward, terminated, truncated, _ = env.step(action)
-    screen = _checked_observation("step", observation)
+    screen = screens.of(_checked_observation("step", observation))
     return StepResult(screen, bool(terminated), bool(truncated), _step_reward(env, reward))
 
 

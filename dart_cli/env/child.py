@@ -29,6 +29,7 @@ from dart_cli.runtime.liveness import when_orphaned
 from envs.actions import action_from_dict, action_to_dict
 from envs.base import GuiEnv, Observation, Verdict
 from envs.registry import find_task, make_env
+from envs.screenshots import ScreenFormat
 
 CROWD_POLL_S = 0.2
 TOO_MANY = 75
@@ -52,7 +53,9 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     if most := about["max_processes"]:
         threading.Thread(target=_end_beyond, args=(most,), daemon=True).start()
-    server = EnvServer(about["suite"], about["options"], about["observe"])
+    server = EnvServer(
+        about["suite"], about["options"], about["observe"], ScreenFormat(*about["screens"])
+    )
     try:
         with contextlib.suppress(BrokenPipeError):  # the slot is gone, as at the end of the pipe
             while (call := read_from(requests)) is not None and call[0]["call"] != "close":
@@ -70,10 +73,17 @@ def main() -> None:
 class EnvServer:
     """One environment, made at the first call."""
 
-    def __init__(self, suite: str, options: Mapping[str, Any], observe: Sequence[str]) -> None:
+    def __init__(
+        self,
+        suite: str,
+        options: Mapping[str, Any],
+        observe: Sequence[str],
+        screens: ScreenFormat = calls.AS_GIVEN,
+    ) -> None:
         self._suite = suite
         self._options = options
         self._observe = observe
+        self._screens = screens
         self._env: GuiEnv | None = None
 
     def answer(self, call: dict[str, Any]) -> PipeMessage:
@@ -96,10 +106,10 @@ class EnvServer:
         env = self._env
         if what == "reset":
             task = find_task(self._suite, call["task"])
-            screen, instruction = calls.reset(env, task, call["seed"])
+            screen, instruction = calls.reset(env, task, call["seed"], self._screens)
             return {"instruction": instruction, **_image_header(screen)}, screen.screenshot
         if what == "step":
-            stepped = calls.step(env, action_from_dict(call["action"]))
+            stepped = calls.step(env, action_from_dict(call["action"]), self._screens)
             ends = {
                 "terminated": stepped.terminated,
                 "truncated": stepped.truncated,

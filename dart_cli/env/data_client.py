@@ -11,7 +11,7 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from bus.errors import DartError, DeadlineError, StoreError
@@ -45,21 +45,32 @@ LEAST_PAUSE_S = 0.02
 class LeaseWaitStats:
     """Seconds from a slot's first request for a lease until it has one, even if there was no work."""
 
-    def __init__(self, newest: int = 1000) -> None:
-        """The 99th percentile is of the `newest` leases."""
+    def __init__(
+        self,
+        newest: int = 1000,
+        within_s: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """The 99th percentile is of the `newest` leases, of those `within_s` alone.
+
+        At the start all slots ask at once: of 2,048 the last waits for seconds, which says nothing of later.
+        """
         self._count = 0
         self._total_s = 0.0
-        self._newest_s: deque[float] = deque(maxlen=newest)
+        self._newest: deque[tuple[float, float]] = deque(maxlen=newest)  # when, and seconds
+        self._within_s = within_s
+        self._clock = clock
 
     def note(self, seconds: float) -> None:
         """Count one lease."""
         self._count += 1
         self._total_s += seconds
-        self._newest_s.append(seconds)
+        self._newest.append((self._clock(), seconds))
 
     def gauges(self) -> dict[str, float]:
-        """For the heartbeat: `leases`, `lease_wait_s` (summed), `lease_p99_s` (0 before the first)."""
-        ordered = sorted(self._newest_s)
+        """For the heartbeat: `leases`, `lease_wait_s` (summed), `lease_p99_s` (0 without one)."""
+        since = self._clock() - self._within_s
+        ordered = sorted(seconds for at, seconds in self._newest if at >= since)
         p99_s = ordered[int(0.99 * len(ordered))] if ordered else 0.0
         return {
             "leases": float(self._count),
@@ -71,8 +82,20 @@ class LeaseWaitStats:
 class DataClient:
     """Leases and hand-ins. Waits as long as data is absent or its disk is full."""
 
-    def __init__(self, requester: Requester, deadline_s: float, heartbeat: HeartbeatSender) -> None:
+    def __init__(
+        self,
+        requester: Requester,
+        leases: Requester,
+        deadline_s: float,
+        heartbeat: HeartbeatSender,
+    ) -> None:
+        """`leases` is a connection of its own.
+
+        Data holds a request for a lease for seconds, and a connection has a bounded number in flight:
+        hundreds of free slots would keep the steps of others waiting.
+        """
         self._requester = requester
+        self._lease_requester = leases
         self._deadline_s = deadline_s
         self._heartbeat = heartbeat
         self.leases = LeaseWaitStats()
@@ -81,7 +104,7 @@ class DataClient:
         """Wait for a task to play; the heartbeat reports why there is none yet."""
         since, what = time.monotonic(), "a lease from data"
         while True:
-            reply = await self._insist(request, what, since, "lease")
+            reply = await self._insist(request, what, since, "lease", self._lease_requester)
             assert isinstance(reply, LeaseReply)
             if reply.lease is not None:
                 self.leases.note(time.monotonic() - since)
@@ -107,18 +130,20 @@ class DataClient:
 
     async def _hand_in(self, request: StepRecord | TrajectoryEnd) -> Ack:
         what = f"data to take {request.trajectory_id}"
-        reply = await self._insist(request, what, time.monotonic(), "data")
+        reply = await self._insist(request, what, time.monotonic(), "data", self._requester)
         assert isinstance(reply, Ack)
         return reply
 
-    async def _insist(self, request: Request, what: str, since: float, on: str) -> Reply:
+    async def _insist(
+        self, request: Request, what: str, since: float, on: str, requester: Requester
+    ) -> Reply:
         """Repeat the request until it is answered, under the same id unless data's database fails.
 
         A database failure ends the data process; the next one accepts the request.
         """
         request_id = uuid.uuid4().bytes
         while True:
-            asking = self._requester.request(request, self._deadline_s, request_id=request_id)
+            asking = requester.request(request, self._deadline_s, request_id=request_id)
             try:
                 return await self._reporting(asking, what, since, on)
             except DeadlineError as error:

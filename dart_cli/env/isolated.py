@@ -23,7 +23,7 @@ from typing import Any
 from bus.errors import ActionCausedError, EnvError, NoOracleError, TaskError
 from bus.heartbeat import WaitReporter
 from dart_cli.config.schema import EnvConfig, observed_kinds
-from dart_cli.env.calls import AsyncEnv, Deadlines, StepResult, reporting_wait
+from dart_cli.env.calls import AS_GIVEN, AsyncEnv, Deadlines, StepResult, reporting_wait
 from dart_cli.env.child import TOO_MANY
 from dart_cli.env.pipe import PipeMessage, pack, read
 from dart_cli.env.threaded import CLOSE_DEADLINE_S, ThreadedEnv
@@ -31,6 +31,7 @@ from dart_cli.env.tree import kill_tree
 from envs.actions import Action, action_from_dict, action_to_dict
 from envs.base import Observation, Task, Verdict
 from envs.registry import make_env
+from envs.screenshots import ScreenFormat
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ def make_async_env(config: EnvConfig, name: str, waits: WaitReporter | None = No
             config.suite,
             config.options,
             observe=observed_kinds(config),
+            screens=ScreenFormat(config.screenshots, config.screenshot_quality),
             name=name,
             deadlines=deadlines,
             memory_mb=config.memory_mb,
@@ -62,6 +64,7 @@ def make_async_env(config: EnvConfig, name: str, waits: WaitReporter | None = No
         )
     return ThreadedEnv(
         lambda: make_env(config.suite, observe=observed_kinds(config), **config.options),
+        screens=ScreenFormat(config.screenshots, config.screenshot_quality),
         name=name,
         deadlines=deadlines,
         pass_threshold=config.pass_threshold,
@@ -82,6 +85,7 @@ class IsolatedEnv:
         options: Mapping[str, Any],
         *,
         observe: Sequence[str] = (),
+        screens: ScreenFormat = AS_GIVEN,
         name: str,
         deadlines: Deadlines,
         memory_mb: int = 0,
@@ -98,6 +102,7 @@ class IsolatedEnv:
             "suite": suite,
             "options": dict(options),
             "observe": list(observe),
+            "screens": [screens.encoding, screens.quality],
             "memory_mb": memory_mb,
             "max_processes": max_processes,
         }

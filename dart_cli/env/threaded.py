@@ -21,6 +21,7 @@ from dart_cli.env import calls
 from dart_cli.env.calls import Deadlines, StepResult, reporting_wait
 from envs.actions import Action
 from envs.base import GuiEnv, Observation, Task, Verdict
+from envs.screenshots import ScreenFormat
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class ThreadedEnv:
         *,
         name: str,
         deadlines: Deadlines,
+        screens: ScreenFormat = calls.AS_GIVEN,
         pass_threshold: float = 1.0,
         waits: WaitReporter | None = None,
     ) -> None:
@@ -62,6 +64,7 @@ class ThreadedEnv:
         `pass_threshold` is the reward that a pass needs where the environment gives a reward alone.
         """
         self._make = make
+        self._screens = screens
         self._name = name
         self._deadlines = deadlines
         self._pass_threshold = pass_threshold
@@ -82,7 +85,9 @@ class ThreadedEnv:
         """Start the task; returns the first observation and the instruction. Raises EnvError."""
         self._task_id, self._steps_left = task.id, task.max_steps
         return await self._call(
-            "reset", self._deadlines.reset_s, lambda env: calls.reset(env, task, seed)
+            "reset",
+            self._deadlines.reset_s,
+            lambda env: calls.reset(env, task, seed, self._screens),
         )
 
     async def judge_start(self) -> Verdict | None:
@@ -97,7 +102,9 @@ class ThreadedEnv:
         """Perform one action. Raises EnvError."""
         self._steps_left -= 1
         deadline_s = self._deadlines.of_step(action, last=self._steps_left <= 0)
-        return await self._call("step", deadline_s, lambda env: calls.step(env, action))
+        return await self._call(
+            "step", deadline_s, lambda env: calls.step(env, action, self._screens)
+        )
 
     async def evaluate(self) -> Verdict:
         """Judge the present state. Raises EnvError where the evaluator broke."""

@@ -58,9 +58,12 @@ async def run(config: Config, worker: str, slots: int, stop: asyncio.Event) -> N
         subscriber = await stack.enter_async_context(
             Subscriber(endpoints.address(TELEMETRY_OUT), [Heartbeat, RunState], curve=curve)
         )
-        requester = await stack.enter_async_context(
-            Requester(endpoints.address(DATA), name=worker, peer="dart data", curve=curve)
-        )
+        requester, leases = [
+            await stack.enter_async_context(
+                Requester(endpoints.address(DATA), name=worker, peer="dart data", curve=curve)
+            )
+            for _ in range(2)
+        ]
         heartbeat = HeartbeatSender(
             publisher, "env", worker, lambda: counters.load(context, playing)
         )
@@ -73,7 +76,8 @@ async def run(config: Config, worker: str, slots: int, stop: asyncio.Event) -> N
             waits=heartbeat,
         )
         stack.push_async_callback(router.close)
-        data, gate = DataClient(requester, config.bus.deadline_s, heartbeat), SuspendGate()
+        data = DataClient(requester, leases, config.bus.deadline_s, heartbeat)
+        gate = SuspendGate()
         context = WorkerContext(
             worker, config, action_spec, data, router, gate, heartbeat, counters
         )

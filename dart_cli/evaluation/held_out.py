@@ -51,7 +51,7 @@ from dart_cli.evaluation.results import (
 from dart_cli.runtime.logs import log_dir, logging_to
 from dart_cli.runtime.progress import progress
 from dart_cli.runtime.role import end_with_parent, limit_threads
-from envs.base import Task, content_hash, reward_of
+from envs.base import Task, content_hash, image_suffix, reward_of
 
 logger = logging.getLogger(__name__)
 
@@ -281,7 +281,6 @@ def _keep(run_dir: Path, evaluation: Evaluation, played: Sequence[PlayedEpisode]
 
 
 def _write_shot(folder: Path, shot: bytes) -> str:
-    suffix = "png" if shot.startswith(b"\x89PNG") else "jpg"
-    path = folder / f"{content_hash(shot)}.{suffix}"
+    path = folder / f"{content_hash(shot)}.{image_suffix(shot)}"
     path.write_bytes(shot)
     return path.name

@@ -210,7 +210,7 @@ def _open(encoded: bytes) -> Image.Image:
             return Image.open(io.BytesIO(encoded))
     except UnidentifiedImageError:
         raise EngineError(
-            f"a screenshot of {len(encoded)} bytes is no PNG or JPEG image; "
+            f"a screenshot of {len(encoded)} bytes is no PNG, JPEG or WebP image; "
             "the environment must send encoded images"
         ) from None
 

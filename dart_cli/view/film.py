@@ -25,7 +25,7 @@ from dart_cli.data.store.rows import SampleRow, StepRow, TrajectoryRow
 from dart_cli.inspection.explain import LEFT_OUT
 from dart_cli.inspection.text import action_words
 from dart_cli.view.charts import VERSION_COLOURS, token_bars
-from dart_cli.view.site import Site, image_type
+from dart_cli.view.site import Site
 from envs.actions import (
     Click,
     DoubleClick,
@@ -37,6 +37,7 @@ from envs.actions import (
     TripleClick,
     action_from_dict,
 )
+from envs.base import image_type
 
 _ACTION_WORD = "Action:"
 

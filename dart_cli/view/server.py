@@ -32,7 +32,8 @@ from dart_cli.view.guard import Guard
 from dart_cli.view.header import Values
 from dart_cli.view.overview import run_row
 from dart_cli.view.query import Query, QueryError
-from dart_cli.view.site import Site, image_type, stylesheet
+from dart_cli.view.site import Site, stylesheet
+from envs.base import image_type
 
 LOOPBACK = "127.0.0.1"
 FIRST_PORT = 8470

@@ -2,7 +2,6 @@
 
 Site          renders templates; addresses below `/`
 File          the same for one self-contained file: no addresses, images within it
-image_type    png or jpeg by its first bytes, the only kinds that are shown
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from dart_cli.inspection.text import moment, versions
 from dart_cli.runtime.tables import verdict_words
 from dart_cli.status.page import minutes
+from envs.base import image_type
 
 POLICY = {
     "default-src": "'none'",
@@ -88,13 +88,6 @@ class File(Site):
         return self._environment.get_template(template).render(
             site=self, style=stylesheet(), policy=policy, **values
         )
-
-
-def image_type(image: bytes) -> str | None:
-    """Media type by the first bytes; None for anything a page does not show."""
-    if image.startswith(b"\x89PNG\r\n\x1a\n"):
-        return "image/png"
-    return "image/jpeg" if image.startswith(b"\xff\xd8\xff") else None
 
 
 @cache

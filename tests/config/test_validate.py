@@ -245,6 +245,12 @@ CASES = [
             ("text for a speed", "timed", 'speedup = "2"', "env.options", "TypeError"),
         )
     ),
+    Case(
+        "two lossy encodings",
+        '[env]\nscreenshots = "webp"\n[env.options]\nencoding = "jpeg"\n',
+        "env.screenshots",
+        "remove that option",
+    ),
     Case("GPU that is not there", '[train]\ndevice = "cuda:99"\n', "train.device", "cuda:99"),
 ]
 

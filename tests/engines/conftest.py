@@ -42,12 +42,14 @@ def policy(untrained_folder: Path) -> LoadedPolicy:
 
 
 def screenshot(seed: int, width: int = 168, height: int = 168) -> bytes:
-    """A PNG of large random blocks, different for each seed."""
+    """Large random blocks, different for each seed, in each of the encodings that a run may store."""
     rng = Random(seed)
     blocks = Image.new("RGB", (6, 6))
     blocks.putdata([tuple(rng.randrange(256) for _ in range(3)) for _ in range(36)])
     buffer = io.BytesIO()
-    blocks.resize((width, height), Image.Resampling.NEAREST).save(buffer, "PNG")
+    blocks.resize((width, height), Image.Resampling.NEAREST).save(
+        buffer, ("PNG", "WEBP", "JPEG")[seed % 3]
+    )
     return buffer.getvalue()
 
 

@@ -196,7 +196,14 @@ def test_it_ends_with_all_it_started_when_its_answer_is_no_longer_read(
 ) -> None:
     daemon = tmp_path / "pid"
     monkeypatch.setenv("UNRULY_PID", str(daemon))
-    about = {"suite": SUITE, "options": {}, "observe": [], "memory_mb": 0, "max_processes": 0}
+    about = {
+        "suite": SUITE,
+        "options": {},
+        "observe": [],
+        "screens": ["png", 100],
+        "memory_mb": 0,
+        "max_processes": 0,
+    }
     reset = {"call": "reset", "task": "unruly/reset-daemon", "seed": 0}
     child = subprocess.Popen(
         [sys.executable, "-m", "dart_cli.env.child"],

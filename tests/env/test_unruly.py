@@ -76,7 +76,7 @@ async def test_whatever_an_environment_does_its_episode_is_invalid_and_the_next_
         ({"width": np.int64(32)}, "width must be int, got int64"),
         ({"height": True}, "height must be int, got bool"),
         ({"height": 0}, "32x0 pixels"),
-        ({"screenshot": b"xx"}, "a screenshot of 2 bytes is no PNG or JPEG image"),
+        ({"screenshot": b"xx"}, "a screenshot of 2 bytes is no PNG, JPEG or WebP image"),
         ({"screenshot": SCREEN.screenshot[:20]}, "screenshot"),
         ({"width": 64}, "64x32 pixels, its screenshot has 32x32"),
     ],

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import zlib
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from dart_cli.policy.images import ImagePreparer, patches_of, with_hashes
 from dart_cli.policy.tiny import build_image_processor
 from envs.base import content_hash
 from envs.embedded.suites import MiniSuite
+from envs.screenshots import ScreenFormat
 
 
 def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
@@ -184,9 +186,9 @@ def test_hashes_are_as_many_as_screenshots_or_none() -> None:
 
 def test_bytes_that_are_no_image_are_refused() -> None:
     preparer = ImagePreparer(PROCESSORS["tiny"])
-    with pytest.raises(EngineError, match="no PNG or JPEG"):
+    with pytest.raises(EngineError, match="no PNG, JPEG or WebP"):
         preparer.prepare(b"not an image")
-    with pytest.raises(EngineError, match="no PNG or JPEG"):
+    with pytest.raises(EngineError, match="no PNG, JPEG or WebP"):
         preparer.token_count(b"not an image")
 
 
@@ -214,3 +216,19 @@ def test_a_broken_image_is_refused(kind: str) -> None:
 def test_a_size_that_cannot_be_is_refused_by_its_header(kind: str) -> None:
     with pytest.raises(EngineError, match="impossible size"):
         ImagePreparer(PROCESSORS["tiny"]).token_count(broken_images()[kind])
+
+
+@pytest.mark.parametrize("encoding", ["webp", "jpeg"])
+def test_engines_and_trainer_decode_the_stored_bytes_to_the_same_pixels(
+    encoding: Literal["webp", "jpeg"],
+) -> None:
+    """Both prepare the bytes that are stored, and no others: what is lost is lost for both."""
+    images = ImagePreparer(PROCESSORS["qwen2_5_vl"])
+    seen, _ = MiniSuite().make_env(size="448x336").reset(seed=1, options={"task": "mini/popup"})
+    stored = ScreenFormat(encoding, 80).of(seen).screenshot
+    prepared = images.prepare(stored)
+    assert images.token_count(stored, "of another process") == prepared.tokens
+    for screen, is_same in ((stored, True), (seen.screenshot, False)):
+        whole = Image.open(io.BytesIO(screen)).convert("RGB")
+        decoded = images.of_image(f"another {is_same}", whole)
+        assert torch.equal(decoded.pixels, prepared.pixels) == is_same

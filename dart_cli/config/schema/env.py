@@ -46,6 +46,14 @@ class EnvConfig(Section):
     observe_chars: int = Field(default=8000, ge=100, le=200_000)
     """Most characters of each of these texts in a prompt; what is cut says so."""
 
+    screenshots: Literal["png", "webp", "jpeg"] = "png"
+    """How screenshots are encoded, once, before the policy sees them: `png` leaves them as the suite
+    gives them; `webp` without loss takes a third of that, and less detail of `webp` or `jpeg` still less
+    of photographs. Policy, store and trainer decode the same bytes (docs/environments)."""
+
+    screenshot_quality: int = Field(default=100, ge=1, le=100)
+    """Of `webp`, where 100 is lossless, and of `jpeg`, which always loses detail: 90 is usual there."""
+
     reset_deadline_s: PositiveSeconds = 60.0
     """Seconds a reset may take before the episode is invalid and the slot starts afresh."""
 

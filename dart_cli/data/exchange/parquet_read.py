@@ -281,15 +281,15 @@ def _action(place: _RowLocation, row: _ParquetRow) -> dict[str, Any] | None:
 
 
 def _check_image(place: _RowLocation, encoded: bytes) -> None:
-    """Raise ExchangeError unless it is a PNG or JPEG that decodes to its last row."""
+    """Raise ExchangeError unless it is a PNG, JPEG or WebP that decodes to its last row."""
     try:
-        with Image.open(io.BytesIO(encoded), formats=("PNG", "JPEG")) as image:
+        with Image.open(io.BytesIO(encoded), formats=("PNG", "JPEG", "WEBP")) as image:
             if max(image.size) > MAX_SIDE:
                 size = f"{image.width}x{image.height}"
                 raise place.wrong("screenshot", f"{size} pixels; at most {MAX_SIDE} a side")
             image.load()
     except (OSError, ValueError, SyntaxError, EOFError, struct.error) as error:
-        raise place.wrong("screenshot", f"is no whole PNG or JPEG image ({error})") from None
+        raise place.wrong("screenshot", f"is no whole PNG, JPEG or WebP image ({error})") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise place.wrong("screenshot", "has far too many pixels for a screen") from None
 

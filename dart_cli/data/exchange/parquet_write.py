@@ -18,7 +18,7 @@ from typing import Any
 
 from bus.errors import ExchangeError
 from dart_cli.data.exchange.parquet_schema import COLUMNS, Trajectory, pyarrow_modules, schema
-from envs.base import content_hash
+from envs.base import content_hash, image_suffix
 
 SHARD_BYTES = 500_000_000
 ROW_GROUP_BYTES = 32_000_000
@@ -69,11 +69,7 @@ def rows_of(trajectory: Trajectory) -> list[dict[str, Any]]:
 def _image(encoded: bytes | None) -> dict[str, Any] | None:
     if encoded is None:
         return None
-    return {"bytes": encoded, "path": f"{content_hash(encoded)}.{_suffix(encoded)}"}
-
-
-def _suffix(encoded: bytes) -> str:
-    return "png" if encoded.startswith(b"\x89PNG") else "jpg"
+    return {"bytes": encoded, "path": f"{content_hash(encoded)}.{image_suffix(encoded)}"}
 
 
 @dataclass

@@ -32,7 +32,7 @@ from dart_cli.data.store.rows import (
     StepRow,
 )
 from dart_cli.data.store.transactions import Transactions
-from envs.base import content_hash
+from envs.base import content_hash, image_type
 
 _MAX_NUMBERS = 4096
 _ALWAYS = 2**62
@@ -283,5 +283,5 @@ def _json(value: object) -> str:
 
 
 def media_type(image: bytes) -> str:
-    """image/png or image/jpeg, by the first bytes."""
-    return "image/png" if image.startswith(b"\x89PNG") else "image/jpeg"
+    """Of an encoded screenshot, by its first bytes."""
+    return image_type(image) or "application/octet-stream"

@@ -92,7 +92,7 @@ MISTAKES: dict[str, tuple[Change, int, str, str]] = {
         ),
         0,
         "screenshot",
-        "no whole PNG or JPEG",
+        "no whole PNG, JPEG or WebP",
     ),
     "no image": (
         put(1, "screenshot", {"bytes": None, "path": "a.png"}),

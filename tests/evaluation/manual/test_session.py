@@ -135,7 +135,7 @@ class Breaks(Unruly):
         pytest.param(None, "step: ZeroDivisionError: a bug of the environment (", id="raises"),
         pytest.param(
             replace(SCREEN, screenshot=b"xx"),
-            "step: a screenshot of 2 bytes is no PNG or JPEG image",
+            "step: a screenshot of 2 bytes is no PNG, JPEG or WebP image",
             id="no-image",
         ),
         pytest.param(

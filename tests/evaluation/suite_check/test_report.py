@@ -55,7 +55,7 @@ def test_every_kind_of_mistake_is_found_where_it_is_and_nowhere_else(
     ]
     assert "100.00% of the first" in tasks["lax/other-pixels"]["flaky"][0]
     assert "cannot be decoded" in tasks["lax/half-image"]["errors"][0]
-    assert "is no PNG or JPEG image" in tasks["lax/no-image"]["errors"][0]
+    assert "is no PNG, JPEG or WebP image" in tasks["lax/no-image"]["errors"][0]
     assert "'click {what}'; fill in its fields" in tasks["lax/no-words"]["errors"][0]
     assert tasks["lax/infeasible"]["oracle"] == [6, 6], "saying so is its solution"
     assert result["unproven"] == []

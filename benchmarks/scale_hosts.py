@@ -1,0 +1,91 @@
+"""Parts of benchmarks/scale.py: hosts on one machine, as network namespaces on one bridge.
+
+hosts     a first host and others, each with an address; they go with the block
+Host      its address, and the command that runs another one there
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+FIRST = "10.78.0.1"
+
+
+@dataclass(frozen=True)
+class Host:
+    """One of them."""
+
+    address: str
+    enter: tuple[str, ...]  # from the system
+    from_first: tuple[str, ...]  # from the first host
+
+
+class NotPermittedError(Exception):
+    """The system allows no namespaces to this user, or has no tools for them."""
+
+
+@contextlib.contextmanager
+def hosts(count: int) -> Iterator[list[Host]]:
+    """A host and `count` others, which reach one another by tcp. Raises NotPermittedError."""
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(_held(["unshare", "--user", "--map-root-user", "--net"]))
+        inside = ("nsenter", f"--target={first}", "--user", "--preserve-credentials")
+        made = [Host(FIRST, (*inside, "--net"), ())]
+        _configure(
+            made[0],
+            "ip link set lo up && ip link add hub type bridge && ip link set hub up && "
+            f"ip addr add {FIRST}/24 dev hub",
+        )
+        for number in range(1, count + 1):
+            other = stack.enter_context(_held([*inside, "unshare", "--net"]))
+            address = f"10.78.0.{number + 1}"
+            host = Host(
+                address,
+                (inside[0], f"--target={other}", *inside[2:], "--net"),
+                (inside[0], f"--target={other}", "--net"),
+            )
+            _configure(
+                made[0],
+                f"ip link add port{number} type veth peer name cable netns {other} && "
+                f"ip link set port{number} master hub && ip link set port{number} up",
+            )
+            _configure(
+                host,
+                f"ip link set lo up && ip addr add {address}/24 dev cable && ip link set cable up",
+            )
+            made.append(host)
+        yield made
+
+
+def _configure(host: Host, commands: str) -> None:
+    done = subprocess.run(
+        [*host.enter, "sh", "-c", commands], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise NotPermittedError(done.stderr.strip())
+
+
+@contextlib.contextmanager
+def _held(enter: list[str]) -> Iterator[int]:
+    """The id of a process in new namespaces, which keeps them."""
+    try:
+        process = subprocess.Popen(
+            [*enter, "sh", "-c", "echo $$; exec sleep 100000"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    except OSError as error:
+        raise NotPermittedError(str(error)) from None
+    try:
+        assert process.stdout is not None
+        if not process.stdout.readline():
+            assert process.stderr is not None
+            raise NotPermittedError(process.stderr.read().strip())
+        yield process.pid
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,102 @@
+"""env.screenshots: encoded once, where the environment runs; everything after decodes those bytes."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bus.errors import EnvError
+from dart_cli.config.schema import EnvConfig
+from dart_cli.data.store.step_writer import media_type
+from dart_cli.env import calls
+from dart_cli.env.episode import play_episode
+from dart_cli.env.isolated import make_async_env
+from envs.base import Observation, content_hash, image_suffix, image_type
+from envs.registry import find_task, load_suite, make_env
+from envs.screenshots import ScreenFormat
+from tests.env.parts import Memory, Says, action_spec, lease
+
+
+def pixels(encoded: bytes) -> Any:
+    return np.asarray(Image.open(io.BytesIO(encoded)).convert("RGB"))
+
+
+def saved(encoded: bytes, encoding: str, quality: int) -> bytes:
+    """What Pillow makes of the lossless screen."""
+    into = io.BytesIO()
+    effort = {"method": 2} if encoding == "webp" else {}
+    Image.open(io.BytesIO(encoded)).convert("RGB").save(into, encoding, quality=quality, **effort)
+    return into.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "isolation"), [("webp", "thread"), ("jpeg", "thread"), ("webp", "process")]
+)
+async def test_each_step_keeps_the_screen_that_the_policy_saw_encoded_once(
+    encoding: str, isolation: str
+) -> None:
+    config = EnvConfig.model_validate(
+        {"screenshots": encoding, "screenshot_quality": 70, "isolation": isolation}
+    )
+    env, plain = make_async_env(config, "env-0/0"), make_env("mini")
+    policy, sink = Says("click(1,1)", "click(999,999)", "done()"), Memory()
+    given = lease()
+    try:
+        await play_episode(
+            env, given, find_task("mini", given.task_id), policy, sink, action_spec()
+        )
+    finally:
+        await env.close()
+    first, _ = plain.reset(seed=given.task_seed, options={"task": given.task_id})
+    assert sink.steps[0].screenshot == saved(first.screenshot, encoding, 70)
+    for record, asked in zip(sink.steps, policy.asked, strict=True):
+        assert record.screenshot == asked.screenshot
+        assert record.image_hashes[-1] == content_hash(record.screenshot)
+        assert record.media_type == image_type(record.screenshot) == f"image/{encoding}"
+    final = sink.ends[0].screenshot
+    assert final is not None
+    assert media_type(final) == f"image/{encoding}"
+    assert (pixels(first.screenshot) != pixels(sink.steps[0].screenshot)).any()
+
+
+def test_webp_of_full_quality_loses_nothing_and_is_smaller() -> None:
+    env = make_env("desk")
+    seen, _ = env.reset(seed=1, options={"task": next(iter(load_suite("desk").tasks))})
+    stored = ScreenFormat("webp").of(seen)
+    assert (pixels(stored.screenshot) == pixels(seen.screenshot)).all()
+    assert len(stored.screenshot) < len(seen.screenshot)
+
+
+def test_png_leaves_every_screen_as_the_suite_gave_it() -> None:
+    for options, kind in (({}, "png"), ({"encoding": "jpeg"}, "jpeg")):
+        env = make_env("mini", **options)
+        seen, _ = env.reset(seed=1, options={"task": "mini/popup"})
+        assert seen.media_type == f"image/{kind}"
+        assert ScreenFormat().of(seen) is seen
+        assert (ScreenFormat("jpeg", 20).of(seen) is seen) == (kind == "jpeg")  # never twice
+
+
+def test_a_screen_that_cannot_be_written_names_the_encoding() -> None:
+    wide = io.BytesIO()
+    Image.new("1", (17_000, 1)).save(wide, "PNG")
+    seen = Observation(wide.getvalue(), "image/png", 17_000, 1)
+    with pytest.raises(EnvError, match="cannot be written as webp"):
+        ScreenFormat("webp", 80).of(seen)
+    assert calls.AS_GIVEN.of(seen) is seen
+
+
+def test_names_by_content() -> None:
+    made = {kind: io.BytesIO() for kind in ("png", "jpeg", "webp", "gif")}
+    for kind, into in made.items():
+        Image.new("RGB", (8, 8)).save(into, kind)
+    found = {kind: image_type(into.getvalue()) for kind, into in made.items()}
+    assert found == {
+        "png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp", "gif": None
+    }  # fmt: skip
+    assert [image_suffix(into.getvalue()) for into in made.values()] == [
+        "png", "jpg", "webp", "jpg"
+    ]  # fmt: skip
