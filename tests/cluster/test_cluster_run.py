@@ -88,7 +88,7 @@ def test_ctrl_c_leaves_no_process_and_the_run_goes_on_though_a_node_is_lost(
         assert f"{name} starts, pid" in (run_dir / "logs" / f"{name}.log").read_text()
 
     done = updates_done(run_dir)
-    child = runs.up(path, "--set", f"train.updates={done + 12}")
+    child = runs.up(path, "--set", f"train.updates={done + 8}")
     finished, said = FinishedTrajectories(), []
 
     def listen() -> None:
@@ -97,7 +97,7 @@ def test_ctrl_c_leaves_no_process_and_the_run_goes_on_though_a_node_is_lost(
 
     listening = threading.Thread(target=listen)
     listening.start()
-    wait_until(lambda: updates_done(run_dir) >= done + 3, "more updates", patience_s=PATIENCE_S)
+    wait_until(lambda: updates_done(run_dir) >= done + 2, "more updates", patience_s=PATIENCE_S)
     with open_reader(run_dir) as reader:
         finished.update(reader)
     workers = [found for line in said if (found := re.search(r"(\S+) runs on .* node (\w+)", line))]
@@ -106,10 +106,10 @@ def test_ctrl_c_leaves_no_process_and_the_run_goes_on_though_a_node_is_lost(
     child.wait(PATIENCE_S)
     listening.join()
     assert child.returncode == 0, "".join(said)
-    assert updates_done(run_dir) == done + 12
+    assert updates_done(run_dir) == done + 8
     assert any("; starting it again (1/3)" in line for line in said)
     with open_reader(run_dir) as reader, (run_dir / "logs" / "train.log").open() as log:
         found = audit(reader, finished, log)
     assert (found.finished_lost, found.double_trained, found.never_trained) == (0, 0, 0)
-    assert found.trajectories >= (done + 12) * 8
+    assert found.trajectories >= (done + 8) * 8
     assert processes_of(tmp_path) == []
