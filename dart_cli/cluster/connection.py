@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bus.errors import MissingPartError, UserError, first_line
+from bus.errors import DartError, MissingPartError, UserError, first_line
 from bus.loopback import is_loopback
 from dart_cli.cluster.demands import Node
 
@@ -83,9 +83,15 @@ class Cluster:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def ask(self, call: Callable[[], _T], within_s: float = ASK_S) -> _T:
-        """What a blocking call of Ray's returns. Raises TimeoutError."""
-        async with asyncio.timeout(within_s):
-            return await asyncio.to_thread(call)
+        """What a blocking call of Ray's returns. Raises DartError where the cluster does not answer."""
+        try:
+            async with asyncio.timeout(within_s):
+                return await asyncio.to_thread(call)
+        except (TimeoutError, self.ray.exceptions.RayError) as error:
+            raise DartError(
+                f"the Ray cluster at {self.address} does not answer: {first_line(error)}; the same command "
+                "goes on with the run once it does"
+            ) from None
 
 
 def refuse_ray(address: str) -> None:

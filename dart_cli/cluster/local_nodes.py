@@ -28,6 +28,8 @@ from typing import Any
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_health_check_period_ms": "500",  # a node that is killed is noticed within seconds
+    "RAY_health_check_initial_delay_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
     "RAY_enable_worker_prestart": "0",
 }

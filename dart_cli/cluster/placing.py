@@ -3,6 +3,7 @@
     Reserved   a placement group, and what its bundles ask for
     Place      one process's: a bundle of a placement group, or none, and the actor in it
     Placing    makes places, waits for them, and finds an actor again that Ray started elsewhere
+    NodeLostError   the node is gone that a process may not be moved from
 
 An actor is restarted by Ray, at most `up.restart` times, on a node that has room: its placement group is then
 moved whole. Each wait tells what it waits for and ends with `up.cluster_wait_s`.
@@ -17,9 +18,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from bus.errors import UserError, first_line
+from bus.errors import DartError, UserError, first_line
 from dart_cli.cluster.connection import Cluster
 from dart_cli.cluster.demands import Demand, Node, lacking
+from dart_cli.cluster.process import retrieved
 from dart_cli.cluster.role_host import RoleHost
 
 TELL_S = 2.0
@@ -29,6 +31,10 @@ SLOW_S = 20.0
 CLOSE_S = 5.0
 """Seconds in which an actor must remove what it made, at the end."""
 _POLL_S = 0.25
+
+
+class NodeLostError(DartError):
+    """The only node where a process may run is gone."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,7 @@ class Place:
     life: str = ""  # of the actor that answered last
     node: Node | None = None  # where that is
     asked: asyncio.Future[dict[str, Any]] | None = None  # `describe`, until it is answered
+    only_on: Node | None = None  # where it must stay
 
 
 class Placing:
@@ -125,7 +132,7 @@ class Placing:
         """Wait until the actor of `place` answers, and note where it is; False once `ending` is set.
 
         Raises UserError where it has no room by the deadline, and the run cannot do without it
-        (`is_needed`), or where its node cannot run it.
+        (`is_needed`), or where its node cannot run it; NodeLostError where it must stay on one that is lost.
         """
         began = time.monotonic()
         told = ""
@@ -136,8 +143,8 @@ class Placing:
             if waited_s < TELL_S:
                 await self._pause(ending)
                 continue
-            has_room, text = await self._awaited(place)
-            if has_room and waited_s < SLOW_S:
+            is_certain, text = await self._awaited(place)
+            if waited_s < SLOW_S and not is_certain:
                 await self._pause(ending)
                 continue
             if waited_s > self._wait_s and is_needed():
@@ -152,23 +159,26 @@ class Placing:
         return False
 
     async def _awaited(self, place: Place) -> tuple[bool, str]:
-        """Whether the place has room already, and one line that says what is waited for."""
+        """Whether the cluster surely has no room for it, and one line that says what is waited for."""
         nodes = await self._cluster.ask(self._cluster.nodes)
+        _refuse_lost(place, [node.id for node in nodes])
         if place.reserved is None:
-            has_room = any(node.has_free(place.demand) for node in nodes)
+            # What is taken may be taken by this one, which starts.
+            has_room = is_open = any(node.has_free(place.demand) for node in nodes)
+            is_open = is_open or any(node.holds(place.demand) for node in nodes)
             text = lacking(place.demand, nodes)
         else:
-            has_room = await self._cluster.ask(place.reserved.is_made)
+            has_room = is_open = await self._cluster.ask(place.reserved.is_made)
             text = place.reserved.lacking(nodes)
         starts = f"waits for Ray to start a process for {place.demand.name}"
-        return has_room, starts if has_room else text
+        return not is_open, starts if has_room else text
 
     async def _answers(self, place: Place) -> bool:
         """Whether the actor answers; then `place` says where. Raises UserError where it cannot be made."""
         errors = self._cluster.ray.exceptions
         if place.asked is None:
             place.asked = asyncio.wrap_future(place.actor.describe.remote().future())
-            place.asked.add_done_callback(_retrieved)
+            place.asked.add_done_callback(retrieved)
         await asyncio.wait([place.asked], timeout=_POLL_S * 4)
         if not place.asked.done():
             return False
@@ -183,6 +193,7 @@ class Placing:
                 "on every node, the same version"
             ) from None
         nodes = await self._cluster.ask(self._cluster.nodes)
+        _refuse_lost(place, [told["node"]])
         place.life = told["life"]
         place.node = next(
             (node for node in nodes if node.id == told["node"]),
@@ -201,7 +212,7 @@ class Placing:
         gone = list(places)
         closing = [asyncio.wrap_future(place.actor.close.remote().future()) for place in gone]
         for each in closing:
-            each.add_done_callback(_retrieved)
+            each.add_done_callback(retrieved)
         if closing:
             await asyncio.wait(closing, timeout=CLOSE_S)
         for place in gone:
@@ -221,7 +232,7 @@ class Placing:
             for group in groups:
                 remove_placement_group(group)
 
-        with contextlib.suppress(TimeoutError, self._cluster.ray.exceptions.RayError):
+        with contextlib.suppress(DartError):  # the cluster is gone
             await self._cluster.ask(give_back, CLOSE_S)
 
     def kill(self) -> None:
@@ -231,10 +242,10 @@ class Placing:
                 self._cluster.ray.kill(place.actor)
 
 
-def _retrieved(answered: asyncio.Future[Any]) -> None:
-    """An error that is of no interest any more is not reported as forgotten."""
-    if not answered.cancelled():
-        answered.exception()
+def _refuse_lost(place: Place, nodes: Iterable[str]) -> None:
+    """Raise NodeLostError where the node at which this process must stay is none of `nodes`."""
+    if place.only_on is not None and place.only_on.id not in nodes:
+        raise NodeLostError(f"the node {place.only_on.host} is lost")
 
 
 def _why(error: BaseException) -> str:

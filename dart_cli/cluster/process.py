@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from dart_cli.cluster.demands import Node
@@ -23,8 +23,10 @@ LOST = -int(signal.SIGKILL)
 """The exit code of a process that was lost with its node."""
 POLL_S = 5.0
 """Seconds that an actor waits for its child to print something, before it says that nothing is new."""
+LATE_S = 3.0
+"""Seconds that an answer may be late before the cluster is asked whether the node lives."""
 SILENCE_S = 60.0
-"""Seconds without an answer of an actor after which its process is lost."""
+"""Seconds without an answer of an actor, on a node that lives, after which its process is lost."""
 RANKS_END_S = 20.0
 """Seconds that ranks have to end by themselves once one of them is gone; then they are killed."""
 _AGAIN_S = 0.5
@@ -35,12 +37,19 @@ _LOST_LINE = b"\nits node is gone, or Ray's process there\n"
 class RemoteProcess:
     """A child of a RoleHost. See Process; made and used inside one running loop."""
 
-    def __init__(self, host: Any, life: str, node: Node, log: Callable[[bytes], object]) -> None:
-        """`host` is the actor's handle; `log` takes what the child's own log has more."""
+    def __init__(
+        self,
+        host: Any,
+        life: str,
+        node: Node,
+        log: Callable[[bytes], object],
+        lives: Callable[[Node], Awaitable[bool]],
+    ) -> None:
+        """`host` is the actor's handle; `log` takes what the child's own log has more; `lives`: its node."""
         self.output = asyncio.StreamReader()
         self.returncode: int | None = None
         self.node = node
-        self._host, self._life, self._log = host, life, log
+        self._host, self._life, self._log, self._lives = host, life, log, lives
         self._was_lost = False
         self._signals: set[asyncio.Future[None]] = set()
         self._following = asyncio.create_task(self._follow())
@@ -53,7 +62,8 @@ class RemoteProcess:
         """Send a signal to the process and everything it started, soon."""
         sent = asyncio.wrap_future(self._host.signal.remote(self._life, int(number)).future())
         self._signals.add(sent)
-        sent.add_done_callback(self._sent)
+        sent.add_done_callback(self._signals.discard)
+        sent.add_done_callback(retrieved)
 
     def how_it_ended(self, code: int) -> str:
         """`ended with 1 on gpu-box`, `was lost on gpu-box`."""
@@ -61,11 +71,6 @@ class RemoteProcess:
             return f"was lost on {self.node.host}"
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
         return f"{how} on {self.node.host}"
-
-    def _sent(self, sent: asyncio.Future[None]) -> None:
-        self._signals.discard(sent)
-        if not sent.cancelled():
-            sent.exception()  # a process that is gone needs no signal
 
     async def _follow(self) -> int:
         """Copy what it prints, until it has ended or is lost."""
@@ -93,20 +98,31 @@ class RemoteProcess:
         """What is new; empty where the actor cannot be asked at the moment; None where it is lost."""
         import ray
 
+        asked = asyncio.wrap_future(self._host.printed.remote(self._life, POLL_S).future())
+        asked.add_done_callback(retrieved)
+        until = time.monotonic() + SILENCE_S
+        within_s = POLL_S + LATE_S
+        while not (await asyncio.wait([asked], timeout=within_s))[0]:
+            within_s = LATE_S
+            if not await self._lives(self.node):
+                return None  # Ray fails the calls to a node that vanished late, or not at all
+            if time.monotonic() > until:
+                with contextlib.suppress(ray.exceptions.RayError):
+                    ray.kill(self._host, no_restart=False)
+                return None
         try:
-            async with asyncio.timeout(SILENCE_S):
-                told: Printed | None = await asyncio.wrap_future(
-                    self._host.printed.remote(self._life, POLL_S).future()
-                )
+            told: Printed | None = asked.result()
         except ray.exceptions.ActorUnavailableError:
             return {}
-        except TimeoutError:
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.kill(self._host, no_restart=False)
-            return None
         except ray.exceptions.RayError:
             return None
         return told
+
+
+def retrieved(answered: asyncio.Future[Any]) -> None:
+    """An error that is of no interest any more is not reported as forgotten."""
+    if not answered.cancelled():
+        answered.exception()
 
 
 class Ranks:

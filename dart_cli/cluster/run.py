@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from bus.endpoints import make_private_dir, write_key_pair
-from bus.errors import DartError, UserError
+from bus.errors import DartError, UserError, first_line
 from dart_cli.cluster.connection import Cluster
 from dart_cli.cluster.demands import Demand, Node, Trainer, env_of, rollout_of, trainer_of
-from dart_cli.cluster.placing import Place, Placing, Reserved
+from dart_cli.cluster.placing import NodeLostError, Place, Placing, Reserved
 from dart_cli.cluster.process import Ranks, RemoteProcess
 from dart_cli.cluster.role_host import CONFIG, SHARED_S, Setup
 from dart_cli.config.endpoints import KEY_FILE, weights_dir
@@ -59,12 +59,10 @@ class ClusterRun:
         self._placing = Placing(cluster, config.up.restart, config.up.cluster_wait_s, notice)
         self._places: dict[str, Place] = {}
         self._processes: dict[str, RemoteProcess] = {}
-        self._started_once: set[str] = set()
         self._trainer = Trainer((Demand("", 0),))
         self._home: Node | None = None
         self._reserved: Reserved | None = None
         self._keys = ""
-        self._resume = ""
         self._marker = f".cluster-{secrets.token_hex(8)}"
 
     # --- home -------------------------------------------------------------------------------
@@ -78,23 +76,29 @@ class ClusterRun:
         self._trainer = trainer_of(self.config, nodes)
         home = self._trainer.home
         here = next((node for node in nodes if node.id == self._cluster.here), None)
-        is_here = here is not None and here.has_free(home)
+        has_room = here is not None and here.has_free(home)
         self._reserved = await self._placing.reserve(
-            self._trainer.bundles, on=here if is_here else None
+            self._trainer.bundles, on=here if has_room else None
         )
         data = self._placing.place(Demand("data", 1), "data", self._reserved)
         self._places["data"] = data
         if not await self._placing.found(data, stop, lambda: True):
             return False
         assert data.node is not None
-        self._home = data.node
+        self._home = data.only_on = data.node
         bus = self.config.bus
         port = bus.port
         if bus.transport != "tcp":
-            port = await _answer(data.actor.ports.remote(_PORTS))
+            try:
+                port = await _answer(data.actor.ports.remote(_PORTS))
+            except self._cluster.ray.exceptions.RayActorError as error:
+                raise DartError(
+                    f"{self._home.host} was lost at the start: {first_line(error)}"
+                ) from None
         if not port:
             raise UserError(f"{self._home.host} has no {_PORTS} free ports in a row: set bus.port")
         self._adopt(overrides, port)
+        is_here = self._home.id == self._cluster.here
         where = "this host" if is_here else f"{self._home.host} ({self._home.address})"
         self._notice(f"data and train run on {where}, port {port}")
         return True
@@ -139,12 +143,18 @@ class ClusterRun:
 
         Raises UserError where it has none by the deadline, or its node lacks what it needs.
         """
-        if name in _AT_HOME and name in self._started_once:
-            await self._refuse_lost_home()
-        self._started_once.add(name)
-        if name == "train" and len(self._trainer.ranks) > 1:
-            return await self._start_ranks(arguments, ending)
-        return await self._start_one(name, arguments, ending)
+        try:
+            if name == "train" and len(self._trainer.ranks) > 1:
+                return await self._start_ranks(arguments, ending)
+            return await self._start_one(name, arguments, ending)
+        except NodeLostError:
+            assert self._home is not None
+            # Not moved: another node has another address, and may not see the run directory.
+            raise DartError(
+                f"the node {self._home.host} ({self._home.address}), which ran data and train, is lost; what "
+                f"{self.config.run.dir} holds is kept: the same command goes on from there, on any node "
+                "that sees it"
+            ) from None
 
     async def _start_one(
         self,
@@ -201,7 +211,7 @@ class ClusterRun:
         await _answer(place.actor.start.remote(list(arguments), dict(environment)))
         if self._home is not None and node.id != self._home.id:
             self._notice(f"{name} runs on {node.host} ({node.address}, node {node.id[:8]})")
-        process = RemoteProcess(place.actor, place.life, node, self._log_of(name))
+        process = RemoteProcess(place.actor, place.life, node, self._log_of(name), self._lives)
         self._processes[name] = process
         return process
 
@@ -224,6 +234,8 @@ class ClusterRun:
             else:
                 demand, reserved = env_of(name), None
             self._places[name] = self._placing.place(demand, name, reserved, index)
+            if name in _AT_HOME:
+                self._places[name].only_on = self._home
         return self._places[name]
 
     def _setup(self, name: str, place: Place) -> Setup:
@@ -258,16 +270,9 @@ class ClusterRun:
             for each, process in self._processes.items()
         )
 
-    async def _refuse_lost_home(self) -> None:
-        """Raise DartError where the node of data and train is gone: another one has another address."""
-        assert self._home is not None
+    async def _lives(self, node: Node) -> bool:
         nodes = await self._cluster.ask(self._cluster.nodes)
-        if not any(node.id == self._home.id for node in nodes):
-            raise DartError(
-                f"the node {self._home.host} ({self._home.address}), which ran data and train, is lost; what "
-                f"{self.config.run.dir} holds is kept: the same command goes on from there, on any node "
-                "that sees it"
-            )
+        return any(each.id == node.id for each in nodes)
 
     def _log_of(self, name: str) -> Callable[[bytes], object]:
         path = log_dir(self.config.run.dir) / f"{name}.log"
@@ -282,8 +287,7 @@ class ClusterRun:
 
     async def close(self) -> None:
         """End all that is left on the nodes."""
-        with contextlib.suppress(TimeoutError):
-            await self._placing.close()
+        await self._placing.close()
         for folder in self._shared_folders():
             (folder / self._marker).unlink(missing_ok=True)
 
@@ -316,9 +320,12 @@ async def placed(
 
 
 async def _answer(call: Any) -> Any:
-    """What an actor answers. Raises a RayError where it is lost, TimeoutError where it does not answer."""
-    async with asyncio.timeout(_ANSWER_S):
-        return await asyncio.wrap_future(call.future())
+    """What an actor answers. Raises RayActorError where it is lost, DartError where it does not answer."""
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            return await asyncio.wrap_future(call.future())
+    except TimeoutError:
+        raise DartError(f"an actor of the run did not answer in {_ANSWER_S:g} s") from None
 
 
 def of_this_run(config: Config) -> str:
