@@ -124,6 +124,7 @@ def print_dry_run(
     With `fresh` the run begins anew.
     """
     from dart_cli.config.dry_run import describe
+    from dart_cli.doctor.env_limits import refuse_slots
     from dart_cli.doctor.planned import refuse_misfit
     from dart_cli.runtime.run_dir import refuse_another_run
 
@@ -132,6 +133,8 @@ def print_dry_run(
     elif role != "eval" and not (force or fresh):
         refuse_another_run(config)
 
+    if role in (None, "env"):
+        refuse_slots(config, envs=max(1, config.up.envs) if role is None else 1)
     for subject, text in {**dict(describe(config, role)), **(sharper or {})}.items():
         typer.echo(f"{subject + ':':<10} {text}")
     if role in (None, "train", "rollout"):

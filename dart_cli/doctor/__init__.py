@@ -13,6 +13,7 @@
     plan_text  its lines
     planned    the plan of a configuration against this host
     hardware   the tables of docs/hardware.md
+    env_limits threads, processes and open files of the environment slots
     values     every number of a model's weights: NaN and infinity
     play       one episode end to end, environment and engine in this process
     parity     engine against trainer on the same tokens, over the batch of `trial`

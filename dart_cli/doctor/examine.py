@@ -18,6 +18,7 @@ from dart_cli.config.load import config_of_model, load_config, refuse_overrides
 from dart_cli.config.models import is_model_folder
 from dart_cli.config.schema import Config
 from dart_cli.doctor import machine, run
+from dart_cli.doctor.env_limits import env_limits
 from dart_cli.doctor.findings import (
     Finding,
     as_json,
@@ -106,6 +107,7 @@ def examine(
             "ports": lambda: run.ports(of_run),
             "model": lambda: run.model(of_run),
             "plan": lambda: plan(of_run, steps),
+            "slots": lambda: env_limits(of_run),
             "tasks": lambda: run.tasks(of_run),
         }
         if played:
