@@ -152,9 +152,10 @@ class Placing:
                     f"waited {waited_s:.0f} s (up.cluster_wait_s) in vain: {text}; add nodes, or lower "
                     "what the configuration asks for"
                 )
-            if text != told:
+            reason = text.partition(" the cluster has")[0]  # the numbers change with each neighbour
+            if reason != told:
                 self._notice(text)
-                told = text
+                told = reason
             await self._pause(ending)
         return False
 

@@ -34,11 +34,8 @@ transfer_s = 0.0
 pause_s = 0.0
 [eval]
 around = false
-[up]
-envs = 2
-rollouts = 2
 """
-"""A run without a model: two of each kind of worker."""
+"""A run without a model."""
 
 
 def write_config(folder: Path, updates: int) -> Path:
