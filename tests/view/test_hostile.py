@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import re
 import shutil
@@ -19,7 +20,7 @@ from dart_cli.view.export import write_file
 from dart_cli.view.site import stylesheet
 from envs.base import Task, content_hash
 from tests.data.parts import ask_lease, make_ledger, small_config, trajectory_end
-from tests.view.parts import Bones, Server, png, serving, shown_step
+from tests.view.parts import Bones, Server, play_shown, png, serving, shown_step
 
 HOSTILE = (
     "\"'><script>document.title='taken'</script><img src=x onerror=alert(1)>"
@@ -119,6 +120,23 @@ def test_an_exported_file_points_nowhere_and_runs_nothing(
     assert "Content-Security-Policy" in page
     assert "default-src &#39;none&#39;" in page
     assert not re.search(r"@import|url\(", stylesheet())
+
+
+@pytest.mark.parametrize("encoding", ["WEBP", "JPEG"])
+def test_an_exported_file_holds_screens_of_each_encoding(encoding: str, tmp_path: Path) -> None:
+    into = io.BytesIO()
+    Image.new("RGB", (64, 48), "teal").save(into, encoding)
+    image = into.getvalue()
+    config = small_config(tmp_path / "run")
+    with open_store(config.run.dir) as store:
+        ledger = make_ledger(config, store)
+        shown = {"screenshot": image, "image_hashes": [content_hash(image)]}
+        name = play_shown(ledger, 0, **shown)
+        store.commit()
+    write_file(config.run.dir, tmp_path / "page.html", name)
+    held = base64.b64encode(image).decode()
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert f"data:image/{encoding.lower()};base64,{held}" in page
 
 
 # --- a real browser -------------------------------------------------------------------------

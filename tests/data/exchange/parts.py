@@ -18,10 +18,10 @@ from envs.base import content_hash
 TASK = "mini/click"
 
 
-def png(*seed: int) -> bytes:
+def png(*seed: int, encoding: str = "PNG") -> bytes:
     """A small picture, other ones for other seeds."""
     file = io.BytesIO()
-    Image.new("RGB", (28, 28), tuple(hash((*seed, i)) % 256 for i in range(3))).save(file, "PNG")
+    Image.new("RGB", (28, 28), tuple(hash((*seed, i)) % 256 for i in range(3))).save(file, encoding)
     return file.getvalue()
 
 
@@ -49,9 +49,11 @@ def step(number: int, image: bytes, earlier: list[str], **changes: Any) -> StepR
     return replace(row, **changes)
 
 
-def trajectory(name: str = "t0", steps: int = 2, **changes: Any) -> Trajectory:
+def trajectory(
+    name: str = "t0", steps: int = 2, encoding: str = "PNG", **changes: Any
+) -> Trajectory:
     """A success; each prompt shows the screen before it, too."""
-    shots = [png(number, len(name)) for number in range(steps)]
+    shots = [png(number, len(name), encoding=encoding) for number in range(steps)]
     keys = [content_hash(shot) for shot in shots]
     rows = [
         step(i, shot, keys[max(0, i - 1) : i], trajectory_id=name) for i, shot in enumerate(shots)

@@ -48,6 +48,22 @@ def test_successes_join_the_pool_once_however_often_they_come(
         assert reader.screenshots(sent[2].images) == sent[2].images
 
 
+@pytest.mark.parametrize("encoding", ["webp", "jpeg"])
+def test_screens_of_each_encoding_come_as_they_were_with_their_names_and_kinds(
+    tmp_path: Path, config: Config, encoding: str
+) -> None:
+    sent = trajectory(encoding=encoding)
+    folder = written(tmp_path / "out", sent)
+    suffix = {"jpeg": "jpg"}.get(encoding, encoding)
+    paths = [row["screenshot"]["path"] for row in pq.read_table(folder).to_pylist()]
+    assert paths == [f"{step.screenshot}.{suffix}" for step in sent.steps]
+    assert import_folder(config, folder).joined == 1
+    with open_reader(config.run.dir) as reader:
+        assert reader.screenshots(sent.images) == sent.images
+        kinds = {row["media_type"] for row in reader._rows("SELECT media_type FROM screenshots")}
+    assert f"image/{encoding}" in kinds
+
+
 def test_a_run_does_not_import_what_it_played_itself(tmp_path: Path, config: Config) -> None:
     with open_store(config.run.dir) as store:
         run = store.begin_run(0, config.model_dump_json(), [])
