@@ -1,4 +1,8 @@
-"""With asynchronous scheduling each token is drawn at its place, and weights are taken between two of them."""
+"""Asynchronous scheduling, on two workers that share the model: as a GPU engine runs.
+
+Each token is drawn at its place, numbers are those of the whole model, and weights are taken by shards; the
+head is tied to the embeddings, each of which is in two parts.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,7 @@ def served(untrained_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     from tests.engines import async_cpu
 
     options = {"num_gpu_blocks_override": BLOCKS, "block_size": 32}
-    config = VllmConfig(max_model_len=512, options=options)
+    config = VllmConfig(max_model_len=512, tensor_parallel=2, options=options)
     with pytest.MonkeyPatch.context() as patch:
         async_cpu.install(patch.setattr)
         with started(
@@ -47,8 +51,10 @@ def served(untrained_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
             yield engine
 
 
-def test_this_engine_schedules_asynchronously(served: Served) -> None:
-    assert served.engine._llm.vllm_config.scheduler_config.async_scheduling
+def test_this_engine_schedules_asynchronously_on_two_workers(served: Served) -> None:
+    config = served.engine._llm.vllm_config
+    assert config.scheduler_config.get_scheduler_cls().__name__ == "AsyncScheduler"
+    assert config.parallel_config.tensor_parallel_size == 2
 
 
 def test_tokens_are_those_of_their_places_in_a_batch_that_joins_leaves_and_preempts(
