@@ -235,6 +235,10 @@ def up(
 
     Example: dart up configs/quickstart.toml --set train.lr=0 --fresh
     """
+    if ray:
+        from dart_cli.cluster.connection import refuse_ray
+
+        refuse_ray(ray)
     # The nodes of a cluster have other devices than this host; each process checks its own.
     config = load_checked(config_path, overrides, "data" if ray else None)
     if dry_run:

@@ -93,3 +93,19 @@ def test_a_missing_package_is_one_line_before_anything_starts(
         "node\n"
     )
     assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_prints_what_is_asked_for_and_starts_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(f'[run]\ndir = "{tmp_path}/run"\n[train]\nranks = 2\n')
+    with pytest.raises(SystemExit) as end:
+        main(["up", str(path), "--ray", "10.0.0.1:6379", "--dry-run"])
+    assert end.value.code in (0, None)
+    printed = capsys.readouterr().out
+    assert "ray:       data and train on one node, with a GPU for each rank (2)" in printed
+    assert printed.endswith("valid; nothing was started\n")
+    with pytest.raises(SystemExit) as end:
+        main(["up", str(path), "--ray", "there", "--dry-run"])
+    assert end.value.code == 2
