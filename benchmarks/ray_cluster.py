@@ -25,7 +25,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,8 @@ from dart_cli.data.store.open import open_reader
 ARMS = ("one-host", "ray", "ray-killed")
 NODES = ({"num_cpus": 2}, {"num_cpus": 2}, {"num_cpus": 2})
 _RUNS_ON = re.compile(r"(\S+) runs on .* node (\w+)\)")
+_PROGRESS = re.compile(r"update (\d+)/\d+  success ([\d.]+)")
+_EACH = 10
 _POLL_S = 0.5
 
 
@@ -95,9 +97,21 @@ def play(arm: str, seed: int, options: argparse.Namespace, folder: Path) -> dict
             for key in ("finished_lost", "double_trained", "never_trained", "steps_lost_max", "cut")
         },
     }
+    row["success_while_training"] = while_training(watch.said)
     if watch.killed:
         row["killed"] = watch.killed
     return row
+
+
+def while_training(lines: Sequence[str]) -> dict[int, float]:
+    """Success by the updates done, nearest to each tenth, as `dart up` told it."""
+    found = (_PROGRESS.search(line) for line in lines)
+    told = {int(each[1]): float(each[2]) for each in found if each and each[2] != "-"}
+    last = max(told, default=0)
+    return {
+        tenth: told[min(told, key=lambda done: abs(done - tenth))]
+        for tenth in range(_EACH, last + _EACH // 2, _EACH)
+    }
 
 
 class Watch:
