@@ -6,7 +6,7 @@
     refuse_slots    raises where the slots cannot be, for `--dry-run`
     excess          what they would exceed, and the cure (pure)
 
-A slot in a thread is one thread (512 slots: 516 threads, 31 open files, 0.1 MB each); a slot in a process of
+A slot in a thread is one thread (512 slots: 516 threads, 34 open files, 0.1 MB each); a slot in a process of
 its own is that process with two threads, and four files of the one that plays it. What a suite starts for
 itself, a browser or a display, comes on top of it.
 """
