@@ -112,7 +112,7 @@ def gpu_mistakes(config: Config) -> Iterator[Mistake]:
 
 
 def _nccl_mistakes(config: Config) -> Iterator[Mistake]:
-    """Whether trainer and workers have a GPU each, as far as the configuration alone can say."""
+    """Whether trainer and workers are of a kind that uses GPUs."""
     key, cure = "weights.channel", 'set "gloo" or "file"'
     for name, value in (
         ("train.learner", config.train.learner),
@@ -128,16 +128,6 @@ def _nccl_mistakes(config: Config) -> Iterator[Mistake]:
         if device == "cpu":
             yield Mistake(key, f'= "nccl" goes from GPU to GPU, and {name}.device = "cpu"; {cure}')
             return
-    is_alone = (
-        config.bus.transport == "ipc" and VISIBLE not in os.environ
-    )  # one host, its first GPU
-    placed = bool(config.gpus.train and config.gpus.rollout)
-    if is_alone and not placed and (_index(train) == _index(rollout) or config.up.rollouts > 1):
-        yield Mistake(
-            key,
-            '= "nccl" needs a GPU for each process, and trainer and rollout workers would share one; name '
-            f"theirs by gpus.train and gpus.rollout, or {cure}",
-        )
 
 
 def _index(device: str) -> int:
@@ -159,10 +149,8 @@ def device_mistakes(config: Config, role: Role | None) -> Iterator[Mistake]:
         else:
             continue
         yield Mistake(f"{section}.device", text)
-    if config.weights.channel == "nccl" and count == 0 and role != "eval":
-        yield Mistake(
-            "weights.channel", '= "nccl" but no GPU is visible; set "gloo", the same over TCP'
-        )
+    if config.weights.channel == "nccl" and role != "eval":
+        yield from _shared_by_nccl(config, count)
     others = os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ
     if config.gpus.train and role == "train" and others and VISIBLE not in os.environ:
         yield Mistake(
@@ -172,6 +160,25 @@ def device_mistakes(config: Config, role: Role | None) -> Iterator[Mistake]:
         )
     if count is not None and role in (None, "train"):
         yield from _trainer_mistakes(config.train, count)
+
+
+def _shared_by_nccl(config: Config, count: int | None) -> Iterator[Mistake]:
+    """Whether a GPU is visible, and trainer and workers that all start here would have one each."""
+    key = "weights.channel"
+    if count == 0:
+        yield Mistake(key, '= "nccl" but no GPU is visible; set "gloo", the same over TCP')
+        return
+    is_alone = (
+        config.bus.transport == "ipc" and VISIBLE not in os.environ
+    )  # one host, its first GPU
+    placed = bool(config.gpus.train and config.gpus.rollout)
+    are_same = _index(config.train.device) == _index(config.rollout.device)
+    if is_alone and not placed and (are_same or config.up.rollouts > 1):
+        yield Mistake(
+            key,
+            '= "nccl" needs a GPU for each process, and trainer and rollout workers would share one; name '
+            'theirs by gpus.train and gpus.rollout, or set "gloo" or "file"',
+        )
 
 
 def _trainer_mistakes(train: TrainConfig, count: int) -> Iterator[Mistake]:

@@ -62,7 +62,6 @@ def test_a_worker_too_many_is_refused_with_the_cure() -> None:
         ({**NCCL, "train": {"learner": "timed", "ranks": 4}}, "weights.channel", "timed"),
         ({**NCCL, "rollout": {"engine": "scripted"}}, "weights.channel", 'set "gloo" or "file"'),
         ({**NCCL, "train": {"device": "cpu"}}, "weights.channel", 'train.device = "cpu"'),
-        ({**NCCL, "gpus": {"train": [], "rollout": []}}, "weights.channel", "would share one"),
         (
             {"gpus": {"train": []}, "train": {"device": "cpu", "offload": "optimizer"}},
             "train.offload",
@@ -83,10 +82,18 @@ def test_nccl_is_for_processes_with_a_gpu_each(monkeypatch: pytest.MonkeyPatch) 
     assert not list(gpu_mistakes(config_of(**NCCL)))
     apart = {"train": {"ranks": 1}, "rollout": {"device": "cuda:1"}, "up": {"rollouts": 1}}
     none = {"gpus": {"train": [], "rollout": []}}
-    assert not list(gpu_mistakes(config_of(**NCCL, **apart, **none)))
-    monkeypatch.setattr(devices, "visible_gpus", lambda: 0)
-    found = device_mistakes(config_of(**NCCL, **apart, **none), None)
-    assert "weights.channel" in {each.key for each in found}
+
+    def told(count: int, **sections: dict[str, Any]) -> str:
+        monkeypatch.setattr(devices, "visible_gpus", lambda: count)
+        found = device_mistakes(config_of(**NCCL, **sections), None)
+        return " ".join(each.text for each in found if each.key == "weights.channel")
+
+    assert not told(8)
+    assert not told(8, **apart, **none)
+    assert "would share one" in told(8, **none)
+    assert "would share one" in told(8, **apart | {"rollout": {"device": "cuda"}}, **none)
+    assert not told(8, **none, bus={"transport": "tcp"})  # each may be on a host of its own
+    assert 'set "gloo"' in told(0, **apart, **none)
 
 
 def test_more_ranks_than_gpus_are_refused_but_under_torchrun(

@@ -60,13 +60,14 @@ class NcclGroup:
         self._progress = time.monotonic()
         self._work: queue.SimpleQueue[tuple[Callable[[], None], _Outcome] | None]
         self._work = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="nccl", daemon=True).start()
         try:
-            self._device = pick_device(transport.device)
+            device = pick_device(transport.device)
         except MissingPartError as error:
             raise WeightsError(str(error)) from None
-        if self._device.type != "cuda" or not _distributed.is_nccl_available():
+        if device.type != "cuda" or not _distributed.is_nccl_available():
             raise WeightsError(f'weights.channel = "nccl" found no GPU here; {_CURE}')
+        self._device = torch.device("cuda", device.index or 0)
+        threading.Thread(target=self._run, name="nccl", daemon=True).start()
         self._call(self._join, JOIN_S)
 
     def broadcast(
@@ -91,10 +92,10 @@ class NcclGroup:
             work, outcome = item
             try:
                 work()
-            except RuntimeError as error:
-                outcome.error = WeightsError(f"NCCL: {first_line(error)}; {_CURE}")
             except WeightsError as error:
                 outcome.error = error
+            except Exception as error:  # noqa: BLE001 - of NCCL, CUDA or the store
+                outcome.error = WeightsError(f"NCCL: {first_line(error)}; {_CURE}")
             outcome.done.set()
 
     def _join(self) -> None:
