@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -23,9 +24,10 @@ from bus.errors import EngineError, WeightsError
 from bus.messages import SampledTokens, VersionSpan
 from dart_cli.config.schema import VllmConfig
 from dart_cli.engines.base import GenerateRequest, Generation
-from dart_cli.engines.prefix_window import PrefixWindow
+from dart_cli.engines.prefix_window import PrefixWindow, vision_digest
 from dart_cli.evaluation.in_process import take_weights
 from dart_cli.policy.model import LoadedPolicy
+from dart_cli.policy.weight_set import WeightSet
 from dart_cli.weights.file import FileChannel, publish
 from dart_cli.weights.manifest import WEIGHTS
 from tests.engines.exact import (
@@ -35,7 +37,7 @@ from tests.engines.exact import (
     random_versions,
 )
 from tests.engines.served import EXACT, Asker, Served, at, errors, started, taken_in_flight
-from tests.waiting import lives, until
+from tests.waiting import PATIENCE_S, lives, until
 
 pytestmark = [
     pytest.mark.skipif(
@@ -379,6 +381,34 @@ def test_screens_and_their_features_stay_in_vllm_while_the_vision_tower_does(
             assert all(item is None for item in prompt["mm_kwargs"]["image"])
         generations = served.run(served.generate(request))
         assert errors(policy, [request], generations, at(served, weights)) < EXACT
+
+
+def test_an_update_that_is_cancelled_before_it_halts_leaves_room_for_the_next(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(source: WeightSet) -> str | None:
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+        return vision_digest(source)
+
+    monkeypatch.setattr("dart_cli.engines.vllm.engine.vision_digest", slow)
+
+    async def cancelled() -> None:
+        taking = asyncio.create_task(served.take(served.start))
+        assert await asyncio.to_thread(begun.wait, PATIENCE_S)
+        taking.cancel()
+        await asyncio.wait([taking])
+        assert taking.cancelled()
+
+    version = served.engine.policy_version
+    try:
+        served.run(cancelled())
+    finally:
+        go_on.set()
+    assert served.engine.policy_version == version
+    assert served.run(served.take(served.start)) == version + 1
 
 
 def test_bad_sets_are_refused_while_the_old_weights_go_on_serving(

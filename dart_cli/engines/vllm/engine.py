@@ -353,6 +353,7 @@ class VllmEngine:
                 tensors = await asyncio.to_thread(load, source, self._expected)
             else:
                 tensors = await asyncio.to_thread(source.load, self._expected)
+            vision = await asyncio.to_thread(vision_digest, source)
         except BaseException:
             self._updating = False
             raise
@@ -362,7 +363,6 @@ class VllmEngine:
             timing = await asyncio.shield(adding)
             return replace(timing, transfer_s=timing.transfer_s + read_s)
         # Once started it continues, even if the caller is cancelled.
-        vision = await asyncio.to_thread(vision_digest, source)
         swap = asyncio.create_task(self._swap(directory_of(source), policy_version, vision))
         return replace(await asyncio.shield(swap), transfer_s=read_s)
 
