@@ -17,26 +17,31 @@
 #   --port N          first of six ports of the first node (default 7800)
 #   --dry-run         prints the srun commands, and starts nothing
 #
-# The job ends when the trainer does, with its exit code; sbatch it again and the run goes on. It runs in the
-# folder where it was submitted, with the dart of .venv or of the present environment. srun is taken from PATH.
+# The job ends when the trainer does, with its exit code, or when `dart data` fails; sbatch it again and the run
+# goes on. It runs in the folder where it was submitted, with the dart of .venv or of the present environment.
+# srun is taken from PATH.
 set -euo pipefail
 
-usage() { sed -n '7,/^set -/{/^set -/d;s/^# \{0,1\}//;p;}' "$0" >&2; exit 2; }
+usage() { sed -n '6,/^set -/{/^set -/d;s/^# \{0,1\}//;p;}' "$0"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 2; }
 
 train_nodes=1 gpus=${SLURM_GPUS_ON_NODE:-0} envs='' port=7800 dry=0
 while [ $# -gt 0 ]; do
     case $1 in
-        --train-nodes) train_nodes=${2:?} && shift 2 ;;
-        --gpus) gpus=${2:?} && shift 2 ;;
-        --envs) envs=${2:?} && shift 2 ;;
-        --port) port=${2:?} && shift 2 ;;
+        --train-nodes | --gpus | --envs | --port) [ $# -gt 1 ] || die "$1: want a whole number after it" ;;
+    esac
+    case $1 in
+        --train-nodes) train_nodes=$2 && shift 2 ;;
+        --gpus) gpus=$2 && shift 2 ;;
+        --envs) envs=$2 && shift 2 ;;
+        --port) port=$2 && shift 2 ;;
         --dry-run) dry=1 && shift ;;
-        -*) usage ;;
+        -h | --help) usage && exit 0 ;;
+        -*) usage >&2 && exit 2 ;;
         *) break ;;
     esac
 done
-[ $# -gt 0 ] || usage
+[ $# -gt 0 ] || { usage >&2 && exit 2; }
 config=$1
 shift
 given=("$@")
@@ -100,7 +105,8 @@ if [ "$gpus" -gt 0 ]; then ranks=(--set "train.ranks=$gpus"); fi
 keys=$run_dir/keys
 common=("$config" ${given[@]+"${given[@]}"}
     --set "run.dir=$run_dir" --set 'bus.transport="tcp"' --set "bus.host=\"$address\"" --set "bus.port=$port"
-    --set "bus.keys=$keys" --set 'gpus.train=[]' --set 'gpus.rollout=[]')
+    --set "bus.keys=$keys" --set 'gpus.train=[]' --set 'gpus.rollout=[]'
+    --set "up.rollouts=$((others * workers))" --set "up.envs=$((others * envs))") # caches of screens follow from them
 if [ -z "$channel" ]; then common+=(--set "weights.directory=$weights"); fi
 
 steps=()
@@ -149,9 +155,16 @@ else
 fi
 [ "$dry" = 0 ] || exit 0
 
-# The trainer is the last step: the job ends with it. The others end by themselves, data once they have.
-status=0
-wait "${steps[${#steps[@]} - 1]}" || status=$?
+# The job ends with the trainer, the last step. The others end by themselves, data, the first, once they have.
+data=${steps[0]} train=${steps[${#steps[@]} - 1]} status=0
+wait -n "$data" "$train" || status=$?
+if [ "$status" = 0 ]; then
+    wait "$train" || status=$?
+elif kill -0 "$train" 2> /dev/null && ! kill -0 "$data" 2> /dev/null; then
+    # The trainer would wait for it until the job's time is over.
+    printf 'error: dart data ended with %s; the job ends, submit it again to go on\n' "$status" >&2
+    kill -TERM "${steps[@]}" 2> /dev/null || true
+fi
 for ((left = 60; left > 0; left--)); do
     kill -0 "${steps[@]}" 2> /dev/null || break # true as long as any lives
     sleep 1

@@ -104,6 +104,8 @@ def test_each_node_of_a_job_runs_its_part_and_the_job_ends_as_the_trainer(
             'bus.transport="tcp"',
             f'bus.host="{ADDRESS}"',
             f"bus.keys={keys}",
+            "up.rollouts=6",  # by which each sizes its cache of screens
+            "up.envs=3",
             f"weights.directory={keys.parent / 'weights'}",
             "vllm.tensor_parallel=2",
         ):
@@ -134,6 +136,27 @@ def test_a_trainer_on_two_nodes_is_torchruns_and_a_dry_run_starts_nothing(
     assert not (tmp_path / "a run").exists()
 
 
+def test_the_job_ends_when_data_fails(job: dict[str, str], tmp_path: Path) -> None:
+    """Else the trainer waits for it until the job's time is over."""
+    srun = """#!/bin/sh
+case "$*" in
+    *getent*) echo "10.0.0.1 STREAM n1" ;;
+    *" data "*) exit 7 ;;
+    *" train "*) exec sleep 600 ;;
+esac
+"""
+    (tmp_path / "tools" / "srun").write_text(srun)
+    ended = script(job, tmp_path / "c.toml")
+    assert ended.returncode == 7
+    assert "dart data ended with 7" in ended.stderr
+
+
+def test_help_is_no_mistake(job: dict[str, str]) -> None:
+    ended = script(job, "--help")
+    assert ended.returncode == 0
+    assert "--train-nodes N" in ended.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -142,6 +165,8 @@ def test_a_trainer_on_two_nodes_is_torchruns_and_a_dry_run_starts_nothing(
         (["c.toml", "--force"], "after CONFIG only --set KEY=VALUE"),
         (["c.toml", "--set", "train.lrr=1"], "did you mean train.lr?"),
         (["--gpus", "two", "c.toml"], "two: want a whole number"),
+        (["--port"], "--port: want a whole number after it"),
+        (["--nodes", "4", "c.toml"], "--train-nodes N"),
     ],
 )
 def test_mistakes_end_it_before_anything_starts(
