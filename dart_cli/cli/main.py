@@ -218,13 +218,13 @@ def up(
         bool, typer.Option("--fresh", help="Move an older run directory aside and begin anew.")
     ] = False,
     ray: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="ADDRESS|local",
             help="Place the processes on the Ray cluster at HOST:PORT, of which this host is a node.",
             show_default=False,
         ),
-    ] = "",
+    ] = None,
     force: Force = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -235,14 +235,14 @@ def up(
 
     Example: dart up configs/quickstart.toml --set train.lr=0 --fresh
     """
-    if ray:
+    if ray is not None:
         from dart_cli.cluster.connection import refuse_ray
 
         refuse_ray(ray)
     # The nodes of a cluster have other devices than this host; each process checks its own.
-    config = load_checked(config_path, overrides, "data" if ray else None)
+    config = load_checked(config_path, overrides, None if ray is None else "data")
     if dry_run:
-        if ray:
+        if ray is not None:
             print_dry_run(config, "data", {"ray": _asked_for(config)}, force=force, fresh=fresh)
         else:
             print_dry_run(config, None, force=force, fresh=fresh)
@@ -250,7 +250,7 @@ def up(
     from dart_cli.cli.up import run_up
 
     raise typer.Exit(
-        run_up(config, config_path, overrides or [], fresh=fresh, force=force, ray=ray)
+        run_up(config, config_path, overrides or [], fresh=fresh, force=force, ray=ray or "")
     )
 
 

@@ -72,7 +72,7 @@ def run_up(
 ) -> int:
     """Run it to its end; returns the exit code, 130 where a signal stopped it.
 
-    With `ray`, on the cluster at that address. Raises UserError where there is none.
+    With `ray`, on the cluster at that address, which `refuse_ray` accepts. Raises UserError where there is none.
 
     Raises RunDirectoryError if the run is live already, ConfigError or ModelError if it cannot go on
     with this configuration, ChildError if one of its processes could not be kept alive.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import importlib.util
 import logging
 import os
@@ -21,6 +22,7 @@ import secrets
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,6 +37,12 @@ REACH_S = 10.0
 ASK_S = 60.0
 """Seconds in which the cluster must answer what its nodes are."""
 OBJECT_STORE_BYTES = 80 * 2**20  # Ray's least is 75 MiB; nothing large goes through it
+_SETTINGS = b"\4"  # the fourth byte of such a frame
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + _SETTINGS + bytes(5)
+"""What a client of HTTP/2 says first, as gRPC's do: it has no settings. The server answers with its own."""
+_FOLDER = "dart-ray-"
+_LOCK = "lock"  # held as long as the process lives whose folder it is in
+_SETTLED_S = 60.0  # after which such a folder has its lock
 _FAULTS = (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError)
 _LOCAL_SETTINGS = {
     # Ray's name for: use 127.0.0.1, and only that, as this node's address.
@@ -52,6 +60,11 @@ class Cluster:
         self.ray, self.address = ray, address
         self._folder = folder  # of the Ray that was started here
         self.here: str = ray.get_runtime_context().get_node_id()
+
+    @property
+    def has_token(self) -> bool:
+        """Whether only those who have its token can run something on it."""
+        return os.environ.get("RAY_AUTH_MODE", "").lower() not in ("", "disabled")
 
     @property
     def is_local(self) -> bool:
@@ -128,8 +141,7 @@ def connected(address: str, cpus: int) -> Iterator[Cluster]:
                 os.environ[name] = value
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
             os.environ.pop("RAY_ADDRESS", None)
-            folder = Path(tempfile.mkdtemp(prefix="dart-ray-", dir="/tmp"))
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            folder = stack.enter_context(_own_folder())
             # Ray opens its own folder to all users; the one around it stays private.
             how |= {
                 "_temp_dir": str(folder / "r"),
@@ -158,18 +170,48 @@ def connected(address: str, cpus: int) -> Iterator[Cluster]:
         yield Cluster(ray, address, folder)
 
 
+@contextlib.contextmanager
+def _own_folder(parent: Path = Path("/tmp")) -> Iterator[Path]:  # noqa: S108 - what is in it is checked
+    """A private folder, removed with the block; those whose process was killed meanwhile are removed first."""
+    for left in parent.glob(f"{_FOLDER}*"):
+        with contextlib.suppress(OSError):  # another user's, or held by a process that lives
+            found = left.lstat()
+            if found.st_uid == os.getuid() and time.time() - found.st_mtime > _SETTLED_S:
+                with (left / _LOCK).open("rb") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=parent))
+    try:
+        with (folder / _LOCK).open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _reach(address: str, here: str) -> None:
-    """Raise UserError where nothing listens: Ray itself would try for minutes.
+    """Raise UserError where nothing listens, or no server of Ray's: Ray itself would try for minutes.
 
     `here` is the address by which Ray knows this host; it takes a loopback address for that.
     """
     host, _, port = address.rpartition(":")
     meant = here if is_loopback(host.strip("[]")) else host.strip("[]")
     try:
-        with socket.create_connection((meant, int(port)), REACH_S):
-            pass
+        with socket.create_connection((meant, int(port)), REACH_S) as peer:
+            if _is_grpc(peer):
+                return
+            why = "another program listens there"
     except OSError as error:
-        raise UserError(
-            f"--ray {address}: no Ray cluster answers at {meant}, port {port}: {error.strerror or error}; "
-            f"start it with `ray start --head --port={port}`, or name the address that it printed"
-        ) from None
+        why = error.strerror or str(error)
+    raise UserError(
+        f"--ray {address}: no Ray cluster answers at {meant}, port {port}: {why}; "
+        f"start it with `ray start --head --port={port}`, or name the address that it printed"
+    )
+
+
+def _is_grpc(peer: socket.socket) -> bool:
+    """Whether a server of HTTP/2 answers; True, too, where it speaks TLS. Raises OSError."""
+    if os.environ.get("RAY_USE_TLS", "0") != "0":
+        return True
+    peer.sendall(_HELLO)
+    return peer.recv(len(_HELLO))[3:4] == _SETTINGS

@@ -57,32 +57,37 @@ class Demand:
 
 @dataclass(frozen=True)
 class Trainer:
-    """The bundles of the trainer: the first one holds the data process too."""
+    """The bundles of the trainer: the first one holds the data process too, and evaluations."""
 
     bundles: tuple[Demand, ...]
+    ranks: tuple[Demand, ...]
+    """What each process that Ray starts for the trainer asks for; one starts its own ranks itself."""
+    evaluation: Demand
 
     @property
     def home(self) -> Demand:
-        """The bundle of the data process and of rank 0."""
+        """The bundle of the data process, and in turn of rank 0 and an evaluation."""
         return self.bundles[0]
-
-    @property
-    def ranks(self) -> tuple[Demand, ...]:
-        """What each process that Ray starts for the trainer asks for; one starts its own ranks itself."""
-        home = self.home
-        return (Demand("train", home.cpus - 1, home.gpus), *self.bundles[1:])
 
 
 def trainer_of(config: Config, nodes: Sequence[Node]) -> Trainer:
     """All ranks on one node where one is large enough; else each rank by itself, over several."""
     ranks = config.train.ranks
     on_gpus = config.train.learner != "timed" and _on_gpus(config.train.device, nodes)
-    whole = Demand(HOME, 2 if on_gpus else 1 + ranks, ranks if on_gpus else 0)
+    train = Demand("train", 1 if on_gpus else ranks, ranks if on_gpus else 0)
+    # It has an engine of its own, in one process.
+    evaluation = rollout_of(config, "eval", nodes) if config.eval.around else Demand("eval", 1)
+    whole = _home_of(train, evaluation)
     if ranks == 1 or not nodes or any(node.holds(whole) for node in nodes):
-        return Trainer((whole,))
-    one = int(on_gpus)
-    others = (Demand(f"train-{rank}", 1, one) for rank in range(1, ranks))
-    return Trainer((Demand(HOME, 2, one), *others))
+        return Trainer((whole,), (train,), evaluation)
+    first = Demand("train", 1, int(on_gpus))
+    others = tuple(Demand(f"train-{rank}", 1, first.gpus) for rank in range(1, ranks))
+    return Trainer((_home_of(first, evaluation), *others), (first, *others), evaluation)
+
+
+def _home_of(*turns: Demand) -> Demand:
+    """A CPU for data, and what the largest of these takes, of which one runs at a time."""
+    return Demand(HOME, 1 + max(each.cpus for each in turns), max(each.gpus for each in turns))
 
 
 def rollout_of(config: Config, name: str, nodes: Sequence[Node]) -> Demand:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bus.errors import DartError, UserError, first_line
+from dart_cli import __version__
 from dart_cli.cluster.connection import Cluster
 from dart_cli.cluster.demands import Demand, Node, lacking
 from dart_cli.cluster.process import retrieved
@@ -195,6 +196,11 @@ class Placing:
             ) from None
         nodes = await self._cluster.ask(self._cluster.nodes)
         _refuse_lost(place, [told["node"]])
+        if told["version"] != __version__:
+            raise UserError(
+                f"{place.demand.name} cannot run on {told['host']}, which has dart {told['version']}; install "
+                f"{__version__} there, as here"
+            )
         place.life = told["life"]
         place.node = next(
             (node for node in nodes if node.id == told["node"]),

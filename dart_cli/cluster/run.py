@@ -36,6 +36,10 @@ from dart_cli.config.validate import check_config
 from dart_cli.runtime.logs import log_dir
 from dart_cli.runtime.supervisor import Process
 
+NO_TOKEN = (
+    "WARNING this Ray cluster asks for no token: who reaches its ports runs commands as you and reads the keys "
+    "of the run; see docs/ray.md, What Ray may do"
+)
 _AT_HOME = ("data", "train", "eval")
 _ANSWER_S = SHARED_S + 30.0
 """Seconds in which an actor must have started its child, or found that it cannot."""
@@ -59,7 +63,8 @@ class ClusterRun:
         self._placing = Placing(cluster, config.up.restart, config.up.cluster_wait_s, notice)
         self._places: dict[str, Place] = {}
         self._processes: dict[str, RemoteProcess] = {}
-        self._trainer = Trainer((Demand("", 0),))
+        self._trainer = Trainer((), (), Demand("", 0))
+        self._kept: dict[str, tuple[Demand, Reserved]] = {}  # for rollout workers
         self._home: Node | None = None
         self._reserved: Reserved | None = None
         self._keys = ""
@@ -72,6 +77,8 @@ class ClusterRun:
 
         Raises UserError where there is none, or it does not see the run directory.
         """
+        if not self._cluster.has_token:
+            self._notice(NO_TOKEN)
         nodes = await self._cluster.ask(self._cluster.nodes)
         self._trainer = trainer_of(self.config, nodes)
         home = self._trainer.home
@@ -84,6 +91,10 @@ class ClusterRun:
         self._places["data"] = data
         if not await self._placing.found(data, stop, lambda: True):
             return False
+        # Before any `dart env`, which may be on every node: there are more CPUs than GPUs.
+        for index in range(self.config.up.rollouts):
+            demand = rollout_of(self.config, f"rollout-{index}", nodes)
+            self._kept[demand.name] = (demand, await self._placing.reserve([demand]))
         assert data.node is not None
         self._home = data.only_on = data.node
         bus = self.config.bus
@@ -123,6 +134,8 @@ class ClusterRun:
         self.config = load_config(self._path, given)
         check_config(self.config, role="data")
         self.arguments = [CONFIG, *(part for each in given for part in ("--set", each))]
+        for left in run_dir.glob(".cluster-*"):  # of a start that was killed
+            left.unlink(missing_ok=True)
         for folder in self._shared_folders():
             folder.mkdir(parents=True, exist_ok=True)
             (folder / self._marker).touch()
@@ -222,15 +235,14 @@ class ClusterRun:
             await self._placing.remove([self._places.pop(other)])
         if name not in self._places:
             index = 0  # of the bundle
-            nodes = await self._cluster.ask(self._cluster.nodes)
             if name in _AT_HOME:
                 demand, reserved = self._trainer.ranks[0], self._reserved
+                demand = self._trainer.evaluation if name == "eval" else demand
             elif name.startswith("train-"):
                 index = int(name.partition("-")[2])
                 demand, reserved = self._trainer.ranks[index], self._reserved
             elif name.startswith("rollout"):
-                demand = rollout_of(self.config, name, nodes)
-                reserved = await self._placing.reserve([demand])
+                demand, reserved = self._kept.pop(name)
             else:
                 demand, reserved = env_of(name), None
             self._places[name] = self._placing.place(demand, name, reserved, index)
@@ -332,7 +344,7 @@ def of_this_run(config: Config) -> str:
     """The text of the key file, which lies in the run directory afterwards. Raises ConfigError."""
     folder = make_private_dir(config.run.dir / "keys")
     target = folder / KEY_FILE
-    if config.bus.keys is not None and config.bus.keys.absolute() != folder.absolute():
+    if config.bus.keys is not None:
         text = (config.bus.keys / KEY_FILE).read_text(encoding="ascii")
     else:
         with tempfile.TemporaryDirectory(dir=folder) as draft:

@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -21,7 +22,11 @@ from dart_cli.runtime.run_dir import read_run
 from tests.cluster.parts import Runs, write_config
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: the extra `ray`"),
+]
 PATIENCE_S = 120
 
 

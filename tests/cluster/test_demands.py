@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import socket
+import stat
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +14,11 @@ import pytest
 
 from bus.errors import MissingPartError, UserError
 from dart_cli.cli.main import main
+from dart_cli.cluster import connection
 from dart_cli.cluster.connection import connected, refuse_ray
 from dart_cli.cluster.demands import Demand, Node, env_of, lacking, rollout_of, trainer_of
 from dart_cli.config.schema import Config
+from tests.waiting import PATIENCE_S
 
 
 def config(**sections: dict[str, Any]) -> Config:
@@ -43,6 +49,20 @@ def test_ranks_that_fit_on_no_node_are_placed_one_by_one() -> None:
     assert [rank.name for rank in trainer.ranks] == ["train", "train-1", "train-2", "train-3"]
 
 
+def test_an_evaluation_around_the_run_gets_the_gpus_of_its_engine() -> None:
+    around = SEVERAL.model_copy(
+        update={
+            "train": SEVERAL.train.model_copy(update={"ranks": 1}),
+            "eval": SEVERAL.eval.model_copy(update={"around": True}),
+        }
+    )
+    trainer = trainer_of(around, [node(gpus=8)])
+    assert trainer.bundles == (Demand("data and train", 2, 2),)
+    assert (trainer.ranks, trainer.evaluation) == ((Demand("train", 1, 1),), Demand("eval", 1, 2))
+    on_cpus = trainer_of(around, [node()])
+    assert (on_cpus.home, on_cpus.evaluation) == (Demand("data and train", 3), Demand("eval", 2))
+
+
 def test_on_a_cluster_without_gpus_cpus_stand_for_them() -> None:
     assert trainer_of(SEVERAL, [node()]).bundles == (Demand("data and train", 5),)
     assert rollout_of(SEVERAL, "rollout-0", [node()]) == Demand("rollout-0", 2)
@@ -69,9 +89,59 @@ def test_a_wait_names_what_is_lacking() -> None:
 
 
 @pytest.mark.parametrize("address", ["", "host", "ray://host:1", "host:", ":1", "host:99999"])
-def test_what_is_no_address_of_a_cluster_is_refused(address: str) -> None:
+def test_what_is_no_address_of_a_cluster_is_refused(
+    address: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())  # Ray is installed
     with pytest.raises(UserError, match="want HOST:PORT"):
         refuse_ray(address)
+    path = tmp_path / "c.toml"
+    path.write_text("")
+    with pytest.raises(SystemExit) as end:
+        main(["up", str(path), "--ray", address, "--dry-run"])
+    assert end.value.code == 2
+    assert "want HOST:PORT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("said", [b"", b"SSH-2.0-OpenSSH_9.2\r\n", None])
+def test_a_port_where_something_else_listens_is_no_cluster(
+    said: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "REACH_S", 0.2 if said is None else PATIENCE_S)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            peer, _ = server.accept()
+            with peer:
+                if said is not None:
+                    peer.sendall(said)
+                    return
+                while peer.recv(64):
+                    pass  # and never answers
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        address = f"localhost:{server.getsockname()[1]}"
+        with pytest.raises(UserError, match=r"no Ray cluster answers at 127\.0\.0\.1, port \d+: "):
+            connection._reach(address, "127.0.0.1")
+        serving.join(PATIENCE_S)
+
+
+def test_folders_of_local_clusters_whose_process_was_killed_are_removed(tmp_path: Path) -> None:
+    with connection._own_folder(tmp_path) as held:
+        left, begun = tmp_path / "dart-ray-left", tmp_path / "dart-ray-begun"
+        for folder in (left, begun):
+            folder.mkdir()
+            (folder / "lock").touch()
+        for folder in (left, held):
+            os.utime(folder, (0, 0))
+        with connection._own_folder(tmp_path) as made:
+            assert set(tmp_path.iterdir()) == {held, begun, made}
+            assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    assert list(tmp_path.iterdir()) == [begun]
 
 
 def test_a_missing_package_is_one_line_before_anything_starts(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bus.errors import UserError
+from dart_cli import __version__
 from dart_cli.cluster import placing
 from dart_cli.cluster.demands import Demand, Node
 from dart_cli.cluster.placing import NodeLostError, Place, Placing
@@ -80,7 +81,7 @@ async def test_a_place_is_found_again_after_its_actor_was_restarted_elsewhere() 
     await actor.asked(1)
     actor.answers[0].set_exception(UnavailableError())
     await actor.asked(2)
-    actor.answers[1].set_result({"life": "b", "node": "2", "host": "other"})
+    actor.answers[1].set_result({"life": "b", "node": "2", "host": "other", "version": __version__})
     assert await asyncio.wait_for(finding, PATIENCE_S)
     assert (place.life, place.node) == ("b", other)
     assert told in ([], ["waits for Ray to start a process for env-0"])
@@ -123,8 +124,22 @@ async def test_a_process_that_must_stay_is_not_moved_when_its_node_is_lost(
     finding = asyncio.create_task(made.found(place, asyncio.Event(), lambda: True))
     if restarted:
         await actor.asked(1)
-        actor.answers[0].set_result({"life": "b", "node": "2", "host": "other"})
+        actor.answers[0].set_result(
+            {"life": "b", "node": "2", "host": "other", "version": __version__}
+        )
     with pytest.raises(NodeLostError, match="the node box is lost"):
+        await asyncio.wait_for(finding, PATIENCE_S)
+
+
+async def test_another_version_of_dart_is_refused_with_the_node_that_has_it() -> None:
+    made, _ = waits(Cluster(BOX))
+    place = Place(Demand("env-0", 1), actor := Actor())
+    finding = asyncio.create_task(made.found(place, asyncio.Event(), lambda: True))
+    await actor.asked(1)
+    actor.answers[0].set_result({"life": "a", "node": "1", "host": "box", "version": "0.0.1"})
+    with pytest.raises(
+        UserError, match=r"env-0 cannot run on box, which has dart 0\.0\.1; install"
+    ):
         await asyncio.wait_for(finding, PATIENCE_S)
 
 

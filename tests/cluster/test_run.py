@@ -1,0 +1,130 @@
+"""What a run asks of a cluster first, which keys it uses, and what it says of the cluster; without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bus.endpoints import make_private_dir, write_key_pair
+from dart_cli.cluster import run as cluster_run
+from dart_cli.cluster.demands import Demand, Node
+from dart_cli.cluster.placing import Place
+from dart_cli.cluster.run import NO_TOKEN, ClusterRun
+from dart_cli.config.load import load_config
+
+BOX = Node("1", "box", "127.0.0.1", cpus=8, gpus=8, free_cpus=8, free_gpus=8)
+CONFIG = """
+[run]
+dir = "{folder}/run"
+[rollout]
+engine = "vllm"
+[vllm]
+tensor_parallel = 2
+[up]
+envs = 1
+rollouts = 2
+[eval]
+around = true
+"""
+
+
+class Placed:
+    """Places as they are asked for; each process has one at once."""
+
+    def __init__(self, *_: object) -> None:
+        self.asked: list[str] = []
+        self.demands: dict[str, Demand] = {}
+
+    async def reserve(self, bundles: Sequence[Demand], on: Node | None = None) -> str:
+        self.asked += [f"bundle of {each.name}" for each in bundles]
+        return self.asked[-1]
+
+    def place(
+        self, demand: Demand, worker: str, reserved: Any = None, index: int = 0
+    ) -> SimpleNamespace:
+        self.asked.append(f"{worker} in {reserved}")
+        self.demands[worker] = demand
+        free: concurrent.futures.Future[int] = concurrent.futures.Future()
+        free.set_result(20_000)
+        ports = SimpleNamespace(remote=lambda *_: SimpleNamespace(future=lambda: free))
+        return SimpleNamespace(node=BOX, demand=demand, actor=SimpleNamespace(ports=ports))
+
+    async def found(self, place: Place, *_: object) -> bool:
+        return True
+
+    async def remove(self, places: Sequence[Place]) -> None:
+        pass
+
+
+class Cluster:
+    """One node, which this is."""
+
+    here, is_local, has_token = "1", False, True
+    ray = SimpleNamespace(exceptions=SimpleNamespace(RayActorError=RuntimeError))
+
+    def nodes(self) -> list[Node]:
+        return [BOX]
+
+    async def ask(self, call: Any) -> Any:
+        return call()
+
+
+def run_of(tmp_path: Path, overrides: Sequence[str] = ()) -> tuple[ClusterRun, Placed, list[str]]:
+    path = tmp_path / "c.toml"
+    path.write_text(CONFIG.format(folder=tmp_path))
+    told: list[str] = []
+    made = ClusterRun(Cluster(), load_config(path, list(overrides)), path, told.append)  # type: ignore[arg-type]
+    placing = made._placing
+    assert isinstance(placing, Placed)
+    return made, placing, told
+
+
+@pytest.fixture(autouse=True)
+def placed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_run, "Placing", Placed)
+
+
+async def test_gpus_are_reserved_before_any_environment_takes_a_cpu(tmp_path: Path) -> None:
+    made, placing, told = run_of(tmp_path)
+    (tmp_path / "run").mkdir(mode=0o700)
+    (tmp_path / "run" / ".cluster-of-one-that-was-killed").touch()
+    assert await made.settle([], asyncio.Event())
+    for name in ("env-0", "rollout-1", "eval", "train", "rollout-0"):
+        await made._place_of(name)
+    home, first, second = (
+        f"bundle of {name}" for name in ("data and train", "rollout-0", "rollout-1")
+    )
+    assert placing.asked == [
+        *(home, f"data in {home}", first, second, "env-0 in None", f"rollout-1 in {second}"),
+        *(f"eval in {home}", f"train in {home}", f"rollout-0 in {first}"),
+    ]
+    assert (placing.demands["eval"].gpus, placing.demands["train"].gpus) == (2, 1)
+    assert told == ["data and train run on this host, port 20000"]
+    assert [path.name for path in (tmp_path / "run").glob(".cluster-*")] == [made._marker]
+
+
+async def test_a_cluster_that_asks_for_no_token_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Cluster, "has_token", False)
+    made, _, told = run_of(tmp_path)
+    await made.settle([], asyncio.Event())
+    assert told[0] == NO_TOKEN
+
+
+async def test_keys_of_the_users_own_stay_wherever_they_are(tmp_path: Path) -> None:
+    for folder in (tmp_path / "run" / "keys", tmp_path / "keys"):
+        make_private_dir(folder)
+        write_key_pair(folder / "curve.json")
+        text = (folder / "curve.json").read_text()
+        overrides = [f"bus.keys={folder}", "bus.transport=tcp", "bus.host=127.0.0.1"]
+        made, _, _ = run_of(tmp_path, overrides)
+        await made.settle(overrides, asyncio.Event())
+        assert (folder / "curve.json").read_text() == text
+        assert (tmp_path / "run" / "keys" / "curve.json").read_text() == text
