@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -120,9 +120,10 @@ class TensorCopy:
         """The tensors of a stream that is not gathered are taken now, and read by `into`."""
         self._tensors = stream.tensors if stream.is_gathered else list(stream.tensors)
         self._ready: torch.cuda.Event | None = None
-        if not stream.is_gathered and is_on_gpu():
-            self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._ready.record()
+        if not stream.is_gathered:
+            device = next((each.device for _, each in self._tensors if each.is_cuda), None)
+            if device is not None:  # which need not be the current one
+                self._ready = torch.cuda.current_stream(device).record_event()
 
     @torch.no_grad()
     def into(self, flat: FlatWeights) -> dict[str, torch.Tensor]:
@@ -155,6 +156,13 @@ class _DeviceCopies:
         self, target: torch.Tensor, tensor: torch.Tensor, ready: torch.cuda.Event | None
     ) -> None:
         """Copy `tensor` as it is at `ready`, by default as the current stream leaves it."""
+        for to, part in parts_of(target, tensor, IN_FLIGHT_BYTES // 4):
+            self.wait(IN_FLIGHT_BYTES - to.nbytes)
+            self._begin(to, part, ready)
+
+    def _begin(
+        self, target: torch.Tensor, tensor: torch.Tensor, ready: torch.cuda.Event | None
+    ) -> None:
         if ready is None:
             self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
         else:
@@ -167,7 +175,6 @@ class _DeviceCopies:
         # Kept until it is copied: its memory belongs to whichever stream made it.
         self._under_way.append((done, value))
         self._bytes += value.nbytes
-        self.wait(IN_FLIGHT_BYTES)
 
     def wait(self, most_bytes: int) -> None:
         """Wait until no more than `most_bytes` are under way."""
@@ -175,6 +182,18 @@ class _DeviceCopies:
             done, value = self._under_way.popleft()
             done.synchronize()
             self._bytes -= value.nbytes
+
+
+def parts_of(
+    target: torch.Tensor, source: torch.Tensor, most_bytes: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Both tensors cut alike, into rows of at most `most_bytes` of `target`; at least one row each."""
+    if target.nbytes <= most_bytes or not target.ndim:
+        yield target, source
+        return
+    rows = max(1, most_bytes * len(target) // target.nbytes)
+    for begin in range(0, len(target), rows):
+        yield target[begin : begin + rows], source[begin : begin + rows]
 
 
 def is_on_gpu() -> bool:

@@ -18,7 +18,7 @@ from dart_cli.weights.delta_chain import newest_version
 from dart_cli.weights.file import FileChannel, load
 from dart_cli.weights.flat_weights import FlatWeights, TensorSpec, specs_of
 from dart_cli.weights.manifest import LEAF_BYTES, WEIGHTS, read_manifest
-from dart_cli.weights.publication import BackgroundPublication
+from dart_cli.weights.publication import BackgroundPublication, parts_of
 from tests.waiting import PATIENCE_S
 
 Tensors = dict[str, torch.Tensor]
@@ -221,6 +221,31 @@ def test_a_set_is_copied_to_the_same_memory_each_time(
     assert len(made) == 1
     channel.publish(tensors() | {"more": torch.ones(2)}, 3)  # of another layout
     assert len(made) == 2
+
+
+@pytest.mark.parametrize("shape", [(100, 30), (5000,), (3, 2000), (7,), ()])
+def test_a_large_tensor_is_copied_in_parts(shape: tuple[int, ...]) -> None:
+    source = torch.randn(shape).mT if len(shape) == 2 else torch.randn(shape)
+    target = torch.zeros(source.shape, dtype=torch.bfloat16)
+    row = target[0].nbytes if target.ndim else 0
+    for to, part in parts_of(target, source, 512):
+        assert to.nbytes <= max(512, row)
+        to.copy_(part)
+    assert torch.equal(target, source.bfloat16())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no second CUDA device")
+def test_tensors_of_a_gpu_that_is_not_the_current_one_are_copied_as_it_leaves_them(
+    tmp_path: Path,
+) -> None:
+    weights = {"w": torch.zeros(1 << 22, device="cuda:1")}
+    channel = FileChannel(tmp_path)
+    with torch.cuda.device(1):
+        torch.cuda._sleep(500_000_000)
+    weights["w"] += 1
+    begun = channel.begin(weights, 0)
+    assert same(begun.result().path, {"w": torch.ones(1 << 22)})
 
 
 @pytest.mark.gpu

@@ -101,9 +101,13 @@ class BroadcastGroup:
         options = _distributed.ProcessGroupGloo._Options()  # noqa: SLF001 - its only constructor
         options._timeout = timedelta(seconds=STALL_S)  # noqa: SLF001
         options._threads = IN_FLIGHT  # noqa: SLF001
-        options._devices = [  # noqa: SLF001
-            _distributed.ProcessGroupGloo.create_device(hostname=transport.address)
-        ]
+        try:
+            device = _distributed.ProcessGroupGloo.create_device(hostname=transport.address)
+        except RuntimeError as error:
+            raise WeightsError(
+                f"gloo cannot listen at {transport.address}: {first_line(error)}"
+            ) from None
+        options._devices = [device]  # noqa: SLF001
         try:
             self._group = _distributed.ProcessGroupGloo(store, member.rank, member.size, options)
         except RuntimeError as error:

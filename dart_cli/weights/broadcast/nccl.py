@@ -8,7 +8,8 @@ broadcast, the other one is copied. Memory on each device: two buckets, and NCCL
 
 NCCL's calls may block without a deadline where a process hangs. So all of them run in a daemon thread,
 and the caller watches its progress: after `STALL_S` without any it aborts the group and lets the thread
-go. torch's own watchdog would end the whole process instead, so it is switched off for this group.
+go. torch's own watchdog would end the whole process instead, so it is switched off for this group. An
+abort ends what the thread waits for; whatever that was, nothing of it is written to main memory.
 """
 
 from __future__ import annotations
@@ -57,16 +58,17 @@ class NcclGroup:
         self._member = member
         self._store: Any = store  # the backend calls it as long as it lives
         self._group: Any = None
+        self._is_closed = False
+        self._lock = threading.Lock()  # of `_is_closed`, and while bytes are written to main memory
         self._progress = time.monotonic()
         self._work: queue.SimpleQueue[tuple[Callable[[], None], _Outcome] | None]
         self._work = queue.SimpleQueue()
         try:
-            device = pick_device(transport.device)
+            self._device = pick_device(transport.device)
         except MissingPartError as error:
             raise WeightsError(str(error)) from None
-        if device.type != "cuda" or not _distributed.is_nccl_available():
+        if self._device.type != "cuda" or not _distributed.is_nccl_available():
             raise WeightsError(f'weights.channel = "nccl" found no GPU here; {_CURE}')
-        self._device = torch.device("cuda", device.index or 0)
         threading.Thread(target=self._run, name="nccl", daemon=True).start()
         self._call(self._join, JOIN_S)
 
@@ -81,7 +83,9 @@ class NcclGroup:
     def close(self) -> None:
         """See ByteGroup."""
         self._work.put(None)
-        group, self._group = self._group, None
+        with self._lock:
+            self._is_closed = True
+            group, self._group = self._group, None
         if group is not None:  # the abort itself may take long
             threading.Thread(target=group.abort, name="nccl_abort", daemon=True).start()
 
@@ -89,14 +93,8 @@ class NcclGroup:
 
     def _run(self) -> None:
         while (item := self._work.get()) is not None:
-            work, outcome = item
-            try:
-                work()
-            except WeightsError as error:
-                outcome.error = error
-            except Exception as error:  # noqa: BLE001 - of NCCL, CUDA or the store
-                outcome.error = WeightsError(f"NCCL: {first_line(error)}; {_CURE}")
-            outcome.done.set()
+            _do(*item)
+            del item  # which holds the weights
 
     def _join(self) -> None:
         member = self._member
@@ -109,7 +107,8 @@ class NcclGroup:
         self._store.set(f"here/{member.rank}", b"1")
         self._store.wait([f"here/{rank}" for rank in range(member.size)], timedelta(seconds=JOIN_S))
         self._progress = time.monotonic()
-        self._group = group
+        with self._open():
+            self._group = group
         self._stream = _cuda.Stream(self._device)
         self._on_host = torch.empty((IN_FLIGHT, BUCKET_BYTES), dtype=torch.uint8, pin_memory=True)
         self._on_device = torch.empty_like(self._on_host, device=self._device)
@@ -122,6 +121,8 @@ class NcclGroup:
         options = _distributed.BroadcastOptions()
         options.rootRank = 0
         sends = self._member.rank == 0
+        with self._open():
+            group = self._group
         under_way: dict[int, tuple[Any, int, int]] = {}
 
         def finish(slot: int) -> None:
@@ -130,7 +131,8 @@ class NcclGroup:
             event, begin, end = under_way.pop(slot)
             event.synchronize()
             if not sends:
-                data[begin:end].copy_(self._on_host[slot, : end - begin])
+                with self._open():
+                    data[begin:end].copy_(self._on_host[slot, : end - begin])
             self._progress = time.monotonic()
 
         with _cuda.stream(self._stream):
@@ -143,7 +145,7 @@ class NcclGroup:
                 device = self._on_device[slot, : end - begin]
                 if sends:
                     device.copy_(host.copy_(data[begin:end]), non_blocking=True)
-                self._group.broadcast([device], options).wait()  # for the stream, not for us
+                group.broadcast([device], options).wait()  # for the stream, not for us
                 if not sends:
                     host.copy_(device, non_blocking=True)
                 event = _cuda.Event()
@@ -151,6 +153,14 @@ class NcclGroup:
                 under_way[slot] = event, begin, end
             for slot in sorted(under_way, key=lambda slot: under_way[slot][1]):
                 finish(slot)
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[None]:
+        """Inside, the group stays open. Raises WeightsError once it is closed."""
+        with self._lock:
+            if self._is_closed:
+                raise WeightsError("the group is closed")
+            yield
 
     # --- beside it ------------------------------------------------------------------------------
 
@@ -174,6 +184,17 @@ class _Outcome:
     def __init__(self) -> None:
         self.done = threading.Event()
         self.error: WeightsError | None = None
+
+
+def _do(work: Callable[[], None], outcome: _Outcome) -> None:
+    """Run `work`; whatever it raises is in `outcome`."""
+    try:
+        work()
+    except WeightsError as error:
+        outcome.error = error
+    except Exception as error:  # noqa: BLE001 - torch raises more than RuntimeError
+        outcome.error = WeightsError(f"NCCL: {first_line(error)}; {_CURE}")
+    outcome.done.set()
 
 
 @contextlib.contextmanager

@@ -124,11 +124,11 @@ class BroadcastReceiver:
                 raise WeightsError(f"the trainer is at v{newest.policy_version}, which is older")
             if self._mirror.held == newest:
                 return
+            if time.monotonic() > give_up:
+                raise WeightsError(f"the trainer began no broadcast in {self._deadline_s:g} s")
             if newest != wanted:
                 wanted, manifest = newest, await self._manifest(reply)
                 await asyncio.to_thread(self._mirror.reserve, manifest)
-            elif time.monotonic() > give_up:
-                raise WeightsError(f"the trainer began no broadcast in {self._deadline_s:g} s")
 
     async def _ask(self, wanted: HeldVersion, manifest: Manifest | None) -> TransferReply:
         """Ask to take part in the broadcast of `wanted`; without a manifest, which version is the newest."""

@@ -6,7 +6,10 @@
 Workers that take part are expected in the next round too: it begins as soon as all of them that lack
 the newest version have asked, or `GATHER_S` after the first has. One that did not ask is expected no
 more, until it asks again. A round that breaks off is tried again with those who ask again; where that
-breaks off too, its workers are served one by one, those of other rounds first. What bounds what: requests by the number of workers, one each; groups, one.
+breaks off too, its workers are served one by one, those of other rounds first.
+
+What bounds what: requests by the number of workers, one each; groups, one; versions kept in memory, by
+the round under way: between rounds none is.
 """
 
 from __future__ import annotations
@@ -101,6 +104,7 @@ class RoundsThread:
     def _serve(self) -> None:
         while gathered := self._gather():
             self._round(*gathered)
+            del gathered  # the version: its memory is the channel's to free
         self._leave()
 
     def _gather(self) -> tuple[Version, list[Ask]] | None:
@@ -115,6 +119,7 @@ class RoundsThread:
                 if version is not None:
                     self._refer(version)
                 if version is None or not self._asking:
+                    version = None  # as in _serve
                     self._changed.wait()
                     continue
                 if now - asked_at >= ASKS_AGAIN_S:
@@ -187,9 +192,13 @@ class RoundsThread:
         } | dict.fromkeys(workers, "")
         try:
             size = self._send(version, workers, name, names)
-        except WeightsError as error:
+        except Exception as error:  # none may end the thread
             if not self._closing:
-                log.warning("v%d: %s; %s", version.published.policy_version, error, _who(workers))
+                log.warning(
+                    "v%d: %s; %s",
+                    *(version.published.policy_version, error, _who(workers)),
+                    exc_info=not isinstance(error, WeightsError),
+                )
             self._leave()
             self._broken.update(workers)
             return

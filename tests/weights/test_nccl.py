@@ -1,0 +1,132 @@
+"""Promises of the NCCL group that need no GPU: NCCL's and CUDA's calls are replaced by waits and copies."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bus.errors import WeightsError
+from dart_cli.weights.broadcast import nccl
+from dart_cli.weights.broadcast.group import Member, Transport
+from dart_cli.weights.broadcast.nccl import NcclGroup
+from dart_cli.weights.broadcast.rendezvous import LocalStore, Rendezvous
+from dart_cli.weights.flat_weights import FlatWeights, specs_of
+from tests.waiting import PATIENCE_S, wait_until
+
+BUCKET = 64
+SENT = 7
+
+
+class Device:
+    """Of a worker: a bucket has come once `arrived` is set."""
+
+    def __init__(self) -> None:
+        self.arrived, self.waits = threading.Event(), threading.Event()
+
+    # torch.cuda
+    def Event(self) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(record=lambda _: None, synchronize=self._synchronize)
+
+    def stream(self, _: object) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def _synchronize(self) -> None:
+        self.waits.set()
+        assert self.arrived.wait(PATIENCE_S)
+
+    # the process group
+    def broadcast(self, tensors: list[torch.Tensor], _: object) -> SimpleNamespace:
+        for tensor in tensors:
+            tensor.fill_(SENT)
+        return SimpleNamespace(wait=lambda: None)
+
+    def abort(self) -> None:
+        pass
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    device = Device()
+
+    def join(self: NcclGroup) -> None:
+        self._group, self._stream = device, None
+        self._on_host = torch.empty((2, BUCKET), dtype=torch.uint8)
+        self._on_device = torch.empty_like(self._on_host)
+
+    monkeypatch.setattr(NcclGroup, "_join", join)
+    monkeypatch.setattr(nccl, "BUCKET_BYTES", BUCKET)
+    monkeypatch.setattr(nccl, "pick_device", lambda _: torch.device("cuda", 0))
+    distributed = SimpleNamespace(is_nccl_available=lambda: True, BroadcastOptions=SimpleNamespace)
+    monkeypatch.setattr(nccl, "_distributed", distributed)
+    monkeypatch.setattr(nccl, "_cuda", device)
+    yield device
+    device.arrived.set()
+
+
+def joined(transport: Transport | None = None) -> NcclGroup:
+    store = LocalStore(Rendezvous(), "g", 0)
+    return NcclGroup(transport or Transport("nccl"), Member("g", 1, 2), store)
+
+
+def a_set() -> FlatWeights:
+    flat = FlatWeights.in_memory(specs_of({"a": torch.empty(3 * BUCKET, dtype=torch.uint8)}))
+    flat.data.zero_()
+    return flat
+
+
+def threads() -> set[threading.Thread]:
+    return {each for each in threading.enumerate() if each.name == "nccl"}
+
+
+def test_what_comes_after_the_deadline_is_not_written_and_ends_in_no_traceback(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker may receive the same set from another group by then, or have checked it."""
+    crashed: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", crashed.append)
+    monkeypatch.setattr(nccl, "STALL_S", 0.01)
+    before, group, flat = threads(), joined(), a_set()
+    with pytest.raises(WeightsError, match="no progress"):
+        group.broadcast(flat, ["a"], lambda: False)
+    assert device.waits.is_set()
+    device.arrived.set()
+    wait_until(lambda: threads() <= before)
+    assert not flat.data.any()
+    assert not crashed
+
+
+def test_what_arrives_in_time_is_written_and_not_kept(device: Device) -> None:
+    device.arrived.set()
+    group, flat = joined(), a_set()
+    assert group.broadcast(flat, ["a"], lambda: False) == 3 * BUCKET
+    assert (flat.data == SENT).all()
+    data = weakref.ref(flat.data)
+    del flat
+    wait_until(lambda: gc.collect() >= 0 and data() is None, "its memory to be freed")
+    group.close()
+
+
+def test_an_error_of_another_kind_names_it_at_once(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*_: object) -> None:
+        raise ValueError("Expected a torch.device with a specified index")
+
+    monkeypatch.setattr(device, "broadcast", wrong)
+    group = joined()
+    with pytest.raises(WeightsError, match=r"a specified index.*a GPU of its own"):
+        group.broadcast(a_set(), ["a"], lambda: False)
+
+
+def test_where_there_is_no_gpu_no_thread_is_left() -> None:
+    before = threads()
+    with pytest.raises(WeightsError, match="found no GPU here"):
+        joined(Transport("nccl", device="cpu"))
+    assert threads() == before

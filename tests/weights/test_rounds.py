@@ -1,0 +1,131 @@
+"""Promises of the trainer's broadcast thread, with groups that are made at once."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bus.errors import WeightsError
+from bus.messages import TransferReply, TransferRequest
+from bus.requester import Requester
+from dart_cli.weights.base import Published
+from dart_cli.weights.broadcast import rounds
+from dart_cli.weights.broadcast.group import BroadcastGroup, Member, Transport
+from dart_cli.weights.broadcast.receiver import BroadcastReceiver
+from dart_cli.weights.broadcast.rendezvous import LocalStore, Rendezvous
+from dart_cli.weights.broadcast.rounds import RoundsThread
+from dart_cli.weights.file import Version
+from dart_cli.weights.flat_weights import FlatWeights, specs_of
+from dart_cli.weights.manifest import Manifest
+from tests.waiting import PATIENCE_S, wait_until
+from tests.weights.broadcasting import tensors
+
+
+class Group:
+    """Brings everything at once, or raises."""
+
+    def __init__(self, name: str, errors: list[Exception]) -> None:
+        self.name = name
+        self._errors = errors
+
+    def broadcast(self, flat: FlatWeights, names: Collection[str], _: object) -> int:
+        if self._errors:
+            raise self._errors.pop()
+        return len(names) and len(flat.data)
+
+    def close(self) -> None:
+        pass
+
+
+class Trainer:
+    """The thread, and the newest version that it is to broadcast."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.newest: Version | None = None
+        self.errors: list[Exception] = []
+        monkeypatch.setattr(
+            rounds, "join", lambda _transport, member, _store: Group(member.group, self.errors)
+        )
+        self.thread = RoundsThread(lambda: self.newest, Transport("gloo"), Rendezvous())
+
+    def publish(self, version: int) -> None:
+        made = tensors(version)
+        self.newest = Version(
+            Published(version, Path("absent"), f"digest {version}", 1),
+            FlatWeights.in_memory(specs_of(made)).fill(made),
+        )
+
+    def ask(self, version: int, worker: str = "rollout-0") -> TransferReply:
+        request = TransferRequest(
+            worker=worker, policy_version=version, digest=f"digest {version}", tensors=["a"]
+        )
+        return self.thread.ask(request).result(PATIENCE_S)
+
+
+@pytest.fixture
+def trainer(monkeypatch: pytest.MonkeyPatch):
+    trainer = Trainer(monkeypatch)
+    yield trainer
+    trainer.thread.close()
+
+
+@pytest.mark.parametrize("error", [WeightsError("a process hangs"), ValueError("not foreseen")])
+def test_a_round_that_breaks_off_is_not_the_last_whatever_broke_it(
+    trainer: Trainer, error: Exception
+) -> None:
+    trainer.publish(0)
+    trainer.errors.append(error)
+    for _ in range(2):
+        assert trainer.ask(0).accepted
+    assert not trainer.errors
+    wait_until(lambda: trainer.thread._expected == {"rollout-0": "digest 0"})
+
+
+def test_between_rounds_no_version_is_kept(trainer: Trainer) -> None:
+    """Of a 7B it is 15 GB, beside the newest one and that on its way."""
+    trainer.publish(0)
+    assert trainer.newest is not None
+    first = weakref.ref(trainer.newest.tensors)
+    assert trainer.ask(0).accepted
+    trainer.publish(1)
+    wait_until(lambda: gc.collect() >= 0 and first() is None, "its memory to be freed")
+
+
+def test_an_address_of_another_host_is_named() -> None:
+    store = LocalStore(Rendezvous(), "g", 0)
+    with pytest.raises(WeightsError, match=r"gloo cannot listen at 192\.0\.2\.1"):
+        BroadcastGroup(Transport("gloo", address="192.0.2.1"), Member("g", 0, 1), store)
+
+
+async def test_a_worker_to_which_nothing_is_sent_gives_up_by_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the trainer names a newer version each time."""
+    asked = 0
+
+    class Train(Requester):
+        def __init__(self) -> None:
+            pass
+
+        async def request(self, *_: Any) -> TransferReply:
+            nonlocal asked
+            asked += 1
+            return TransferReply(
+                accepted=False, policy_version=asked, path="absent", digest=f"digest {asked}"
+            )
+
+    async def manifest(reply: TransferReply) -> Manifest:
+        return FlatWeights.in_memory(specs_of(tensors(1))).manifest(reply.policy_version)
+
+    receiver = BroadcastReceiver("rollout-0", Train(), tmp_path / "copy", Transport("gloo"), 0.05)
+    monkeypatch.setattr(receiver, "_manifest", manifest)
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(WeightsError, match=r"no broadcast in 0\.05 s"):
+            await receiver._receive(0)
+    receiver.close()
