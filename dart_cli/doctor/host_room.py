@@ -9,9 +9,9 @@ One truth for `dart doctor`, `--dry-run` and docs/hardware.md. What each part is
     offload      float32 masters, gradients, AdamW's moments (train.offload; dart_cli/train/sharded.py)
     checkpoint   masters and moments, staged; the buffers stay (dart_cli/train/checkpoints/shards.py: Staging)
     parity       float32 weights of one version (dart_cli/train/parity.py: ParityGate.keep)
-    publication  the weights whole in model.dtype on rank 0 (dart_cli/train/sharded.py:
-                 whole_on_rank_0); with deltas or a broadcast also the last version and the new one
-                 (dart_cli/weights/file.py)
+    publication  the copy of what is trained, in model.dtype, on rank 0; with deltas or a broadcast the
+                 newest version and the next one, whole (dart_cli/weights/file.py). Beside a GPU they are
+                 pinned, which torch takes in powers of two
     features     of a frozen tower, from the first pack of a rank that shows a screen to the last
                  (dart_cli/train/packs/feed.py): counted as each screen of an update once, of which
                  the packs of 48 episodes hold less than a third at a time, on all ranks together
@@ -147,7 +147,8 @@ def _of_trainer(
     published = wide * (trained if setup.adapters else shape.parameters)
     episodes = config.data.group_size * config.data.groups_per_batch
     copies = config.weights.delta or config.weights.channel != "file"
-    publication = 2 * published if copies else wide * trained
+    size = published if copies else wide * trained
+    publication = (1 + copies) * (size if config.train.device == "cpu" else pinned(size))
     features = 0
     lora = config.model.lora
     if setup.freeze_vision or (lora is not None and not lora.vision):
@@ -164,6 +165,11 @@ def _of_trainer(
         PROCESSES: setup.ranks * PROCESS,
     }
     return [HostPart("train", name, size) for name, size in sizes.items()]
+
+
+def pinned(size: int) -> int:
+    """Bytes that torch takes for `size` bytes of pinned memory: the next power of two."""
+    return 1 << (size - 1).bit_length()
 
 
 def _of_engines(config: Config) -> list[HostPart]:
