@@ -4,6 +4,7 @@
     Place      one process's: a bundle of a placement group, or none, and the actor in it
     Placing    makes places, waits for them, and finds an actor again that Ray started elsewhere
     NodeLostError   the node is gone that a process may not be moved from
+    cause_of   the cause of an error of Ray's, in one line
 
 An actor is restarted by Ray, at most `up.restart` times, on a node that has room: its placement group is then
 moved whole. Each wait tells what it waits for and ends with `up.cluster_wait_s`.
@@ -191,7 +192,7 @@ class Placing:
             return False
         except errors.RayError as error:
             raise UserError(
-                f"{place.demand.name}: Ray cannot keep its actor: {_why(error)}; dart must be installed "
+                f"{place.demand.name}: Ray cannot keep its actor: {cause_of(error)}; dart must be installed "
                 "on every node, the same version"
             ) from None
         nodes = await self._cluster.ask(self._cluster.nodes)
@@ -255,7 +256,7 @@ def _refuse_lost(place: Place, nodes: Iterable[str]) -> None:
         raise NodeLostError(f"the node {place.only_on.host} is lost")
 
 
-def _why(error: BaseException) -> str:
+def cause_of(error: BaseException) -> str:
     """The cause of an error of Ray's, which stands at the end of a traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if "Error" in line.partition(" ")[0]]

@@ -25,7 +25,7 @@ from bus.endpoints import make_private_dir, write_key_pair
 from bus.errors import DartError, UserError, first_line
 from dart_cli.cluster.connection import Cluster
 from dart_cli.cluster.demands import Demand, Node, Trainer, env_of, rollout_of, trainer_of
-from dart_cli.cluster.placing import NodeLostError, Place, Placing, Reserved
+from dart_cli.cluster.placing import NodeLostError, Place, Placing, Reserved, cause_of
 from dart_cli.cluster.process import Ranks, RemoteProcess
 from dart_cli.cluster.role_host import CONFIG, SHARED_S, Setup
 from dart_cli.config.endpoints import KEY_FILE, weights_dir
@@ -168,6 +168,8 @@ class ClusterRun:
                 f"{self.config.run.dir} holds is kept: the same command goes on from there, on any node "
                 "that sees it"
             ) from None
+        except self._cluster.ray.exceptions.RayError as error:
+            raise DartError(f"{name}: Ray cannot start it: {cause_of(error)}") from None
 
     async def _start_one(
         self,
@@ -190,11 +192,9 @@ class ClusterRun:
     async def _start_ranks(self, arguments: Sequence[str], ending: asyncio.Event) -> Process | None:
         """A process of `dart train` for each rank, told who it is as torchrun would (docs/ranks.md)."""
         assert self._home is not None
-        first = self.config.bus.port
-        kept = list(range(first, first + _PORTS))
-        port = await _answer(self._places["data"].actor.ports.remote(1, kept))
+        port = await self._free_port(ending)
         ranks: list[RemoteProcess] = []
-        for number, demand in enumerate(self._trainer.ranks):
+        for number, demand in enumerate(self._trainer.ranks if port else ()):
             told = {
                 "RANK": str(number),
                 "WORLD_SIZE": str(len(self._trainer.ranks)),
@@ -207,6 +207,18 @@ class ClusterRun:
                 break
             ranks.append(started)
         return Ranks(ranks) if ranks else None
+
+    async def _free_port(self, ending: asyncio.Event) -> int:
+        """One of rank 0's node, where the ranks meet; 0 where `ending` was set."""
+        first = self.config.bus.port
+        kept = list(range(first, first + _PORTS))
+        place = await self._place_of("train")
+        while await self._placing.found(place, ending, lambda: True):
+            try:
+                return int(await _answer(place.actor.ports.remote(1, kept)))
+            except self._cluster.ray.exceptions.RayActorError:  # lost since it was found
+                continue
+        return 0
 
     async def _started(
         self,

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from bus.endpoints import make_private_dir, write_key_pair
+from bus.errors import DartError
 from dart_cli.cluster import run as cluster_run
 from dart_cli.cluster.demands import Demand, Node
-from dart_cli.cluster.placing import Place
+from dart_cli.cluster.placing import NodeLostError, Place
 from dart_cli.cluster.run import NO_TOKEN, ClusterRun
 from dart_cli.config.load import load_config
 
@@ -34,12 +35,22 @@ around = true
 """
 
 
+class RayError(Exception):
+    """As Ray's."""
+
+
+class RayActorError(RayError):
+    """As Ray's, of an actor that is lost."""
+
+
 class Placed:
     """Places as they are asked for; each process has one at once."""
 
     def __init__(self, *_: object) -> None:
         self.asked: list[str] = []
         self.demands: dict[str, Demand] = {}
+        self.error: RayError | None = None  # what actors answer
+        self.is_home_lost = False
 
     async def reserve(self, bundles: Sequence[Demand], on: Node | None = None) -> str:
         self.asked += [f"bundle of {each.name}" for each in bundles]
@@ -50,12 +61,21 @@ class Placed:
     ) -> SimpleNamespace:
         self.asked.append(f"{worker} in {reserved}")
         self.demands[worker] = demand
-        free: concurrent.futures.Future[int] = concurrent.futures.Future()
-        free.set_result(20_000)
-        ports = SimpleNamespace(remote=lambda *_: SimpleNamespace(future=lambda: free))
+        ports = SimpleNamespace(remote=lambda *_: SimpleNamespace(future=self._answer))
         return SimpleNamespace(node=BOX, demand=demand, actor=SimpleNamespace(ports=ports))
 
+    def _answer(self) -> concurrent.futures.Future[int]:
+        answer: concurrent.futures.Future[int] = concurrent.futures.Future()
+        if self.error is None:
+            answer.set_result(20_000)
+        else:
+            answer.set_exception(self.error)
+            self.error = None
+        return answer
+
     async def found(self, place: Place, *_: object) -> bool:
+        if self.is_home_lost and self.error is None:
+            raise NodeLostError("the node box is lost")
         return True
 
     async def remove(self, places: Sequence[Place]) -> None:
@@ -66,7 +86,9 @@ class Cluster:
     """One node, which this is."""
 
     here, is_local, has_token = "1", False, True
-    ray = SimpleNamespace(exceptions=SimpleNamespace(RayActorError=RuntimeError))
+    ray = SimpleNamespace(
+        exceptions=SimpleNamespace(RayError=RayError, RayActorError=RayActorError)
+    )
 
     def nodes(self) -> list[Node]:
         return [BOX]
@@ -107,6 +129,24 @@ async def test_gpus_are_reserved_before_any_environment_takes_a_cpu(tmp_path: Pa
     assert (placing.demands["eval"].gpus, placing.demands["train"].gpus) == (2, 1)
     assert told == ["data and train run on this host, port 20000"]
     assert [path.name for path in (tmp_path / "run").glob(".cluster-*")] == [made._marker]
+
+
+async def test_ranks_on_several_nodes_whose_home_is_lost_end_the_run_with_a_line(
+    tmp_path: Path,
+) -> None:
+    made, placing, _ = run_of(tmp_path, ["train.ranks=9"])
+    await made.settle(["train.ranks=9"], asyncio.Event())
+    placing.error, placing.is_home_lost = RayActorError("its node is gone"), True
+    with pytest.raises(DartError, match=r"the node box .* which ran data and train, is lost"):
+        await made.start("train", [], asyncio.Event())
+
+
+async def test_what_ray_cannot_do_is_one_line(tmp_path: Path) -> None:
+    made, placing, _ = run_of(tmp_path, ["train.ranks=9"])
+    await made.settle(["train.ranks=9"], asyncio.Event())
+    placing.error = RayError("ray::RoleHost.ports()\n  File x, line 1\nOSError: no more files\n")
+    with pytest.raises(DartError, match=r"^train: Ray cannot start it: OSError: no more files$"):
+        await made.start("train", [], asyncio.Event())
 
 
 async def test_a_cluster_that_asks_for_no_token_is_warned_of(
