@@ -78,6 +78,10 @@ def run_up(
     with this configuration, ChildError if one of its processes could not be kept alive.
     """
     began = time.monotonic()
+    if ray:
+        from dart_cli.cluster.connection import refuse_unreachable
+
+        refuse_unreachable(ray)  # before an older run is moved
     if fresh:
         set_aside(config)
     make_private_dir(config.run.dir)

@@ -3,6 +3,7 @@
     connected     this process as a driver of the cluster, until the block ends
     Cluster       what is asked of it: its nodes, and which of them this one is
     refuse_ray    the error for an address that cannot be one, or where Ray is not installed
+    refuse_unreachable   the error for one where no cluster listens
 
 Ray reads its settings from the environment when it is imported, so they are set before. Usage statistics
 and the dashboard are off. Of a cluster that is started here every socket is bound to loopback, its token
@@ -124,6 +125,21 @@ def refuse_ray(address: str) -> None:
         )
 
 
+def refuse_unreachable(address: str) -> None:
+    """Raise UserError where no cluster listens at HOST:PORT."""
+    if address not in (LOCAL, "auto"):
+        _reach(address, _ray().util.get_node_ip_address())
+
+
+def _ray() -> Any:
+    """The package, imported with our settings."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+
+    return ray
+
+
 @contextlib.contextmanager
 def connected(address: str, cpus: int) -> Iterator[Cluster]:
     """The cluster at `address`; `local` starts one on this host, with at least `cpus` CPUs.
@@ -131,8 +147,6 @@ def connected(address: str, cpus: int) -> Iterator[Cluster]:
     Raises UserError where there is none, or this host is no node of it.
     """
     refuse_ray(address)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     with contextlib.ExitStack() as stack:
         how: dict[str, Any] = {"address": address}
         folder = None
@@ -149,10 +163,8 @@ def connected(address: str, cpus: int) -> Iterator[Cluster]:
                 "include_dashboard": False,
                 "object_store_memory": OBJECT_STORE_BYTES,
             }
-        import ray
-
-        if address not in (LOCAL, "auto"):
-            _reach(address, ray.util.get_node_ip_address())
+        refuse_unreachable(address)
+        ray = _ray()
         stack.callback(ray.shutdown)  # of what there is, also if it is interrupted
         try:
             ray.init(
@@ -165,7 +177,7 @@ def connected(address: str, cpus: int) -> Iterator[Cluster]:
         except (*_FAULTS, ray.exceptions.RayError) as error:
             raise UserError(
                 f"--ray {address}: {first_line(error)}; this host must be a node of the cluster, with the "
-                "same versions of Ray and Python, and its token"
+                "same versions of Ray and Python, and its token with RAY_AUTH_MODE=token"
             ) from None
         yield Cluster(ray, address, folder)
 

@@ -8,6 +8,7 @@ import socket
 import stat
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -128,6 +129,25 @@ def test_a_port_where_something_else_listens_is_no_cluster(
         with pytest.raises(UserError, match=r"no Ray cluster answers at 127\.0\.0\.1, port \d+: "):
             connection._reach(address, "127.0.0.1")
         serving.join(PATIENCE_S)
+
+
+def test_an_older_run_stays_in_place_where_there_is_no_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray = SimpleNamespace(util=SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"))
+    monkeypatch.setattr(connection, "_ray", lambda: ray)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())  # Ray is installed
+    path = tmp_path / "c.toml"
+    path.write_text(f'[run]\ndir = "{tmp_path}/run"\n')
+    (tmp_path / "run" / "workers").mkdir(parents=True)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        with pytest.raises(SystemExit) as end:
+            main(["up", str(path), "--ray", f"127.0.0.1:{port}", "--fresh"])
+    assert end.value.code == 2
+    assert f"no Ray cluster answers at 127.0.0.1, port {port}" in capsys.readouterr().err
+    assert {each.name for each in tmp_path.iterdir()} == {"c.toml", "run"}
 
 
 def test_folders_of_local_clusters_whose_process_was_killed_are_removed(tmp_path: Path) -> None:
