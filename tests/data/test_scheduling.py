@@ -537,6 +537,20 @@ def test_a_laggard_makes_room_for_fewer_groups_unless_it_is_too_far_behind(tmp_p
         assert limits == [6, 4, 2, 6]  # rollout-2 is 0, 1, 2, 3 versions behind
 
 
+def test_workers_are_behind_a_version_that_is_on_its_way(tmp_path: Path) -> None:
+    """Its update is acknowledged: what is begun now is trained on after it."""
+    config = a_config(tmp_path / "run", max_staleness=2)
+    with open_store(config.run.dir) as store:
+        world = World(config, store, 0, slots=1)
+        for worker in ("rollout-0", "rollout-1", "rollout-2"):
+            world.synchronise(worker)
+        limits = [world.ledger.group_limit]
+        for version in (1, 2):  # the trainer asks for a batch, neither is announced
+            world.ledger.plan_batch(version)
+            limits.append(world.ledger.group_limit)
+        assert limits == [6, 4, 2]
+
+
 def test_nothing_is_begun_while_every_worker_is_too_far_behind(tmp_path: Path) -> None:
     config = a_config(tmp_path / "run", max_staleness=0)
     with open_store(config.run.dir) as store:
