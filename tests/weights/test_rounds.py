@@ -103,8 +103,9 @@ def test_an_address_of_another_host_is_named() -> None:
         BroadcastGroup(Transport("gloo", address="192.0.2.1"), Member("g", 0, 1), store)
 
 
-async def test_a_worker_to_which_nothing_is_sent_gives_up_by_its_deadline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_newer", [False, True])
+async def test_a_worker_to_which_nothing_is_sent_asks_at_its_pace_and_gives_up_by_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_newer: bool
 ) -> None:
     """Also where the trainer names a newer version each time."""
     asked = 0
@@ -116,16 +117,19 @@ async def test_a_worker_to_which_nothing_is_sent_gives_up_by_its_deadline(
         async def request(self, *_: Any) -> TransferReply:
             nonlocal asked
             asked += 1
+            version = asked if is_newer else 1
             return TransferReply(
-                accepted=False, policy_version=asked, path="absent", digest=f"digest {asked}"
+                accepted=False, policy_version=version, path="absent", digest=f"digest {version}"
             )
 
     async def manifest(reply: TransferReply) -> Manifest:
         return FlatWeights.in_memory(specs_of(tensors(1))).manifest(reply.policy_version)
 
-    receiver = BroadcastReceiver("rollout-0", Train(), tmp_path / "copy", Transport("gloo"), 0.05)
+    receiver = BroadcastReceiver("rollout-0", Train(), tmp_path / "copy", Transport("gloo"), 0.25)
     monkeypatch.setattr(receiver, "_manifest", manifest)
     async with asyncio.timeout(PATIENCE_S):
-        with pytest.raises(WeightsError, match=r"no broadcast in 0\.05 s"):
+        with pytest.raises(WeightsError, match=r"no broadcast in 0\.25 s"):
             await receiver._receive(0)
+    if not is_newer:
+        assert asked <= 5  # at once, for its manifest; then every 0.1 s
     receiver.close()

@@ -41,6 +41,9 @@ log = logging.getLogger(__name__)
 
 ASK_S = 5.0
 """Seconds that the trainer may take to answer; it answers beside its training, and holds a request for less."""
+ASK_AGAIN_S = 0.1
+"""Shortest time between two requests for one version, where the trainer does not hold them: two workers of one
+name take each other's place."""
 MOST_BROKEN = 3
 """Broadcasts that may break off in a row before the worker gives up for now."""
 
@@ -106,6 +109,7 @@ class BroadcastReceiver:
         wanted, manifest = HeldVersion(-1, ""), None
         broken, give_up = 0, time.monotonic() + self._deadline_s
         while True:
+            asked = time.monotonic()
             reply = await self._ask(wanted, manifest)
             newest = HeldVersion(reply.policy_version, reply.digest)
             if reply.accepted and manifest is not None:
@@ -129,6 +133,8 @@ class BroadcastReceiver:
             if newest != wanted:
                 wanted, manifest = newest, await self._manifest(reply)
                 await asyncio.to_thread(self._mirror.reserve, manifest)
+            else:
+                await asyncio.sleep(max(0.0, asked + ASK_AGAIN_S - time.monotonic()))
 
     async def _ask(self, wanted: HeldVersion, manifest: Manifest | None) -> TransferReply:
         """Ask to take part in the broadcast of `wanted`; without a manifest, which version is the newest."""
