@@ -23,8 +23,10 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -39,7 +41,7 @@ from dart_cli.weights.atomic_directory import atomic_directory
 from dart_cli.weights.base import KnownVersion, Publication, Published, TensorStream
 from dart_cli.weights.delta_chain import newest_version, rebuild, routes, take_first_working
 from dart_cli.weights.flat_weights import FlatWeights, check_finite, check_fit, read_whole, specs_of
-from dart_cli.weights.layout import ShapeAndType, layout_of
+from dart_cli.weights.layout import Layout, ShapeAndType, layout_of
 from dart_cli.weights.manifest import (
     FROZEN,
     MANIFEST,
@@ -62,12 +64,36 @@ from dart_cli.weights.storage import Storage
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
 class Version:
     """A published version and the trainer's own copy of it."""
 
-    published: Published
-    tensors: FlatWeights
+    def __init__(self, published: Published, tensors: FlatWeights) -> None:
+        self.published = published
+        self.tensors = tensors
+        self._lock = threading.Lock()  # of what follows
+        self._readers = 0
+        self._is_taken = False
+
+    @contextmanager
+    def read(self) -> Iterator[FlatWeights]:
+        """The copy, which does not change inside. Raises WeightsError if a later version has its memory."""
+        with self._lock:
+            if self._is_taken:
+                raise WeightsError(f"v{self.published.policy_version} is no longer in memory")
+            self._readers += 1
+        try:
+            yield self.tensors
+        finally:
+            with self._lock:
+                self._readers -= 1
+
+    def take(self, layout: Layout) -> FlatWeights | None:
+        """Its memory, for a later version of `layout`; None if it is read now, or another size."""
+        with self._lock:
+            if self._readers or self._is_taken or self.tensors.layout != layout:
+                return None
+            self._is_taken = True
+            return self.tensors
 
 
 @dataclass
@@ -77,7 +103,8 @@ class FileChannel:
     `lora` has the settings of the adapters that are published, and is stored with each version.
     `shared` puts the tensors into shared memory if they fit. With `delta` or `copies` the newest
     version is kept in memory as `last`, and only each `whole_every`th is written whole, and also a
-    version whose chain of deltas would be no smaller than a whole set.
+    version whose chain of deltas would be no smaller than a whole set. The memory of the one before is
+    the next one's, since allocating takes longer than copying.
     """
 
     directory: Path
@@ -88,6 +115,7 @@ class FileChannel:
     whole_every: int = 1
     lora: LoraConfig | None = None
     last: Version | None = field(default=None, init=False)
+    _replaced: Version | None = field(default=None, init=False)  # by `last`
     _frozen: frozenset[str] = field(default=frozenset(), init=False)
     _since_whole: int = field(default=0, init=False)  # versions
     _chain_bytes: int = field(default=0, init=False)  # of deltas since then
@@ -110,7 +138,7 @@ class FileChannel:
             flat = None
             finish = partial(self._republish, target)
         elif self._copies:
-            flat = None
+            flat = self._taken(stream.specs)
             finish = partial(self._publish_copy, target, policy_version)
         else:
             flat = self._reused({n: s for n, s in stream.specs.items() if n not in self._frozen})
@@ -193,7 +221,7 @@ class FileChannel:
                 f"{self.directory}: its weights cannot be written to disk: {error}; is it full?"
             ) from None
         self._opened.close()
-        self._opened = self.last = self._buffer = None
+        self._opened = self.last = self._replaced = self._buffer = None
 
     @property
     def _copies(self) -> bool:
@@ -215,6 +243,11 @@ class FileChannel:
             self._buffer = FlatWeights.in_memory(specs, pinned=is_on_gpu())
         return self._buffer
 
+    def _taken(self, specs: Mapping[str, ShapeAndType]) -> FlatWeights | None:
+        """The memory of the version before the last; None if there is none that fits and is not read."""
+        replaced, self._replaced = self._replaced, None
+        return None if replaced is None else replaced.take(layout_of(specs))
+
     # --- in the publication's thread ----------------------------------------------------------
 
     def _complete(self, finish: Callable[[_Copied], Published], copied: _Copied) -> Published:
@@ -232,7 +265,7 @@ class FileChannel:
             )
         complete = published(target, read_manifest(target))
         if self._copies and (self.last is None or self.last.published != complete):
-            self.last = Version(complete, copied.flat)
+            self._replaced, self.last = self.last, Version(complete, copied.flat)
             self._since_whole = (
                 self.whole_every
             )  # the last whole version is unknown: the next is whole
@@ -276,7 +309,7 @@ class FileChannel:
             raise WeightsError(f"{target} cannot be written: {error}; is the disk full?") from None
         self._since_whole = 0 if is_whole else self._since_whole + 1
         self._chain_bytes = 0 if is_whole else self._chain_bytes
-        self.last = Version(published(target, manifest), copy)
+        self._replaced, self.last = before, Version(published(target, manifest), copy)
         return self.last.published
 
     def _remove_old(self) -> None:

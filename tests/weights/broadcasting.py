@@ -26,9 +26,10 @@ from bus.replier import Replier
 from bus.requester import Requester
 from dart_cli.runtime.background import background
 from dart_cli.weights.base import Published
-from dart_cli.weights.broadcast import group as groups
+from dart_cli.weights.broadcast import gloo
 from dart_cli.weights.broadcast.channel import BroadcastChannel
-from dart_cli.weights.broadcast.group import BroadcastGroup, Transport
+from dart_cli.weights.broadcast.gloo import GlooGroup
+from dart_cli.weights.broadcast.group import Transport
 from dart_cli.weights.broadcast.receiver import BroadcastReceiver
 from dart_cli.weights.file import FileChannel
 
@@ -158,8 +159,8 @@ def tell(**values: object) -> None:
 
 def hold_in_first_broadcast() -> None:
     """Stop within the first broadcast, with some buckets through, until standard input is closed."""
-    through = BroadcastGroup.broadcast
-    groups.BUCKET_BYTES = 1 << 20
+    through = GlooGroup.broadcast
+    gloo.BUCKET_BYTES = 1 << 20
 
     def broadcast(self: Any, flat: Any, names: Any, stops: Callable[[], bool]) -> int:
         count = 0
@@ -172,10 +173,10 @@ def hold_in_first_broadcast() -> None:
                 sys.stdin.read()
             return stops()
 
-        BroadcastGroup.broadcast = through  # type: ignore[method-assign]
+        GlooGroup.broadcast = through  # type: ignore[method-assign]
         return through(self, flat, names, stops_too)
 
-    BroadcastGroup.broadcast = broadcast  # type: ignore[method-assign]
+    GlooGroup.broadcast = broadcast  # type: ignore[method-assign]
 
 
 async def trainer(run_dir: Path, transport: Transport, size: int) -> None:
@@ -211,8 +212,8 @@ def main() -> None:
     end, options = sys.argv[1], json.loads(sys.argv[2])
     run_dir, transport = Path(options["run_dir"]), Transport(**options["transport"])
     if options.get("stall_s"):
-        groups.STALL_S = options["stall_s"]
-    groups.BUCKET_BYTES = 1 << 20
+        gloo.STALL_S = options["stall_s"]
+    gloo.BUCKET_BYTES = 1 << 20
     if options.get("hold"):
         hold_in_first_broadcast()
     if end == "trainer":

@@ -18,10 +18,11 @@ from bus.messages import RendezvousRequest, TransferReply, TransferRequest
 from bus.requester import Requester
 from dart_cli.config.schema import LoraConfig
 from dart_cli.weights.broadcast import channel as channels
+from dart_cli.weights.broadcast import gloo, rounds
 from dart_cli.weights.broadcast import group as groups
 from dart_cli.weights.broadcast import receiver as receivers
-from dart_cli.weights.broadcast import rounds
-from dart_cli.weights.broadcast.group import Member, Transport, join
+from dart_cli.weights.broadcast.group import Member, Transport
+from dart_cli.weights.broadcast.joining import join
 from dart_cli.weights.broadcast.rendezvous import MOST_KEYS, LocalStore, Rendezvous
 from dart_cli.weights.file import load
 from dart_cli.weights.manifest import WEIGHTS, Manifest, read_manifest
@@ -303,8 +304,8 @@ async def test_requests_that_make_no_sense_are_refused(run_dir: Path) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short deadlines, and many buckets, as in the processes that hold."""
-    monkeypatch.setattr(groups, "STALL_S", 3.0)
-    monkeypatch.setattr(groups, "BUCKET_BYTES", 1 << 20)
+    monkeypatch.setattr(gloo, "STALL_S", 3.0)
+    monkeypatch.setattr(gloo, "BUCKET_BYTES", 1 << 20)
 
 
 def options(run_dir: Path, transport: Transport, rank: int, **more: object) -> dict[str, object]:
@@ -411,7 +412,7 @@ async def test_a_worker_that_asks_again_and_again_and_receives_nothing_is_served
     run_dir: Path, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It joins, too: all of its rounds break off, and the others are no longer in them."""
-    monkeypatch.setattr(groups, "STALL_S", 1.0)
+    monkeypatch.setattr(gloo, "STALL_S", 1.0)
     channel = make_channel(run_dir, transport)
     channel.resume(tensors(1, LARGE), 0)
     async with serving(run_dir, channel), all_receiving(run_dir, transport) as mine:
@@ -477,7 +478,7 @@ async def test_a_round_begins_although_requests_are_held_for_less_than_it_waits(
 async def test_closing_ends_a_broadcast_at_its_next_bucket(
     run_dir: Path, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(groups, "BUCKET_BYTES", 1 << 20)
+    monkeypatch.setattr(gloo, "BUCKET_BYTES", 1 << 20)
     channel = make_channel(run_dir, transport)
     channel.resume(tensors(1, LARGE), 0)
     held = options(run_dir, transport, 1, worker=WORKERS[0], version=0)

@@ -272,3 +272,36 @@ def test_tensors_on_a_gpu_are_copied_as_they_were_when_it_began(
         for name, value in masters.items():
             value.copy_(expected[name])
     assert read_manifest(tmp_path / "v000002").size_bytes == 8 * 2 * count
+
+
+@pytest.mark.parametrize("options", [{"delta": True}, {"copies": True}], ids=str)
+def test_a_version_takes_the_memory_of_the_one_before_the_last(
+    tmp_path: Path, options: dict[str, bool]
+) -> None:
+    channel = FileChannel(tmp_path, keep=9, whole_every=4, **options)
+    memory, kept = [], []
+    for version in range(1, 6):
+        complete = channel.publish(tensors(float(version)), version)
+        assert channel.last is not None
+        with channel.last.read() as copy:
+            memory.append(copy.data.data_ptr())
+            assert torch.equal(copy.tensors["a.weight"], tensors(float(version))["a.weight"])
+        kept.append(channel.last)
+        if options.get("delta"):
+            assert same(complete.path, tensors(float(version)))
+    assert memory == [memory[0], memory[1], memory[0], memory[1], memory[0]]
+    assert memory[0] != memory[1]
+    with pytest.raises(WeightsError, match="v1 is no longer in memory"), kept[0].read():
+        pass
+    channel.close()
+
+
+def test_the_memory_of_a_version_that_is_read_is_left_alone(tmp_path: Path) -> None:
+    channel = FileChannel(tmp_path, copies=True, whole_every=4)
+    channel.publish(tensors(1.0), 1)
+    assert channel.last is not None
+    with channel.last.read() as copy:
+        for version in (2, 3, 4):
+            channel.publish(tensors(float(version)), version)
+        assert torch.equal(copy.tensors["a.weight"], tensors(1.0)["a.weight"])
+    channel.close()

@@ -16,7 +16,8 @@ from bus.messages import TransferReply, TransferRequest
 from bus.requester import Requester
 from dart_cli.weights.base import Published
 from dart_cli.weights.broadcast import rounds
-from dart_cli.weights.broadcast.group import BroadcastGroup, Member, Transport
+from dart_cli.weights.broadcast.gloo import GlooGroup
+from dart_cli.weights.broadcast.group import Member, Transport
 from dart_cli.weights.broadcast.receiver import BroadcastReceiver
 from dart_cli.weights.broadcast.rendezvous import LocalStore, Rendezvous
 from dart_cli.weights.broadcast.rounds import RoundsThread
@@ -100,7 +101,7 @@ def test_between_rounds_no_version_is_kept(trainer: Trainer) -> None:
 def test_an_address_of_another_host_is_named() -> None:
     store = LocalStore(Rendezvous(), "g", 0)
     with pytest.raises(WeightsError, match=r"gloo cannot listen at 192\.0\.2\.1"):
-        BroadcastGroup(Transport("gloo", address="192.0.2.1"), Member("g", 0, 1), store)
+        GlooGroup(Transport("gloo", address="192.0.2.1"), Member("g", 0, 1), store)
 
 
 @pytest.mark.parametrize("is_newer", [False, True])

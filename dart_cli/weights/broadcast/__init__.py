@@ -3,8 +3,10 @@
 channel     BroadcastChannel, the trainer's end: publishes, and answers the workers' requests
 rounds      RoundsThread: collects workers, forms their group, broadcasts
 receiver    BroadcastReceiver, a worker's end: takes part, receives into its own copy, checks
-group       BroadcastGroup: a process group of the trainer and some workers, by either backend
-nccl        the part of it that needs GPUs: buckets in pinned memory and on the device
+group       the interface of a process group of the trainer and some workers
+gloo        such a group over TCP, from memory to memory
+nccl        such a group between GPUs: buckets in pinned memory and on the device
+joining     the one of these two that the run is configured for
 rendezvous  how the ends of a group find each other: keys at the trainer, asked for over the bus
 
 A round: the workers that are behind ask the trainer, each naming the tensors whose digests differ from

@@ -24,9 +24,9 @@ from dart_cli.weights.broadcast.group import (
     ByteGroup,
     Member,
     Transport,
-    join,
     join_deadline,
 )
+from dart_cli.weights.broadcast.joining import join
 from dart_cli.weights.broadcast.rendezvous import BusStore
 from dart_cli.weights.delta_chain import HeldVersion, routes
 from dart_cli.weights.manifest import (

@@ -31,9 +31,9 @@ from dart_cli.weights.broadcast.group import (
     ByteGroup,
     Member,
     Transport,
-    join,
     join_deadline,
 )
+from dart_cli.weights.broadcast.joining import join
 from dart_cli.weights.broadcast.rendezvous import LocalStore, Rendezvous
 from dart_cli.weights.file import Version
 
@@ -216,7 +216,8 @@ class RoundsThread:
             store = LocalStore(self._rendezvous, name, join_deadline())
             member = Member(name, 0, len(workers) + 1)
             self._formed = _Formed(join(self._transport, member, store), workers)
-        return self._formed.group.broadcast(version.tensors, names, lambda: self._closing)
+        with version.read() as tensors:
+            return self._formed.group.broadcast(tensors, names, lambda: self._closing)
 
     def _leave(self) -> None:
         if self._formed is not None:
