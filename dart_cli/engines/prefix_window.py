@@ -21,17 +21,20 @@ class PrefixWindow:
     """Versions whose prefixes serve one another: those from one version to `most` after it.
 
     With `most` = 0 each version has its own. Windows follow one another, so a prefix is never of weights
-    that are more than `most` versions older than those that continue it.
+    that are more than `most` versions older than those that continue it. A version that is not after the last
+    one begins a window: a trainer that went back to a checkpoint has published it, and what it left behind is
+    no older version of it.
     """
 
     def __init__(self, most: int, version: int) -> None:
         self.number = 0
         self._most = most
-        self._first = version
+        self._first = self._last = version
 
     def take(self, version: int) -> bool:
         """These weights serve from now on; whether a new window begins, in which no earlier prefix counts."""
-        if self._first < version <= self._first + self._most:
+        last, self._last = self._last, version
+        if last < version <= self._first + self._most:
             return False
         self._first = version
         self.number += 1
