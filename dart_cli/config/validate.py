@@ -278,6 +278,12 @@ def _options(config: Config) -> Iterator[Mistake]:
     A user's own environment that belongs in a process is not made in this one.
     """
     suite, options = config.env.suite, config.env.options
+    if config.env.screenshots == "png" and config.env.screenshot_quality != 100:
+        yield Mistake(
+            "env.screenshot_quality",
+            f'= {config.env.screenshot_quality} is of lossy encodings, and env.screenshots = "png"; set that to '
+            '"webp" or "jpeg"',
+        )
     before, screenshots = options.get("encoding", "png"), config.env.screenshots
     if screenshots != "png" and before not in ("png", screenshots):
         yield Mistake(
