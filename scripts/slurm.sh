@@ -25,7 +25,7 @@ set -euo pipefail
 usage() { sed -n '6,/^set -/{/^set -/d;s/^# \{0,1\}//;p;}' "$0"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 2; }
 
-train_nodes=1 gpus=${SLURM_GPUS_ON_NODE:-0} envs='' port=7800 dry=0
+train_nodes=1 gpus=${SLURM_GPUS_ON_NODE:-0} envs='' port=7800 dry=0 stopped=0
 while [ $# -gt 0 ]; do
     case $1 in
         --train-nodes | --gpus | --envs | --port) [ $# -gt 1 ] || die "$1: want a whole number after it" ;;
@@ -128,7 +128,7 @@ joined() { local IFS=,; printf '%s' "$*"; }
 if [ "$dry" = 0 ]; then
     mkdir -p -m 700 "$run_dir"
     [ -f "$keys/curve.json" ] || "$python" -m dart_cli keys "$keys" > /dev/null
-    trap 'kill -TERM ${steps[@]+"${steps[@]}"} 2> /dev/null || true' TERM INT
+    trap 'stopped=1; kill -TERM ${steps[@]+"${steps[@]}"} 2> /dev/null || true' TERM INT
 fi
 
 step 1 "$first" "$python" -m dart_cli data "${common[@]}"
@@ -157,10 +157,19 @@ fi
 
 # The job ends with the trainer, the last step. The others end by themselves, data, the first, once they have.
 data=${steps[0]} train=${steps[${#steps[@]} - 1]} status=0
-wait -n "$data" "$train" || status=$?
+lives() { kill -0 "$1" 2> /dev/null; }
+while [ "$stopped" = 0 ] && lives "$data" && lives "$train"; do # before bash 5.1 wait -n takes any process
+    sleep 2 &
+    wait $! || true # a signal interrupts it
+done
+if [ "$stopped" = 1 ]; then
+    status=143
+elif lives "$train"; then
+    wait "$data" || status=$?
+fi
 if [ "$status" = 0 ]; then
     wait "$train" || status=$?
-elif kill -0 "$train" 2> /dev/null && ! kill -0 "$data" 2> /dev/null; then
+elif [ "$stopped" = 0 ]; then
     # The trainer would wait for it until the job's time is over.
     printf 'error: dart data ended with %s; the job ends, submit it again to go on\n' "$status" >&2
     kill -TERM "${steps[@]}" 2> /dev/null || true

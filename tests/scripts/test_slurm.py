@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE_S, wait_until
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "slurm.sh"
 ADDRESS = "10.0.0.1"
@@ -149,6 +151,29 @@ esac
     ended = script(job, tmp_path / "c.toml")
     assert ended.returncode == 7
     assert "dart data ended with 7" in ended.stderr
+
+
+def test_a_signal_ends_every_step(job: dict[str, str], tmp_path: Path) -> None:
+    """Slurm sends it to the script alone; each step notes that it got one too."""
+    srun = f"""#!/bin/sh
+case "$*" in
+    *getent*) echo "10.0.0.1 STREAM n1"; exit ;;
+esac
+trap 'kill $!; mktemp {tmp_path}/steps/ended-XXXXXX; exit 0' TERM
+mktemp {tmp_path}/steps/began-XXXXXX
+sleep 600 &
+wait
+"""
+    (tmp_path / "tools" / "srun").write_text(srun)
+    steps = tmp_path / "steps"
+    with subprocess.Popen([SCRIPT, tmp_path / "c.toml"], env=os.environ | job) as running:
+        try:
+            wait_until(lambda: len(list(steps.glob("began-*"))) == 2 + 3 + 12, "all steps")
+            running.terminate()
+            assert running.wait(PATIENCE_S) == 143
+        finally:
+            running.kill()
+    assert len(list(steps.glob("ended-*"))) == 2 + 3 + 12
 
 
 def test_help_is_no_mistake(job: dict[str, str]) -> None:
