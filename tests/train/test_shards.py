@@ -14,8 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bus.errors import CheckpointError
+from dart_cli.train.checkpoints import shards
 from dart_cli.train.checkpoints.checkpoint import load
-from dart_cli.train.checkpoints.shards import SavedTensors, Staging, stage, write
+from dart_cli.train.checkpoints.shards import SavedTensors, Staging, blocks, stage, write
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -115,6 +116,59 @@ def test_nothing_is_pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     write(tmp_path, stage(state, Staging()))
     saved = SavedTensors.of_files(list(tmp_path.iterdir()))
     assert all(torch.equal(saved.whole(name), value) for name, value in state.items())
+
+
+def test_pinned_memory_is_hardly_more_than_what_is_staged() -> None:
+    """A 7B's layers, of which most would take twice as much one by one: they are just above 2^28 bytes."""
+    layer = {
+        "gate": 18_944,
+        "up": 18_944,
+        "down": 18_944,
+        "q": 3_584,
+        "o": 3_584,
+        "k": 512,
+        "v": 512,
+    }
+    sizes = {f"{name}.{n}": rows * 3_584 * 4 for name, rows in layer.items() for n in range(28)}
+    sizes |= {f"norm.{n}": 3_584 * 4 for n in range(28)} | {"none": 0}
+    found = blocks(sizes)
+    assert {name: end - begin for _, each in found for name, (begin, end) in each.items()} == sizes
+    for size, places in found:
+        assert size.bit_count() == 1
+        ends = [0, *(end for _, end in places.values())]
+        for before, (begin, end) in zip(ends, places.values(), strict=False):
+            assert before <= begin
+            assert begin % 64 == 0
+            assert end <= size
+    assert sum(size for size, _ in found) < 1.1 * sum(sizes.values())
+
+
+@pytest.mark.parametrize("block_bytes", [1, 1 << 10, 1 << 30])
+def test_staged_parts_are_what_was_there_and_use_their_memory_again(
+    monkeypatch: pytest.MonkeyPatch, block_bytes: int
+) -> None:
+    monkeypatch.setattr(shards, "BLOCK_BYTES", block_bytes)
+    staging = Staging()
+    state = {
+        "a": torch.randn(30, 7),
+        "t": torch.randn(5, 9).mT,
+        "b": torch.randn(3).bfloat16(),
+        "s": torch.tensor(3),
+        "none": torch.empty(0, 4),
+    }
+    before: list[int] = []
+    for value in (1, 2):
+        state["a"].fill_(value)
+        parts = stage(state, staging)
+        assert all(torch.equal(part.tensor, state[part.name]) for part in parts)
+        places = [part.tensor.data_ptr() for part in parts]
+        assert before in ([], places)
+        before = places
+    state["a"] = torch.randn(40, 7)  # of another model
+    del state["b"]
+    parts = stage(state, staging)
+    assert {part.name for part in parts} == state.keys()
+    assert all(torch.equal(part.tensor, state[part.name]) for part in parts)
 
 
 def test_a_part_that_is_missing_or_of_another_tensor_is_noticed(tmp_path: Path) -> None:

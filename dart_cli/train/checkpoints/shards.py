@@ -18,7 +18,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,9 @@ FILE_BYTES = 1 << 30
 """A file takes no more tensors once it has so many bytes: files are written and checked side by side."""
 MOST_WRITERS = 4
 """Files of one rank that are written at once."""
+BLOCK_BYTES = 1 << 28
+"""Of main memory that parts are copied to: the least limit of a block that is tried."""
+_ALIGNED = 64
 _PIECE_BYTES = 8 << 20
 _OFFSETS = "DCP_SHARDING_INFO"
 """Key of the header's metadata: JSON, name -> {"saved_offsets": [one for each axis]}."""
@@ -52,29 +55,75 @@ class Part:
     tensor: torch.Tensor
 
 
-@dataclass
 class Staging:
-    """The buffers of the parts, used again by each save: pinned memory is slow to allocate."""
+    """The buffers of the parts, used again by each save: pinned memory is slow to allocate.
 
-    _buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    Torch takes pinned memory in powers of two: parts one by one would take up to twice their bytes
+    (174 GB for the 91 GB of a 7B), so they share blocks.
+    """
 
-    def copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor` in main memory; the copy is complete after `synchronize`."""
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            buffer = torch.empty(
-                tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda"
-            )
-            self._buffers[name] = buffer
-        return buffer.copy_(tensor, non_blocking=True)
+    def __init__(self) -> None:
+        """Nothing is allocated yet."""
+        self._kinds: dict[str, tuple[torch.Size, torch.dtype, bool]] = {}
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def buffers(self, held: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Main memory for tensors like those of `held`: that of the save before, if these are alike."""
+        kinds = {name: (each.shape, each.dtype, each.is_cuda) for name, each in held.items()}
+        if kinds != self._kinds:
+            self._kinds, self._buffers = {}, {}  # freed before the next are allocated
+            for pinned in (False, True):
+                sizes = {name: each.nbytes for name, each in held.items() if each.is_cuda == pinned}
+                for size, places in blocks(sizes):
+                    block = torch.empty(
+                        size if pinned else max(end for _, end in places.values()),
+                        dtype=torch.uint8,
+                        pin_memory=pinned,
+                    )
+                    for name, (begin, end) in places.items():
+                        flat = block[begin:end].view(held[name].dtype)
+                        self._buffers[name] = flat.view(held[name].shape)
+            self._kinds = kinds
+        return self._buffers
+
+
+def blocks(sizes: Mapping[str, int]) -> list[tuple[int, dict[str, tuple[int, int]]]]:
+    """Which of some `sizes` in bytes share a block: its bytes, a power of two, and [begin, end) of each.
+
+    Of some limits of a block's bytes, the one with which all blocks together take least.
+    """
+    least = max([BLOCK_BYTES, *(_power_of_two(size) for size in sizes.values())])
+    tried = (_packed(sizes, least << more) for more in range(5))
+    return min(tried, key=lambda found: sum(size for size, _ in found))
+
+
+def _packed(sizes: Mapping[str, int], most: int) -> list[tuple[int, dict[str, tuple[int, int]]]]:
+    """`blocks` of at most `most` bytes: largest first, each into the first block that has room."""
+    found: list[dict[str, tuple[int, int]]] = []
+    used: list[int] = []
+    for name in sorted(sizes, key=lambda name: sizes[name], reverse=True):
+        size = -(-sizes[name] // _ALIGNED) * _ALIGNED
+        index = next((i for i, end in enumerate(used) if end + size <= most), len(used))
+        if index == len(used):
+            found.append({})
+            used.append(0)
+        found[index][name] = used[index], used[index] + sizes[name]
+        used[index] += size
+    return [(_power_of_two(end), places) for end, places in zip(used, found, strict=True)]
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << max(size - 1, 0).bit_length()
 
 
 @torch.no_grad()
 def stage(tensors: State, staging: Staging, *, rank: int = 0) -> list[Part]:
     """Copies of what this rank holds. The tensors may change once this returns."""
+    held = list(_held(tensors, rank))
+    buffers = staging.buffers({name: tensor for name, _, tensor in held})
     parts = [
-        Part(name, offsets, staging.copy(name, tensor))
-        for name, offsets, tensor in _held(tensors, rank)
+        Part(name, offsets, buffers[name].copy_(tensor, non_blocking=True))
+        for name, offsets, tensor in held
     ]
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
