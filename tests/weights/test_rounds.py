@@ -98,6 +98,16 @@ def test_between_rounds_no_version_is_kept(trainer: Trainer) -> None:
     wait_until(lambda: gc.collect() >= 0 and first() is None, "its memory to be freed")
 
 
+def test_a_version_whose_memory_another_one_has_is_not_broadcast(trainer: Trainer) -> None:
+    trainer.publish(0)
+    assert trainer.newest is not None
+    assert trainer.newest.take(trainer.newest.tensors.layout) is not None
+    assert not trainer.ask(0).accepted
+    assert not trainer.thread._broken  # its worker is at no fault
+    trainer.publish(1)
+    assert trainer.ask(1).accepted
+
+
 def test_an_address_of_another_host_is_named() -> None:
     store = LocalStore(Rendezvous(), "g", 0)
     with pytest.raises(WeightsError, match=r"gloo cannot listen at 192\.0\.2\.1"):

@@ -14,6 +14,7 @@ the round under way: between rounds none is.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -36,6 +37,7 @@ from dart_cli.weights.broadcast.group import (
 from dart_cli.weights.broadcast.joining import join
 from dart_cli.weights.broadcast.rendezvous import LocalStore, Rendezvous
 from dart_cli.weights.file import Version
+from dart_cli.weights.flat_weights import FlatWeights
 
 log = logging.getLogger(__name__)
 
@@ -103,9 +105,20 @@ class RoundsThread:
 
     def _serve(self) -> None:
         while gathered := self._gather():
-            self._round(*gathered)
+            self._begin(*gathered)
             del gathered  # the version: its memory is the channel's to free
         self._leave()
+
+    def _begin(self, version: Version, asks: list[Ask]) -> None:
+        """Answer the requests: with a round, or where a later version has this one's memory, to ask again."""
+        with contextlib.ExitStack() as stack:
+            try:
+                tensors = stack.enter_context(version.read())
+            except WeightsError:
+                for ask in asks:
+                    ask.answer.set_result(refer_to(version.published))
+                return
+            self._round(version.published, tensors, asks)
 
     def _gather(self) -> tuple[Version, list[Ask]] | None:
         """The newest version and the requests for it, of the next round; None once this is closed."""
@@ -158,7 +171,7 @@ class RoundsThread:
             for worker, digest in self._expected.items()
         )
 
-    def _round(self, version: Version, asks: list[Ask]) -> None:
+    def _round(self, published: Published, tensors: FlatWeights, asks: list[Ask]) -> None:
         """Broadcast what any of them lacks, in the group before if that is theirs still."""
         began = time.monotonic()
         asks = sorted(asks, key=lambda ask: ask.request.worker)
@@ -176,7 +189,7 @@ class RoundsThread:
             self._rendezvous.open(name)
         else:
             name = formed.group.name
-        told = refer_to(version.published).model_copy(
+        told = refer_to(published).model_copy(
             update={
                 "accepted": True,
                 "group": name,
@@ -186,17 +199,17 @@ class RoundsThread:
         )
         for rank, ask in enumerate(asks, 1):
             ask.answer.set_result(told.model_copy(update={"rank": rank}))
-        digest = version.published.digest
+        digest = published.digest
         self._expected = {
             worker: held for worker, held in self._expected.items() if held == digest
         } | dict.fromkeys(workers, "")
         try:
-            size = self._send(version, workers, name, names)
+            size = self._send(tensors, workers, name, names)
         except Exception as error:  # none may end the thread
             if not self._closing:
                 log.warning(
                     "v%d: %s; %s",
-                    *(version.published.policy_version, error, _who(workers)),
+                    *(published.policy_version, error, _who(workers)),
                     exc_info=not isinstance(error, WeightsError),
                 )
             self._leave()
@@ -207,17 +220,16 @@ class RoundsThread:
             del self._broken[worker]
         log.info(
             "v%d: %d bytes to %s in %.3f s",
-            *(version.published.policy_version, size, _who(workers), time.monotonic() - began),
+            *(published.policy_version, size, _who(workers), time.monotonic() - began),
         )
 
-    def _send(self, version: Version, workers: list[str], name: str, names: set[str]) -> int:
+    def _send(self, tensors: FlatWeights, workers: list[str], name: str, names: set[str]) -> int:
         """The bytes sent. Raises WeightsError."""
         if self._formed is None:
             store = LocalStore(self._rendezvous, name, join_deadline())
             member = Member(name, 0, len(workers) + 1)
             self._formed = _Formed(join(self._transport, member, store), workers)
-        with version.read() as tensors:
-            return self._formed.group.broadcast(tensors, names, lambda: self._closing)
+        return self._formed.group.broadcast(tensors, names, lambda: self._closing)
 
     def _leave(self) -> None:
         if self._formed is not None:
