@@ -423,11 +423,12 @@ class Soak:
         with open_reader(config.run.dir) as reader:
             rows = list(reader.syncs())
         taken = [row for row in rows if not row.error]
+        errors = {row.error.replace(str(config.run.dir), "RUN")[:120] for row in rows if row.error}
         halts = sorted(1e3 * (row.pause_s + row.finish_s + row.resume_s) for row in taken)
         return {
             "syncs": len(taken),
             "refused": len(rows) - len(taken),
-            "refusals": sorted({row.error[:120] for row in rows if row.error})[:MOST_WRONG],
+            "refusals": sorted(errors)[:MOST_WRONG],
             "pause_p50_ms": round(statistics.median(halts or [0.0]), 1),
             "pause_max_ms": round(max(halts, default=0.0), 1),
         }
