@@ -169,7 +169,7 @@ class Runner:
         channel = FileChannel(Path(tempfile.mkdtemp(dir=self.folder)), keep=3, shared=True)
 
         async def announce(_message: WeightsPublished) -> None:
-            """Nobody waits for it."""
+            """Nothing waits for it."""
 
         publications = Publications(announce, lambda _phase: None)
         self.model.before_change = publications.before_change

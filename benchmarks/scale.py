@@ -34,11 +34,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import psutil
 
-from benchmarks.scale_hosts import Host, NotPermittedError, hosts
 from benchmarks.store import hand_in
 from benchmarks.store_messages import STEPS, ScreenSize
 from bus.messages import Heartbeat
 from dart_cli.bench.bound import bound_of
+from dart_cli.bench.hosts import Host, NotPermittedError, hosts
 from dart_cli.bench.measure import cores_by_role, measure
 from dart_cli.bench.recording import Plan, Recording, record
 from dart_cli.config.load import load_config

@@ -14,4 +14,5 @@ study        many runs, an arm times a seed each; results are kept on disk
 curation     the study of data curation: its arms, one run, the summary
 curves       levels, and bands over seeds, of learning curves
 bands        pictures of learning curves
+hosts        several hosts on one machine: network namespaces
 """

@@ -31,6 +31,7 @@ from typing import Any, TypeVar
 from bus.errors import DartError, MissingPartError, UserError, first_line
 from bus.loopback import is_loopback
 from dart_cli.cluster.demands import Node
+from dart_cli.runtime.background import in_daemon_thread
 
 LOCAL = "local"
 REACH_S = 10.0
@@ -74,6 +75,7 @@ class Cluster:
 
     def nodes(self) -> list[Node]:
         """Those that live."""
+        # Ray has no public call for what is free on each node; tests/cluster notices its change.
         from ray._private.state import available_resources_per_node
 
         free = available_resources_per_node()
@@ -100,7 +102,7 @@ class Cluster:
         """What a blocking call of Ray's returns. Raises DartError where the cluster does not answer."""
         try:
             async with asyncio.timeout(within_s):
-                return await asyncio.to_thread(call)
+                return await in_daemon_thread(call)
         except (TimeoutError, self.ray.exceptions.RayError) as error:
             raise DartError(
                 f"the Ray cluster at {self.address} does not answer: {first_line(error)}; the same command "

@@ -1,14 +1,18 @@
-"""Coroutines that run while a block runs.
+"""Work beside other work.
 
-background  starts them, cancels them at the end of the block, and raises their errors in it
+background        coroutines that run while a block runs, and whose errors rise in it
+in_daemon_thread  a blocking call in a thread that does not hold up the end of the process
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
 
 
 @contextlib.asynccontextmanager
@@ -25,3 +29,32 @@ async def background(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
                 task.cancel()
     except BaseExceptionGroup as several:
         raise several.exceptions[0] from None
+
+
+async def in_daemon_thread(call: Callable[[], _T]) -> _T:
+    """What `call` returns or raises. A caller that waits no longer leaves it to itself.
+
+    Unlike asyncio.to_thread, whose threads the end of an event loop waits for without a deadline.
+    """
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[_T] = loop.create_future()
+
+    def finish(value: _T | None, error: BaseException | None) -> None:
+        if outcome.done():
+            return
+        if error is None:
+            outcome.set_result(value)  # type: ignore[arg-type]
+        else:
+            outcome.set_exception(error)
+
+    def run() -> None:
+        value, error = None, None
+        try:
+            value = call()
+        except BaseException as raised:  # noqa: BLE001 - it is the caller's
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
+            loop.call_soon_threadsafe(finish, value, error)
+
+    threading.Thread(target=run, name="beside", daemon=True).start()
+    return await outcome

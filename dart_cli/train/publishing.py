@@ -60,7 +60,7 @@ class Publications:
             self._following = self._publication = None
 
     def raise_failed(self) -> None:
-        """Raise the error of a publication that has failed, whoever waits for what."""
+        """Raise the error of a publication that has failed, before anything waits for it."""
         if self._following is not None and self._following.done():
             self._following.result()
 

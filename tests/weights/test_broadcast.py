@@ -16,6 +16,7 @@ from bus.endpoints import TRAIN, Endpoints, write_key_pair
 from bus.errors import ProtocolError, WeightsError
 from bus.messages import RendezvousRequest, TransferReply, TransferRequest
 from bus.requester import Requester
+from dart_cli.bench.hosts import FIRST, NotPermittedError, hosts
 from dart_cli.config.schema import LoraConfig
 from dart_cli.weights.broadcast import channel as channels
 from dart_cli.weights.broadcast import gloo, rounds
@@ -23,7 +24,7 @@ from dart_cli.weights.broadcast import group as groups
 from dart_cli.weights.broadcast import receiver as receivers
 from dart_cli.weights.broadcast.group import Member, Transport
 from dart_cli.weights.broadcast.joining import join
-from dart_cli.weights.broadcast.rendezvous import MOST_KEYS, LocalStore, Rendezvous
+from dart_cli.weights.broadcast.rendezvous import MOST_KEYS, GroupStore, LocalKeys, Rendezvous
 from dart_cli.weights.file import load
 from dart_cli.weights.manifest import WEIGHTS, Manifest, read_manifest
 from tests.waiting import until
@@ -41,7 +42,6 @@ from tests.weights.broadcasting import (
     take,
     tensors,
 )
-from tests.weights.two_hosts import ADDRESSES, NotPermittedError, two_hosts
 
 WORKERS = ("rollout-0", "rollout-1", "rollout-2")
 LARGE = 8_000_000
@@ -509,13 +509,13 @@ def test_a_worker_of_another_host_needs_the_keys_and_no_shared_folder(
     for folder, file in zip((run_dir, other), files, strict=True):
         text = (
             f'[run]\ndir = "{folder}"\n[weights]\nchannel = "gloo"\n'
-            f'[bus]\ntransport = "tcp"\nhost = "{ADDRESSES[0]}"\nkeys = "{keys}"\n'
+            f'[bus]\ntransport = "tcp"\nhost = "{FIRST}"\nkeys = "{keys}"\n'
         )
         file.write_text(text, encoding="utf-8")
     module, manifest = "tests.weights.two_hosts", run_dir / "weights/v000000/manifest.json"
     with contextlib.ExitStack() as stack:
         try:
-            first, second = stack.enter_context(two_hosts(run_dir))
+            first, second = stack.enter_context(hosts(1, run_dir))
         except NotPermittedError as error:
             pytest.skip(f"no network namespaces here: {error}")
         trainer = stack.enter_context(running(module, "trainer", str(files[0]), enter=first.enter))
@@ -540,7 +540,7 @@ def test_sockets_are_bound_to_their_address() -> None:
     before = _listening()
     rendezvous = Rendezvous()
     rendezvous.open("g")
-    store = LocalStore(rendezvous, "g", time.monotonic() + 10)
+    store = GroupStore(LocalKeys(rendezvous, "g"), time.monotonic() + 10)
     alone = join(Transport("gloo"), Member("g", 0, 1), store)
     addresses = _listening() - before
     alone.close()

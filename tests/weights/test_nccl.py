@@ -16,7 +16,7 @@ from bus.errors import WeightsError
 from dart_cli.weights.broadcast import nccl
 from dart_cli.weights.broadcast.group import Member, Transport
 from dart_cli.weights.broadcast.nccl import NcclGroup
-from dart_cli.weights.broadcast.rendezvous import LocalStore, Rendezvous
+from dart_cli.weights.broadcast.rendezvous import GroupStore, LocalKeys, Rendezvous
 from dart_cli.weights.flat_weights import FlatWeights, specs_of
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -71,7 +71,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
 
 
 def joined(transport: Transport | None = None) -> NcclGroup:
-    store = LocalStore(Rendezvous(), "g", 0)
+    store = GroupStore(LocalKeys(Rendezvous(), "g"), 0)
     return NcclGroup(transport or Transport("nccl"), Member("g", 1, 2), store)
 
 

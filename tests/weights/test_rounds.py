@@ -19,7 +19,7 @@ from dart_cli.weights.broadcast import rounds
 from dart_cli.weights.broadcast.gloo import GlooGroup
 from dart_cli.weights.broadcast.group import Member, Transport
 from dart_cli.weights.broadcast.receiver import BroadcastReceiver
-from dart_cli.weights.broadcast.rendezvous import LocalStore, Rendezvous
+from dart_cli.weights.broadcast.rendezvous import GroupStore, LocalKeys, Rendezvous
 from dart_cli.weights.broadcast.rounds import RoundsThread
 from dart_cli.weights.file import Version
 from dart_cli.weights.flat_weights import FlatWeights, specs_of
@@ -109,7 +109,7 @@ def test_a_version_whose_memory_another_one_has_is_not_broadcast(trainer: Traine
 
 
 def test_an_address_of_another_host_is_named() -> None:
-    store = LocalStore(Rendezvous(), "g", 0)
+    store = GroupStore(LocalKeys(Rendezvous(), "g"), 0)
     with pytest.raises(WeightsError, match=r"gloo cannot listen at 192\.0\.2\.1"):
         GlooGroup(Transport("gloo", address="192.0.2.1"), Member("g", 0, 1), store)
 

@@ -8,17 +8,15 @@ reads that copy. What came is checked against the manifest's digests before the 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import threading
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from bus.errors import BusError, WeightsError
 from bus.messages import ManifestReply, ManifestRequest, TransferReply, TransferRequest
 from bus.requester import RequestClient
+from dart_cli.runtime.background import in_daemon_thread
 from dart_cli.weights.base import Received
 from dart_cli.weights.broadcast.group import (
     ByteGroup,
@@ -27,7 +25,7 @@ from dart_cli.weights.broadcast.group import (
     join_deadline,
 )
 from dart_cli.weights.broadcast.joining import join
-from dart_cli.weights.broadcast.rendezvous import BusStore
+from dart_cli.weights.broadcast.rendezvous import BusKeys, GroupStore
 from dart_cli.weights.delta_chain import HeldVersion, routes
 from dart_cli.weights.manifest import (
     Manifest,
@@ -114,7 +112,7 @@ class BroadcastReceiver:
             newest = HeldVersion(reply.policy_version, reply.digest)
             if reply.accepted and manifest is not None:
                 try:
-                    await _in_daemon(partial(self._take_part, reply, manifest))
+                    await in_daemon_thread(partial(self._take_part, reply, manifest))
                 except WeightsError as error:
                     self._leave()
                     broken += 1
@@ -122,7 +120,7 @@ class BroadcastReceiver:
                         raise
                     log.warning("%s; asks again", error)
                     continue
-                await _in_daemon(partial(self._check, reply, manifest))
+                await in_daemon_thread(partial(self._check, reply, manifest))
                 return
             if newest.policy_version < policy_version:
                 raise WeightsError(f"the trainer is at v{newest.policy_version}, which is older")
@@ -167,7 +165,9 @@ class BroadcastReceiver:
         if self._group is None or self._group.name != reply.group:
             self._leave()
             member = Member(reply.group, reply.rank, reply.size)
-            store = BusStore(self._train, self._loop, reply.group, join_deadline())
+            deadline = join_deadline()
+            keys = BusKeys(self._train, self._loop, reply.group, deadline)
+            store = GroupStore(keys, deadline)
             self._group = join(self._transport, member, store)
             if self._is_closed:
                 raise WeightsError("this worker is closing")
@@ -205,29 +205,3 @@ class BroadcastReceiver:
         group, self._group = self._group, None
         if group is not None:
             group.close()
-
-
-async def _in_daemon(work: Callable[[], None]) -> None:
-    """Run `work`, which has its own deadline, in a daemon thread: the process exits without it."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-
-    def finish(error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is None:
-            done.set_result(None)
-        else:
-            done.set_exception(error)
-
-    def run() -> None:
-        failed: BaseException | None = None
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
-            failed = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
-            loop.call_soon_threadsafe(finish, failed)
-
-    threading.Thread(target=run, name="broadcast", daemon=True).start()
-    await done

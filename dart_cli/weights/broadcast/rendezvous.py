@@ -1,8 +1,9 @@
 """How the processes of a group find each other: keys that the trainer keeps, asked for over the run's bus.
 
     Rendezvous   the keys of the present group, in the trainer's memory, bounded
-    LocalStore   a torch.distributed store over it, for the trainer's own rank
-    BusStore     the same for a worker: each call is a request to the trainer
+    GroupStore   a torch.distributed store over them
+    LocalKeys    how the trainer's own rank reaches them
+    BusKeys      how a worker does: each call is a request to the trainer
 
 The backends write a few hundred bytes for each process: its address, or NCCL's id. They travel as all
 messages of the run do, under CURVE where it has keys, so that an outsider neither reads nor plants an
@@ -97,56 +98,66 @@ class Rendezvous:
                     raise TimeoutError
 
 
-class GroupStore(Protocol):
-    """A torch.distributed store of one group, until `seal`."""
+class GroupKeys(Protocol):
+    """The keys of one group, where one of its processes reaches them: `LocalKeys` or `BusKeys`."""
 
-    def seal(self) -> None:
-        """The group is made: no call reaches the trainer any more."""
+    def change(
+        self, values: Mapping[str, bytes], added: Mapping[str, int], wanted: Sequence[str]
+    ) -> dict[str, bytes]:
+        """As Rendezvous.change. Raises BusError."""
+        ...
+
+    def wait(self, wanted: Sequence[str], deadline: float) -> dict[str, bytes]:
+        """As Rendezvous.wait. Raises BusError, TimeoutError."""
         ...
 
 
-class _SealableStore(_Store):  # type: ignore[misc]
-    """What both stores share. A backend may look into its store until the group ends: nothing is there."""
+class GroupStore(_Store):  # type: ignore[misc]
+    """A torch.distributed store over the keys of one group, until `seal`.
 
-    def __init__(self, deadline: float) -> None:
+    A backend may look into its store until the group ends: then nothing is there.
+    """
+
+    def __init__(self, keys: GroupKeys, deadline: float) -> None:
+        """All waits together end by `deadline` (time.monotonic)."""
         super().__init__()
-        self._deadline = deadline  # time.monotonic, of all waits together
+        self._keys = keys
+        self._deadline = deadline
         self._is_sealed = False
 
     def seal(self) -> None:
+        """The group is made: no call reaches the trainer any more."""
         self._is_sealed = True
-
-    def _change(
-        self, values: Mapping[str, bytes], added: Mapping[str, int], wanted: Sequence[str]
-    ) -> dict[str, bytes]:
-        raise NotImplementedError
-
-    def _wait(self, wanted: Sequence[str], deadline: float) -> dict[str, bytes]:
-        raise NotImplementedError
 
     # --- torch.distributed.Store, called from C++ -----------------------------------------------
 
     def set(self, key: str, value: bytes | str) -> None:
+        """Store a value. Raises RuntimeError."""
         if not self._is_sealed:
             data = value.encode() if isinstance(value, str) else bytes(value)
             with _as_runtime_error():
-                self._change({key: data}, {}, [])
+                self._keys.change({key: data}, {}, [])
 
     def get(self, key: str) -> bytes:
+        """A value, waited for. Raises RuntimeError."""
         return self._waited([key], None)[key]
 
     def add(self, key: str, amount: int) -> int:
+        """Add to a counter; its sum. Raises RuntimeError."""
         with _as_runtime_error():
-            return int(self._change({}, {key: amount}, [])[key])
+            return int(self._keys.change({}, {key: amount}, [])[key])
 
     def check(self, keys: Sequence[str]) -> bool:
+        """Whether all have values. Raises RuntimeError."""
         with _as_runtime_error():
-            return not self._is_sealed and len(self._change({}, {}, keys)) == len(set(keys))
+            return not self._is_sealed and len(self._keys.change({}, {}, keys)) == len(set(keys))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until all have values. Raises RuntimeError."""
         self._waited(keys, timeout)
 
     def has_extended_api(self) -> bool:
+        """It has only the calls above."""
         return False
 
     def _waited(self, keys: Sequence[str], timeout: timedelta | None) -> dict[str, bytes]:
@@ -156,7 +167,7 @@ class _SealableStore(_Store):  # type: ignore[misc]
         if timeout is not None:
             deadline = min(deadline, time.monotonic() + timeout.total_seconds())
         with _as_runtime_error():
-            return self._wait(keys, deadline)
+            return self._keys.wait(keys, deadline)
 
 
 @contextlib.contextmanager
@@ -170,43 +181,40 @@ def _as_runtime_error() -> Iterator[None]:
         raise RuntimeError(f"the trainer did not answer: {error}") from None
 
 
-class LocalStore(_SealableStore):
-    """The trainer's own."""
+class LocalKeys:
+    """See GroupKeys; the trainer's own."""
 
-    def __init__(self, rendezvous: Rendezvous, group: str, deadline: float) -> None:
-        """All waits together end by `deadline` (time.monotonic)."""
-        super().__init__(deadline)
+    def __init__(self, rendezvous: Rendezvous, group: str) -> None:
         self._rendezvous = rendezvous
         self._group = group
 
-    def _change(
+    def change(
         self, values: Mapping[str, bytes], added: Mapping[str, int], wanted: Sequence[str]
     ) -> dict[str, bytes]:
+        """See GroupKeys."""
         return self._rendezvous.change(self._group, values, added, wanted)
 
-    def _wait(self, wanted: Sequence[str], deadline: float) -> dict[str, bytes]:
+    def wait(self, wanted: Sequence[str], deadline: float) -> dict[str, bytes]:
+        """See GroupKeys."""
         return self._rendezvous.wait(self._group, wanted, deadline)
 
 
-class BusStore(_SealableStore):
-    """A worker's. Its calls come from a thread beside the event loop `loop` of `train`."""
+class BusKeys:
+    """See GroupKeys; a worker's. Its calls come from a thread beside the event loop `loop` of `train`."""
 
     def __init__(
-        self,
-        train: RequestClient,
-        loop: asyncio.AbstractEventLoop,
-        group: str,
-        deadline: float,
+        self, train: RequestClient, loop: asyncio.AbstractEventLoop, group: str, deadline: float
     ) -> None:
-        """All waits together end by `deadline` (time.monotonic)."""
-        super().__init__(deadline)
+        """A request ends by `deadline` (time.monotonic), too."""
         self._train = train
         self._loop = loop
         self._group = group
+        self._deadline = deadline
 
-    def _change(
+    def change(
         self, values: Mapping[str, bytes], added: Mapping[str, int], wanted: Sequence[str]
     ) -> dict[str, bytes]:
+        """See GroupKeys."""
         request = RendezvousRequest(
             group=self._group, values=dict(values), added=dict(added), wanted=list(wanted)
         )
@@ -219,9 +227,10 @@ class BusStore(_SealableStore):
         assert isinstance(reply, RendezvousReply)
         return reply.values
 
-    def _wait(self, wanted: Sequence[str], deadline: float) -> dict[str, bytes]:
+    def wait(self, wanted: Sequence[str], deadline: float) -> dict[str, bytes]:
+        """See GroupKeys."""
         while True:
-            found = self._change({}, {}, wanted)
+            found = self.change({}, {}, wanted)
             if len(found) == len(set(wanted)):
                 return found
             if time.monotonic() >= deadline:

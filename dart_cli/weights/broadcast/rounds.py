@@ -35,7 +35,7 @@ from dart_cli.weights.broadcast.group import (
     join_deadline,
 )
 from dart_cli.weights.broadcast.joining import join
-from dart_cli.weights.broadcast.rendezvous import LocalStore, Rendezvous
+from dart_cli.weights.broadcast.rendezvous import GroupStore, LocalKeys, Rendezvous
 from dart_cli.weights.file import Version
 from dart_cli.weights.flat_weights import FlatWeights
 
@@ -226,7 +226,7 @@ class RoundsThread:
     def _send(self, tensors: FlatWeights, workers: list[str], name: str, names: set[str]) -> int:
         """The bytes sent. Raises WeightsError."""
         if self._formed is None:
-            store = LocalStore(self._rendezvous, name, join_deadline())
+            store = GroupStore(LocalKeys(self._rendezvous, name), join_deadline())
             member = Member(name, 0, len(workers) + 1)
             self._formed = _Formed(join(self._transport, member, store), workers)
         return self._formed.group.broadcast(tensors, names, lambda: self._closing)

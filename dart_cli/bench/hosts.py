@@ -1,4 +1,4 @@
-"""Parts of benchmarks/scale.py: hosts on one machine, as network namespaces on one bridge.
+"""Hosts on one machine, for benchmarks and tests: network namespaces on one bridge.
 
 hosts     a first host and others, each with an address; they go with the block
 Host      its address, and the command that runs another one there
@@ -7,9 +7,11 @@ Host      its address, and the command that runs another one there
 from __future__ import annotations
 
 import contextlib
+import shlex
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 FIRST = "10.78.0.1"
 
@@ -28,8 +30,13 @@ class NotPermittedError(Exception):
 
 
 @contextlib.contextmanager
-def hosts(count: int) -> Iterator[list[Host]]:
-    """A host and `count` others, which reach one another by tcp. Raises NotPermittedError."""
+def hosts(count: int, *unseen: Path) -> Iterator[list[Host]]:
+    """A host and `count` others, which reach one another by tcp. Raises NotPermittedError.
+
+    From the others the folders `unseen`, if there are any, are empty, and commands begin in the root folder.
+    """
+    kinds = ["--net", "--mount"] if unseen else ["--net"]
+    hide = "".join(f"mount -t tmpfs none {shlex.quote(str(path))} && " for path in unseen)
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(_held(["unshare", "--user", "--map-root-user", "--net"]))
         inside = ("nsenter", f"--target={first}", "--user", "--preserve-credentials")
@@ -40,12 +47,12 @@ def hosts(count: int) -> Iterator[list[Host]]:
             f"ip addr add {FIRST}/24 dev hub",
         )
         for number in range(1, count + 1):
-            other = stack.enter_context(_held([*inside, "unshare", "--net"]))
+            other = stack.enter_context(_held([*inside, "unshare", *kinds], hide))
             address = f"10.78.0.{number + 1}"
             host = Host(
                 address,
-                (inside[0], f"--target={other}", *inside[2:], "--net"),
-                (inside[0], f"--target={other}", "--net"),
+                (inside[0], f"--target={other}", *inside[2:], *kinds),
+                (inside[0], f"--target={other}", *kinds),
             )
             _configure(
                 made[0],
@@ -69,11 +76,11 @@ def _configure(host: Host, commands: str) -> None:
 
 
 @contextlib.contextmanager
-def _held(enter: list[str]) -> Iterator[int]:
+def _held(enter: list[str], first: str = "") -> Iterator[int]:
     """The id of a process in new namespaces, which keeps them."""
     try:
         process = subprocess.Popen(
-            [*enter, "sh", "-c", "echo $$; exec sleep 100000"],
+            [*enter, "sh", "-c", f"{first}echo $$; exec sleep 3600"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
