@@ -20,6 +20,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -191,7 +192,7 @@ def figures(asked: argparse.Namespace, config: Config, recording: Recording) -> 
         "actions_per_second": round(measured.actions_per_minute / 60, 1),
         "bound_ratio": round(measured.achieved_over_bound, 3),
         "bound_by": measured.bound_by,
-        "lease_p99_ms": round(1000 * lease_p99_s(recording), 1),
+        "lease_p99_ms": in_ms(lease_p99_s(recording)),
         "data_cores": round(measured.data_cores, 3),
         "all_cores": round(measured.cores, 3),
         "cores_by_role": {
@@ -224,6 +225,11 @@ def disk_rate() -> dict[str, Any]:
         "full_hd_mb_per_s": round(megabytes / taken.wall_s),
         "full_hd_cpu_s_a_gb": round(1000 * taken.cpu_s / megabytes, 2),
     }
+
+
+def in_ms(seconds: float) -> float | None:
+    """Milliseconds; None where nothing was measured, since JSON has no NaN."""
+    return None if math.isnan(seconds) else round(1000 * seconds, 1)
 
 
 def lease_p99_s(recording: Recording) -> float:
