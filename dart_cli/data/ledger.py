@@ -154,6 +154,12 @@ class Ledger:
         return self._closing.dropped_since_batch
 
     @property
+    def has_batch(self) -> bool:
+        """Whether the trainer has a batch to train on, or enough groups are ready for one."""
+        is_enough = len(self.group_table.ready) >= self._config.data.groups_per_batch
+        return is_enough or bool(self._batches.untrained or self._batches.owed_replays)
+
+    @property
     def suspended(self) -> bool:
         """Whether no completion may be begun or continued: coupled, and not the rollouts' turn."""
         return self.turn != ""

@@ -397,10 +397,15 @@ class DataService:
         train, ledger = self._config.train, self.ledger
         if ledger.updates >= train.updates:
             self._finish_run(f"{ledger.updates} updates are done")
-        elif 0 < train.max_trajectories <= ledger.trajectories:
+        elif 0 < train.max_trajectories <= ledger.trajectories and not self._is_trained_on():
             self._finish_run(f"{ledger.trajectories} trajectories were played")
         elif 0 < 60 * train.max_minutes <= self._served_s():
             self._finish_run(f"{train.max_minutes:g} minutes are over")
+
+    def _is_trained_on(self) -> bool:
+        """Whether a living trainer has a batch left to train on, once nothing more is played."""
+        has_trainer = any(beat.role == "train" for beat in self._watch.liveness.alive())
+        return has_trainer and self.ledger.has_batch
 
     def _discount_pause(self, overslept_s: float) -> None:
         """This process was stopped (Ctrl-Z) or starved: other processes may have been, too."""

@@ -381,7 +381,7 @@ def heartbeat(
 ) -> Heartbeat:
     """What a process says each second; its role follows from its name."""
     return Heartbeat(
-        role="rollout" if worker.startswith("rollout") else "env",
+        role=next((role for role in ("rollout", "train") if worker.startswith(role)), "env"),
         worker=worker,
         host="here",
         pid=1,

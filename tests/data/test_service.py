@@ -402,6 +402,28 @@ async def test_the_run_ends_after_its_trajectories_of_any_outcome_and_stays_over
             await running
 
 
+@pytest.mark.usefixtures("time_to_be_heard")
+async def test_what_is_ready_after_the_last_trajectory_is_trained_on_while_a_trainer_lives(
+    config: Config,
+) -> None:
+    played = 2 * len(MIXED)  # two groups: a batch
+    config = config.model_copy(
+        update={"train": config.train.model_copy(update={"max_trajectories": played})}
+    )
+    running = asyncio.create_task(service.run(config, asyncio.Event()))
+    async with connect(config) as client:
+        await client.greet(0)
+        await client.be_heard("train")
+        for _ in range(2):
+            await client.play_group(MIXED)
+        seen = await client.snapshot()
+        assert (seen.played, seen.stopping) == (played, False)
+        assert await train(client, 0) == 1
+        await client.until(lambda state: state.stopping)
+        async with asyncio.timeout(DEADLINE_S):
+            await running
+
+
 async def test_a_run_also_ends_where_its_last_trajectory_was_lost_before_its_first_step(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
