@@ -8,6 +8,7 @@ objective      which formula is used, and its numbers
 learning_rate  an update's place in the run -> its learning rate
 schedule       success rates -> which task to play next, and how often
 selection      which steps of a group are trained on, by entropy
+regions        a pointer's distribution over the cells of a screen -> where it points
 trackers       expected rewards of tasks and steps -> advantages without groups
 memory_bounds  sizes that bound the trainer's memory
 mismatch       the distance of two log-probabilities of the same tokens

@@ -1,0 +1,88 @@
+"""Regions of a pointer's distribution over the cells of a screen: its candidates from one forward pass.
+
+Cells above THRESHOLD of the largest probability, joined to 4-connected regions (arXiv 2506.03143, 3.3). They
+are what a greedy answer points at and what is shown; never a sampled action, whose likelihood would change
+with the partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import fsum
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+THRESHOLD = 0.3
+"""A cell belongs to a region where its probability is above this share of the largest."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """Adjacent cells, and where they point."""
+
+    x: float  # centre weighted by probability, in fractions of the screen's width
+    y: float  # and of its height
+    score: float  # mean probability of its cells
+    cells: tuple[int, ...]  # row-major indices, ascending
+
+
+def regions(probabilities: ArrayLike, top: int = 0, threshold: float = THRESHOLD) -> list[Region]:
+    """The regions of `probabilities` [rows, columns], best first: the first `top`, or all for 0.
+
+    Ranked by mean probability; of equal ones the first is that with the first cell in reading order. Sums are
+    exact, so the order of the cells changes nothing. Where all probabilities are 0 there is none.
+    """
+    values = np.asarray(probabilities, dtype=np.float64)
+    kept = values > threshold * values.max(initial=0.0)
+    found = [_region(cells, values) for cells in _connected(kept)]
+    found.sort(key=lambda region: -region.score)  # stable: in reading order where scores are equal
+    return found[: top or None]
+
+
+def cell_at(x: float, y: float, rows: int, columns: int) -> int:
+    """The row-major index of the cell that holds a point, in fractions of the screen."""
+    return min(int(y * rows), rows - 1) * columns + min(int(x * columns), columns - 1)
+
+
+def _connected(kept: NDArray[np.bool_]) -> list[list[int]]:
+    """4-connected cells of `kept`, each list ascending, the lists by their first cells."""
+    rows, columns = kept.shape
+    waiting = dict.fromkeys(np.flatnonzero(kept).tolist())
+    found = []
+    while waiting:
+        first = next(iter(waiting))
+        del waiting[first]
+        cells = [first]
+        for cell in cells:  # grows
+            for near in _beside(cell, rows, columns):
+                if near in waiting:
+                    del waiting[near]
+                    cells.append(near)
+        found.append(sorted(cells))
+    return found
+
+
+def _beside(cell: int, rows: int, columns: int) -> Sequence[int]:
+    row, column = divmod(cell, columns)
+    beside = []
+    if row > 0:
+        beside.append(cell - columns)
+    if row + 1 < rows:
+        beside.append(cell + columns)
+    if column > 0:
+        beside.append(cell - 1)
+    if column + 1 < columns:
+        beside.append(cell + 1)
+    return beside
+
+
+def _region(cells: list[int], values: NDArray[np.float64]) -> Region:
+    rows, columns = values.shape
+    weights = values.ravel()[cells].tolist()
+    places = [divmod(cell, columns) for cell in cells]
+    total = fsum(weights)
+    x = fsum(p * (column + 0.5) for p, (_, column) in zip(weights, places, strict=True))
+    y = fsum(p * (row + 0.5) for p, (row, _) in zip(weights, places, strict=True))
+    return Region(x / total / columns, y / total / rows, total / len(cells), tuple(cells))
