@@ -20,4 +20,5 @@ chunked        log-probabilities without the logits of all tokens
 surrogate      the policy gradient's surrogate: GRPO, GSPO, CISPO
 correction     importance weights for stale tokens
 entropy        entropy of next-token distributions
+pointing       where a pointer should point, and how far it is from there
 """
