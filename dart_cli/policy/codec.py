@@ -1,7 +1,10 @@
 """Model text <-> GUI actions; one codec per action language.
 
-    Codec        what every language offers: parse, format, as_history
-    make_codec   the codec of a configured name (`policy.codec`)
+    Codec          what every language offers: parse, format, as_history
+    PointCodec     one that also tells where a text names a place: what `policy.pointing = "pointer"` needs
+    WrittenPoint   a place in a text
+    make_codec     the codec of a configured name (`policy.codec`)
+    point_codec    the same, where it is a PointCodec
 
 The languages are in `codecs/`: `compact` (the tiny model) and `uitars` (UI-TARS text); one of your own is
 named as file.py:MyCodec (docs/extend-codec.md). Texts are parsed by an LALR grammar, never evaluated; a
@@ -10,12 +13,13 @@ text outside the grammar raises ActionError and nothing else. Torch-free: enviro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Protocol, runtime_checkable
 
 from bus.errors import ConfigError, TaskError
-from dart_cli.config.schema import CODEC_PARTS
+from dart_cli.config.schema import CODEC_PARTS, POINT_PARTS
 from dart_cli.policy.coordinates import CoordinateMap
 from envs.actions import Action
 from envs.own_code import load_own
@@ -54,6 +58,35 @@ class Codec(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class WrittenPoint:
+    """Characters [start, end) of a text name the point (x, y), in the model's numbers."""
+
+    start: int
+    end: int
+    x: int
+    y: int
+
+
+@runtime_checkable
+class PointCodec(Codec, Protocol):
+    """A language whose points can be replaced: by the pointers of a model that points at patches.
+
+    Its model writes a pointer in the place of what `write_point` gives.
+    """
+
+    def write_point(self, x: int, y: int) -> str:
+        """The model's numbers as a point in a text."""
+        ...
+
+    def find_points(self, text: str) -> Sequence[WrittenPoint]:
+        """The points that `parse` reads in a completion, in their order; none in a text that is no action.
+
+        In the place of each, what `write_point` gives of its numbers leaves the action as it is. Raises nothing.
+        """
+        ...
+
+
 @cache
 def make_codec(name: str) -> Codec:
     """The codec called `name`; built once. Raises ConfigError for an unknown name."""
@@ -80,3 +113,19 @@ def _own_codec(name: str) -> Codec:
     if not isinstance(codec, Codec):
         raise ConfigError(f"policy.codec: {name} is no Codec; it needs {', '.join(CODEC_PARTS)}")
     return codec
+
+
+def point_codec(name: str) -> PointCodec:
+    """The codec called `name`. Raises ConfigError where it does not tell its points."""
+    codec = make_codec(name)
+    if not isinstance(codec, PointCodec):
+        raise ConfigError(lacks_points(name))
+    return codec
+
+
+def lacks_points(name: str) -> str:
+    """What to do with a codec that does not tell its points, as one line."""
+    return (
+        f'policy.codec: {name} lacks {" and ".join(POINT_PARTS)}, which policy.pointing = "pointer" needs; '
+        'add them (docs/extend-codec.md), or set policy.pointing = "text"'
+    )

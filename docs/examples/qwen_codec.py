@@ -13,10 +13,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from bus.errors import ActionError
+from dart_cli.policy.codec import WrittenPoint
 from dart_cli.policy.coordinates import CoordinateMap
 from envs.actions import Action, Answer, Click, Done, DoubleClick, Fail, Type
 
 _CALL = re.compile(r"<tool_call>\s*(\{.*\})\s*</tool_call>\s*", re.DOTALL)
+_POINT = re.compile(r'"coordinate": (\[(\d{1,6}), ?(\d{1,6})\])')
 _CANNOT = "it has no such action here"
 
 
@@ -49,6 +51,18 @@ class QwenCodec:
     def as_history(self, text: str) -> str:
         """The completion unchanged: prompts then show the very tokens that were sampled."""
         return text
+
+    def write_point(self, x: int, y: int) -> str:
+        """With `find_points`: a pointer may stand here; see dart_cli.policy.codec.PointCodec."""
+        return f"[{x}, {y}]"
+
+    def find_points(self, text: str) -> list[WrittenPoint]:
+        """The coordinate of the call; a quote within another string has a backslash, so none is found there."""
+        call = _CALL.search(text)
+        found = _POINT.finditer(text, call.start()) if call else ()
+        return [
+            WrittenPoint(each.start(1), each.end(1), int(each[2]), int(each[3])) for each in found
+        ]
 
     def _arguments(self, action: Action, coordinates: CoordinateMap) -> dict[str, Any]:
         match action:

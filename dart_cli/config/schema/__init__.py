@@ -42,7 +42,14 @@ from dart_cli.config.schema.base import (
 )
 from dart_cli.config.schema.data import BY_TRACKER, DataConfig
 from dart_cli.config.schema.env import EnvConfig, EvalConfig, observed_kinds
-from dart_cli.config.schema.model import CODEC_PARTS, CODECS, LoraConfig, ModelConfig, PolicyConfig
+from dart_cli.config.schema.model import (
+    CODEC_PARTS,
+    CODECS,
+    POINT_PARTS,
+    LoraConfig,
+    ModelConfig,
+    PolicyConfig,
+)
 from dart_cli.config.schema.process import BusConfig, GpusConfig, RunConfig, TimingConfig, UpConfig
 from dart_cli.config.schema.rollout import MODEL_ENGINES, RolloutConfig, VllmConfig
 from dart_cli.config.schema.train import TrainConfig
@@ -58,6 +65,7 @@ __all__ = [
     "MOST_SLOTS",
     "MOST_THREADS",
     "MOST_TOKENS",
+    "POINT_PARTS",
     "TRAIN_SEEDS",
     "BusConfig",
     "Config",

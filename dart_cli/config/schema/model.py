@@ -15,6 +15,9 @@ CODECS = ("compact", "uitars")
 CODEC_PARTS = ("limits", "parse", "format", "as_history")
 """What an action language has; see dart_cli/policy/codec.py."""
 
+POINT_PARTS = ("write_point", "find_points")
+"""What one has beside them for `pointing` "pointer"."""
+
 
 def _codec(name: str) -> str:
     if name not in CODECS and ":" not in name:

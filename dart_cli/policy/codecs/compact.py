@@ -23,6 +23,7 @@ from typing import cast
 from lark import Token, Tree
 
 from bus.errors import ActionError
+from dart_cli.policy.codec import WrittenPoint
 from dart_cli.policy.codecs.grammar import Grammar
 from dart_cli.policy.codecs.keys import join_keys, one_key, split_keys
 from dart_cli.policy.coordinates import CoordinateMap
@@ -105,7 +106,7 @@ _DRAG_OF = {button: name for name, button in _DRAGS.items()}
 
 
 class CompactCodec:
-    """See the module's docstring; implements `dart_cli.policy.codec.Codec`."""
+    """See the module's docstring; implements `dart_cli.policy.codec.PointCodec`."""
 
     limits: Mapping[str, str] = {
         "scroll": f"it turns the wheel by {NOTCHES} notches, up or down",
@@ -190,6 +191,17 @@ class CompactCodec:
         """The completion unchanged."""
         return text
 
+    def write_point(self, x: int, y: int) -> str:
+        """The two numbers; see PointCodec."""
+        return f"{x},{y}"
+
+    def find_points(self, text: str) -> list[WrittenPoint]:
+        """Where `parse` reads points; see PointCodec."""
+        return [
+            WrittenPoint(start, end, *_two(point))
+            for start, end, point in self._grammar.matches(text, "point")
+        ]
+
 
 _POINTING = (*_CLICKS, "double_click", "triple_click", *_DRAGS)
 
@@ -215,8 +227,12 @@ def _trees(tree: Tree[Token]) -> list[Tree[Token]]:
 
 
 def _point(node: Tree[Token], coordinates: CoordinateMap) -> tuple[int, int]:
+    return coordinates.to_screen(*_two(node))
+
+
+def _two(node: Tree[Token]) -> tuple[int, int]:
     x, y = node.children
-    return coordinates.to_screen(int(str(x)), int(str(y)))
+    return int(str(x)), int(str(y))
 
 
 def _numbers(coordinates: CoordinateMap, *points: tuple[int, int]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from lark import Lark, Token, Tree
 from lark.common import LexerConf
@@ -13,6 +13,14 @@ from bus.errors import ActionError
 
 LONGEST = 16_384  # characters; a longer completion is refused without parsing
 _SHOWN = 24  # characters of the offending text in a message
+
+
+class Match(NamedTuple):
+    """What a rule matches: characters [start, end) from its first kept token to its last."""
+
+    start: int
+    end: int
+    tree: Tree[Token]
 
 
 class _UncheckedLexer(ContextualLexer):
@@ -57,6 +65,14 @@ class Grammar:
         except UnexpectedInput as error:
             raise ActionError(self._explain(error, text)) from None
 
+    def matches(self, text: str, rule: str) -> list[Match]:
+        """What `rule` matches in `text`, in its order; nothing where the text cannot be parsed."""
+        try:
+            found = self.parse(text).find_data(rule)
+        except ActionError:
+            return []
+        return sorted(map(_match, found), key=lambda match: match.start)
+
     def _explain(self, error: UnexpectedInput, text: str) -> str:
         expected: set[str] = set()
         if isinstance(error, UnexpectedCharacters):
@@ -71,3 +87,8 @@ class Grammar:
             found = f"{rest!r} at character {position} is out of place"
         names = sorted(self._readable.get(name, "the end") for name in expected)
         return f"{found}; expected {' or '.join(names)}" if names else found
+
+
+def _match(tree: Tree[Token]) -> Match:
+    tokens = list(tree.scan_values(lambda _: True))
+    return Match(tokens[0].start_pos or 0, tokens[-1].end_pos or 0, tree)

@@ -27,6 +27,7 @@ from typing import cast, get_args
 from lark import Token, Tree
 
 from bus.errors import ActionError
+from dart_cli.policy.codec import WrittenPoint
 from dart_cli.policy.codecs.grammar import Grammar
 from dart_cli.policy.codecs.keys import join_keys, one_key, split_keys
 from dart_cli.policy.coordinates import CoordinateMap
@@ -108,7 +109,7 @@ _BARE_BOX = re.compile(r"""((?:start|end)_box\s*=\s*['"])\s*(\([0-9, ]+\))\s*(['
 
 
 class UitarsCodec:
-    """See the module's docstring; implements `dart_cli.policy.codec.Codec`."""
+    """See the module's docstring; implements `dart_cli.policy.codec.PointCodec`."""
 
     limits: Mapping[str, str] = {
         **dict.fromkeys(("click", "double_click", "triple_click"), _HELD),
@@ -179,6 +180,19 @@ class UitarsCodec:
         """The completion with its bare boxes in box tokens, as the model's prompt has them."""
         return _BARE_BOX.sub(r"\1<|box_start|>\2<|box_end|>\3", text)
 
+    def write_point(self, x: int, y: int) -> str:
+        """A box without its quotes; see PointCodec."""
+        return f"({x},{y})"
+
+    def find_points(self, text: str) -> list[WrittenPoint]:
+        """What stands between the quotes of each box, box tokens included; see PointCodec."""
+        found = []
+        for first, last, box in self._grammar.matches(text, "box"):
+            start = max(text.rfind(quote, 0, first) for quote in "'\"") + 1
+            end = min(at for quote in "'\"" if (at := text.find(quote, last)) >= 0)
+            found.append(WrittenPoint(start, end, *_middle(box)))
+        return found
+
 
 def _call(action: Action, coordinates: CoordinateMap) -> str | None:
     """The call; None for an action that the language has no call for."""
@@ -242,9 +256,13 @@ def _box(coordinates: CoordinateMap, x: int, y: int) -> str:
 
 
 def _centre(box: Tree[Token], coordinates: CoordinateMap) -> tuple[int, int]:
+    return coordinates.to_screen(*_middle(box))
+
+
+def _middle(box: Tree[Token]) -> tuple[int, int]:
     numbers = [int(str(number)) for number in box.children]
     x, y = numbers[0] + numbers[-2], numbers[1] + numbers[-1]  # of two numbers: each twice
-    return coordinates.to_screen(x // 2, y // 2)
+    return x // 2, y // 2
 
 
 def _quote(text: str) -> str:
