@@ -72,3 +72,20 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return build(model_type, tmp_path_factory.mktemp("models") / model_type)
 
     return folder
+
+
+@pytest.fixture(scope="session")
+def pointer_folder(
+    family: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """pointer_folder("builtin:tiny" or a model_type) -> that model with a pointer head, built once."""
+    from dart_cli.config.models import BUILTIN
+    from dart_cli.policy.pointer.folder import add_pointer
+
+    @cache
+    def folder(name: str) -> Path:
+        out = tmp_path_factory.mktemp("models") / "with-pointer"
+        add_pointer(BUILTIN[name] if name in BUILTIN else family(name), out, seed=3)
+        return out
+
+    return folder

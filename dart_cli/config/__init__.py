@@ -8,6 +8,7 @@ places        those of folders, files and sockets
 devices       which GPUs each process uses
 models        the folders of models, shipped or the user's own
 model_files, model_tensors, architecture    what such a folder must hold: small files, headers, shapes
+pointer_head  the tokens and tensors of a folder that can point
 adapters      the layers that `model.lora` adapts, and what that needs
 vllm_support  whether the installed vLLM can be used
 vllm_parts, source_checks   the parts of vLLM that dart relies on, and how they are looked up in its source

@@ -5,7 +5,7 @@ canonical          the name that `expected_tensors` has for a tensor of a file
 
 Files name one tensor in several ways (`model.layers.0...`, `model.language_model.layers.0...`,
 `language_model.model.layers.0...`); the canonical name is `language_model.layers.0...`,
-`visual....` or `lm_head.weight`. A test compares all of this with transformers' own models.
+`visual....`, `lm_head.weight` or `pointer_head....`. A test compares all of this with transformers' own models.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bus.errors import ModelError
+from dart_cli.config.pointer_head import PREFIX, head_tensors, name_of, pointer_ids
 
 Shape = tuple[int, ...]
 
@@ -82,7 +83,7 @@ def canonical(name: str) -> str:
     if found := _TEXT_NAME.fullmatch(name):
         return f"language_model.{found[1]}"
     found = _HEAD_NAME.fullmatch(name)
-    return found[1] if found else name
+    return found[1] if found else name_of(name)
 
 
 class Sizes:
@@ -156,6 +157,9 @@ def expected_tensors(config: Mapping[str, Any]) -> dict[str, Shape]:
             f"the vision tower gives vectors of {out} numbers, the language model takes "
             f"{text['hidden_size']}"
         )
+    if pointer_ids(config) is not None:
+        head = head_tensors(text["hidden_size"])
+        found |= {f"{PREFIX}{name}": shape for name, shape in head.items()}
     return found
 
 

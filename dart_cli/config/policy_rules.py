@@ -1,6 +1,7 @@
 """What no single field of [policy] can show: codec, coordinates, template, and what prompts keep of the past.
 
 policy_mistakes   every mistake of the section
+pointer_mistakes  whether the model has a head for policy.pointing = "pointer"
 needs_model       whether any part of a run loads the model
 """
 
@@ -12,8 +13,10 @@ from typing import Any
 
 from bus.errors import TaskError
 from dart_cli.config.load import shown
-from dart_cli.config.models import BUILTIN
+from dart_cli.config.model_files import read_json
+from dart_cli.config.models import BUILTIN, model_folder
 from dart_cli.config.places import Mistake
+from dart_cli.config.pointer_head import pointer_ids
 from dart_cli.config.schema import CODEC_PARTS, MODEL_ENGINES, Config, PolicyConfig
 from envs.actions import Click, Done, Type
 from envs.own_code import load_own
@@ -41,6 +44,23 @@ def policy_mistakes(config: Config) -> Iterator[Mistake]:
             "policy.codec",
             f'must be "compact", the only action language of model.path = "{config.model.path}", '
             f"got {shown(policy.codec)}",
+        )
+
+
+def pointer_mistakes(config: Config) -> Iterator[Mistake]:
+    """Whether the model, whose folder has no mistake, can point, and the engine can let it."""
+    key, path = "policy.pointing", config.model.path
+    folder = BUILTIN.get(path) or model_folder(path)
+    if pointer_ids(read_json(folder, "config.json")) is None:
+        yield Mistake(
+            key,
+            f'= "pointer" needs a pointer head, which model.path = {shown(path)} has not; make a '
+            f"folder that has one with `dart model add-pointer {path} OUT` and name that",
+        )
+    if config.rollout.engine == "vllm":
+        yield Mistake(
+            key,
+            '= "pointer" is not served by rollout.engine = "vllm"; set rollout.engine = "transformers"',
         )
 
 

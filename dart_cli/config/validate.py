@@ -19,7 +19,7 @@ from dart_cli.config.devices import device_mistakes, gpu_mistakes
 from dart_cli.config.load import Source, shown
 from dart_cli.config.models import BUILTIN, model_problem, resize_problem
 from dart_cli.config.places import Mistake
-from dart_cli.config.policy_rules import needs_model, policy_mistakes
+from dart_cli.config.policy_rules import needs_model, pointer_mistakes, policy_mistakes
 from dart_cli.config.schema import (
     BY_TRACKER,
     MODEL_ENGINES,
@@ -457,6 +457,8 @@ def _model(config: Config, role: Role | None) -> Iterator[Mistake]:
         yield Mistake("policy.resize_factor", text)
     if config.model.lora is not None:
         yield from lora_mistakes(config, config.model.lora)
+    if config.policy.pointing == "pointer":
+        yield from pointer_mistakes(config)
 
 
 def _vllm(config: Config) -> Iterator[Mistake]:

@@ -13,7 +13,7 @@ class RequestValidator:
 
     def __init__(self, policy: LoadedPolicy, max_model_len: int = 0) -> None:
         self._policy = policy
-        self._forbidden = frozenset(policy.forbidden_token_ids)
+        self._absent = policy.absent_token_ids
         self._max_length = min(max_model_len or policy.max_positions, policy.max_positions)
         is_limited = self._max_length < policy.max_positions
         self._cure = "show fewer past screens or turns, lower env.observe_chars" + (
@@ -32,7 +32,7 @@ class RequestValidator:
                 f"{self._max_length}; {self._cure}"
             )
         drawn = request.partial.token_ids if request.partial is not None else []
-        if any(not 0 <= token < self._vocabulary or token in self._forbidden for token in drawn):
+        if any(not 0 <= token < self._vocabulary or token in self._absent for token in drawn):
             raise EngineError(
                 f"request {request.request_id} continues from tokens that this model never samples"
             )

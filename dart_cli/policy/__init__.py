@@ -16,6 +16,7 @@ recompute      layers that keep their input alone for the backward pass
 lora           adapters of low rank, in place of the weights
 device         the device a model runs on
 weight_set     a weight set, as engines load it and weight channels deliver it
+pointer/       a head that points at a patch of the screenshot, its tokens, folders that have one
 tiny           the tiny model: tokenizer, configuration, initialisation
 families       the supported model classes, at the smallest sizes
 random_models  folders of random models of these classes, for tests

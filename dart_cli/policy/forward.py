@@ -3,7 +3,8 @@
     ModelInputs          a left-padded batch with its distinct images
     collate              token ids and screenshots -> ModelInputs
     image_features       distinct images through the vision tower, once each
-    logits               the last positions' logits, over a KV cache if given
+    last_hidden          the last positions' hidden states, over a KV cache if given
+    logits               their logits
     masked_logprobs      logits -> log-probabilities of the distribution that is sampled from
     use_batched_vision   equal-size images attend in one call, not one by one
 
@@ -168,6 +169,32 @@ def image_arguments(
     return {"mm_encoder_outputs": encoder_outputs(features, shown)}
 
 
+def last_hidden(
+    model: PreTrainedModel,
+    inputs: ModelInputs,
+    *,
+    last: int,
+    features: ImageFeatures | None = None,
+    cache: Cache | None = None,
+) -> torch.Tensor:
+    """Hidden states [B, last, H] of the last positions, behind the final norm; `cache` is updated if given.
+
+    `features` are those of `inputs.images`, computed here if absent.
+    """
+    device = next(model.parameters()).device
+    inner: Any = model.model
+    output = inner(
+        input_ids=inputs.input_ids.to(device),
+        attention_mask=inputs.attention_mask.to(device),
+        position_ids=inputs.position_ids.to(device),
+        past_key_values=cache,
+        use_cache=cache is not None,
+        **image_arguments(model, inputs.images, inputs.shown, features),
+    )
+    hidden: torch.Tensor = output.last_hidden_state[:, -last:]
+    return hidden
+
+
 def logits(
     model: PreTrainedModel,
     inputs: ModelInputs,
@@ -176,22 +203,15 @@ def logits(
     features: ImageFeatures | None = None,
     cache: Cache | None = None,
 ) -> torch.Tensor:
-    """Logits [B, last, V] of the last positions, in float32 or better; `cache` is updated if given.
+    """Logits [B, last, V] of the last positions, in float32 or better; see `last_hidden`."""
+    hidden = last_hidden(model, inputs, last=last, features=features, cache=cache)
+    return vocabulary_logits(model, hidden)
 
-    `features` are those of `inputs.images`, computed here if absent.
-    """
-    device = next(model.parameters()).device
-    output = model(
-        input_ids=inputs.input_ids.to(device),
-        attention_mask=inputs.attention_mask.to(device),
-        position_ids=inputs.position_ids.to(device),
-        past_key_values=cache,
-        use_cache=cache is not None,
-        logits_to_keep=last,
-        **image_arguments(model, inputs.images, inputs.shown, features),
-    )
-    result: torch.Tensor = output.logits
-    return _precise(result)
+
+def vocabulary_logits(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+    """Logits [..., V] of hidden states [..., H], in float32 or better."""
+    head: Any = model.get_output_embeddings()
+    return _precise(head(hidden))
 
 
 def masked_logprobs(

@@ -29,11 +29,14 @@ from transformers.utils import logging as transformers_logging
 from bus.errors import ModelError, first_line
 from dart_cli.config import model_files as files
 from dart_cli.config.models import BUILTIN, check_model, model_folder
-from dart_cli.config.schema import LoraConfig
+from dart_cli.config.schema import LoraConfig, Pointing
 from dart_cli.policy.attention import use_packed
 from dart_cli.policy.forward import ModelInputs, collate, use_batched_vision
 from dart_cli.policy.images import ImagePreparer, PreparedImage
 from dart_cli.policy.lora import add_adapters, is_adapter
+from dart_cli.policy.pointer.folder import attach_head, without_head
+from dart_cli.policy.pointer.head import PointerHead, head_of
+from dart_cli.policy.pointer.tokens import PointerTokens, pointer_tokens
 from dart_cli.policy.vocabulary import CUT, END, LiteralText, forbidden_ids
 
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -51,10 +54,14 @@ class LoadedPolicy:
     image_token_id: int
     pad_token_id: int
     end_token_ids: tuple[int, ...]  # a completion ends with the first of these
-    forbidden_token_ids: tuple[int, ...]  # probability 0 in sampling and in training
+    forbidden_token_ids: tuple[
+        int, ...
+    ]  # never drawn from the vocabulary, in sampling and training
     max_positions: int  # tokens of prompt and completion together
     literal: LiteralText  # marks text that comes from outside: tasks, screens, completions
     lora: LoraConfig | None = None  # of the adapters, which are then the model's weights
+    pointer: PointerTokens | None = None  # of the folder's pointer head, if it has one
+    pointing: Pointing = "text"  # with "pointer" the model samples `pointer.start`
     _forbidden: dict[torch.device, torch.Tensor] = field(default_factory=dict, repr=False)
 
     @property
@@ -62,6 +69,17 @@ class LoadedPolicy:
         """The device of the model."""
         device: torch.device = next(self.model.parameters()).device
         return device
+
+    @property
+    def pointer_head(self) -> PointerHead | None:
+        """The folder's pointer head, if it has one: the model's own."""
+        return head_of(self.model)
+
+    @property
+    def absent_token_ids(self) -> frozenset[int]:
+        """Tokens that no completion has: never drawn, nor forced by a pointer."""
+        forced = self.pointer.forced if self.pointer and self.pointing == "pointer" else ()
+        return frozenset(self.forbidden_token_ids).difference(forced)
 
     def forbidden(self, device: torch.device) -> torch.Tensor:
         """`forbidden_token_ids` [K] as a tensor on `device`, for `masked_logprobs`."""
@@ -142,19 +160,26 @@ def load_policy(
     weights: bool = True,
     lora: LoraConfig | None = None,
     seed: int = 0,
+    pointing: Pointing = "text",
 ) -> LoadedPolicy:
     """Load a policy folder in evaluation mode; `dtype` may be "auto" for the folder's own.
 
     Without `weights` it only encodes and decodes tokens; the model cannot run. With `lora` it has
-    adapters, drawn by `seed`, and these are its weights (lora.py).
+    adapters, drawn by `seed`, and these are its weights (lora.py). A pointer head of the folder is
+    loaded in any case; only with `pointing` "pointer" the model may sample pointers.
 
     Raises ModelError, which names the file and the cure, if the folder is missing, incomplete, or of
     an unsupported model class; MissingPartError for adapters without peft.
     """
     folder = resolve(name)
-    check_model(folder)
+    config = check_model(folder)
+    pointer = pointer_tokens(config)
+    if pointer is None and pointing == "pointer":
+        raise ModelError(without_head(name))
     processor = files.preprocessor(folder)
     model = _load_weights(folder, _dtype(dtype)) if weights else _without_weights(folder)
+    if pointer is not None:
+        attach_head(model, folder, weights=weights)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **_LOCAL)
         preparer = ImagePreparer(Qwen2VLImageProcessorPil.from_dict(processor))
@@ -172,7 +197,7 @@ def load_policy(
     if not weights:
         if lora is not None:
             add_adapters(model, lora)
-        return _assemble(folder, model, tokenizer, preparer, lora)
+        return _assemble(folder, model, tokenizer, preparer, lora, pointer, pointing)
     # Tensors read from safetensors may still be the mapped file: a process that rewrites the folder
     # would kill this one with SIGBUS. Moving to a device copies; staying on the CPU must copy too.
     model.to(device)
@@ -183,7 +208,7 @@ def load_policy(
     use_packed(model)
     if lora is not None:
         add_adapters(model, lora, seed)
-    return _assemble(folder, model.eval(), tokenizer, preparer, lora)
+    return _assemble(folder, model.eval(), tokenizer, preparer, lora, pointer, pointing)
 
 
 def _assemble(
@@ -192,6 +217,8 @@ def _assemble(
     tokenizer: PreTrainedTokenizerFast,
     preparer: ImagePreparer,
     lora: LoraConfig | None,
+    pointer: PointerTokens | None,
+    pointing: Pointing,
 ) -> LoadedPolicy:
     config: Any = model.config
     known = tokenizer.get_vocab()
@@ -206,6 +233,8 @@ def _assemble(
     others = {pad, int(config.image_token_id), int(config.video_token_id)}
     if tokenizer.unk_token_id is not None:
         others.add(int(tokenizer.unk_token_id))
+    if pointer is not None:
+        others |= set(pointer.forced if pointing == "pointer" else pointer.triple)
     forbidden = forbidden_ids(known, rows, ends=ends, others=others)
     added = tokenizer.added_tokens_decoder.items()
     unread = [str(token) for index, token in added if token.special or index in forbidden | ends]
@@ -221,6 +250,8 @@ def _assemble(
         max_positions=int(config.get_text_config().max_position_embeddings),
         literal=LiteralText(unread),
         lora=lora,
+        pointer=pointer,
+        pointing=pointing,
     )
 
 

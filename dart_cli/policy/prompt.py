@@ -96,7 +96,7 @@ class PromptRenderer:
         self._system = system
         self._template = _BESIDE.sub(CUT, template)
         self._part_order = part_order
-        self._unsampled = frozenset(policy.forbidden_token_ids) | set(policy.end_token_ids)
+        self._unsampled = policy.absent_token_ids | set(policy.end_token_ids)
         self._vocabulary = int(policy.model.get_input_embeddings().weight.shape[0])
         self._tokenise = lru_cache(maxsize=4096)(self._tokenise_uncached)
 

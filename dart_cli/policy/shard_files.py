@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from bus.errors import ModelError, first_line
+from dart_cli.config.pointer_head import name_of
 
 _INDEX = "model.safetensors.index.json"
 
@@ -99,7 +100,7 @@ def _name_in_model(key: str) -> str:
         return f"model.{key}"
     if key.startswith("model.") and not key.startswith(("model.visual.", "model.language_model.")):
         return f"model.language_model.{key.removeprefix('model.')}"
-    return key
+    return name_of(key)
 
 
 def _of_base(name: str) -> str:

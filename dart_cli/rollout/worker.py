@@ -175,7 +175,7 @@ def load_prompt_encoder(config: Config) -> PromptEncoder:
     from dart_cli.policy.model import load_policy
     from dart_cli.policy.prompt import make_renderer
 
-    policy = load_policy(config.model.path, weights=False)
+    policy = load_policy(config.model.path, weights=False, pointing=config.policy.pointing)
     renderer = make_renderer(policy, config.policy)
     frame = config.policy.coordinates, resize_of(config.policy)
     return PolicyPromptEncoder(policy, renderer, *frame)
@@ -218,7 +218,13 @@ def load_model(config: Config) -> Model:
         policy, engine = _load_vllm(config)
     else:
         device = pick_device(config.rollout.device)
-        policy = load_policy(config.model.path, config.model.dtype, device, lora=config.model.lora)
+        policy = load_policy(
+            config.model.path,
+            config.model.dtype,
+            device,
+            lora=config.model.lora,
+            pointing=config.policy.pointing,
+        )
         engine = TransformersEngine(
             policy,
             policy_version=-1,
@@ -240,7 +246,9 @@ def _load_vllm(config: Config) -> tuple[LoadedPolicy, Engine]:
     from dart_cli.policy.model import load_policy
     from dart_cli.weights.file import load
 
-    policy = load_policy(config.model.path, weights=False, lora=config.model.lora)
+    policy = load_policy(
+        config.model.path, weights=False, lora=config.model.lora, pointing=config.policy.pointing
+    )
     sizes = {"mm_processor_cache_gb": vllm_image_cache_gb(config)}
     engine = VllmEngine(
         policy,

@@ -31,6 +31,7 @@ from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.lora import adapters_off
 from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.policy.packed import PackedInputs, packed_hidden
+from dart_cli.policy.pointer.head import head_of
 from dart_cli.policy.recompute import use_recompute
 from dart_cli.train.packs.pack import Pack
 from dart_cli.train.sharded import (
@@ -201,13 +202,16 @@ def _plain(config: Config) -> TrainModel:
         device,
         lora=config.model.lora,
         seed=config.run.seed,
+        pointing=config.policy.pointing,
     )
     _freeze(policy.model, config)
     if config.train.kl_beta == 0:
         return TrainModel.of(policy, chunk_tokens=chunk)
     if config.model.lora is not None:
         return TrainModel.of(policy, policy, chunk_tokens=chunk)
-    reference = load_policy(config.model.path, config.model.dtype, device)
+    reference = load_policy(
+        config.model.path, config.model.dtype, device, pointing=config.policy.pointing
+    )
     reference.model.requires_grad_(False)
     _share_tower(reference.model, policy.model)
     return TrainModel.of(policy, reference, chunk_tokens=chunk)
@@ -227,6 +231,7 @@ def _sharded(config: Config, compute: torch.dtype, mesh: DeviceMesh) -> TrainMod
         root=lambda policy: Scorer(policy, chunk, always_sees=_trains_tower(policy.model)),
         lora=config.model.lora,
         seed=config.run.seed,
+        pointing=config.policy.pointing,
     )
     if config.train.kl_beta == 0:
         return TrainModel(policy, scorer, plan=plan)
@@ -242,6 +247,7 @@ def _sharded(config: Config, compute: torch.dtype, mesh: DeviceMesh) -> TrainMod
         plan,
         prepare=prepare,
         root=lambda made: Scorer(made, chunk, always_sees=_trains_tower(policy.model)),
+        pointing=config.policy.pointing,
     )
     return TrainModel(policy, scorer, reference, other, plan)
 
@@ -251,6 +257,8 @@ def _freeze(model: PreTrainedModel, config: Config) -> None:
     if config.model.freeze_vision:
         inner: Any = model.model
         inner.visual.requires_grad_(False)
+    if config.policy.pointing == "text" and (head := head_of(model)) is not None:
+        head.requires_grad_(False)
 
 
 def _trains_tower(model: PreTrainedModel) -> bool:

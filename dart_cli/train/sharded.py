@@ -49,7 +49,7 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 
 from dart_cli.algo.memory_bounds import WHOLE_GRADIENTS_BYTES
-from dart_cli.config.schema import LoraConfig
+from dart_cli.config.schema import LoraConfig, Pointing
 from dart_cli.policy.attention import use_packed
 from dart_cli.policy.forward import use_batched_vision
 from dart_cli.policy.lora import initial_adapter, is_adapter
@@ -143,6 +143,7 @@ def load_sharded(
     root: Callable[[LoadedPolicy], Root],
     lora: LoraConfig | None = None,
     seed: int = 0,
+    pointing: Pointing = "text",
 ) -> tuple[LoadedPolicy, Root]:
     """A policy folder over all ranks of `plan`, and the root module that `root` makes around it.
 
@@ -150,7 +151,7 @@ def load_sharded(
     in place of its own, which stay as they are. With `lora` the adapters alone are trained. Every rank
     of the mesh calls this. Raises ModelError as `load_policy` does.
     """
-    policy = load_policy(name, weights=False, lora=lora)
+    policy = load_policy(name, weights=False, lora=lora, pointing=pointing)
     model = policy.model
     prepare(model)
     for parameter in model.parameters():  # not buffers, which stay as the class computes them

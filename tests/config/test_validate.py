@@ -32,6 +32,12 @@ CASES = [
         "set policy.history_turns >= 4",
     ),
     Case(
+        "pointing without a head",
+        '[policy]\npointing = "pointer"\n',
+        "policy.pointing",
+        "dart model add-pointer builtin:tiny OUT",
+    ),
+    Case(
         "image first where images are dropped",
         '[policy]\npart_order = "image_first"\nhistory_images = 2\nhistory_turns = 5\n',
         "policy.part_order",

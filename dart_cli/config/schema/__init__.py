@@ -48,6 +48,7 @@ from dart_cli.config.schema.model import (
     POINT_PARTS,
     LoraConfig,
     ModelConfig,
+    Pointing,
     PolicyConfig,
 )
 from dart_cli.config.schema.process import BusConfig, GpusConfig, RunConfig, TimingConfig, UpConfig
@@ -80,6 +81,7 @@ __all__ = [
     "LoraConfig",
     "Megabytes",
     "ModelConfig",
+    "Pointing",
     "PolicyConfig",
     "Positive",
     "PositiveSeconds",

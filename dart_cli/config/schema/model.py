@@ -12,6 +12,8 @@ from envs.own_code import did_you_mean
 
 CODECS = ("compact", "uitars")
 
+Pointing = Literal["text", "pointer"]
+
 CODEC_PARTS = ("limits", "parse", "format", "as_history")
 """What an action language has; see dart_cli/policy/codec.py."""
 
@@ -75,6 +77,10 @@ class PolicyConfig(Section):
     coordinates: Literal["thousandths", "thousand", "resized"] = "thousandths"
     """Numbers in actions: `thousandths`, 0-999 of each side; `thousand`, 0-1000 (Qwen2-VL, Qwen3-VL);
     `resized`, pixels of the smart-resized screenshot (Qwen2.5-VL, UI-TARS-1.5)."""
+
+    pointing: Pointing = "text"
+    """How the model names a place: `text`, by numbers; `pointer`, by a patch of the screenshot that the
+    pointer head of its folder draws (docs/pointing.md)."""
 
     resize_factor: int = Field(default=28, ge=1, le=4096)
     """`resized`: what both sides become multiples of, the model's patch size times its merge size."""

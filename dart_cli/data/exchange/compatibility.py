@@ -22,7 +22,8 @@ from PIL import Image
 
 from bus.errors import ActionError, ModelError
 from dart_cli.config.models import BUILTIN, model_folder
-from dart_cli.config.schema import MODEL_ENGINES, Config
+from dart_cli.config.pointer_head import pointer_ids
+from dart_cli.config.schema import MODEL_ENGINES, Config, Pointing
 from dart_cli.policy.coordinates import smart_resize
 from dart_cli.policy.vocabulary import forbidden_ids
 
@@ -106,11 +107,11 @@ def model_facts(config: Config) -> ModelFacts | None:
     folder = BUILTIN.get(name) or model_folder(name)
     if config.rollout.engine not in MODEL_ENGINES or not folder.is_dir():
         return None
-    return _facts(folder)
+    return _facts(folder, config.policy.pointing)
 
 
 @lru_cache(maxsize=8)
-def _facts(folder: Path) -> ModelFacts:
+def _facts(folder: Path, pointing: Pointing) -> ModelFacts:
     try:
         model, images = _read(folder, "config.json"), _read(folder, "preprocessor_config.json")
         text, size = model.get("text_config", model), images.get("size", {})
@@ -124,7 +125,7 @@ def _facts(folder: Path) -> ModelFacts:
             min_pixels=int(fewest),
             max_pixels=int(most),
             fingerprint=_fingerprint(folder),
-            forbidden=frozenset(_forbidden(folder, model, int(text["vocab_size"]))),
+            forbidden=frozenset(_absent(folder, model, int(text["vocab_size"]), pointing)),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(
@@ -148,8 +149,8 @@ def _fingerprint(folder: Path) -> str:
     return blake2b(plain.encode(), digest_size=8).hexdigest()
 
 
-def _forbidden(folder: Path, model: dict[str, Any], vocabulary: int) -> set[int]:
-    """Token ids that are never sampled, read from the folder's files."""
+def _absent(folder: Path, model: dict[str, Any], vocabulary: int, pointing: Pointing) -> set[int]:
+    """Token ids that no completion holds, read from the folder's files."""
 
     def optional(name: str) -> dict[str, Any]:
         return _read(folder, name) if (folder / name).is_file() else {}
@@ -172,4 +173,6 @@ def _forbidden(folder: Path, model: dict[str, Any], vocabulary: int) -> set[int]
     ends = set(stops) if isinstance(stops, list) else {stops}
     others = special("pad_token") | special("unk_token")
     others |= {model[name] for name in ("image_token_id", "video_token_id") if name in model}
+    if pointing == "text":
+        others |= set(pointer_ids(model) or ())
     return forbidden_ids(known, vocabulary, ends=ends | special("eos_token"), others=others)

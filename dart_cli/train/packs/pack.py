@@ -71,7 +71,7 @@ def check(batch: Batch, policy: LoadedPolicy) -> None:
     """Refuse a batch that cannot be trained on. Raises ProtocolError naming sample and cause."""
     vocabulary = int(policy.model.get_input_embeddings().weight.shape[0])
     never = np.zeros(vocabulary, dtype=bool)
-    never[list(policy.forbidden_token_ids)] = True
+    never[list(policy.absent_token_ids)] = True
     sizes = image_sizes(batch, policy)
     chains = [_chain_fault(chain, vocabulary, policy, sizes) for chain in batch.chains]
     for sample in batch.samples:
