@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from bus.packed import Float64s, Int32s, IntArray, Packed, PromptIds
 from bus.temperatures import MAX_TEMPERATURE, MIN_TEMPERATURE
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 """Raised by any change of a message's fields or meaning; other versions are refused by name."""
 
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -108,9 +108,34 @@ class SampledTokens(Message):
     entropies: Annotated[list[float], Packed("d")]
     """[A], nats, of the same distribution; [] if unknown."""
     version_spans: list[VersionSpan]  # which tokens which weights produced; [] of a pool member
+    patches: Annotated[list[int], Packed("i")] = []
+    """[A], the cell of the prompt's last screenshot that was drawn with this token, row by row from 0; -1
+    where none was, which is every token but `pointer_end`; [] where no token has one. The log-probability
+    and the entropy of a token with a patch are the patch's: the token itself is forced."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+
+UnitFraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+class PointerCandidate(Message):
+    """Part of PointerMap: a region that the pointer means, the best first."""
+
+    x: UnitFraction  # of the screen's width, its weighted centre
+    y: UnitFraction  # of its height
+    score: UnitFraction  # mean probability of its cells
+
+
+class PointerMap(Message):
+    """Where a pointer of a completion looked; for pages and films. No part of what is trained on."""
+
+    position: Count  # in the completion, of the token with the patch
+    rows: Annotated[int, Field(ge=1, le=2**16)]  # of the screen's cells
+    columns: Annotated[int, Field(ge=1, le=2**16)]
+    heat: bytes  # [rows * columns], each cell's probability as a share of the largest, in 255ths
+    candidates: list[PointerCandidate] = []
 
 
 class Turn(Message):
@@ -168,6 +193,7 @@ class Sample(Message):
     """Which tokens of the completion which weights produced; [] of a pool member."""
     advantage: float
     weight: float  # multiplies the sample's loss; 1.0 for a fresh sample
+    patches: Annotated[list[int], Packed("i")] = []  # [A], as in SampledTokens
 
     def __len__(self) -> int:
         return self.end - self.start
@@ -260,6 +286,7 @@ class StepRecord(Request):
     """What the environment gave for this step; None where it gave nothing. No part of `TrajectoryEnd`'s."""
     screen_key: str = ""
     """The same for screens that count as one state; empty: as many states as screenshots."""
+    pointed: list[PointerMap] = []  # the completion's
 
 
 class TrajectoryEnd(Request):
@@ -290,6 +317,7 @@ class Completion(Reply):
     queue_s: Seconds  # waited before the engine took it up
     engine_s: Seconds
     worker: str = ""  # the answering worker, which fills it in; empty in-process
+    pointed: list[PointerMap] = []  # of its pointers, in order; of a partial's, too
 
 
 class ActRequest(Request):
@@ -311,6 +339,7 @@ class ActRequest(Request):
     partial: SampledTokens | None = (
         None  # a suspended completion of this very request to go on with
     )
+    pointed: list[PointerMap] = []  # the partial's, which the completion has again
 
 
 # --- rollout -> data ------------------------------------------------------------------------

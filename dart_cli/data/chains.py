@@ -105,4 +105,5 @@ def _sample(step: BatchStep, place: _Place) -> Sample:
         version_spans=step.version_spans,
         advantage=step.advantage,
         weight=step.weight,
+        patches=step.patches,
     )

@@ -47,6 +47,7 @@ from dart_cli.config.schema import Config
 from dart_cli.data.baselines import Baselines
 from dart_cli.data.batching import Batches, BatchPlan, Standing, load
 from dart_cli.data.closing import Closing
+from dart_cli.data.exchange.compatibility import cells_of
 from dart_cli.data.forming import Forming
 from dart_cli.data.groups import Attempt, Group
 from dart_cli.data.leasing import Leasing
@@ -210,7 +211,8 @@ class Ledger:
 
     def step(self, record: StepRecord) -> Ack:
         """File one step. Raises ProtocolError if its parts do not fit together."""
-        check_step(record)
+        screen = record.screenshot
+        check_step(record, cells_of(self._config, screen) if record.sampled.patches else None)
         found = self.group_table.find(record.trajectory_id)
         if found is None or not found[1].live:
             return self._late(record.trajectory_id)

@@ -1,6 +1,6 @@
 """Whether what an environment hands in fits together, before it is filed.
 
-check_step    lengths, ranges, version spans and image hashes of one step
+check_step    lengths, ranges, version spans, patches and image hashes of one step
 check_end     the end of a trajectory
 """
 
@@ -12,13 +12,14 @@ from math import isfinite
 from bus.errors import ProtocolError
 from bus.messages import StepRecord, TrajectoryEnd
 from dart_cli.data.store.encoding import in_range
+from dart_cli.data.store.patches import map_mistake, patch_mistake
 from envs.base import content_hash
 
 
-def check_step(record: StepRecord) -> None:
+def check_step(record: StepRecord, cells: int | None = None) -> None:
     """Raise ProtocolError if lengths, ranges, spans or hashes do not fit together.
 
-    What is filed is trained on: a step that the trainer would refuse must not become part of a
+    `cells`: of the screenshot as the model sees it, if known. What is filed is trained on: a step that the trainer would refuse must not become part of a
     batch, which would be served again and again.
     """
     where = f"step {record.step} of {record.trajectory_id}"
@@ -43,6 +44,10 @@ def check_step(record: StepRecord) -> None:
         covered = span.end
     if covered != length:
         raise ProtocolError(f"{where}: version_spans cover {covered} of {length} tokens")
+    if mistake := patch_mistake(record.sampled, cells):
+        raise ProtocolError(f"{where}: {mistake}")
+    if mistake := map_mistake(record.pointed, record.sampled.patches):
+        raise ProtocolError(f"{where}: {mistake}")
     if not record.image_hashes or record.image_hashes[-1] != content_hash(record.screenshot):
         raise ProtocolError(f"{where}: the last of image_hashes must be the screenshot's")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from bus.errors import EngineError
-from bus.messages import ActRequest, Completion, SampledTokens, Sampling
+from bus.messages import ActRequest, Completion, PointerMap, SampledTokens, Sampling
 from dart_cli.policy.weight_set import WeightSet
 
 CLOSED = "the engine is closed; start another rollout worker"
@@ -32,6 +32,7 @@ class GenerateRequest:
     sampling: Sampling
     partial: SampledTokens | None = None  # continue after these; they count towards max_tokens
     image_hashes: list[str] = field(default_factory=list)  # [I], content hashes; [] if unknown
+    pointed: list[PointerMap] = field(default_factory=list)  # of the partial's pointers
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Generation:
     stop: CompletionStop
     queue_s: float  # before the engine started it
     engine_s: float
+    pointed: list[PointerMap] = field(default_factory=list)  # the partial's included
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Literal
 
 from bus.errors import EngineError
-from bus.messages import ActRequest, Completion, SampledTokens, VersionSpan
+from bus.messages import ActRequest, Completion, PointerMap, SampledTokens, VersionSpan
 from bus.packed import int32s
 from dart_cli.engines.base import CompletionStop, GenerateRequest, Generation
 
@@ -21,29 +21,40 @@ from dart_cli.engines.base import CompletionStop, GenerateRequest, Generation
 class CompletionBuilder:
     """A completion so far; every token with its numbers."""
 
-    def __init__(self, partial: SampledTokens | None = None) -> None:
-        """Continue after `partial`. Raises EngineError if its lists differ in length."""
+    def __init__(
+        self, partial: SampledTokens | None = None, pointed: Sequence[PointerMap] = ()
+    ) -> None:
+        """Continue after `partial`, of whose pointers `pointed` are the maps.
+
+        Raises EngineError if its lists differ in length.
+        """
         self.token_ids: list[int] = []  # [A]
         self.logprobs: list[float] = []  # [A], nats
         self.entropies: list[float] = []  # [A], nats
         self.versions: list[int] = []  # [A]
+        self.patches: list[int] = []  # [A], -1 of a token without one
+        self.pointed = list(pointed)
         if partial is not None:
             self.extend(
                 partial.token_ids,
                 partial.behaviour_logprobs,
                 partial.entropies,
                 _versions(partial.version_spans),
+                partial.patches,
             )
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    def add(self, token: int, logprob: float, entropy: float, version: int) -> None:
-        """Append one token."""
+    def add(
+        self, token: int, logprob: float, entropy: float, version: int, patch: int = -1
+    ) -> None:
+        """Append one token, with the patch that was drawn with it."""
         self.token_ids.append(token)
         self.logprobs.append(logprob)
         self.entropies.append(entropy)
         self.versions.append(version)
+        self.patches.append(patch)
 
     def extend(
         self,
@@ -51,18 +62,24 @@ class CompletionBuilder:
         logprobs: Sequence[float],
         entropies: Sequence[float],
         versions: Sequence[int],
+        patches: Sequence[int] = (),
     ) -> None:
-        """Append several tokens, all lists [N]. Raises EngineError if the lengths differ."""
+        """Append several tokens, all lists [N], `patches` perhaps empty.
+
+        Raises EngineError if the lengths differ.
+        """
         lengths = {len(token_ids), len(logprobs), len(entropies), len(versions)}
-        if len(lengths) != 1:
+        if len(lengths) != 1 or len(patches) not in (0, len(token_ids)):
+            pointed = f", {len(patches)} patches" if patches else ""
             raise EngineError(
                 f"a partial completion of {len(token_ids)} tokens comes with {len(logprobs)} "
-                f"log-probabilities, {len(entropies)} entropies and {len(versions)} versions"
+                f"log-probabilities, {len(entropies)} entropies{pointed} and {len(versions)} versions"
             )
         self.token_ids += token_ids
         self.logprobs += logprobs
         self.entropies += entropies
         self.versions += versions
+        self.patches += patches or [-1] * len(token_ids)
 
     def finished(self, ends: Container[int], max_tokens: int) -> Literal["end", "length"] | None:
         """Why the completion is over; None if it is not. `ends` are the end tokens."""
@@ -78,10 +95,12 @@ class CompletionBuilder:
                 behaviour_logprobs=self.logprobs,
                 entropies=self.entropies,
                 version_spans=version_spans(self.versions),
+                patches=self.patches if max(self.patches, default=-1) >= 0 else [],
             ),
             stop=stop,
             queue_s=queue_s,
             engine_s=engine_s,
+            pointed=self.pointed,
         )
 
 
@@ -115,6 +134,7 @@ def generate_request(
         sampling=request.sampling,
         image_hashes=request.image_hashes,
         partial=request.partial,
+        pointed=request.pointed,
     )
 
 
@@ -127,4 +147,5 @@ def completion(prompt_token_ids: list[int], generation: Generation, text: str) -
         stop=generation.stop,
         queue_s=generation.queue_s,
         engine_s=generation.engine_s,
+        pointed=generation.pointed,
     )

@@ -150,7 +150,7 @@ class TransformersEngine:
         jobs = [
             ActiveRequest(
                 request,
-                CompletionBuilder(request.partial),
+                CompletionBuilder(request.partial, request.pointed),
                 self._validator.prepare(request),
                 time.monotonic(),
             )

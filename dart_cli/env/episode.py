@@ -438,4 +438,5 @@ def _record(
         observed_text=request.observed_text,
         reward=reward,
         screen_key=screen.screen_key,
+        pointed=completion.pointed,
     )

@@ -83,7 +83,10 @@ class ResumingPolicy:
                 return completion.model_copy(update={"queue_s": queue_s, "engine_s": engine_s})
             self.resumed += 1
             request = request.model_copy(
-                update={"partial": completion.sampled if len(completion.sampled) else None}
+                update={
+                    "partial": completion.sampled if len(completion.sampled) else None,
+                    "pointed": completion.pointed,
+                }
             )
             await self._gate.closed(NOTICE_S)
 

@@ -373,4 +373,5 @@ def _suspended_completion(request: ActRequest, worker: str) -> Completion:
         queue_s=0.0,
         engine_s=0.0,
         worker=worker,
+        pointed=request.pointed,
     )

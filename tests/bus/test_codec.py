@@ -27,6 +27,8 @@ from bus.messages import (
     Heartbeat,
     LeaseRequest,
     Message,
+    PointerCandidate,
+    PointerMap,
     Sample,
     SampledTokens,
     Sampling,
@@ -66,6 +68,19 @@ def step_record(**changes: Any) -> StepRecord:
     return StepRecord(**{**fields, **changes})
 
 
+POINTED = altered(
+    step_record(),
+    patches=[-1, 3],
+    pointed=[
+        PointerMap(
+            position=1,
+            rows=2,
+            columns=2,
+            heat=b"\0\1\2\xff",
+            candidates=[PointerCandidate(x=0.75, y=0.5, score=0.125)],
+        )
+    ],
+)
 ACT = ActRequest(
     trajectory_id="t-1",
     step=1,
@@ -95,6 +110,7 @@ BATCH = BatchReply(
                 version_spans=[],
                 advantage=-0.5,
                 weight=1.0,
+                patches=[7],
             )
         ],
         images={"h1": b"one", "h2": b"two"},
@@ -119,6 +135,7 @@ MESSAGES: list[Message] = [
     Ack(),
     LeaseRequest(worker="env-0", slot=0, suites=["mini"]),
     step_record(),
+    POINTED,
     ACT,
     BATCH,
     BatchReply(),
@@ -255,8 +272,8 @@ def test_a_hostile_field_name_stays_on_one_short_line() -> None:
         (step_record(), "frame", 39_999, "StepRecord: blob of 40000 bytes, limit 39999"),
         (step_record(), "blobs", 0, "StepRecord: 5 blobs, limit 0"),
         (step_record(), "total_bytes", 40_000, r"StepRecord: \d+ bytes in all, limit 40000"),
-        (BATCH, "blobs", 3, "BatchReply: 4 blobs, limit 3"),
-        (BATCH, "packed_bytes", 15, "BatchReply: packed numbers of 16 bytes, limit 15"),
+        (BATCH, "blobs", 3, "BatchReply: 5 blobs, limit 3"),
+        (BATCH, "packed_bytes", 15, "BatchReply: packed numbers of 20 bytes, limit 15"),
     ],
 )
 def test_oversize_messages_are_refused_on_both_sides(

@@ -15,6 +15,8 @@ from bus.messages import (
     Lease,
     LeaseRequest,
     Outcome,
+    PointerCandidate,
+    PointerMap,
     SampledTokens,
     StepRecord,
     StopReason,
@@ -31,6 +33,7 @@ from dart_cli.data.scheduler import NotYet, make_scheduler
 from dart_cli.data.store.rows import PoolRow, PoolSource, StepRow
 from dart_cli.data.store.writer import Store
 from envs.base import content_hash
+from tests.altered import altered
 from tests.waiting import PATIENCE_S
 
 DEADLINE_S = PATIENCE_S
@@ -84,6 +87,31 @@ def step_record(
         env_s=0.001,
         instruction="" if step else "click the red one",
     )
+
+
+START, PAD, END = 90, 91, 92
+"""The tokens of a pointer."""
+
+DRAG = SampledTokens(
+    token_ids=[5, START, PAD, END, 6, START, PAD, END, 7],
+    behaviour_logprobs=[-0.5, -0.25, 0.0, -3.5, -0.125, -1.0, 0.0, -1 / 3, -2.0],
+    entropies=[1.0, 0.5, 0.0, 4.0, 0.5, 0.25, 0.0, 2.0, 0.125],
+    version_spans=[VersionSpan(version=0, start=0, end=9)],
+    patches=[-1, -1, -1, 5, -1, -1, -1, 0, -1],
+)
+"""What a policy that points says to a screen of at least six cells: two pointers."""
+
+
+def pointer_record(trajectory_id: str, step: int, **changes: object) -> StepRecord:
+    """A step with the two pointers of a drag, each with its map."""
+    heat = bytes([7, 0, 30, 1, 2, 255])
+    best = PointerCandidate(x=5 / 6, y=0.75, score=0.5)
+    maps = [
+        PointerMap(position=3, rows=2, columns=3, heat=heat, candidates=[best]),
+        PointerMap(position=7, rows=2, columns=3, heat=heat[::-1]),
+    ]
+    plain = step_record(trajectory_id, step)
+    return altered(altered(plain, sampled=DRAG, pointed=maps), **changes)
 
 
 def trajectory_end(

@@ -35,6 +35,7 @@ def a_step(
         version_spans=[],
         advantage=float(step),
         weight=1.0,
+        patches=[-1] * (len(completion) - 1) + [step] if step % 2 else [],
     )
 
 
@@ -54,6 +55,7 @@ def assert_holds(batch: Batch, steps: list[BatchStep]) -> None:
         assert batch.completion(sample) == step.token_ids
         assert batch.image_hashes(sample) == step.image_hashes
         assert sample.behaviour_logprobs == step.behaviour_logprobs
+        assert sample.patches == step.patches
 
 
 EXTENDING = [

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
+from PIL import Image
 
 from bus.errors import ProtocolError
 from bus.messages import (
+    PointerMap,
     VersionSpan,
 )
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.store.writer import Store
+from envs.base import content_hash
 from tests.altered import altered
 from tests.data.parts import (
+    END,
+    PAD,
+    START,
     ask_lease,
+    pointer_record,
     state_of,
     step_record,
     trajectory_end,
@@ -59,3 +68,71 @@ def test_an_impossible_end_is_refused_and_the_lease_goes_on(
     with pytest.raises(ProtocolError, match=lease.trajectory_id):
         ledger.end(trajectory_end(lease.trajectory_id, 0).model_copy(update=change))
     assert state_of(store, lease.trajectory_id) == "leased"
+
+
+def test_a_step_with_pointers_is_filed_with_its_patches_and_maps(
+    ledger: Ledger, store: Store
+) -> None:
+    lease = ask_lease(ledger, 0)
+    sent = pointer_record(lease.trajectory_id, 0)
+    assert ledger.step(sent).accepted
+    [row] = store.steps(lease.trajectory_id)
+    assert (row.sampled, row.pointed) == (sent.sampled, sent.pointed)
+    cut = slice(0, 7)  # a completion may end at its longest within a pointer
+    parts = ("token_ids", "behaviour_logprobs", "entropies", "patches")
+    shorter = {name: getattr(sent.sampled, name)[cut] for name in parts}
+    spans = [VersionSpan(version=0, start=0, end=7)]
+    within = pointer_record(
+        lease.trajectory_id, 1, **shorter, version_spans=spans, pointed=sent.pointed[:1]
+    )
+    assert ledger.step(within).accepted
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"patches": [5]}, "1 patches for 9 token_ids"),
+        ({"patches": [-1] * 9}, "must be empty"),
+        ({"patches": [-2, -1, -1, 5, -1, -1, -1, 0, -1]}, "patches must be -1 or"),
+        ({"patches": [-1, -1, -1, 2**31, -1, -1, -1, 0, -1]}, "patches must be -1 or"),
+        ({"patches": [-1, 5, -1, -1, -1, -1, -1, 0, -1]}, "patch of token 1 is not that of"),
+        ({"patches": [-1, -1, -1, 5, 3, -1, -1, 0, -1]}, "token 4 has a patch"),
+        ({"patches": [-1, -1, -1, 5, -1, -1, -1, -1, -1]}, "token 7 is one of a pointer"),
+        ({"token_ids": [5, START, PAD, END, 6, START, END, PAD, 7]}, "token 5 is one of"),
+        ({"token_ids": [5, START, PAD, END, 6, 6, PAD, END, 7]}, "token 6 is one of"),
+        ({"token_ids": [5, START, PAD, END, END, START, PAD, END, 7]}, "token 4 is one of"),
+        ({"token_ids": [5, START, PAD, PAD, 6, START, PAD, END, 7]}, "patch of token 3"),
+        ({"behaviour_logprobs": [-0.5] * 9}, "token 2 is forced"),
+        ({"entropies": [0.5] * 9}, "token 2 is forced"),
+        ({"pointed": [PointerMap(position=3, rows=2, columns=3, heat=b"..")]}, "6|has 2"),
+        ({"pointed": [PointerMap(position=2, rows=1, columns=2, heat=b"..")]}, "map of token 2"),
+        ({"pointed": [PointerMap(position=3, rows=1, columns=2, heat=b"..")]}, "map of token 3"),
+        ({"pointed": [PointerMap(position=9, rows=1, columns=2, heat=b"..")]}, "map of token 9"),
+    ],
+)
+def test_patches_and_maps_that_do_not_fit_are_refused_by_name(
+    ledger: Ledger, store: Store, change: dict[str, object], named: str
+) -> None:
+    lease = ask_lease(ledger, 0)
+    with pytest.raises(ProtocolError, match=named):
+        ledger.step(pointer_record(lease.trajectory_id, 0, **change))
+    assert store.steps(lease.trajectory_id) == []
+
+
+def blank(width: int, height: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (width, height)).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_a_patch_beyond_the_cells_of_the_screenshot_is_refused(
+    ledger: Ledger, store: Store
+) -> None:
+    lease = ask_lease(ledger, 0)
+    small = blank(28, 28)
+    changes = {"screenshot": small, "image_hashes": [content_hash(small)]}
+    with pytest.raises(ProtocolError, match="patch 5, but the last screenshot has 1 cells"):
+        ledger.step(pointer_record(lease.trajectory_id, 0, **changes))
+    large = blank(84, 56)
+    changes = {"screenshot": large, "image_hashes": [content_hash(large)]}
+    assert ledger.step(pointer_record(lease.trajectory_id, 0, **changes)).accepted

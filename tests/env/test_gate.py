@@ -10,7 +10,16 @@ import pytest
 
 from bus.endpoints import Endpoints
 from bus.errors import EngineError
-from bus.messages import ActRequest, Completion, Reply, Request, RunState, Sampling, VersionSpan
+from bus.messages import (
+    ActRequest,
+    Completion,
+    PointerMap,
+    Reply,
+    Request,
+    RunState,
+    Sampling,
+    VersionSpan,
+)
 from bus.replier import Replier
 from dart_cli.env import gate as gate_module
 from dart_cli.env.episode import play_episode, slot_timer
@@ -130,6 +139,20 @@ async def test_a_suspended_completion_goes_on_from_its_tokens_as_often_as_needed
     assert cut.behaviour_logprobs == [-0.5] * 8
     assert cut.entropies == [0.5] * 8
     assert cut.version_spans == [VersionSpan(version=4, start=0, end=8)]
+
+
+async def test_the_maps_of_what_was_pointed_at_go_on_with_the_tokens() -> None:
+    seen = PointerMap(position=0, rows=1, columns=2, heat=b"\xff\0")
+
+    class Points(Interrupted):
+        async def act(self, request: ActRequest) -> Completion:
+            self.asked.append(request)
+            cut = completion(WHOLE[:4], stop="suspended").model_copy(update={"pointed": [seen]})
+            return cut if len(self.asked) == 1 else completion(WHOLE)
+
+    policy = Points(WHOLE, 100)
+    await ResumingPolicy(policy, SuspendGate(), slot_timer()).act(act())
+    assert [request.pointed for request in policy.asked] == [[], [seen]]
 
 
 async def test_what_had_not_begun_is_asked_again_as_it_was() -> None:

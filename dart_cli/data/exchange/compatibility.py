@@ -21,9 +21,11 @@ from typing import Any
 from PIL import Image
 
 from bus.errors import ActionError, ModelError
+from bus.messages import SampledTokens
 from dart_cli.config.models import BUILTIN, model_folder
 from dart_cli.config.pointer_head import pointer_ids
 from dart_cli.config.schema import MODEL_ENGINES, Config, Pointing
+from dart_cli.data.store.patches import patch_mistake
 from dart_cli.policy.coordinates import smart_resize
 from dart_cli.policy.vocabulary import forbidden_ids
 
@@ -42,9 +44,10 @@ class ModelFacts:
     forbidden: frozenset[int]  # token ids that no completion holds
 
     def incompatibility(
-        self, prompt: list[int], completion: list[int], images: Iterable[bytes]
+        self, prompt: list[int], sampled: SampledTokens, images: Iterable[bytes]
     ) -> tuple[str, str] | None:
         """(column, what is wrong) of one step; None if it fits."""
+        completion = sampled.token_ids
         for column, ids in (("prompt_token_ids", prompt), ("token_ids", completion)):
             if max(ids) >= self.vocabulary:
                 return column, (
@@ -55,7 +58,7 @@ class ModelFacts:
         if length > self.max_positions:
             return "prompt_token_ids", f"{length} tokens, the model takes {self.max_positions}"
         try:
-            sizes = [self._places(image) for image in images]
+            sizes = [self.places(image) for image in images]
         except ActionError as error:
             return "screenshot", str(error)
         places, wanted = prompt.count(self.image_token), sum(sizes)
@@ -70,6 +73,8 @@ class ModelFacts:
             if prompt[at : at + size].count(self.image_token) < size:
                 return "prompt_token_ids", f"the {size} placeholders of an image are not adjacent"
             at += size
+        if mistake := patch_mistake(sampled, sizes[-1]):
+            return "patches", mistake
         if never := self.forbidden.intersection(completion):
             return (
                 "token_ids",
@@ -77,7 +82,8 @@ class ModelFacts:
             )
         return None
 
-    def _places(self, encoded: bytes) -> int:
+    def places(self, encoded: bytes) -> int:
+        """Placeholders that the prompt has for an image, one a cell."""
         return _places(self, *_size(encoded))
 
 
@@ -108,6 +114,15 @@ def model_facts(config: Config) -> ModelFacts | None:
     if config.rollout.engine not in MODEL_ENGINES or not folder.is_dir():
         return None
     return _facts(folder, config.policy.pointing)
+
+
+def cells_of(config: Config, screenshot: bytes) -> int | None:
+    """Cells that a pointer may draw on the screenshot; None where model or image cannot be read."""
+    try:
+        facts = model_facts(config)
+        return None if facts is None else facts.places(screenshot)
+    except (ActionError, ModelError, OSError, Image.DecompressionBombError):
+        return None
 
 
 @lru_cache(maxsize=8)

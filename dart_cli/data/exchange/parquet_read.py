@@ -33,6 +33,7 @@ from dart_cli.data.exchange.parquet_schema import (
     column_type,
     pyarrow_modules,
 )
+from dart_cli.data.store.patches import patch_mistake
 from dart_cli.data.store.rows import PoolSource, StepRow
 from envs.actions import action_from_dict
 from envs.base import content_hash, reward_of
@@ -86,6 +87,7 @@ class _ParquetRow(BaseModel):
     token_ids: Annotated[list[_TokenId], Field(min_length=1, max_length=MAX_TOKENS)]
     behaviour_logprobs: list[_LogProb]
     entropies: list[_Seconds] = []
+    patches: list[Annotated[int, Field(ge=-1, lt=2**31)]] = []
     model_s: _Seconds = 0.0
     env_s: _Seconds = 0.0
     step_reward: float | None = None
@@ -239,6 +241,15 @@ def _step(
         values: list[float] = getattr(row, name)
         if values and len(values) != len(row.token_ids):
             raise place.wrong(name, f"{len(values)} values for {len(row.token_ids)} token_ids")
+    sampled = SampledTokens(
+        token_ids=row.token_ids,
+        behaviour_logprobs=row.behaviour_logprobs,
+        entropies=row.entropies,
+        version_spans=[],  # weights of another run mean nothing in this one
+        patches=row.patches,
+    )
+    if mistake := patch_mistake(sampled):
+        raise place.wrong("patches", mistake)
     return StepRow(
         trajectory_id=row.trajectory_id,
         step=row.step,
@@ -246,12 +257,7 @@ def _step(
         screenshot=key,
         image_hashes=row.image_hashes,
         prompt_token_ids=row.prompt_token_ids,
-        sampled=SampledTokens(
-            token_ids=row.token_ids,
-            behaviour_logprobs=row.behaviour_logprobs,
-            entropies=row.entropies,
-            version_spans=[],  # weights of another run mean nothing in this one
-        ),
+        sampled=sampled,
         text=row.text,
         action=_action(place, row),
         error=row.error,

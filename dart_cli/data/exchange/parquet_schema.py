@@ -67,6 +67,9 @@ def content_id(trajectory: Trajectory) -> str:
             step.sampled.behaviour_logprobs,
             step.text,
             step.action,
+            *(
+                [step.sampled.patches] if step.sampled.patches else []
+            ),  # older ids stay as they were
         ]
         for step in trajectory.steps
     ]
@@ -112,6 +115,7 @@ COLUMNS: dict[str, Column] = {
     "token_ids": Column("int32", is_list=True),
     "behaviour_logprobs": Column("float64", is_list=True),  # nats; empty where unknown
     "entropies": Column("float64", is_list=True, optional=True),  # nats
+    "patches": Column("int32", is_list=True, optional=True),  # that pointers drew; empty without
     "versions": Column("int32", is_list=True, optional=True),  # weights of each token, there
     "model_s": Column("float64", optional=True),
     "env_s": Column("float64", optional=True),

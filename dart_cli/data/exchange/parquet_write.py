@@ -53,6 +53,7 @@ def rows_of(trajectory: Trajectory) -> list[dict[str, Any]]:
             "token_ids": step.sampled.token_ids,
             "behaviour_logprobs": step.sampled.behaviour_logprobs,
             "entropies": step.sampled.entropies,
+            "patches": step.sampled.patches,
             "versions": [
                 span.version
                 for span in step.sampled.version_spans

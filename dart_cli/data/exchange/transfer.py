@@ -343,7 +343,7 @@ def _check(config: Config, folder: Path) -> StepCheck:
             return None
         for step in trajectory.steps:
             shown = [trajectory.images[name] for name in step.image_hashes]
-            wrong = facts.incompatibility(step.prompt_token_ids, step.sampled.token_ids, shown)
+            wrong = facts.incompatibility(step.prompt_token_ids, step.sampled, shown)
             if wrong is not None:
                 return step.step, *wrong
         return None

@@ -41,7 +41,8 @@ class Analytics(Connection):
         steps = self._rows(
             "SELECT COUNT(*) AS steps, COALESCE(SUM(LENGTH(token_ids)), 0) / 4 AS tokens, "
             "COALESCE(SUM(LENGTH(prompt_token_ids) + LENGTH(token_ids) + "
-            "LENGTH(behaviour_logprobs) + LENGTH(entropies) + LENGTH(text)), 0) AS step_bytes "
+            "LENGTH(behaviour_logprobs) + LENGTH(entropies) + LENGTH(text) + LENGTH(patches) + "
+            "LENGTH(pointed)), 0) AS step_bytes "
             "FROM steps"
         )[0]
         images = self._rows(

@@ -5,10 +5,12 @@ prompt   three bytes an id, in planes, of which the one that most often comes in
          placeholder, is written once for every 8 or 128 of them: 50 KB of a five-screenshot
          prompt become 3 KB. What this cannot hold is int32, deflated, as older versions wrote it
 floats   float64                    log-probabilities and entropies, bit for bit as they came
+maps     length, JSON, deflate      where pointers looked: their shapes and candidates, then their heat
 """
 
 from __future__ import annotations
 
+import json
 import struct
 import sys
 import zlib
@@ -16,7 +18,7 @@ from array import array
 from collections.abc import Sequence
 from operator import eq
 
-from bus.messages import VersionSpan
+from bus.messages import PointerCandidate, PointerMap, VersionSpan
 from bus.packed import little_endian
 
 _SHORT = b"R"
@@ -115,3 +117,39 @@ def unpack_spans(blob: bytes) -> list[VersionSpan]:
 def span_versions(blob: bytes) -> list[int]:
     """The versions alone of packed spans, in order."""
     return unpack_ids(blob)[::3]
+
+
+def pack_maps(maps: Sequence[PointerMap]) -> bytes:
+    """Where the pointers of a step looked; empty for one without."""
+    if not maps:
+        return b""
+    shapes = [
+        [each.position, each.rows, each.columns, [[c.x, c.y, c.score] for c in each.candidates]]
+        for each in maps
+    ]
+    head = json.dumps(shapes, separators=(",", ":")).encode()
+    heat = zlib.compress(b"".join(each.heat for each in maps))
+    return struct.pack("<I", len(head)) + head + heat
+
+
+def unpack_maps(blob: bytes) -> list[PointerMap]:
+    """Inverse of pack_maps."""
+    if not blob:
+        return []
+    end = 4 + struct.unpack_from("<I", blob)[0]
+    heat, at, maps = zlib.decompress(blob[end:]), 0, []
+    for position, rows, columns, candidates in json.loads(blob[4:end]):
+        maps.append(
+            PointerMap.model_construct(
+                position=position,
+                rows=rows,
+                columns=columns,
+                heat=heat[at : at + rows * columns],
+                candidates=[
+                    PointerCandidate.model_construct(x=x, y=y, score=score)
+                    for x, y, score in candidates
+                ],
+            )
+        )
+        at += rows * columns
+    return maps

@@ -432,6 +432,13 @@ def reuse_and_credit(db: Database) -> None:
     ) WITHOUT ROWID""")
 
 
+@MIGRATIONS(name="0021_patches")
+def patches(db: Database) -> None:
+    """The patches that pointers drew, and their maps; empty in older rows."""
+    db.execute("ALTER TABLE steps ADD COLUMN patches BLOB NOT NULL DEFAULT x''")
+    db.execute("ALTER TABLE steps ADD COLUMN pointed BLOB NOT NULL DEFAULT x''")
+
+
 def unknown_steps(db: Database) -> list[str]:
     """Names of steps this database has had that this dart does not know: a newer one's."""
     known = {step.name for step in MIGRATIONS.pending(Database(memory=True))}

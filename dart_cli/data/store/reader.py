@@ -21,6 +21,7 @@ from dart_cli.data.store.encoding import (
     prompt_ids,
     unpack_floats,
     unpack_ids,
+    unpack_maps,
     unpack_prompt,
     unpack_spans,
 )
@@ -301,12 +302,15 @@ class Reader(Analytics):
             )
         rows = self._each(
             f"SELECT s.image_hashes, s.prompt_token_ids, {completion}.token_ids, "  # noqa: S608
-            "s.behaviour_logprobs, s.version_spans FROM json_each(?) AS wanted "
+            f"s.behaviour_logprobs, s.version_spans, {completion}.patches "
+            "FROM json_each(?) AS wanted "
             "JOIN steps s ON s.trajectory_id = json_extract(wanted.value, '$[0]') "
             f"AND s.step = json_extract(wanted.value, '$[1]') {join}ORDER BY wanted.key",
             (json.dumps(places),),
         )
-        for each, (hashes, prompt, token_ids, logprobs, spans) in zip(planned, rows, strict=True):
+        for each, (hashes, prompt, token_ids, logprobs, spans, patches) in zip(
+            planned, rows, strict=True
+        ):
             yield BatchStep(
                 group_id=each.group_id,
                 trajectory_id=each.trajectory_id,
@@ -321,6 +325,7 @@ class Reader(Analytics):
                 advantage=each.advantage,
                 weight=each.weight,
                 is_fork=each.is_fork,
+                patches=unpack_ids(patches),
             )
 
     def batch_rows(self, batch_id: int) -> list[SampleRow]:
@@ -450,6 +455,7 @@ def _step_row(row: dict[str, Any]) -> StepRow:
         behaviour_logprobs=unpack_floats(row.pop("behaviour_logprobs")),
         entropies=unpack_floats(row.pop("entropies")),
         version_spans=unpack_spans(row.pop("version_spans")),
+        patches=unpack_ids(row.pop("patches")),
     )
     return StepRow(
         **{
@@ -458,6 +464,7 @@ def _step_row(row: dict[str, Any]) -> StepRow:
             "image_hashes": json.loads(row["image_hashes"]),
             "prompt_token_ids": unpack_prompt(row["prompt_token_ids"]),
             "action": json.loads(row["action"]) if row["action"] else None,
+            "pointed": unpack_maps(row["pointed"]),
         }
     )
 

@@ -5,10 +5,10 @@ Moments are unix seconds, durations seconds, log-probabilities and entropies nat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from bus.messages import Outcome, SampledTokens, VersionSpan
+from bus.messages import Outcome, PointerMap, SampledTokens, VersionSpan
 from bus.packed import FloatArray, IntArray
 
 GroupState = Literal["open", "ready", "batched", "trained", "dropped"]
@@ -109,6 +109,7 @@ class StepRow:
     )
     observed_text: str = ""  # what the policy read beside the screenshot
     screen_key: str = ""  # as in StepRecord
+    pointed: list[PointerMap] = field(default_factory=list)  # likewise
 
 
 PoolSource = Literal["oracle", "demonstration", "online", "imported"]
@@ -211,6 +212,7 @@ class BatchStep:
     advantage: float
     weight: float  # multiplies the sample's loss
     is_fork: bool = False  # the prompt is this step's, the completion another trajectory's
+    patches: list[int] = field(default_factory=list)  # [A], as in SampledTokens
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,12 @@ from dart_cli.data.store.encoding import (
     in_range,
     pack_floats,
     pack_ids,
+    pack_maps,
     pack_prompt,
     pack_spans,
     span_versions,
 )
+from dart_cli.data.store.patches import patch_mistake
 from dart_cli.data.store.rows import (
     PoolRow,
     StepRow,
@@ -62,8 +64,8 @@ class StepWriter(Transactions):
         added = self._write(
             "INSERT OR IGNORE INTO steps (trajectory_id, step, at, screenshot, image_hashes, "
             "prompt_token_ids, token_ids, behaviour_logprobs, entropies, version_spans, text, action, "
-            "error, model_s, env_s, worker, instruction, reward, observed_text, screen_key) VALUES "
-            "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "error, model_s, env_s, worker, instruction, reward, observed_text, screen_key, patches, "
+            "pointed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 step.trajectory_id,
                 step.step,
@@ -85,6 +87,8 @@ class StepWriter(Transactions):
                 step.reward,
                 step.observed_text,
                 step.screen_key,
+                pack_ids(step.sampled.patches),
+                pack_maps(step.pointed),
             ),
         )
         return added > 0
@@ -272,6 +276,8 @@ def _check_member(row: PoolRow, steps: Sequence[StepRow]) -> None:
             len(logprobs) != len(step.sampled.token_ids) or not all(map(isfinite, logprobs))
         ):
             raise ProtocolError(f"{where}: behaviour_logprobs must be finite, one for each token")
+        if mistake := patch_mistake(step.sampled):
+            raise ProtocolError(f"{where}: {mistake}")
         if step.sampled.entropies and not all(map(isfinite, step.sampled.entropies)):
             raise ProtocolError(f"{where}: entropies must be finite")
         if not step.image_hashes or step.image_hashes[-1] != step.screenshot:

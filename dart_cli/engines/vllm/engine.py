@@ -173,7 +173,10 @@ class VllmEngine:
         request's slot.
         """
         arrived = time.monotonic()
-        builder, images = CompletionBuilder(request.partial), self._validator.prepare(request)
+        builder, images = (
+            CompletionBuilder(request.partial, request.pointed),
+            self._validator.prepare(request),
+        )
         finished = builder.finished(self.policy.end_token_ids, request.sampling.max_tokens)
         if finished is not None:
             return builder.generation(finished, 0.0, 0.0)

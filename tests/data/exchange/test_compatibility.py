@@ -57,6 +57,11 @@ def test_tokens_that_the_model_cannot_take_are_refused(tmp_path: Path, config: C
         wrong = replace(fits, steps=[altered(fits.steps[0], token_ids=ids)])
         with pytest.raises(ExchangeError, match=r"column token_ids: .* no policy samples"):
             import_folder(config, written(tmp_path / name, wrong))
+    pointer = {"token_ids": [9, 5, 6, 7], "patches": [-1, -1, -1, 1], "entropies": []}
+    pointer["behaviour_logprobs"] = [-0.5, -0.5, 0.0, -0.5]
+    wrong = replace(fits, steps=[altered(fits.steps[0], **pointer)])
+    with pytest.raises(ExchangeError, match=r"column patches: patch 1, but .* has 1 cells"):
+        import_folder(config, written(tmp_path / "k", wrong))
     apart = one_screen((56, 28))
     prompt = [facts.image_token, 9, facts.image_token]
     apart = replace(apart, steps=[replace(apart.steps[0], prompt_token_ids=prompt)])

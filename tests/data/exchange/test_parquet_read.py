@@ -78,6 +78,9 @@ MISTAKES: dict[str, tuple[Change, int, str, str]] = {
     ),
     "half known": (put(1, "behaviour_logprobs", []), 1, "behaviour_logprobs", "some steps only"),
     "entropies": (put(1, "entropies", [0.1]), 1, "entropies", "1 values for 2"),
+    "a patch of no pointer": (put(1, "patches", [-1, 2]), 1, "patches", "not that of a pointer"),
+    "one patch": (put(1, "patches", [2]), 1, "patches", "1 patches for 2"),
+    "a patch below": (put(1, "patches", [-1, -2]), 1, "patches[1]", "-2"),
     "an unknown image": (put(1, "image_hashes", ["0" * 32]), 1, "image_hashes", "must be"),
     "an image of nowhere": (
         lambda rows: rows[1]["image_hashes"].insert(0, "0" * 32),

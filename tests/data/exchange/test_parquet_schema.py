@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,32 @@ def test_a_trajectory_returns_bit_for_bit_under_the_same_content_id(sent: Trajec
         sent, final_screenshot=None
     )
     assert content_id(back) == content_id(sent)
+
+
+POINTER = {
+    "token_ids": [9, 20, 21, 22],
+    "behaviour_logprobs": [-0.5, -0.25, 0.0, -1 / 3],
+    "entropies": [0.5, 0.5, 0.0, 1.5],
+}
+
+
+def test_patches_return_and_are_part_of_the_content(tmp_path: Path) -> None:
+    plain = trajectory()
+    pointing = [
+        replace(plain, steps=[altered(plain.steps[0], **POINTER, patches=patches), plain.steps[1]])
+        for patches in ([-1, -1, -1, 4], [-1, -1, -1, 3])
+    ]
+    [back] = read_folder(written(tmp_path / "out", pointing[0]))
+    assert [step.sampled.patches for step in back.steps] == [[-1, -1, -1, 4], []]
+    assert content_id(back) == content_id(pointing[0])
+    assert len({content_id(each) for each in (plain, *pointing)}) == 3
+    content = [
+        [s.image_hashes, s.prompt_token_ids, s.sampled.token_ids, s.sampled.behaviour_logprobs,
+         s.text, s.action]
+        for s in plain.steps
+    ]  # fmt: skip
+    older = json.dumps([[plain.task_id, plain.task_seed], content], sort_keys=True)
+    assert content_id(plain) == f"x{blake2b(older.encode(), digest_size=16).hexdigest()}"
 
 
 def test_what_differs_in_content_has_another_id_and_what_does_not_has_the_same() -> None:

@@ -15,6 +15,7 @@ from dart_cli.data.store.migrations import MIGRATIONS
 from dart_cli.data.store.open import open_reader, open_store
 from envs.base import Task
 from tests.data.parts import (
+    DRAG,
     FAILED,
     a_batch,
     ask_lease,
@@ -23,6 +24,7 @@ from tests.data.parts import (
     one_task,
     play,
     play_group,
+    pointer_record,
     small_config,
     step_record,
     trajectory_end,
@@ -93,6 +95,23 @@ def test_an_older_run_keeps_its_steps_when_texts_beside_screenshots_are_added(
         store.commit()
         assert [step.observed_text for step in store.steps("g1-00")] == ["", "", ""]
         assert [step.observed_text for step in store.steps("g1-01")] == ["$ ls"]
+
+
+def test_an_older_run_keeps_its_steps_when_patches_are_added(run_dir: Path) -> None:
+    with open_store(run_dir) as store:
+        fill(store)
+    with sqlite3.connect(run_dir / "run.db") as db:
+        for name in ("patches", "pointed"):
+            db.execute(f"ALTER TABLE steps DROP COLUMN {name}")
+        db.execute("DELETE FROM _sqlite_migrations WHERE name = '0021_patches'")
+    db.close()
+    with open_store(run_dir) as store:
+        add_lease(store, "g1-01", 1)
+        store.add_step(pointer_record("g1-01", 0), 9.0)
+        store.commit()
+        old = [(step.sampled.patches, step.pointed) for step in store.steps("g1-00")]
+        assert old == [([], [])] * 3
+        assert store.steps("g1-01")[0].sampled == DRAG
 
 
 def test_rewards_of_an_older_run_follow_from_its_outcomes(run_dir: Path) -> None:

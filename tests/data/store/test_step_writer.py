@@ -111,3 +111,10 @@ def test_a_screenshot_of_an_evicted_member_stays_for_the_groups_that_are_open(
         store.evict_from_pool("xa", 9.0)
         store.remove_screenshots(1, 1000)  # group 1 is still needed
         assert store.screenshots(images) == images
+
+
+def test_a_member_whose_patches_do_not_fit_is_refused(run_dir: Path) -> None:
+    row, steps, images = pool_member("xa", steps=1)
+    wrong = altered(steps[0], patches=[-1, 0, -1])
+    with open_store(run_dir) as store, pytest.raises(ProtocolError, match="not that of a pointer"):
+        store.add_pool_member(row, [wrong], images)
