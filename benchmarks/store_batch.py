@@ -339,7 +339,7 @@ def parts_of_hand_in(plan: BatchPlan, part: Callable[..., Any]) -> None:
     records = list(episode(lease, 1_000, Random(0)))
     frames = part("step_encode", lambda: [encode(record) for record in records])
     received: Any = part("step_decode", lambda: [decode(each) for each in frames])
-    part("step_check", deque, map(check_step, received), 0)
+    part("step_check", deque, (check_step(each, Config()) for each in received), 0)
     part("step_pack", lambda: [pack_prompt(each.prompt_token_ids) for each in received])
 
 

@@ -47,7 +47,6 @@ from dart_cli.config.schema import Config
 from dart_cli.data.baselines import Baselines
 from dart_cli.data.batching import Batches, BatchPlan, Standing, load
 from dart_cli.data.closing import Closing
-from dart_cli.data.exchange.compatibility import cells_of
 from dart_cli.data.forming import Forming
 from dart_cli.data.groups import Attempt, Group
 from dart_cli.data.leasing import Leasing
@@ -60,6 +59,7 @@ from dart_cli.data.scheduler import NewGroup, NotYet, Scheduler, Situation
 from dart_cli.data.step_checks import check_end, check_step
 from dart_cli.data.store.rows import Decision
 from dart_cli.data.store.writer import Store
+from dart_cli.policy.pointer.patches import drawn
 from envs.base import Task
 
 log = logging.getLogger(__name__)
@@ -211,8 +211,7 @@ class Ledger:
 
     def step(self, record: StepRecord) -> Ack:
         """File one step. Raises ProtocolError if its parts do not fit together."""
-        screen = record.screenshot
-        check_step(record, cells_of(self._config, screen) if record.sampled.patches else None)
+        check_step(record, self._config)
         found = self.group_table.find(record.trajectory_id)
         if found is None or not found[1].live:
             return self._late(record.trajectory_id)
@@ -224,7 +223,9 @@ class Ledger:
             attempt.state = "playing"
             self.store.start_playing(attempt.id)
         attempt.steps += 1
-        attempt.entropies[record.step] = mean_entropy(record.sampled.entropies)
+        attempt.entropies[record.step] = mean_entropy(
+            drawn(record.sampled.entropies, record.sampled.patches)
+        )
         attempt.versions |= {span.version for span in record.sampled.version_spans}
         now = self._monotonic()
         self.progress.steps.add(now)

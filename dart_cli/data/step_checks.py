@@ -11,15 +11,17 @@ from math import isfinite
 
 from bus.errors import ProtocolError
 from bus.messages import StepRecord, TrajectoryEnd
+from dart_cli.config.schema import Config
+from dart_cli.data.exchange.compatibility import live_patch_mistake
 from dart_cli.data.store.encoding import in_range
-from dart_cli.data.store.patches import map_mistake, patch_mistake
+from dart_cli.policy.pointer.patches import map_mistake
 from envs.base import content_hash
 
 
-def check_step(record: StepRecord, cells: int | None = None) -> None:
+def check_step(record: StepRecord, config: Config) -> None:
     """Raise ProtocolError if lengths, ranges, spans or hashes do not fit together.
 
-    `cells`: of the screenshot as the model sees it, if known. What is filed is trained on: a step that the trainer would refuse must not become part of a
+    What is filed is trained on: a step that the trainer would refuse must not become part of a
     batch, which would be served again and again.
     """
     where = f"step {record.step} of {record.trajectory_id}"
@@ -44,7 +46,7 @@ def check_step(record: StepRecord, cells: int | None = None) -> None:
         covered = span.end
     if covered != length:
         raise ProtocolError(f"{where}: version_spans cover {covered} of {length} tokens")
-    if mistake := patch_mistake(record.sampled, cells):
+    if mistake := live_patch_mistake(config, record.sampled, record.screenshot):
         raise ProtocolError(f"{where}: {mistake}")
     if mistake := map_mistake(record.pointed, record.sampled.patches):
         raise ProtocolError(f"{where}: {mistake}")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
 
 import pytest
 from PIL import Image
@@ -10,8 +13,11 @@ from PIL import Image
 from bus.errors import ProtocolError
 from bus.messages import (
     PointerMap,
+    StepRecord,
     VersionSpan,
 )
+from dart_cli.config.schema import Config
+from dart_cli.data.exchange.compatibility import model_facts
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.store.writer import Store
 from envs.base import content_hash
@@ -21,7 +27,9 @@ from tests.data.parts import (
     PAD,
     START,
     ask_lease,
+    make_ledger,
     pointer_record,
+    small_config,
     state_of,
     step_record,
     trajectory_end,
@@ -70,14 +78,32 @@ def test_an_impossible_end_is_refused_and_the_lease_goes_on(
     assert state_of(store, lease.trajectory_id) == "leased"
 
 
+def pointing_config(run_dir: Path, **changes: object) -> Config:
+    """`small_config` of a policy that points; without `changes` of a model that nobody knows."""
+    whole = small_config(run_dir).model_dump()
+    given = changes or {"rollout": {"engine": "scripted"}}
+    return Config.model_validate({**whole, "policy": {"pointing": "pointer"}, **given})
+
+
+@pytest.fixture
+def pointing(store: Store, config: Config) -> Ledger:
+    return make_ledger(pointing_config(config.run.dir), store)
+
+
 def test_a_step_with_pointers_is_filed_with_its_patches_and_maps(
-    ledger: Ledger, store: Store
+    pointing: Ledger, store: Store
 ) -> None:
+    ledger = pointing
     lease = ask_lease(ledger, 0)
     sent = pointer_record(lease.trajectory_id, 0)
     assert ledger.step(sent).accepted
     [row] = store.steps(lease.trajectory_id)
     assert (row.sampled, row.pointed) == (sent.sampled, sent.pointed)
+    drawn = [1.0, 0.5, 4.0, 0.5, 0.25, 2.0, 0.125]  # of a forced pad nobody could be unsure
+    assert store.entropies(lease.trajectory_id) == {0: drawn}
+    found = ledger.group_table.find(lease.trajectory_id)
+    assert found is not None
+    assert found[1].entropies == {0: fmean(drawn)}
     cut = slice(0, 7)  # a completion may end at its longest within a pointer
     parts = ("token_ids", "behaviour_logprobs", "entropies", "patches")
     shorter = {name: getattr(sent.sampled, name)[cut] for name in parts}
@@ -96,9 +122,9 @@ def test_a_step_with_pointers_is_filed_with_its_patches_and_maps(
         ({"patches": [-2, -1, -1, 5, -1, -1, -1, 0, -1]}, "patches must be -1 or"),
         ({"patches": [-1, -1, -1, 2**31, -1, -1, -1, 0, -1]}, "patches must be -1 or"),
         ({"patches": [-1, 5, -1, -1, -1, -1, -1, 0, -1]}, "patch of token 1 is not that of"),
-        ({"patches": [-1, -1, -1, 5, 3, -1, -1, 0, -1]}, "token 4 has a patch"),
-        ({"patches": [-1, -1, -1, 5, -1, -1, -1, -1, -1]}, "token 7 is one of a pointer"),
-        ({"token_ids": [5, START, PAD, END, 6, START, END, PAD, 7]}, "token 5 is one of"),
+        ({"patches": [-1, -1, -1, 5, 3, -1, -1, 0, -1]}, "token 4 must have a patch if"),
+        ({"patches": [-1, -1, -1, 5, -1, -1, -1, -1, -1]}, "token 7 must have a patch if"),
+        ({"token_ids": [5, START, PAD, END, 6, START, END, PAD, 7]}, "token 6 is one of"),
         ({"token_ids": [5, START, PAD, END, 6, 6, PAD, END, 7]}, "token 6 is one of"),
         ({"token_ids": [5, START, PAD, END, END, START, PAD, END, 7]}, "token 4 is one of"),
         ({"token_ids": [5, START, PAD, PAD, 6, START, PAD, END, 7]}, "patch of token 3"),
@@ -111,11 +137,11 @@ def test_a_step_with_pointers_is_filed_with_its_patches_and_maps(
     ],
 )
 def test_patches_and_maps_that_do_not_fit_are_refused_by_name(
-    ledger: Ledger, store: Store, change: dict[str, object], named: str
+    pointing: Ledger, store: Store, change: dict[str, object], named: str
 ) -> None:
-    lease = ask_lease(ledger, 0)
+    lease = ask_lease(pointing, 0)
     with pytest.raises(ProtocolError, match=named):
-        ledger.step(pointer_record(lease.trajectory_id, 0, **change))
+        pointing.step(pointer_record(lease.trajectory_id, 0, **change))
     assert store.steps(lease.trajectory_id) == []
 
 
@@ -125,14 +151,34 @@ def blank(width: int, height: int) -> bytes:
     return file.getvalue()
 
 
-def test_a_patch_beyond_the_cells_of_the_screenshot_is_refused(
-    ledger: Ledger, store: Store
+def test_the_model_tells_the_pointers_tokens_and_the_cells_of_a_screenshot(
+    store: Store, config: Config, pointer_folder: Callable[[str], Path]
 ) -> None:
-    lease = ask_lease(ledger, 0)
-    small = blank(28, 28)
-    changes = {"screenshot": small, "image_hashes": [content_hash(small)]}
+    folder = pointer_folder("builtin:tiny")
+    config = pointing_config(config.run.dir, model={"path": str(folder)})
+    facts = model_facts(config)
+    assert facts is not None
+    assert facts.pointer is not None
+    start, pad, end = facts.pointer
+    own = {"token_ids": [5, start, pad, end, 6, start, pad, end, 7]}
+    ledger = make_ledger(config, store)
+    name = ask_lease(ledger, 0).trajectory_id
+
+    def record(step: int, width: int, height: int, **changes: object) -> StepRecord:
+        screen = blank(width, height)
+        shown = {"screenshot": screen, "image_hashes": [content_hash(screen)]}
+        return pointer_record(name, step, **{**shown, **own, **changes})
+
+    assert ledger.step(record(0, 84, 56)).accepted, "3 x 2 cells"
     with pytest.raises(ProtocolError, match="patch 5, but the last screenshot has 1 cells"):
-        ledger.step(pointer_record(lease.trajectory_id, 0, **changes))
-    large = blank(84, 56)
-    changes = {"screenshot": large, "image_hashes": [content_hash(large)]}
-    assert ledger.step(pointer_record(lease.trajectory_id, 0, **changes)).accepted
+        ledger.step(record(1, 28, 28))
+    with pytest.raises(ProtocolError, match="token 3 must have a patch"):
+        ledger.step(record(1, 84, 56, patches=[], pointed=[]))
+    with pytest.raises(ProtocolError, match="token 3 must have a patch if"):
+        ledger.step(record(1, 84, 56, token_ids=[5, START, PAD, END, 6, START, PAD, END, 7]))
+
+
+def test_a_policy_that_writes_numbers_has_no_patches(ledger: Ledger) -> None:
+    lease = ask_lease(ledger, 0)
+    with pytest.raises(ProtocolError, match=r"there are patches, .* here it is text"):
+        ledger.step(pointer_record(lease.trajectory_id, 0))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -25,9 +26,11 @@ from bus.messages import SampledTokens
 from dart_cli.config.models import BUILTIN, model_folder
 from dart_cli.config.pointer_head import pointer_ids
 from dart_cli.config.schema import MODEL_ENGINES, Config, Pointing
-from dart_cli.data.store.patches import patch_mistake
 from dart_cli.policy.coordinates import smart_resize
+from dart_cli.policy.pointer.patches import Triple, patch_mistake
 from dart_cli.policy.vocabulary import forbidden_ids
+
+_NOT_POINTING = 'there are patches, of a policy with policy.pointing = "pointer"; here it is text'
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class ModelFacts:
     max_pixels: int
     fingerprint: str  # of the tokenizer's vocabulary
     forbidden: frozenset[int]  # token ids that no completion holds
+    pointer: Triple | None  # the tokens of a pointer; None where the policy does not point
 
     def incompatibility(
         self, prompt: list[int], sampled: SampledTokens, images: Iterable[bytes]
@@ -73,7 +77,7 @@ class ModelFacts:
             if prompt[at : at + size].count(self.image_token) < size:
                 return "prompt_token_ids", f"the {size} placeholders of an image are not adjacent"
             at += size
-        if mistake := patch_mistake(sampled, sizes[-1]):
+        if mistake := self.patch_mistake(sampled, sizes[-1]):
             return "patches", mistake
         if never := self.forbidden.intersection(completion):
             return (
@@ -81,6 +85,19 @@ class ModelFacts:
                 f"{min(never)} is a token that no policy samples: of prompts, or unknown",
             )
         return None
+
+    def patch_mistake(self, sampled: SampledTokens, cells: int | None) -> str:
+        """What is wrong with the patches of a step, on a screenshot of so many cells, if known."""
+        if sampled.patches and self.pointer is None:
+            return _NOT_POINTING
+        return patch_mistake(
+            sampled.token_ids,
+            sampled.patches,
+            sampled.behaviour_logprobs,
+            sampled.entropies,
+            triple=self.pointer,
+            cells=cells,
+        )
 
     def places(self, encoded: bytes) -> int:
         """Placeholders that the prompt has for an image, one a cell."""
@@ -116,13 +133,25 @@ def model_facts(config: Config) -> ModelFacts | None:
     return _facts(folder, config.policy.pointing)
 
 
-def cells_of(config: Config, screenshot: bytes) -> int | None:
-    """Cells that a pointer may draw on the screenshot; None where model or image cannot be read."""
+def live_patch_mistake(config: Config, sampled: SampledTokens, screenshot: bytes) -> str:
+    """What is wrong with the patches that an engine drew on the screenshot; empty if nothing.
+
+    Where model or image cannot be read, what follows from the tokens alone.
+    """
+    if config.policy.pointing == "text":
+        return _NOT_POINTING if sampled.patches else ""
     try:
         facts = model_facts(config)
-        return None if facts is None else facts.places(screenshot)
-    except (ActionError, ModelError, OSError, Image.DecompressionBombError):
-        return None
+    except ModelError:
+        facts = None
+    if facts is None:
+        numbers = sampled.behaviour_logprobs, sampled.entropies
+        return patch_mistake(sampled.token_ids, sampled.patches, *numbers)
+    cells = None
+    if sampled.patches:
+        with suppress(ActionError, OSError, Image.DecompressionBombError):
+            cells = facts.places(screenshot)
+    return facts.patch_mistake(sampled, cells)
 
 
 @lru_cache(maxsize=8)
@@ -140,6 +169,7 @@ def _facts(folder: Path, pointing: Pointing) -> ModelFacts:
             min_pixels=int(fewest),
             max_pixels=int(most),
             fingerprint=_fingerprint(folder),
+            pointer=pointer_ids(model) if pointing == "pointer" else None,
             forbidden=frozenset(_absent(folder, model, int(text["vocab_size"]), pointing)),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:

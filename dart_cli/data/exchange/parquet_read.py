@@ -33,8 +33,8 @@ from dart_cli.data.exchange.parquet_schema import (
     column_type,
     pyarrow_modules,
 )
-from dart_cli.data.store.patches import patch_mistake
 from dart_cli.data.store.rows import PoolSource, StepRow
+from dart_cli.policy.pointer.patches import patch_mistake
 from envs.actions import action_from_dict
 from envs.base import content_hash, reward_of
 
@@ -248,7 +248,7 @@ def _step(
         version_spans=[],  # weights of another run mean nothing in this one
         patches=row.patches,
     )
-    if mistake := patch_mistake(sampled):
+    if mistake := patch_mistake(row.token_ids, row.patches, row.behaviour_logprobs, row.entropies):
         raise place.wrong("patches", mistake)
     return StepRow(
         trajectory_id=row.trajectory_id,

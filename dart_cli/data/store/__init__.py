@@ -9,7 +9,6 @@ transactions  its part for commits, checkpoints and the schema's migration
 connection    one connection, and errors of SQLite with their cure
 rows          what the queries return
 encoding      lists of a step <-> the blobs of its row
-patches       whether the patches of a step fit its tokens
 migrations    the schema, as a list of named steps
 
 Connection -> Analytics -> Reader -> Transactions -> StepWriter -> Store, each a class over the one

@@ -45,6 +45,7 @@ from dart_cli.data.store.rows import (
     VersionRow,
     Visit,
 )
+from dart_cli.policy.pointer.patches import drawn
 from envs.base import content_hash
 
 _FIRST_USE = "(SELECT COALESCE(replay_of, id) FROM batches WHERE id = ?)"
@@ -364,12 +365,16 @@ class Reader(Analytics):
         return _pool_row(rows[0]) if rows else None
 
     def entropies(self, trajectory_id: str) -> dict[int, list[float]]:
-        """Step -> its tokens' entropies, nats; empty where they are not known."""
+        """Step -> the entropies of its tokens that were drawn, nats; empty where they are not known."""
         rows = self._rows(
-            "SELECT step, entropies FROM steps WHERE trajectory_id = ? ORDER BY step",
+            "SELECT step, entropies, patches FROM steps WHERE trajectory_id = ? ORDER BY step",
             (trajectory_id,),
         )
-        return {row["step"]: unpack_floats(row["entropies"]) for row in rows}
+        return {
+            row["step"]: drawn(values, unpack_ids(row["patches"])) if values else []
+            for row in rows
+            for values in (unpack_floats(row["entropies"]),)
+        }
 
     def decisions(self, subject: str | None = None) -> list[Decision]:
         """What was decided, oldest first: of one group or trajectory, or of all."""

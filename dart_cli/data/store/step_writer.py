@@ -28,12 +28,12 @@ from dart_cli.data.store.encoding import (
     pack_spans,
     span_versions,
 )
-from dart_cli.data.store.patches import patch_mistake
 from dart_cli.data.store.rows import (
     PoolRow,
     StepRow,
 )
 from dart_cli.data.store.transactions import Transactions
+from dart_cli.policy.pointer.patches import patch_mistake
 from envs.base import content_hash, image_type
 
 _MAX_NUMBERS = 4096
@@ -276,7 +276,10 @@ def _check_member(row: PoolRow, steps: Sequence[StepRow]) -> None:
             len(logprobs) != len(step.sampled.token_ids) or not all(map(isfinite, logprobs))
         ):
             raise ProtocolError(f"{where}: behaviour_logprobs must be finite, one for each token")
-        if mistake := patch_mistake(step.sampled):
+        sampled = step.sampled
+        if mistake := patch_mistake(
+            sampled.token_ids, sampled.patches, logprobs if row.known else [], sampled.entropies
+        ):
             raise ProtocolError(f"{where}: {mistake}")
         if step.sampled.entropies and not all(map(isfinite, step.sampled.entropies)):
             raise ProtocolError(f"{where}: entropies must be finite")

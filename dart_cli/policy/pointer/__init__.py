@@ -1,6 +1,7 @@
 """The pointer: a head that points at a patch of the prompt's last screenshot (GUI-Actor, arXiv 2506.03143).
 
 tokens   the three tokens of a pointer, and which of them are forced
+patches  whether the patches of a completion fit its tokens
 head     the head itself: visual embeddings and a hidden state -> logits of patches
 folder   a model folder with a head: add one to a folder, load it
 """

@@ -60,7 +60,7 @@ def test_tokens_that_the_model_cannot_take_are_refused(tmp_path: Path, config: C
     pointer = {"token_ids": [9, 5, 6, 7], "patches": [-1, -1, -1, 1], "entropies": []}
     pointer["behaviour_logprobs"] = [-0.5, -0.5, 0.0, -0.5]
     wrong = replace(fits, steps=[altered(fits.steps[0], **pointer)])
-    with pytest.raises(ExchangeError, match=r"column patches: patch 1, but .* has 1 cells"):
+    with pytest.raises(ExchangeError, match=r"column patches: .* of a policy with"):
         import_folder(config, written(tmp_path / "k", wrong))
     apart = one_screen((56, 28))
     prompt = [facts.image_token, 9, facts.image_token]

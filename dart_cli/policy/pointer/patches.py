@@ -1,0 +1,94 @@
+"""Whether patches fit the tokens that they were drawn with, without torch.
+
+    patch_mistake   what is wrong with the patches of a completion
+    map_mistake     what is wrong with the maps of where its pointers looked
+    drawn           the numbers of a completion's tokens that the policy drew
+
+A pointer is three tokens in a row, `start`, `pad` and `end`, of which the last has the patch. `end` counts as
+drawn, because its patch is; `pad` alone follows from the token before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bus.messages import PointerMap
+
+Triple = tuple[int, int, int]
+"""Token ids of start, pad and end."""
+
+
+def patch_mistake(
+    token_ids: Sequence[int],
+    patches: Sequence[int],
+    *numbers: Sequence[float],
+    triple: Triple | None = None,
+    cells: int | None = None,
+) -> str:
+    """What is wrong; empty if nothing. All are [A], `patches` and `numbers` perhaps empty.
+
+    `numbers` are those that a forced token has none of: log-probabilities and entropies. `triple` are the
+    model's tokens; where they are not known, those of the first patch must be those of all others.
+    `cells`: of the screenshot that is pointed into, if known.
+    """
+    if patches:
+        if len(patches) != len(token_ids):
+            return f"{len(patches)} patches for {len(token_ids)} token_ids"
+        if min(patches) < -1 or max(patches) >= 2**31:
+            return "patches must be -1 or in [0, 2 ** 31)"
+        if max(patches) < 0:
+            return "patches must be empty where no token has one"
+        if cells is not None and max(patches) >= cells:
+            return f"patch {max(patches)}, but the last screenshot has {cells} cells"
+    elif triple is None:
+        return ""
+    if triple is None:
+        first = next(at for at, patch in enumerate(patches) if patch >= 0)
+        begun = tuple(token_ids[max(first - 2, 0) : first + 1])
+        if len(set(begun)) != 3:
+            return f"the patch of token {first} is not that of a pointer: start, pad, end"
+        triple = begun[0], begun[1], begun[2]
+    return _order_mistake(token_ids, patches or [-1] * len(token_ids), triple) or next(
+        (
+            f"token {at} is forced: its log-probability and its entropy must be 0"
+            for values in numbers
+            for at, value in enumerate(values)
+            if value != 0 and token_ids[at] == triple[1]
+        ),
+        "",
+    )
+
+
+def _order_mistake(token_ids: Sequence[int], patches: Sequence[int], triple: Triple) -> str:
+    """Whether start, pad and end follow one another, and each end has a patch; the last may be cut off."""
+    following = dict(zip((*triple[:2],), triple[1:], strict=True))
+    before: int | None = None
+    for at, (token, patch) in enumerate(zip(token_ids, patches, strict=True)):
+        wanted = None if before is None else following.get(before)
+        is_forced = token in triple[1:]
+        if (is_forced or wanted is not None) and token != wanted:
+            return f"token {at} is one of a pointer, or follows one, out of its order"
+        if (patch >= 0) != (token == triple[2]):
+            return f"token {at} must have a patch if, and only if, it is a pointer's end"
+        before = token
+    return ""
+
+
+def map_mistake(pointed: Sequence[PointerMap], patches: Sequence[int]) -> str:
+    """What is wrong with the maps of a step with these patches; empty if nothing."""
+    for each in pointed:
+        cells = each.rows * each.columns
+        if len(each.heat) != cells:
+            return f"a map of {each.rows} x {each.columns} cells has {len(each.heat)}"
+        if each.position >= len(patches) or not 0 <= patches[each.position] < cells:
+            return f"a map of token {each.position}, which has no patch of it"
+    return ""
+
+
+def drawn(values: Sequence[float], patches: Sequence[int]) -> list[float]:
+    """Those of the `values` [A] that are of tokens which were drawn: a pad before a patch was not.
+
+    Where a completion ends with a pad, which only the model's token ids tell, it is among them.
+    """
+    following = [*patches[1:], -1] if patches else [-1] * len(values)
+    return [value for value, after in zip(values, following, strict=True) if after < 0]
