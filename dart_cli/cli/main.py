@@ -6,7 +6,7 @@
 
 Each verb checks its configuration whole, then starts one part, imported late: only the standard
 library and typer are imported here, so that `dart --help` answers at once. `eval` is in
-evaluate.py, the other verbs are in tools.py.
+evaluate.py, `model` in model.py, the other verbs are in tools.py.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from bus.errors import DartError, UserError
 from dart_cli.cli.data import data
 from dart_cli.cli.env import env
 from dart_cli.cli.evaluate import evaluate
+from dart_cli.cli.model import model
 from dart_cli.cli.options import (
     ConfigPath,
     DryRun,
@@ -58,7 +59,7 @@ def _in_one_line() -> Iterator[None]:
 
 
 class _Verbs(typer.core.TyperGroup):
-    """Lists `env`, `data` and `eval` beside the other verbs; typer lists groups last."""
+    """Lists `env`, `data`, `eval` and `model` beside the other verbs; typer lists groups last."""
 
     def make_context(self, *arguments: Any, **named: Any) -> Any:
         """Read the options of `dart` itself."""
@@ -72,10 +73,11 @@ class _Verbs(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The verbs in the order of the help page."""
-        groups = ("env", "data", "eval")
+        groups = ("env", "data", "eval", "model")
         names = [name for name in super().list_commands(ctx) if name not in groups]
         names.insert(names.index("train"), "data")
         names.insert(names.index("view") + 1, "eval")
+        names.insert(names.index("export"), "model")
         return ["env", *names]
 
 
@@ -140,6 +142,7 @@ def _dart(
 app.add_typer(data, name="data")
 app.add_typer(env, name="env")
 app.add_typer(evaluate, name="eval")
+app.add_typer(model, name="model")
 app.add_typer(tools)
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from bus.errors import ModelError
 from dart_cli.config.architecture import text_sizes, vision_sizes
+from dart_cli.config.pointer_head import ID_KEYS, TOKENS, pointer_ids
 
 TOKENIZER = "tokenizer.json"
 PREPROCESSOR = "preprocessor_config.json"
@@ -140,6 +141,24 @@ def _check_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:
             f"{path} has no special token {str(image)[:40]}, the image_token_id of config.json; it belongs to "
             "another model"
         )
+    _check_pointer(folder, config, tree["added_tokens"])
+
+
+def _check_pointer(folder: Path, config: Mapping[str, Any], added: list[dict[str, Any]]) -> None:
+    """The ids of a pointer head are those of its tokens."""
+    try:
+        ids = pointer_ids(config)
+    except ModelError as error:
+        raise ModelError(f"{folder / 'config.json'}: {error}") from None
+    if ids is None:
+        return
+    known = {token.get("content"): token["id"] for token in added}
+    for key, token, wanted in zip(ID_KEYS, TOKENS, ids, strict=True):
+        if known.get(token) != wanted:
+            raise ModelError(
+                f"{folder / 'config.json'}: {key} is {wanted}, but {TOKENIZER} has "
+                f"{known.get(token, 'nothing')} as {token}; copy both files from the same model"
+            )
 
 
 def _has_template(folder: Path) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from bus.errors import ModelError
 from dart_cli.config.architecture import canonical, expected_tensors
 from dart_cli.config.model_files import read_json
+from dart_cli.config.pointer_head import ID_KEYS, PREFIX
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -37,6 +38,7 @@ _BYTES = FLOATS | {
     "F8_E5M2": 1,
     "C64": 8,
 }
+_HEAD_CURE = ": make the folder again with `dart model add-pointer`, of the model without a head"
 _LENGTH_BYTES = 8  # a file begins with the length of its JSON header
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -93,7 +95,14 @@ def check_tensors(folder: Path, config: Mapping[str, Any]) -> None:
     except ModelError as error:
         raise ModelError(f"{folder / 'config.json'}: {error}; copy it again") from None
     found = {canonical(name): (name, tensor) for name, tensor in read_tensors(folder).items()}
-    if missing := [name for name in expected if name not in found]:
+    missing = [name for name in expected if name not in found]
+    if missing and all(name.startswith(PREFIX) for name in missing):
+        raise ModelError(
+            f"{folder}: config.json tells of a pointer head ({ID_KEYS[0]}), but {len(missing)} of its "
+            f"tensors are missing, the first is {missing[0]}; copy every file again, or take the keys "
+            "pointer_..._token_id out of config.json"
+        )
+    if missing:
         raise ModelError(
             f"{folder}: {len(missing)} of the {len(expected)} tensors that config.json asks for are "
             f"missing, the first is {missing[0]}; the folder is incomplete, or its config.json is "
@@ -106,7 +115,7 @@ def check_tensors(folder: Path, config: Mapping[str, Any]) -> None:
         raise ModelError(
             f"{tensor.file}: {name} has the shape {list(tensor.shape)}, config.json asks for "
             f"{list(expected[wrong[0]])}{_others(wrong)}; weights and config.json belong to "
-            "different models"
+            f"different models{_HEAD_CURE if wrong[0].startswith(PREFIX) else ''}"
         )
 
 

@@ -27,6 +27,7 @@ VERBS = (
     "up",
     "view",
     "eval",
+    "model",
     "doctor",
     "init",
     "keys",

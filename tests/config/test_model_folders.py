@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from dart_cli.cli.main import main
 from dart_cli.config.model_files import screens
 from dart_cli.config.model_tensors import parameter_count
 from dart_cli.config.models import check_model, is_model_folder, model_problem
+from dart_cli.config.pointer_head import TOKENS
 from tests.config.model_parts import change_json, write_json, write_model, write_tensors, zeros
 
 KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -94,6 +96,25 @@ def _adapters_alone(folder: Path) -> None:
     write_json(folder, "adapter_config.json", {"base_model_name_or_path": "Base-7B", "r": 32})
 
 
+def _pointing(
+    folder: Path,
+    *,
+    head: bool = True,
+    wrong: dict[str, tuple[int, ...]] | None = None,
+    **keys: int | None,
+) -> None:
+    """A pointer head, tokens 11 to 13; without its tensors, or with some of a `wrong` shape."""
+    ids = {f"pointer_{name}_token_id": 11 + i for i, name in enumerate(("start", "pad", "end"))}
+    added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    added += [{"id": 11 + i, "content": token} for i, token in enumerate(TOKENS)]
+    change_json(folder, "tokenizer.json", added_tokens=added)
+    tensors = zeros({**_config(folder), **(ids if head else {})})
+    for name, shape in (wrong or {}).items():
+        tensors[name] = ("F32", shape, bytes(4 * prod(shape)))
+    write_tensors(folder / WEIGHTS, tensors)
+    change_json(folder, "config.json", **{**ids, **keys})
+
+
 SPOILT: list[tuple[str, Callable[[Path], None], str]] = [
     ("gpt2", lambda f: write_json(f, "config.json", {"model_type": "gpt2"}), "model_type is gpt2"),
     ("no type", lambda f: write_json(f, "config.json", {}), "model_type is missing"),
@@ -167,6 +188,26 @@ SPOILT: list[tuple[str, Callable[[Path], None], str]] = [
         "no special token [319]",
     ),
     (
+        "a pointer without a head",
+        lambda f: _pointing(f, head=False),
+        "14 of its tensors are missing, the first is pointer_head.norm.weight; copy every file again",
+    ),
+    (
+        "a head of another shape",
+        lambda f: _pointing(f, wrong={"pointer_head.out.weight": (32, 32)}),
+        "`dart model add-pointer`",
+    ),
+    (
+        "a pointer without a token",
+        lambda f: _pointing(f, pointer_pad_token_id=None),
+        "pointer_pad_token_id must be a token id, got None",
+    ),
+    (
+        "another pointer",
+        lambda f: _pointing(f, pointer_end_token_id=14),
+        "pointer_end_token_id is 14, but tokenizer.json has 13 as <|pointer_end|>",
+    ),
+    (
         "parts that do not fit",
         lambda f: change_json(f, "config.json", vision_config={"out_hidden_size": 48}),
         "gives vectors of 48 numbers, the language model takes 64",
@@ -214,6 +255,14 @@ def test_a_whole_folder_has_no_problem_and_a_size(kind: str, tmp_path: Path) -> 
     assert parameter_count(folder) > 10_000
     write_tensors(folder / WEIGHTS, zeros(_config(folder), "BF16"))
     check_model(folder)
+
+
+def test_a_folder_with_a_pointer_head_has_no_problem(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    _pointing(folder)
+    assert model_problem(str(folder)) == ""
+    tensors = zeros(_config(folder))
+    assert sum(prod(tensors[name][1]) for name in tensors if "pointer" in name) == 8 * 64**2 + 640
 
 
 def test_shards_are_read_by_their_index(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,12 +12,16 @@ import pytest
 import torch
 
 from bus.errors import ModelError
+from dart_cli.cli.main import main
+from dart_cli.config.model_tensors import read_tensors
 from dart_cli.config.schema import Config, PolicyConfig
 from dart_cli.data.exchange.compatibility import model_facts
 from dart_cli.policy.families import FAMILIES
 from dart_cli.policy.model import LoadedPolicy, load_policy, resolve
+from dart_cli.policy.pointer.folder import add_pointer
 from dart_cli.policy.pointer.head import initial_head
 from dart_cli.policy.pointer.tokens import TRIPLE, PointerTokens
+from dart_cli.policy.random_models import build
 
 Folder = Callable[[str], Path]
 
@@ -87,6 +94,115 @@ def test_a_folder_without_a_head_cannot_point() -> None:
         load_policy("builtin:tiny", pointing="pointer")
     assert load_policy("builtin:tiny", weights=False).pointer is None
     assert PolicyConfig().pointing == "text"
+
+
+# --- the verb -----------------------------------------------------------------------------------
+
+
+def add(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as exit_:
+        main(["model", "add-pointer", *arguments])
+    return int(exit_.value.code or 0)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_the_verb_writes_a_folder_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, other = tmp_path / "out", tmp_path / "other"
+    assert add("builtin:tiny", str(out)) == 0
+    assert "tokens 1561, 1562, 1563" in capsys.readouterr().out
+    assert {file.name for file in out.iterdir()} == {
+        file.name for file in resolve("builtin:tiny").iterdir()
+    }
+    assert {stat.S_IMODE(file.stat().st_mode) for file in out.iterdir()} == {
+        stat.S_IMODE((out / "config.json").stat().st_mode)
+    }
+    before = contents(out)
+    assert add("builtin:tiny", str(other), "--seed", "1") == 0
+    capsys.readouterr()
+    assert {name for name, held in contents(other).items() if held != before[name]} == {
+        "model.safetensors"
+    }
+    assert add("builtin:tiny", str(out), "--seed", "1") == 2
+    assert "out exists; name a folder that does not" in capsys.readouterr().err.replace("\n", "")
+    assert contents(out) == before
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["other", "out"]
+
+
+def _of_a_token(folder: Path) -> None:
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["added_tokens"][-1]["content"] = "<|pointer_pad|>"
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+REFUSED: list[tuple[str, Callable[[Path], object], str]] = [
+    ("no weights", lambda f: (f / "model.safetensors").unlink(), "has no *.safetensors"),
+    ("a token", _of_a_token, "has the token <|pointer_pad|> already"),
+    ("broken", lambda f: (f / "config.json").write_text("{"), "is not JSON"),
+    ("a tokenizer that is none", lambda f: _change(f, model=[]), "is no tokenizer"),
+    (
+        "a tokenizer that is not read",
+        lambda f: _change(f, normalizer={"type": "of the future"}),
+        "tokenizer.json cannot be read",
+    ),
+]
+
+
+def _change(folder: Path, **changes: object) -> None:
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps({**tokenizer, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"), [each[1:] for each in REFUSED], ids=[each[0] for each in REFUSED]
+)
+def test_a_folder_that_gets_no_head_is_one_line_and_nothing_is_written(
+    spoil: Callable[[Path], object],
+    told: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(resolve("builtin:tiny"), folder)
+    spoil(folder)
+    assert add(str(folder), str(tmp_path / "out")) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert told in err
+    assert [each.name for each in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_second_head_is_refused(
+    tmp_path: Path, pointer_folder: Folder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert add(str(pointer_folder("builtin:tiny")), str(tmp_path / "out")) == 2
+    assert "has a pointer head already" in capsys.readouterr().err
+    assert add(str(tmp_path / "none"), str(tmp_path / "out")) == 2
+    assert add("builtin:tiny", str(tmp_path / "none" / "out")) == 2
+    assert f"there is no folder {tmp_path / 'none'}" in capsys.readouterr().err
+
+
+def test_shards_stay_shards(tmp_path: Path, pointer_folder: Folder) -> None:
+    folder = build("qwen2_5_vl", tmp_path / "model", max_shard_size="60KB", dtype=torch.bfloat16)
+    add_pointer(folder, tmp_path / "out", seed=3)
+    before, after = ({file.name for file in each.iterdir()} for each in (folder, tmp_path / "out"))
+    assert len(before) > 8
+    assert after - before == {"model-pointer-head.safetensors"}
+    assert before <= after
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    tensors = read_tensors(tmp_path / "out")
+    assert index["metadata"]["total_size"] == sum(
+        each.end - each.begin for each in tensors.values()
+    )
+    loaded = load_policy(tmp_path / "out", "bfloat16", pointing="pointer").model
+    whole = load_policy(pointer_folder("qwen2_5_vl"), "bfloat16", pointing="pointer").model
+    for (name, mine), (_, other) in zip(
+        loaded.named_parameters(), whole.named_parameters(), strict=True
+    ):
+        assert mine.dtype == torch.bfloat16
+        torch.testing.assert_close(mine, other, atol=1e-3, rtol=1e-2, msg=name)
 
 
 def test_what_a_pointer_forces() -> None:
