@@ -111,8 +111,12 @@ class PromptEncoder(Protocol):
         """The prompt [P] that a rollout would have used. Raises EngineError."""
         ...
 
-    def encode_completion(self, text: str) -> list[int]:
-        """The completion [A] of `text` with its end token. Raises EngineError if there is none."""
+    def encode_completion(self, text: str, request: ActRequest) -> SampledTokens:
+        """The completion of `text` to `request` with its end token; its log-probabilities are unknown.
+
+        Of a policy that points it has a pointer, with its patch, for each point. Raises EngineError if
+        there is none.
+        """
         ...
 
 

@@ -34,9 +34,10 @@ from dart_cli.engines.completions import CompletionBuilder
 from dart_cli.engines.features import FeatureCache
 from dart_cli.engines.inverse_cdf import uniform_numbers
 from dart_cli.engines.kv_cache import BatchKVCache, kv_bytes_per_token
+from dart_cli.engines.pointing import Pointing
 from dart_cli.engines.prefix_cache import BLOCK, BlockKeys, CachedPrefix, CachedRow, PrefixCache
 from dart_cli.engines.sampling import sample
-from dart_cli.policy.forward import ImageFeatures, ModelInputs, logits
+from dart_cli.policy.forward import ImageFeatures, ModelInputs, last_hidden, vocabulary_logits
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy
 
@@ -136,6 +137,7 @@ class RunningBatch:
         self.tokens = PromptTokens()
         self._policy = policy
         self._features = features
+        self._pointing = Pointing(policy, features)
         self._cache = BatchKVCache()
         token_bytes = kv_bytes_per_token(policy.model)
         self._most_tokens = max(1, cache_bytes // token_bytes)
@@ -153,10 +155,15 @@ class RunningBatch:
             rows += 1
         return rows - len(self.jobs)
 
-    def forget(self) -> None:
-        """What was computed up to now serves no request that joins later: the weights have changed."""
-        self._weights += 1
-        self._prefixes.clear()
+    def swapped(self, *, keep_prefixes: bool) -> None:
+        """The weights have changed: what was computed up to now serves no request that joins later.
+
+        With `keep_prefixes` keys and values of prompts do; a screen's keys never.
+        """
+        self._pointing.keys.clear()
+        if not keep_prefixes:
+            self._weights += 1
+            self._prefixes.clear()
 
     @torch.inference_mode()
     def prefill(self, jobs: Sequence[ActiveRequest], version: int) -> list[Prefilled]:
@@ -201,16 +208,16 @@ class RunningBatch:
         ]
         cache = self._prefixes.read(past, longest - new)
         inputs, features = self._rest(inputs, firsts, new)
-        values = logits(policy.model, inputs, last=1, features=features, cache=cache)[:, 0]
+        hidden = last_hidden(policy.model, inputs, last=1, features=features, cache=cache)[:, 0]
         rows = [row for row, prompt in enumerate(prompts) for _ in prompt.jobs]
         jobs = [job for prompt in prompts for job in prompt.jobs]
         if len(jobs) > len(prompts):
-            values = values[rows]
-            cache.batch_select_indices(torch.tensor(rows, device=values.device))
+            hidden = hidden[rows]
+            cache.batch_select_indices(torch.tensor(rows, device=hidden.device))
         positions = inputs.next_position.tolist()
         for row, job in zip(rows, jobs, strict=True):
             job.position = positions[row]
-        self._draw(jobs, values, version)
+        self._draw(jobs, hidden, version)
         asked, computed = sum(lengths[row] for row in rows), sum(min(new, n) for n in lengths)
         self.tokens.asked += asked
         self.tokens.computed += computed
@@ -300,11 +307,11 @@ class RunningBatch:
             images=(),
             shown=(),
         )
-        values = logits(self._policy.model, inputs, last=1, cache=self._cache)[:, 0]
+        hidden = last_hidden(self._policy.model, inputs, last=1, cache=self._cache)[:, 0]
         self._cache.end_pass()
         for job in self.jobs:
             job.position += 1
-        self._draw(self.jobs, values, version)
+        self._draw(self.jobs, hidden, version)
 
     @torch.inference_mode()
     def keep(self, jobs: Container[ActiveRequest]) -> None:
@@ -325,17 +332,25 @@ class RunningBatch:
         self._cache.clear()
         self.jobs = []
 
-    def _draw(self, jobs: Sequence[ActiveRequest], values: torch.Tensor, version: int) -> None:
+    def _draw(self, jobs: Sequence[ActiveRequest], hidden: torch.Tensor, version: int) -> None:
+        """Add a token to each of `jobs` [B], from the last hidden states [B, H]."""
+        values = vocabulary_logits(self._policy.model, hidden)
+        forced = self._pointing.forced(jobs, hidden)
         drawn = sample(
             values,
             [float(job.uniform[len(job.builder)]) for job in jobs],
             [job.request.sampling.temperature for job in jobs],
             self._policy.forbidden(values.device),
         )
-        for job, token, logprob, entropy in zip(
-            jobs, drawn.token_ids, drawn.logprobs, drawn.entropies, strict=True
-        ):
-            job.builder.add(token, logprob, entropy, version)
+        numbers = zip(drawn.token_ids, drawn.logprobs, drawn.entropies, strict=True)
+        for row, (job, (token, logprob, entropy)) in enumerate(zip(jobs, numbers, strict=True)):
+            end = forced.get(row)
+            if end is None:
+                job.builder.add(token, logprob, entropy, version)
+                continue
+            job.builder.add(end.token, end.logprob, end.entropy, version, end.patch)
+            if end.pointed is not None:
+                job.builder.pointed.append(end.pointed)
 
 
 def _alike(prompts: Iterable[_Prompt]) -> list[list[_Prompt]]:

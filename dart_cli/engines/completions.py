@@ -1,6 +1,7 @@
 """A completion under construction, and conversions to and from messages.
 
 CompletionBuilder  the tokens of a partial, if any, and those sampled since
+unsampled          tokens that no policy sampled
 version_spans      which tokens which weights produced, from the version of each
 generate_request   ActRequest and prompt -> the engine's request
 completion         the engine's generation -> the reply to the environment
@@ -102,6 +103,17 @@ class CompletionBuilder:
             engine_s=engine_s,
             pointed=self.pointed,
         )
+
+
+def unsampled(token_ids: list[int], patches: list[int] | None = None) -> SampledTokens:
+    """Tokens [A] that no policy sampled: their log-probabilities are unknown."""
+    return SampledTokens(
+        token_ids=token_ids,
+        behaviour_logprobs=[],
+        entropies=[],
+        version_spans=[],
+        patches=patches or [],
+    )
 
 
 def version_spans(versions: Sequence[int]) -> list[VersionSpan]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import torch
 
 from dart_cli.policy.forward import ImageFeatures, ModelInputs, image_features
+from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy
 
 
@@ -27,10 +29,12 @@ class FeatureCache:
         self._cached_bytes = 0
 
     def of(self, policy: LoadedPolicy, inputs: ModelInputs) -> ImageFeatures | None:
-        """Features of `inputs.images`, computed in one batch for those not in the cache."""
-        if not inputs.images:
-            return None
-        new = [image for image in inputs.images if image.key not in self._entries]
+        """Features of `inputs.images`; None where there are none."""
+        return self.of_images(policy, inputs.images) if inputs.images else None
+
+    def of_images(self, policy: LoadedPolicy, images: Sequence[PreparedImage]) -> ImageFeatures:
+        """Features of images [I >= 1], computed in one batch for those not in the cache."""
+        new = [image for image in images if image.key not in self._entries]
         fresh: dict[str, tuple[torch.Tensor, ...]] = {}
         if new:
             computed = image_features(policy.model, new)
@@ -40,10 +44,9 @@ class FeatureCache:
                     *(level[index].clone() for level in computed.deepstack),
                 )
         rows = [
-            fresh[image.key] if image.key in fresh else self._entries[image.key]
-            for image in inputs.images
+            fresh[image.key] if image.key in fresh else self._entries[image.key] for image in images
         ]
-        for image, row in zip(inputs.images, rows, strict=True):
+        for image, row in zip(images, rows, strict=True):
             if image.key not in self._entries:
                 self._entries[image.key] = row
                 self._cached_bytes += _nbytes(row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bus.errors import EngineError
+from bus.messages import SampledTokens
 from dart_cli.engines.base import GenerateRequest
 from dart_cli.policy.images import PreparedImage, with_hashes
 from dart_cli.policy.model import LoadedPolicy
@@ -19,6 +20,7 @@ class RequestValidator:
         self._cure = "show fewer past screens or turns, lower env.observe_chars" + (
             ", or raise vllm.max_model_len" if is_limited else ""
         )
+        self._pointer = policy.pointer if policy.pointing == "pointer" else None
         self._vocabulary = int(policy.model.get_input_embeddings().weight.shape[0])
 
     def prepare(self, request: GenerateRequest) -> list[PreparedImage]:
@@ -45,4 +47,31 @@ class RequestValidator:
                 f"request {request.request_id} has {placeholders} image placeholders for images "
                 f"that take {needed}; render the prompt with this model's renderer"
             )
+        if self._pointer is not None:
+            if not images:
+                raise EngineError(
+                    f"request {request.request_id} shows no screenshot at which this policy could point"
+                )
+            if request.partial is not None:
+                self._check_pointers(request.request_id, request.partial, images[-1].tokens)
         return images
+
+    def _check_pointers(self, request_id: str, partial: SampledTokens, cells: int) -> None:
+        """Raise EngineError unless each pointer of a partial is whole or at its end, on a screen of `cells`."""
+        assert self._pointer is not None
+        before = -1
+        patches = partial.patches or [-1] * len(partial)
+        for position, (token, patch) in enumerate(zip(partial.token_ids, patches, strict=False)):
+            wanted = self._pointer.forced_after(before)
+            is_forced = token in self._pointer.forced
+            has_patch = token == self._pointer.end
+            if (wanted or -1) != (token if is_forced else -1) or (patch >= 0) != has_patch:
+                raise EngineError(
+                    f"request {request_id} continues from tokens that are no pointer, at {position}"
+                )
+            if patch >= cells:
+                raise EngineError(
+                    f"request {request_id} continues from patch {patch}, its last screenshot has patches "
+                    f"0 to {cells - 1}"
+                )
+            before = token

@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import asyncio
 
-from bus.errors import EngineError
-from bus.messages import ActRequest, Completion
-from dart_cli.engines.base import Engine
-from dart_cli.engines.completions import completion, generate_request
-from dart_cli.policy.coordinates import CoordinateConvention, Resize, make_coordinate_map
+from bus.errors import ActionError, EngineError
+from bus.messages import ActRequest, Completion, PointerMap, SampledTokens
+from dart_cli.engines.base import Engine, Generation
+from dart_cli.engines.completions import completion, generate_request, unsampled
+from dart_cli.policy.coordinates import (
+    CoordinateConvention,
+    CoordinateMap,
+    Resize,
+    make_coordinate_map,
+)
 from dart_cli.policy.images import PreparedImage, with_hashes
 from dart_cli.policy.model import LoadedPolicy
+from dart_cli.policy.pointer.text import Cells, Numbers, PointerText, jitter
 from dart_cli.policy.prompt import PromptRenderer, RenderedPrompt
 
 
@@ -31,6 +37,7 @@ class PolicyPromptEncoder:
     ) -> None:
         self._policy = policy
         self._renderer = renderer or PromptRenderer(policy)
+        self.points = self._renderer.points
         self._coordinates = coordinates
         self._resize = resize or Resize()
 
@@ -49,12 +56,58 @@ class PolicyPromptEncoder:
         """See base.PromptEncoder."""
         return self.render(request).token_ids
 
-    def encode_completion(self, text: str) -> list[int]:
+    def encode_completion(self, text: str, request: ActRequest) -> SampledTokens:
         """See base.PromptEncoder."""
-        token_ids = self._policy.encode_completion(text)
-        if self._policy.decode(token_ids) != text:
+        if self.points is None:
+            sampled = unsampled(self._policy.encode_completion(text))
+            written = self._policy.decode(sampled.token_ids)
+        else:
+            sampled, points = self._pointed(self.points, text, request)
+            written = self.points.write(sampled, points)
+        if written != text:
             raise EngineError(f"the policy's tokenizer cannot encode {text[:60]!r}")
-        return token_ids
+        return sampled
+
+    def decode(self, request: ActRequest, generation: Generation) -> str:
+        """The text of a completion to `request`; where the policy pointed it has a point.
+
+        It is uniform in the patch that was drawn; at temperature 0 it is the centre of the best region.
+        """
+        sampled = generation.sampled
+        if self.points is None or not sampled.patches:
+            return self._policy.decode(sampled.token_ids)
+        coordinates, cells = self._coordinate_map(request), self._cells(request)
+        maps = {pointed.position: pointed for pointed in generation.pointed}
+        points = {
+            position: _clicked(request, position, patch, maps.get(position), cells, coordinates)
+            for position, patch in enumerate(sampled.patches)
+            if patch >= 0
+        }
+        return self.points.write(sampled, points)
+
+    def _pointed(
+        self, text_points: PointerText, text: str, request: ActRequest
+    ) -> tuple[SampledTokens, dict[int, Numbers]]:
+        """A text as tokens with pointers, and their points."""
+        read = text_points.read(text)
+        token_ids = [*read.token_ids, self._policy.encode_completion("")[-1]]
+        patches = [-1] * len(token_ids)
+        coordinates, cells = self._coordinate_map(request), self._cells(request)
+        try:
+            for position, point in read.points.items():
+                patches[position] = cells.holding(point, coordinates)
+        except ActionError as error:
+            raise EngineError(f"{text[:60]!r} points at nothing: {error}") from None
+        return unsampled(token_ids, patches if read.points else []), read.points
+
+    def _coordinate_map(self, request: ActRequest) -> CoordinateMap:
+        return make_coordinate_map(self._coordinates, request.width, request.height, self._resize)
+
+    def _cells(self, request: ActRequest) -> Cells:
+        """Those of the present screenshot."""
+        images = self._policy.images
+        width, height = images.resized(request.width, request.height)
+        return Cells(height // images.factor, width // images.factor)
 
     def _check_resize(self, width: int, height: int) -> None:
         """Raise EngineError unless `dart env`, which has no model, assumes the model's resized size."""
@@ -73,6 +126,23 @@ class PolicyPromptEncoder:
                 "set policy.resize_factor, resize_min_pixels and resize_max_pixels to this model's "
                 f"{images.factor}, {images.bounds[0]} and {images.bounds[1]}"
             )
+
+
+def _clicked(
+    request: ActRequest,
+    position: int,
+    patch: int,
+    pointed: PointerMap | None,
+    cells: Cells,
+    coordinates: CoordinateMap,
+) -> Numbers:
+    """Where a pointer clicks."""
+    across, down = jitter(request.sampling.seed, position)
+    if request.sampling.temperature == 0 and pointed is not None and pointed.candidates:
+        best = pointed.candidates[0]
+        row, column = divmod(patch, cells.columns)
+        across, down = best.x * cells.columns - column, best.y * cells.rows - row
+    return cells.numbers(patch, across, down, coordinates)
 
 
 class PolicyResponder:
@@ -111,5 +181,5 @@ class PolicyResponder:
             generate_request(request, prompt.token_ids, prompt.images)
         )
         return completion(
-            prompt.token_ids, generation, self.policy.decode(generation.sampled.token_ids)
+            prompt.token_ids, generation, self.prompt_encoder.decode(request, generation)
         )

@@ -20,14 +20,19 @@ from random import Random
 from typing import Literal
 
 from bus.errors import EngineError, WeightsError
-from bus.messages import ActRequest, Completion
+from bus.messages import ActRequest, Completion, SampledTokens
 from dart_cli.engines.base import (
     Engine,
     GenerateRequest,
     Generation,
     UpdateTiming,
 )
-from dart_cli.engines.completions import CompletionBuilder, completion, generate_request
+from dart_cli.engines.completions import (
+    CompletionBuilder,
+    completion,
+    generate_request,
+    unsampled,
+)
 from dart_cli.engines.load_meter import LoadMeter
 from dart_cli.policy.codec import make_codec
 from dart_cli.policy.coordinates import THOUSAND, CoordinateMap
@@ -201,9 +206,9 @@ class BytePromptEncoder:
         """The instruction."""
         return list(request.instruction.encode("utf-8"))
 
-    def encode_completion(self, text: str) -> list[int]:
+    def encode_completion(self, text: str, _request: ActRequest) -> SampledTokens:
         """The text; it has no end token."""
-        return list(text.encode("utf-8"))
+        return unsampled(list(text.encode("utf-8")))
 
 
 class ScriptedResponder:

@@ -398,8 +398,8 @@ class TransformersEngine:
         if swap.vision is None or swap.vision != self._vision:
             self._features.clear()
         self._vision = swap.vision
-        if self._window.take(swap.policy_version):
-            self._batch.forget()
+        forgets = self._window.take(swap.policy_version)
+        self._batch.swapped(keep_prefixes=not forgets)
         swap.finished = time.monotonic()
         swap.pause_s, swap.finish_s = placed - halted, swap.finished - placed
         swap.tensors.clear()

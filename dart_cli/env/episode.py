@@ -42,9 +42,10 @@ from bus.messages import (
 )
 from dart_cli.config.schema import Config
 from dart_cli.env.calls import StepResult, sendable
-from dart_cli.policy.codec import Codec, make_codec
+from dart_cli.policy.codec import Codec, PointCodec, make_codec
 from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map, resize_of
 from dart_cli.policy.history import History, history_of
+from dart_cli.policy.pointer.text import split_text
 from dart_cli.runtime.phase_timer import PhaseTimer
 from envs.actions import Action, Answer, Done, Fail, action_to_dict
 from envs.base import Observation, Task, Verdict, content_hash
@@ -366,7 +367,7 @@ class Episode:
         token_ids = completion.sampled.token_ids
         if history.evicts and token_ids:
             text = completion.text  # only the tokens themselves extend the prompt that drew them
-        elif text != completion.text:
+        elif text != completion.text and not self._pointed_alone(text, completion):
             token_ids = []  # the codec shows another text
         turn = Turn(
             text=text,
@@ -379,6 +380,13 @@ class Episode:
         shown = sum(turn.screenshot is not None for turn in self._turns)
         hashes = [*self._hashes, self._screen_hash]
         self._hashes = hashes[len(hashes) - shown :]
+
+    def _pointed_alone(self, text: str, completion: Completion) -> bool:
+        """Whether `text` differs in how points are written alone, and the policy wrote none but pointed."""
+        codec = self._action_spec.codec
+        if not completion.sampled.patches or not isinstance(codec, PointCodec):
+            return False
+        return split_text(codec, text)[0] == split_text(codec, completion.text)[0]
 
     async def _hand_in(self, record: StepRecord) -> None:
         """Send the step while the episode goes on; steps leave one at a time, in their order."""

@@ -6,7 +6,8 @@
 
 The tokenizer's own chat template builds the text. The instruction comes first; a past turn is an
 assistant message, preceded by what history kept of its screen; the present screen is last. A past
-completion is the tokens that were sampled. Whatever comes from outside (instruction, text of a screen,
+completion is the tokens that were sampled; of one whose tokens are unknown, a model that points is shown
+pointers where its text has points. Whatever comes from outside (instruction, text of a screen,
 a completion whose tokens are unknown) is only text: special tokens that it spells are characters.
 """
 
@@ -21,8 +22,10 @@ from typing import Any, Literal
 from bus.errors import EngineError, ModelError
 from bus.messages import Turn
 from dart_cli.config.schema import PolicyConfig
+from dart_cli.policy.codec import point_codec
 from dart_cli.policy.images import with_hashes
 from dart_cli.policy.model import LoadedPolicy
+from dart_cli.policy.pointer.text import PointerText
 from dart_cli.policy.vocabulary import CUT, SLOT
 
 PartOrder = Literal["separate", "instruction_first", "image_first"]
@@ -64,11 +67,12 @@ def part_order_of(policy: PolicyConfig) -> PartOrder:
 def make_renderer(policy: LoadedPolicy, config: PolicyConfig) -> PromptRenderer:
     """The renderer of a configuration's prompts.
 
-    Raises ModelError where `policy.history = "evict"` needs each prompt to extend the one before, and
+    Raises ConfigError where the policy points and its codec does not tell points, ModelError where `policy.history = "evict"` needs each prompt to extend the one before, and
     the model's chat template does not let it.
     """
     part_order = part_order_of(config)
-    renderer = PromptRenderer(policy, config.system_prompt, config.template, part_order)
+    points = pointer_text(policy, config.codec)
+    renderer = PromptRenderer(policy, config.system_prompt, config.template, part_order, points)
     if config.history == "evict" and (problem := renderer.extension_problem()):
         raise ModelError(
             f'{policy.folder}: policy.history = "evict" cannot be used: {problem}; '
@@ -77,12 +81,24 @@ def make_renderer(policy: LoadedPolicy, config: PolicyConfig) -> PromptRenderer:
     return renderer
 
 
+def pointer_text(policy: LoadedPolicy, codec: str) -> PointerText | None:
+    """The texts of a policy that points, in the codec of that name; None for one that writes numbers."""
+    if policy.pointer is None or policy.pointing != "pointer":
+        return None
+
+    def encode(text: str) -> list[int]:
+        return policy.encode(policy.literal.mark(text))
+
+    return PointerText(point_codec(codec), policy.pointer, encode, policy.decode)
+
+
 class PromptRenderer:
     """Renders prompts for one policy.
 
     `system` is a system message, empty for none; `template` wraps the instruction, which replaces
     `{instruction}` in it (UI-TARS asks for a page of text around it). `part_order`: the instruction in
-    a message of its own, or in one with the first screen, before or after its image.
+    a message of its own, or in one with the first screen, before or after its image. `points` are the texts
+    of a policy that points.
     """
 
     def __init__(
@@ -91,7 +107,9 @@ class PromptRenderer:
         system: str = "",
         template: str = "{instruction}",
         part_order: PartOrder = "image_first",
+        points: PointerText | None = None,
     ) -> None:
+        self.points = points
         self._policy = policy
         self._system = system
         self._template = _BESIDE.sub(CUT, template)
@@ -153,6 +171,9 @@ class PromptRenderer:
 
     def _past(self, turn: Turn) -> _Past:
         token_ids = turn.token_ids
+        if not token_ids and self.points is not None:
+            pointed = self.points.read(turn.text)
+            token_ids = pointed.token_ids if pointed.points else []
         if token_ids and token_ids[-1] in self._policy.end_token_ids:
             token_ids = token_ids[:-1]  # the template ends the message
         known = all(0 <= token < self._vocabulary for token in token_ids)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import torch
 from transformers import DynamicCache
 
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.transformers_engine import TransformersEngine
-from dart_cli.policy.forward import ModelInputs, logits, masked_logprobs
+from dart_cli.policy.forward import (
+    ModelInputs,
+    image_features,
+    last_hidden,
+    logits,
+    masked_logprobs,
+    vocabulary_logits,
+)
 from dart_cli.policy.model import LoadedPolicy, weight_tensors
 
 Weights = dict[str, torch.Tensor]
@@ -17,15 +25,43 @@ Weights = dict[str, torch.Tensor]
 
 @torch.inference_mode()
 def fresh_numbers(
-    policy: LoadedPolicy, request: GenerateRequest, token_ids: list[int], temperature: float
+    policy: LoadedPolicy,
+    request: GenerateRequest,
+    token_ids: list[int],
+    temperature: float,
+    patches: Sequence[int] = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities [A] and entropies [A] of the policy as it is now."""
     inputs = policy.inputs([request.prompt_token_ids + token_ids], [request.images])
-    values = logits(policy.model, inputs, last=len(token_ids) + 1)[0, :-1]
+    hidden = last_hidden(policy.model, inputs, last=len(token_ids) + 1)[0, :-1]
+    values = vocabulary_logits(policy.model, hidden)
     logprobs = masked_logprobs(values, policy.forbidden(values.device), temperature)
+    picked, entropies = _picked(logprobs, torch.tensor(token_ids))
+    for position, patch in enumerate(patches):
+        if patch >= 0:
+            scores = pointer_logits(policy, request, hidden[position])[None] / temperature
+            pair = _picked(scores.log_softmax(dim=-1), torch.tensor([patch]))
+            picked[position], entropies[position] = pair[0][0], pair[1][0]
+    for position, token in enumerate(token_ids):
+        if policy.pointer is not None and token == policy.pointer.pad:
+            picked[position] = entropies[position] = 0.0  # it follows from `start`
+    return picked, entropies
+
+
+def _picked(logprobs: torch.Tensor, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     finite = logprobs.masked_fill(logprobs.isinf(), 0.0)
     entropies = -(logprobs.exp() * finite).sum(dim=-1)
-    return logprobs.gather(1, torch.tensor(token_ids)[:, None])[:, 0], entropies
+    return logprobs.gather(1, chosen[:, None])[:, 0], entropies
+
+
+def pointer_logits(
+    policy: LoadedPolicy, request: GenerateRequest, hidden: torch.Tensor
+) -> torch.Tensor:
+    """Logits [P] of the patches of the last screenshot, for the hidden state [H] of a `pad`."""
+    last = policy.images.prepare(request.images[-1])
+    assert policy.pointer_head is not None
+    visual = image_features(policy.model, [last]).embeds[0]
+    return policy.pointer_head(visual, hidden[None])[0]  # type: ignore[no-any-return]
 
 
 def largest_error(

@@ -11,7 +11,7 @@ without it. The ratio pi(a | s) / mu(a | s, hint) is then the importance weight 
 from __future__ import annotations
 
 from bus.errors import ActionError, EngineError
-from bus.messages import ActRequest, Completion, SampledTokens
+from bus.messages import ActRequest, Completion
 from bus.packed import int32s
 from dart_cli.engines.base import PromptEncoder, Responder
 from dart_cli.env.calls import AsyncEnv
@@ -37,17 +37,15 @@ class OraclePolicy:
             text = self._action_spec.codec.format(action, coordinates)
         except ActionError as error:
             raise EngineError(f"the policy's codec cannot write the solution: {error}") from error
-        token_ids = self._prompt_encoder.encode_completion(text)
-        if len(token_ids) > self._max_tokens:
+        sampled = self._prompt_encoder.encode_completion(text, request)
+        if len(sampled) > self._max_tokens:
             raise EngineError(
-                f"the solution {text[:60]!r} takes {len(token_ids)} tokens, "
+                f"the solution {text[:60]!r} takes {len(sampled)} tokens, "
                 f"rollout.max_tokens = {self._max_tokens}"
             )
         return Completion(
             prompt_token_ids=int32s(self._prompt_encoder.encode_prompt(request)),
-            sampled=SampledTokens(
-                token_ids=token_ids, behaviour_logprobs=[], entropies=[], version_spans=[]
-            ),
+            sampled=sampled,
             text=text,
             stop="end",
             queue_s=0.0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bus.messages import ActRequest, Completion
+from bus.messages import ActRequest, Completion, Sampling
 from dart_cli.config.schema import Config
 from dart_cli.data.exchange.parquet_schema import Trajectory
 from dart_cli.engines.base import PromptEncoder, Responder
@@ -27,9 +27,19 @@ def test_a_prompt_encoder_without_weights_writes_what_the_whole_policy_writes(
     for name in ("image_token_id", "pad_token_id", "end_token_ids", "forbidden_token_ids"):
         assert getattr(light, name) == getattr(policy, name)
     assert light.max_positions == policy.max_positions
-    assert load_prompt_encoder(config).encode_completion(
-        "click(1,999)"
-    ) == policy.encode_completion("click(1,999)")
+    request = ActRequest(
+        trajectory_id="t",
+        step=0,
+        instruction="",
+        turns=[],
+        screenshot=b"",
+        width=168,
+        height=168,
+        sampling=Sampling(temperature=1.0, max_tokens=8, seed=0),
+    )
+    written = load_prompt_encoder(config).encode_completion("click(1,999)", request)
+    assert written.token_ids == policy.encode_completion("click(1,999)")
+    assert not written.patches
 
 
 class RecordingResponder:
