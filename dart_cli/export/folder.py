@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from bus.errors import DiskError, UserError
 from dart_cli.config.schema import Config, LoraConfig
@@ -24,12 +21,7 @@ from dart_cli.export.card import model_card
 from dart_cli.export.sources import Trained, of_checkpoint, published_weights
 from dart_cli.policy.lora import adapters_by_layer, merged, peft_config, peft_names
 from dart_cli.policy.model import load_policy, resolve, weight_tensors
-
-SHARD = "5GB"
-"""A larger model is written in shards with an index."""
-_COPIED = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*")
-_OWN = frozenset({"config.json", "README.md"})
-_DTYPES = ("dtype", "torch_dtype")
+from dart_cli.policy.saved_folder import SHARD, copy_rest, share, write_model
 
 
 def export_folder(
@@ -76,13 +68,11 @@ def export_folder(
         else:
             model = load_policy(base, config.model.dtype).model
             _put_in(model, trained.tensors, lora)
-            transformers_logging.disable_progress_bar()
-            model.save_pretrained(draft, max_shard_size=shard)
-            _copy_configuration(base, draft, config.model.dtype)
-        _copy_rest(base, draft)
+            write_model(model, base, draft, config.model.dtype, shard)
+        copy_rest(base, draft)
         card = model_card(config, trained, adapters=lora is not None and not merge)
         (draft / "README.md").write_text(card, encoding="utf-8")
-        _share(draft)
+        share(draft)
         draft.rename(out)
     except (OSError, SafetensorError) as error:
         raise DiskError(f"{out} cannot be written: {error}; is the disk full?") from None
@@ -112,36 +102,3 @@ def _write_adapters(draft: Path, trained: Trained, config: Config, lora: LoraCon
     save_file(peft_names(tensors), draft / "adapter_model.safetensors", metadata={"format": "pt"})
     told = peft_config(trained.tensors, lora, config.model.path)
     (draft / "adapter_config.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
-
-
-def _share(draft: Path) -> None:
-    """Let others read the tensors if they may read the rest: safetensors makes its files private."""
-    mode = (draft / "README.md").stat().st_mode
-    for file in draft.glob("*.safetensors"):
-        file.chmod(stat.S_IMODE(mode))
-
-
-def _copy_rest(base: Path, draft: Path) -> None:
-    """Tokenizer, template and preprocessor as the model's makers wrote them."""
-    for pattern in _COPIED:
-        for file in base.glob(pattern):
-            if file.name not in _OWN and not file.name.endswith(".index.json"):
-                shutil.copyfile(file, draft / file.name)
-
-
-def _copy_configuration(base: Path, draft: Path, dtype: str) -> None:
-    """config.json as the model's makers wrote it, with the dtype of these weights."""
-    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
-    _set_dtype(config, dtype)
-    (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def _set_dtype(config: dict[str, Any], dtype: str) -> None:
-    """State the dtype of the weights wherever the configuration states one."""
-    for key, value in config.items():
-        if key in _DTYPES:
-            config[key] = dtype
-        elif isinstance(value, dict):
-            _set_dtype(value, dtype)
-    if not any(key in config for key in _DTYPES) and "architectures" in config:
-        config["dtype"] = dtype

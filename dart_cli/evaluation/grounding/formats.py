@@ -1,8 +1,8 @@
 """How a text model is asked for a point, and how its text is read.
 
-    AnswerFormat     prompt and reader of one way of answering
+    AnswerFormat     prompt, reader and writer of one way of answering
     format_of        the format of `--codec`: compact, uitars, qwen, point, or a codec of your own
-    grounding_config the configuration of the model and its prompts, checked
+    grounding_config the configuration of the model and its prompts, checked; prompt_config, of a format
     Pointed          what a text says
 
 The prompts are in our words: with the page that a model was trained with it scores higher
@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from bus.errors import ActionError, ConfigError
 from dart_cli.config.load import Source, config_of_model
@@ -28,7 +29,7 @@ from dart_cli.config.validate import check_config
 from dart_cli.evaluation.grounding.items import Point
 from dart_cli.policy.codec import Codec, make_codec
 from dart_cli.policy.coordinates import CoordinateMap
-from envs.actions import Action, Drag, Fail
+from envs.actions import Action, Click, Drag, Fail
 from envs.own_code import did_you_mean
 
 COORDINATES = {"qwen2_vl": "thousand", "qwen2_5_vl": "resized", "qwen3_vl": "thousand"}
@@ -45,6 +46,8 @@ class Pointed:
 
 
 Reader = Callable[[str, CoordinateMap], Pointed]
+Writer = Callable[[tuple[int, int], CoordinateMap], str]
+"""A pixel of the screenshot -> the answer that names it. Raises ActionError."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class AnswerFormat:
 
     name: str
     read: Reader
+    write: Writer
     template: str = "{instruction}"  # around the instruction
     refusal: str = ""  # added to the template where a set has instructions that nothing answers
     system: str = ""
@@ -118,6 +122,27 @@ def read_call(text: str, coordinates: CoordinateMap) -> Pointed:
     return _to_screen(numbers, coordinates)
 
 
+def write_click(codec: Codec, point: tuple[int, int], coordinates: CoordinateMap) -> str:
+    """A click in an action language."""
+    return codec.format(Click(x=point[0], y=point[1]), coordinates)
+
+
+def write_point(point: tuple[int, int], coordinates: CoordinateMap) -> str:
+    """What `read_point` reads."""
+    x, y = coordinates.to_model(*point)
+    return f"({x},{y})"
+
+
+def write_call(point: tuple[int, int], coordinates: CoordinateMap) -> str:
+    """What `read_call` reads."""
+    x, y = coordinates.to_model(*point)
+    call = {
+        "name": "computer_use",
+        "arguments": {"action": "left_click", "coordinate": [x, y]},
+    }
+    return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+
+
 def _to_screen(numbers: list[float], coordinates: CoordinateMap) -> Pointed:
     """Of a point, or of the middle of a box."""
     x, y = (numbers[0] + numbers[-2]) / 2, (numbers[1] + numbers[-1]) / 2
@@ -178,13 +203,23 @@ Answer with one call, a JSON object within <tool_call></tool_call>:
 {{"name": <name of the function>, "arguments": <object of its arguments>}}
 </tool_call>"""
 
+
+def _in_language(codec_name: str, **others: Any) -> AnswerFormat:
+    """Answers that are actions of a codec."""
+    codec = make_codec(codec_name)
+    return AnswerFormat(
+        codec_name,
+        partial(read_action, codec),
+        partial(write_click, codec),
+        codec=codec_name,
+        **others,
+    )
+
+
 _FORMATS: Mapping[str, Callable[[], AnswerFormat]] = {
-    "compact": lambda: AnswerFormat(
-        "compact", partial(read_action, make_codec("compact")), codec="compact", max_tokens=16
-    ),
-    "uitars": lambda: AnswerFormat(
+    "compact": lambda: _in_language("compact", max_tokens=16),
+    "uitars": lambda: _in_language(
         "uitars",
-        partial(read_action, make_codec("uitars")),
         template=_UITARS,
         refusal="call_user() # nothing on the screen is meant\n",
         max_tokens=256,
@@ -192,6 +227,7 @@ _FORMATS: Mapping[str, Callable[[], AnswerFormat]] = {
     "qwen": lambda: AnswerFormat(
         "qwen",
         read_call,
+        write_call,
         template="{instruction}{refusal}",
         refusal="\nIf nothing on the screen is meant, terminate with failure.",
         system=_QWEN,
@@ -200,6 +236,7 @@ _FORMATS: Mapping[str, Callable[[], AnswerFormat]] = {
     "point": lambda: AnswerFormat(
         "point",
         read_point,
+        write_point,
         template=_POINT,
         refusal=" If nothing on the screen is meant, answer (-1,-1).",
     ),
@@ -222,10 +259,7 @@ def format_of(name: str, model: str) -> AnswerFormat:
     if name in _FORMATS:
         return _FORMATS[name]()
     if ":" in name:
-        codec = make_codec(name)
-        return AnswerFormat(
-            name, partial(read_action, codec), codec=name, part_order="auto", max_tokens=256
-        )
+        return _in_language(name, part_order="auto", max_tokens=256)
     raise ConfigError(
         f"--codec {name}: no such format{did_you_mean(name, _FORMATS)}; there are "
         f"{', '.join(_FORMATS)}, and your own as file.py:MyCodec"
@@ -259,11 +293,18 @@ def grounding_config(
                 f"--set {override}: how the model sees a screenshot is in its folder; --max-pixels sets its bound"
             )
     answers = format_of(codec, model)
-    folder = folder_of(model)
     if model in BUILTIN and answers.name != "compact":
         raise ConfigError(
             f"--codec must be compact, the only language of {model}, got {answers.name}"
         )
+    return prompt_config(model, answers, overrides, refusals=refusals), answers
+
+
+def prompt_config(
+    model: str, answers: AnswerFormat, overrides: list[str], *, refusals: bool = False
+) -> Config:
+    """The configuration of a model folder for prompts of a format. Raises ConfigError."""
+    folder = folder_of(model)
     cut = screens(folder)
     kind = str(read_json(folder, "config.json").get("model_type"))
     template = answers.template.replace("{refusal}", answers.refusal if refusals else "")
@@ -281,4 +322,4 @@ def grounding_config(
     changes = [*(f"{key}={json.dumps(value)}" for key, value in own.items()), *overrides]
     config = config_of_model(Path(model), changes)
     check_config(config, Source(folder, tuple(changes)), "rollout")
-    return config, answers
+    return config

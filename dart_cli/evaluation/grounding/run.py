@@ -188,7 +188,7 @@ def _settings(
         items=len(items),
         malformed=len(told.malformed),
         model=options.model,
-        model_digest=_digest(folder_of(options.model)),
+        model_digest=folder_digest(folder_of(options.model)),
         weights=published,
         codec=answers.name,
         coordinates=policy.coordinates,
@@ -207,7 +207,7 @@ def _settings(
     )
 
 
-def _digest(folder: Path) -> str:
+def folder_digest(folder: Path) -> str:
     """Of the tensors and of the small files, wherever the folder lies."""
     digest = hashlib.blake2b(model_identity(folder).encode(), digest_size=16)
     for name in _SMALL:

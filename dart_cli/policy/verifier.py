@@ -1,0 +1,159 @@
+"""The verifier: a model that says whether a place on a screen is the one that an instruction names.
+
+    VerifierSpec   how a place is shown to it and how it is asked; `verifier.json` of its folder
+    marked         a part of a screenshot with a hollow red circle on the place
+    Verifier       P(True) / (P(True) + P(False)) of a place
+    first_good     candidates in order, until one is good enough; else the best of them
+
+After GUI-Actor's verifier (arXiv 2506.03143, 3.4; circle and crop as in its released code). It is trained with
+the pictures that it sees in use: both are made here.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from PIL import Image, ImageDraw, UnidentifiedImageError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bus.errors import EngineError, ModelError
+from dart_cli.policy.forward import logits
+from dart_cli.policy.model import LoadedPolicy
+from dart_cli.policy.prompt import PromptRenderer
+from envs.screenshots import BROKEN
+
+FILE = "verifier.json"
+
+ANSWERS = ("True", "False")
+
+PROMPT = (
+    "A hollow red circle marks a place on this screenshot. Is it the place that the instruction names? "
+    "Answer True or False.\nInstruction: {instruction}"
+)
+
+
+class VerifierSpec(BaseModel):
+    """How a verifier is asked."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    radius: int = Field(default=7, ge=1, le=500)  # of the circle, pixels of the screenshot
+    width: int = Field(default=3, ge=1, le=100)  # of its line, inwards
+    reach: int = Field(default=500, ge=8, le=10_000)  # of the crop, to each side of the place
+    prompt: str = PROMPT  # around {instruction}
+
+    @classmethod
+    def of(cls, folder: Path) -> VerifierSpec:
+        """That of a model folder. Raises ModelError where it has none."""
+        path = folder / FILE
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            raise ModelError(
+                f"{folder} is no verifier: it has no {FILE}; train one with "
+                "`dart model sft ROWS MODEL OUT --task verifier`"
+            ) from None
+        except ValidationError as error:
+            raise ModelError(
+                f"{path}: {error.errors()[0]['msg']}; copy it again, or train the verifier again"
+            ) from None
+
+    def write(self, folder: Path) -> None:
+        """Make a model folder that of a verifier."""
+        text = json.dumps(self.model_dump(), indent=2)
+        (folder / FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def marked(screenshot: Image.Image, x: float, y: float, spec: VerifierSpec) -> Image.Image:
+    """The part of a screenshot around the place (x, y), pixels, with the circle on it.
+
+    The part ends `reach` pixels from the place, or where the screenshot does.
+    """
+    picture = screenshot.convert("RGB")  # a copy
+    at, radius = (round(x), round(y)), spec.radius
+    ring = (at[0] - radius, at[1] - radius, at[0] + radius, at[1] + radius)
+    ImageDraw.Draw(picture).ellipse(ring, outline="red", width=spec.width)
+    wide, high = picture.size
+    middle = min(max(at[0], 0), wide - 1), min(max(at[1], 0), high - 1)
+    return picture.crop(
+        (
+            max(0, middle[0] - spec.reach),
+            max(0, middle[1] - spec.reach),
+            min(wide, middle[0] + spec.reach),
+            min(high, middle[1] + spec.reach),
+        )
+    )
+
+
+def open_screenshot(encoded: bytes) -> Image.Image:
+    """A screenshot to mark places on. Raises EngineError if it is not an image."""
+    try:
+        with Image.open(io.BytesIO(encoded)) as image:
+            return image.convert("RGB")
+    except (UnidentifiedImageError, *BROKEN) as error:
+        raise EngineError(f"a screenshot of {len(encoded)} bytes cannot be read: {error}") from None
+
+
+def as_png(picture: Image.Image) -> bytes:
+    """The bytes that a model is given."""
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG", compress_level=1)
+    return buffer.getvalue()
+
+
+class Verifier:
+    """Asks a verifier's model. Not thread-safe."""
+
+    def __init__(self, policy: LoadedPolicy, renderer: PromptRenderer, spec: VerifierSpec) -> None:
+        self.policy = policy
+        self.spec = spec
+        self._renderer = renderer
+        self._answers = answer_tokens(policy)
+
+    @torch.inference_mode()
+    def score(self, screenshot: Image.Image, instruction: str, x: float, y: float) -> float:
+        """P(True) / (P(True) + P(False)) for the place (x, y), pixels. Raises EngineError."""
+        picture = as_png(marked(screenshot, x, y, self.spec))
+        prompt = self._renderer.render(instruction, [], picture)
+        if len(prompt.token_ids) > self.policy.max_positions:
+            raise EngineError(
+                f"a verifier's prompt of {len(prompt.token_ids)} tokens is longer than the "
+                f"{self.policy.max_positions} of its model"
+            )
+        values = logits(
+            self.policy.model, self.policy.inputs([prompt.token_ids], [prompt.images]), last=1
+        )
+        true, false = values[0, -1, list(self._answers)].tolist()
+        return float(torch.sigmoid(torch.tensor(true - false, dtype=torch.float64)))
+
+
+def answer_tokens(policy: LoadedPolicy) -> tuple[int, int]:
+    """The first tokens of `True` and `False`. Raises ModelError where they are one."""
+    true, false = (policy.encode(answer)[0] for answer in ANSWERS)
+    if true == false:
+        raise ModelError(
+            f"{policy.folder}: True and False begin with the same token; choose another model as verifier"
+        )
+    return true, false
+
+
+def first_good(scores: Iterable[float], threshold: float) -> tuple[int, list[float]]:
+    """(index of the chosen candidate, the scores that were asked for).
+
+    The first with a score of at least `threshold`, after which none is asked for; where there is none, the
+    best, of equal ones the first.
+    """
+    asked: list[float] = []
+    for score in scores:
+        asked.append(score)
+        if score >= threshold:
+            return len(asked) - 1, asked
+    return _best(asked), asked
+
+
+def _best(scores: Sequence[float]) -> int:
+    return max(range(len(scores)), key=lambda i: (scores[i], -i)) if scores else 0

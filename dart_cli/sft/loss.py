@@ -1,0 +1,176 @@
+"""What a batch of examples costs: the language loss of answers, and where their pointers point.
+
+LossSettings   weights and targets
+collate_batch  examples -> tensors
+batch_loss     w_lm L_lm + w_ptr L_ptr, as sums over the batch divided by its counts
+
+L_lm   mean over the tokens of the answers that are drawn, of -log p in the distribution that is sampled
+       from: tokens that a pointer forces have probability 1 and are left out
+L_ptr  mean over pointers of KL(t || p) (arXiv 2506.03143, 3.3) and, with `suppress`, of the
+       probability outside the target (arXiv 2508.13634)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from dart_cli.algo.pointing import (
+    GAUSSIAN_WIDTH,
+    box_target,
+    gaussian_target,
+    mass_outside,
+    pointing_kl,
+)
+from dart_cli.policy.forward import (
+    ModelInputs,
+    image_features,
+    last_hidden,
+    masked_logprobs,
+    vocabulary_logits,
+)
+from dart_cli.policy.model import LoadedPolicy
+from dart_cli.sft.examples import Example
+
+Target = Literal["box", "gaussian"]
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    """Weights of the losses, and the form of targets."""
+
+    lm: float = 1.0
+    pointer: float = 1.0
+    target: Target = "box"
+    gaussian_width: float = GAUSSIAN_WIDTH
+    suppress: float = 0.0  # weight of the probability outside the target
+
+
+@dataclass(frozen=True)
+class SftBatch:
+    """Examples of one forward pass."""
+
+    inputs: ModelInputs
+    last: int  # positions whose states are needed
+    drawn: torch.Tensor  # [T, 2]: row, position among the last, that predicts a drawn token
+    tokens: torch.Tensor  # [T]: that token
+    pads: torch.Tensor  # [N, 2]: row, position among the last, of a pointer's pad
+    shown: list[int]  # [N]: index into inputs.images, of the screenshot that it points at
+    targets: list[torch.Tensor]  # [N] of [P]
+
+
+@dataclass
+class Costs:
+    """Sums over the examples so far; `loss` has a gradient."""
+
+    loss: torch.Tensor | None = None
+    sums: dict[str, float] = field(default_factory=dict)
+
+    def add(self, **values: float) -> None:
+        """Add to sums."""
+        for name, value in values.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+
+
+def counts_of(examples: Sequence[Example], policy: LoadedPolicy) -> tuple[int, int]:
+    """(drawn tokens, pointers) of a batch: what its sums are divided by."""
+    drawn = sum(len(_drawn(example.answer, policy)) for example in examples)
+    return drawn, sum(example.box is not None for example in examples)
+
+
+def collate_batch(
+    policy: LoadedPolicy, examples: Sequence[Example], settings: LossSettings
+) -> SftBatch:
+    """The tensors of some examples."""
+    sequences = [[*example.prompt.token_ids, *example.answer] for example in examples]
+    inputs = policy.inputs(sequences, [example.prompt.images for example in examples])
+    last = max(len(example.answer) for example in examples) + 1
+    drawn: list[tuple[int, int]] = []
+    tokens: list[int] = []
+    pads: list[tuple[int, int]] = []
+    shown: list[int] = []
+    targets: list[torch.Tensor] = []
+    merge = policy.images.merge
+    ends = iter(inputs.shown)
+    for row, example in enumerate(examples):
+        first = last - len(example.answer)  # position of the answer's first token
+        for index in _drawn(example.answer, policy):
+            drawn.append((row, first + index - 1))
+            tokens.append(example.answer[index])
+        image = [next(ends) for _ in example.prompt.images][-1]
+        if example.box is not None:
+            assert policy.pointer is not None
+            pads.append((row, first + example.answer.index(policy.pointer.pad)))
+            shown.append(image)
+            _, rows, columns = inputs.images[image].grid
+            targets.append(_target(example, rows // merge, columns // merge, settings))
+    return SftBatch(
+        inputs,
+        last,
+        torch.tensor(drawn).reshape(-1, 2),
+        torch.tensor(tokens),
+        torch.tensor(pads, dtype=torch.long).reshape(-1, 2),
+        shown,
+        targets,
+    )
+
+
+def batch_loss(
+    policy: LoadedPolicy, batch: SftBatch, settings: LossSettings, counts: tuple[int, int]
+) -> Costs:
+    """The loss of some examples of a batch, whose `counts` are those of the whole batch."""
+    model, device = policy.model, policy.device
+    features = image_features(model, batch.inputs.images)
+    states = last_hidden(model, batch.inputs, last=batch.last, features=features)
+    costs = Costs()
+    parts: list[torch.Tensor] = []
+    if settings.lm:
+        row, at = batch.drawn.to(device).unbind(1)
+        values = vocabulary_logits(model, states[row, at])
+        logprobs = masked_logprobs(values, policy.forbidden(device), 1.0)
+        tokens = batch.tokens.to(device)
+        nll = -logprobs.gather(1, tokens[:, None]).sum()
+        parts.append(settings.lm * nll / counts[0])
+        right = (logprobs.argmax(dim=1) == tokens).sum()
+        costs.add(lm=nll.item() / counts[0], tokens_right=right.item() / counts[0])
+    if batch.targets:
+        head = policy.pointer_head
+        assert head is not None
+        row, at = batch.pads.to(device).unbind(1)
+        queries = states[row, at]
+        for image in dict.fromkeys(batch.shown):
+            mine = [i for i, each in enumerate(batch.shown) if each == image]
+            target = torch.stack([batch.targets[i] for i in mine]).to(device)
+            logits = head.logits(queries[mine], head.keys(features.embeds[image]))
+            kl, outside = pointing_kl(logits, target), mass_outside(logits, target)
+            loss = (kl + settings.suppress * outside).sum() / counts[1]
+            parts.append(settings.pointer * loss)
+            hits = (target.gather(1, logits.argmax(dim=1, keepdim=True)) > 0).sum()
+            costs.add(
+                pointer=kl.sum().item() / counts[1],
+                outside=outside.sum().item() / counts[1],
+                cells_right=hits.item() / counts[1],
+            )
+    costs.loss = torch.stack([part.float() for part in parts]).sum()
+    costs.add(loss=costs.loss.item())
+    return costs
+
+
+def _drawn(answer: Sequence[int], policy: LoadedPolicy) -> list[int]:
+    """Indices of the tokens that no pointer forces."""
+    pointer = policy.pointer
+    return [
+        index
+        for index in range(len(answer))
+        if index == 0 or pointer is None or pointer.forced_after(answer[index - 1]) is None
+    ]
+
+
+def _target(example: Example, rows: int, columns: int, settings: LossSettings) -> torch.Tensor:
+    assert example.box is not None
+    if settings.target == "gaussian":
+        return gaussian_target(example.box, rows, columns, settings.gaussian_width)
+    return box_target(example.box, rows, columns)

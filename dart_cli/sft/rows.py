@@ -1,0 +1,233 @@
+"""Rows for a verifier, from any grounding set: pictures with a mark, and whether it is in the right place.
+
+make_rows        writes the rows of a set: the `dart model verifier-rows` verb
+read_rows        reads them as items; the region of one whose mark is wrong is None
+verifier_config  the configuration of a verifier's prompts
+
+FOLDER/rows.json [{"img_filename", "instruction", "correct", "kind", "source", "point"}], FOLDER/images,
+FOLDER/verifier.json: how the pictures were made.
+
+Of each item: a mark at the centre and one elsewhere in the region (right), one on another element of the same
+screenshot, the nearest ones first, and one just beside the region (wrong). A screenshot with a single element
+has two marks beside it. The original left near neighbours out and marked places anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from random import Random
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from bus.errors import EngineError, UserError
+from dart_cli.config.schema import Config
+from dart_cli.evaluation.grounding.formats import AnswerFormat, format_of, prompt_config
+from dart_cli.evaluation.grounding.items import Box, Item, Point
+from dart_cli.evaluation.grounding.pictures import Picture
+from dart_cli.evaluation.grounding.reader import read_set
+from dart_cli.evaluation.results import StoredModel
+from dart_cli.policy.verifier import FILE, VerifierSpec, as_png, marked, open_screenshot
+from dart_cli.sft.examples import visible_box
+from envs.base import content_hash
+
+ROWS, IMAGES = "rows.json", "images"
+
+BESIDE = (1.0, 3.0)
+"""Nearest and farthest mark beside a region, in half sides of it from its edge; at least LEAST pixels."""
+LEAST = 6.0
+TRIES = 64
+
+
+class Row(StoredModel):
+    """One picture and its answer."""
+
+    img_filename: str
+    instruction: str = Field(min_length=1)
+    correct: bool
+    kind: str  # centre, inside, neighbour, beside
+    source: str  # the item that it was made of
+    point: tuple[float, float]  # pixels of the item's screenshot
+    size: tuple[int, int]  # of the picture
+
+
+@dataclass(frozen=True)
+class VerifierRows:
+    """Rows as they were read."""
+
+    items: list[Item]
+    digest: str
+
+
+def make_rows(
+    data: Path,
+    out: Path,
+    spec: VerifierSpec,
+    *,
+    layout: str = "",
+    seed: int = 0,
+    limit: int = 0,
+    advance: Callable[[int], None] = lambda _: None,
+) -> dict[str, int]:
+    """Write the rows of a grounding set; how many of each kind. Raises UserError."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists; name a folder that is not there yet")
+    told = read_set(data, layout)
+    items = [item for item in told.items if item.region is not None]
+    if not items:
+        raise UserError(f"{data} has no items that name a place; is it the whole set?")
+    items = items[:limit] if limit else items
+    beside: dict[Picture, list[Item]] = defaultdict(list)
+    for item in items:
+        beside[item.image].append(item)
+    (out / IMAGES).mkdir(parents=True, exist_ok=True)
+    rows: list[Row] = []
+    for item in items:
+        rows += _rows_of(item, beside[item.image], out, spec, Random(f"{seed}/{item.id}"))  # noqa: S311
+        advance(1)
+    spec.write(out)
+    content = json.dumps([row.model_dump() for row in rows], indent=1)
+    (out / ROWS).write_text(content + "\n", encoding="utf-8")
+    return {
+        kind: sum(row.kind == kind for row in rows) for kind in dict.fromkeys(r.kind for r in rows)
+    }
+
+
+def marks(item: Item, others: Sequence[Item], rng: Random) -> list[tuple[str, Point]]:
+    """(kind, place) of an item's marks; `others` are the items of the same screenshot."""
+    assert item.region is not None
+    box = visible_box(item)
+    centre = (box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2
+    found: list[tuple[str, Point]] = [("centre", centre)] if item.region.contains(centre) else []
+    inside = _drawn(lambda: (rng.uniform(box.x0, box.x1), rng.uniform(box.y0, box.y1)), item, True)
+    found += [("inside", inside)] if inside else []
+    wrong: list[tuple[str, Point]] = []
+    centres = [_centre(other) for other in others if other.region is not None]
+    near = sorted(
+        {place for place in centres if not item.region.contains(place)},
+        key=lambda place: (math.dist(place, centre), place),
+    )
+    if near:  # the nearest most often
+        wrong.append(("neighbour", near[min(int(rng.expovariate(1.0)), len(near) - 1)]))
+    while len(wrong) < len(found):
+        place = _drawn(lambda: _near_edge(box, item.size, rng), item, False)
+        if place is None:  # the region is the whole screen
+            break
+        wrong.append(("beside", place))
+    return [*found, *wrong]
+
+
+def _rows_of(
+    item: Item, others: Sequence[Item], out: Path, spec: VerifierSpec, rng: Random
+) -> list[Row]:
+    try:
+        screenshot = open_screenshot(item.image.read_bytes())
+    except (OSError, EngineError) as error:
+        raise UserError(f"{item.id}: {error}; copy the set again") from None
+    rows = []
+    for kind, (x, y) in marks(item, others, rng):
+        picture = marked(screenshot, x, y, spec)
+        encoded = as_png(picture)
+        name = f"{content_hash(encoded)}.png"
+        (out / IMAGES / name).write_bytes(encoded)
+        rows.append(
+            Row(
+                img_filename=name,
+                instruction=item.instruction,
+                correct=kind in ("centre", "inside"),
+                kind=kind,
+                source=item.id,
+                point=(round(x, 1), round(y, 1)),
+                size=picture.size,
+            )
+        )
+    return rows
+
+
+def _centre(item: Item) -> Point:
+    box = visible_box(item)
+    return (box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2
+
+
+def _drawn(draw: Callable[[], Point], item: Item, inside: bool) -> Point | None:
+    """The first drawn place on the screenshot that is in the item's region, or beside it."""
+    assert item.region is not None
+    wide, high = item.size
+    for _ in range(TRIES):
+        x, y = draw()
+        if 0 <= x < wide and 0 <= y < high and item.region.contains((x, y)) == inside:
+            return x, y
+    return None
+
+
+def _near_edge(box: Box, size: tuple[int, int], rng: Random) -> Point:
+    """A place beside one edge of the box."""
+    half = max((box.x1 - box.x0) / 2, LEAST), max((box.y1 - box.y0) / 2, LEAST)
+    away = rng.uniform(*BESIDE)
+    x, y = rng.uniform(box.x0, box.x1), rng.uniform(box.y0, box.y1)
+    if rng.random() < 0.5:
+        x = rng.choice((box.x0 - away * half[0], box.x1 + away * half[0]))
+    else:
+        y = rng.choice((box.y0 - away * half[1], box.y1 + away * half[1]))
+    return min(max(x, 0.0), size[0] - 1.0), min(max(y, 0.0), size[1] - 1.0)
+
+
+def read_rows(folder: Path) -> VerifierRows:
+    """The rows of a folder. Raises UserError for a folder without rows or with malformed ones."""
+    path = folder / ROWS
+    if not (folder / FILE).is_file() or not path.is_file():
+        raise UserError(
+            f"{folder} has no rows for a verifier ({ROWS}, {FILE}); make them with "
+            "`dart model verifier-rows SET OUT`"
+        )
+    content = path.read_bytes()
+    try:
+        rows = TypeAdapter(list[Row]).validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise UserError(f"{path}[{place}]: {first['msg']}; make the rows again") from None
+    if not rows:
+        raise UserError(f"{path} has no rows; make them again")
+    items = []
+    for index, row in enumerate(rows):
+        name = PurePosixPath(row.img_filename)
+        image = folder / IMAGES / name
+        if name.is_absolute() or ".." in name.parts or not image.is_file():
+            raise UserError(
+                f"{path}[{index}]: there is no picture {row.img_filename}; make the rows again"
+            )
+        region = Box(0, 0, *row.size) if row.correct else None
+        items.append(
+            Item(
+                f"{ROWS}[{index}]",
+                Picture(image),
+                row.size,
+                row.instruction,
+                region,
+                {"kind": (row.kind,)},
+            )
+        )
+    digest = hashlib.blake2b(content + (folder / FILE).read_bytes(), digest_size=16).hexdigest()
+    return VerifierRows(items, digest)
+
+
+def verifier_config(
+    model: str, spec: VerifierSpec, overrides: list[str]
+) -> tuple[Config, AnswerFormat]:
+    """The configuration of a verifier's prompts: the picture, then the question."""
+    try:
+        codec = format_of("", model).codec
+    except UserError:  # not the tiny model's words; which language it acts in is not asked
+        codec = "uitars"
+    answers = AnswerFormat("verifier", _unread, _unread, template=spec.prompt, codec=codec)  # type: ignore[arg-type]
+    return prompt_config(model, answers, overrides), answers
+
+
+def _unread(*_: object) -> str:
+    raise AssertionError("a verifier's answer is a probability")

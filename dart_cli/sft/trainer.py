@@ -1,0 +1,179 @@
+"""The model under supervised training: stages, updates, and the state to go on from.
+
+    StageName    `head`: the pointer head and the rows of its three tokens alone; `all`: everything
+    Trainer      one stage of one model
+    TokenRows    the rows of a few tokens as parameters of their own, while the embedding stays as it is
+
+A stage ends with its tensors in the model. `state` and `restore` are exact: a stage that goes on from its
+state makes the updates that it would have made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from dart_cli.policy.model import LoadedPolicy
+from dart_cli.policy.recompute import use_recompute
+from dart_cli.sft.examples import Example
+from dart_cli.sft.loss import LossSettings, batch_loss, collate_batch, counts_of
+from dart_cli.train.base import Tensors
+from dart_cli.train.state import restore, state_of
+
+StageName = Literal["head", "all"]
+
+_RNG, _DEVICE_RNG = "rng", "rng.device"
+_ROWS = "pointer_rows"
+
+
+class TokenRows:
+    """Rows [K, H] in the place of those that the input embedding has for `tokens` [K]."""
+
+    def __init__(self, embedding: nn.Module, tokens: Sequence[int]) -> None:
+        weight: Any = embedding.weight
+        self._weight: torch.Tensor = weight
+        self._tokens = list(tokens)
+        self.rows = nn.Parameter(weight.detach()[self._tokens].clone())
+        self._hook = embedding.register_forward_hook(self._replace)
+
+    def _replace(self, _: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> Any:
+        ids = given[0]
+        for row, token in zip(self.rows, self._tokens, strict=True):
+            output = torch.where((ids == token)[..., None], row.to(output.dtype), output)
+        return output
+
+    @torch.no_grad()
+    def put_in(self) -> None:
+        """Write the rows into the embedding, which is used as it is from now on."""
+        self._hook.remove()
+        self._weight[self._tokens] = self.rows.to(self._weight.dtype)
+
+
+class Trainer:
+    """One stage. The model's dtype is float32; `compute` is that of its products."""
+
+    def __init__(
+        self,
+        policy: LoadedPolicy,
+        stage: StageName,
+        losses: LossSettings,
+        *,
+        betas: tuple[float, float],
+        weight_decay: float,
+        grad_clip: float,
+        micro_batch: int,
+        compute: torch.dtype = torch.float32,
+        freeze_vision: bool = False,
+        recompute: bool = False,
+    ) -> None:
+        self._policy = policy
+        self._losses = losses
+        self._grad_clip = grad_clip
+        self._micro_batch = micro_batch
+        self._compute = compute
+        self._rows: TokenRows | None = None
+        model, head = policy.model, policy.pointer_head
+        model.requires_grad_(stage == "all")
+        if stage == "all":
+            inner: Any = model.model
+            inner.visual.requires_grad_(not freeze_vision)
+        model.eval()  # nothing is dropped but by the head
+        if head is not None:
+            head.requires_grad_(policy.pointing == "pointer")
+            head.train(policy.pointing == "pointer")
+        if stage == "head":
+            assert policy.pointer is not None
+            self._rows = TokenRows(model.get_input_embeddings(), policy.pointer.triple)
+        self.parameters: dict[str, torch.Tensor] = {
+            name: parameter
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        }
+        if self._rows is not None:
+            self.parameters[_ROWS] = self._rows.rows
+        if recompute:
+            use_recompute(model)
+        self._optimizer = torch.optim.AdamW(
+            list(self.parameters.values()), lr=0.0, betas=betas, weight_decay=weight_decay
+        )
+
+    def update(self, examples: Sequence[Example], lr: float) -> dict[str, float]:
+        """One step on a batch; its metrics. Raises FloatingPointError, with the weights as they were."""
+        counts = counts_of(examples, self._policy)
+        metrics: dict[str, float] = {}
+        self._optimizer.zero_grad(set_to_none=True)
+        size = self._micro_batch or len(examples)
+        for first in range(0, len(examples), size):
+            batch = collate_batch(self._policy, examples[first : first + size], self._losses)
+            with self._precision():
+                costs = batch_loss(self._policy, batch, self._losses, counts)
+            assert costs.loss is not None
+            costs.loss.backward()  # type: ignore[no-untyped-call]
+            for name, value in costs.sums.items():
+                metrics[name] = metrics.get(name, 0.0) + value
+        norm = nn.utils.clip_grad_norm_(list(self.parameters.values()), self._grad_clip)
+        if not torch.isfinite(norm):
+            raise FloatingPointError(f"the gradient's norm is {norm.item()}")
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+        return {**metrics, "grad_norm": norm.item(), "lr": lr}
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        if self._compute == torch.float32:
+            return nullcontext()
+        return torch.autocast(self._policy.device.type, self._compute)
+
+    def finish(self) -> None:
+        """End the stage: its tensors are the model's."""
+        if self._rows is not None:
+            self._rows.put_in()
+        self._policy.model.eval()
+
+    def state(self) -> Tensors:
+        """What is trained, the optimizer's state and the generators': the tensors themselves."""
+        found = state_of(self.parameters, self._optimizer)
+        found[_RNG] = torch.get_rng_state()
+        if self._policy.device.type == "cuda":
+            found[_DEVICE_RNG] = torch.cuda.get_rng_state(self._policy.device)
+        return found
+
+    def restore(self, tensors: Tensors) -> None:
+        """Go on from a state. Raises ValueError where it is of other tensors."""
+        generators = {name: tensors[name] for name in (_RNG, _DEVICE_RNG) if name in tensors}
+        others = {name: each for name, each in tensors.items() if name not in generators}
+        if missing := [name for name in self.parameters if name not in others]:
+            raise ValueError(f"it has no {missing[0]}")
+        restore(_Held(others), self.parameters, self._optimizer)
+        torch.set_rng_state(generators[_RNG])
+        if _DEVICE_RNG in generators and self._policy.device.type == "cuda":
+            torch.cuda.set_rng_state(generators[_DEVICE_RNG], self._policy.device)
+
+
+class _Held:
+    """Tensors in memory, as dart_cli.train.base.SavedState."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._tensors = tensors
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self._tensors[name].dtype
+
+    @torch.no_grad()
+    def fill(self, targets: Mapping[str, torch.Tensor]) -> None:
+        for name, target in targets.items():
+            if name not in self._tensors or self.shape(name) != tuple(target.shape):
+                raise ValueError(f"{name} has another shape")
+        for name, target in targets.items():
+            target.copy_(self._tensors[name])
