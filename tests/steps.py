@@ -25,6 +25,7 @@ def steps_of(batch: Batch) -> list[BatchStep]:
             version_spans=sample.version_spans,
             advantage=sample.advantage,
             weight=sample.weight,
+            patches=sample.patches,
         )
         for sample in batch.samples
     ]

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from bus.errors import ModelError
+from dart_cli.policy.pointer.head import head_of
 
 
 def use_recompute(model: PreTrainedModel) -> None:
@@ -37,6 +38,8 @@ def use_recompute(model: PreTrainedModel) -> None:
     inner: Any = model.model
     if not any(parameter.requires_grad for parameter in inner.visual.parameters()):
         inner.visual.eval()
+    if (head := head_of(model)) is not None:
+        head.eval()  # it drops values at random in training mode, which engines do not
     if off := [name for name, layer in _layers(inner) if not _recomputes(layer)]:
         raise ModelError(
             f"{off[0]} of {type(model).__name__} cannot be recomputed; set train.recompute to none"

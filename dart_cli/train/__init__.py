@@ -7,6 +7,7 @@ base            what the loop needs of a learner (protocols), and metrics of a b
 learner         one update from one batch: PolicyLearner
 packs/          a batch becomes packs: sequences of many steps, each pack one forward pass
 model           log-probabilities of given tokens, with gradient
+patch_scores    the same of patches that pointers drew
 sharded         the model over several GPUs (FSDP2)
 ranks/          the processes that train one model together
 checkpoints/    where a trainer goes on after its end

@@ -38,6 +38,7 @@ from dart_cli.train.logprob_gaps import step_mismatches
 from dart_cli.train.model import TokenScores, TrainModel
 from dart_cli.train.packs.feed import PackFeed
 from dart_cli.train.packs.pack import Pack, batch_shares, check
+from dart_cli.train.packs.pointers import pad_of
 from dart_cli.train.packs.share import shares_of
 from dart_cli.train.parity import ComparedTokens, ParityGate, all_of, compare
 from dart_cli.train.ranks.gathering import Found, gathered
@@ -118,7 +119,12 @@ class PolicyLearner:
         return shares_of(
             batch,
             looked_back,
-            batch_shares(batch, self._config.normalise, self._config.constant_tokens),
+            batch_shares(
+                batch,
+                self._config.normalise,
+                self._config.constant_tokens,
+                pad_of(self.model.policy),
+            ),
             self.model.policy,
             rate=learning_rate(self._schedule, _run_point(batch, updates_done)),
             policy_version=policy_version,

@@ -16,10 +16,11 @@ from dart_cli.train.packs.pack import Pack
 def step_mismatches(proximal: torch.Tensor, pack: Pack) -> list[StepMismatch]:
     """Of the samples of `pack`, whose tokens' log-probabilities before the update are `proximal` [N].
 
-    A gap that is not finite is left out: the update says what is wrong there.
+    Over the tokens that were drawn. A gap that is not finite is left out: the update says what is wrong there.
     """
     gaps = proximal.double().cpu() - pack.behaviour_logprobs
-    pieces = torch.split(gaps, pack.lengths)
+    drawn = torch.split(pack.drawn, pack.lengths)
+    pieces = [gap[own] for gap, own in zip(torch.split(gaps, pack.lengths), drawn, strict=True)]
     return [
         StepMismatch(
             trajectory_id=sample.trajectory_id,

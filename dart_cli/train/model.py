@@ -34,6 +34,8 @@ from dart_cli.policy.packed import PackedInputs, packed_hidden
 from dart_cli.policy.pointer.head import head_of
 from dart_cli.policy.recompute import use_recompute
 from dart_cli.train.packs.pack import Pack
+from dart_cli.train.packs.pointers import PointerRows
+from dart_cli.train.patch_scores import patch_scores
 from dart_cli.train.sharded import (
     ShardingPlan,
     load_sharded,
@@ -77,8 +79,14 @@ class Scorer(torch.nn.Module):
         token_ids: torch.Tensor,
         temperature: float,
         entropy_gradient: bool = False,
+        pointers: PointerRows | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities and entropies [N] of `token_ids` after the pack's tokens `rows`, nats."""
+        """Log-probabilities and entropies [N] of `token_ids` after the pack's tokens `rows`, nats.
+
+        Those of a pointer's end are of its patch, those of a pad 0.
+        """
+        if features is None and inputs.images:
+            features = image_features(self.model, inputs.images)
         nothing: torch.Tensor | None = None
         if self._blank is not None and not inputs.images:  # before the language model, as elsewhere
             seen = image_features(self.model, [self._blank])
@@ -87,13 +95,55 @@ class Scorer(torch.nn.Module):
         hidden = packed_hidden(self.model, inputs, features=features)
         if nothing is not None:
             hidden = hidden + nothing
+        states, token_ids = hidden[rows.to(hidden.device)], token_ids.to(hidden.device)
+        if self._policy.pointing == "text":
+            return self._of_tokens(states, token_ids, temperature, entropy_gradient)
+        head = head_of(self.model)
+        assert head is not None
+        trained = [each for each in head.parameters() if each.requires_grad]
+        if trained and (pointers is None or not len(pointers.ends)):
+            # Gradients are of the same tensors on every rank, whether its pack points or not.
+            states = states + torch.stack([each.sum() for each in trained]).sum() * 0
+        if pointers is None:
+            return self._of_tokens(states, token_ids, temperature, entropy_gradient)
+        ends = pointers.ends.to(states.device)
+        spoken = pointers.drawn.to(states.device).index_fill(0, ends, value=False)
+        found = self._of_tokens(states[spoken], token_ids[spoken], temperature, entropy_gradient)
+        if len(ends):
+            assert features is not None
+            pointed = patch_scores(
+                head,
+                states[ends],
+                features.embeds,
+                pointers.screens,
+                pointers.patches,
+                temperature=temperature,
+                entropy_gradient=entropy_gradient,
+            )
+            places = torch.cat([torch.nonzero(spoken)[:, 0], ends])
+            found = torch.cat([found[0], pointed[0]]), torch.cat([found[1], pointed[1]])
+        else:
+            places = torch.nonzero(spoken)[:, 0]
+        logprobs, entropies = (
+            values.new_zeros(len(states)).index_copy(0, places, values) for values in found
+        )
+        return logprobs, entropies
+
+    def _of_tokens(
+        self,
+        states: torch.Tensor,
+        token_ids: torch.Tensor,
+        temperature: float,
+        entropy_gradient: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scores of tokens that were drawn from the vocabulary."""
         head: Any = self.model.get_output_embeddings()
         return token_scores(
-            hidden[rows.to(hidden.device)],
+            states,
             head.weight,
-            token_ids.to(hidden.device),
+            token_ids,
             temperature=temperature,
-            forbidden=self._policy.forbidden(hidden.device),
+            forbidden=self._policy.forbidden(states.device),
             chunk_tokens=self._chunk_tokens,
             entropy_gradient=entropy_gradient,
         )
@@ -285,6 +335,12 @@ def _scores(
 ) -> TokenScores:
     return TokenScores(
         *scorer(
-            pack.inputs, pack.features, pack.rows, pack.token_ids, temperature, entropy_gradient
+            pack.inputs,
+            pack.features,
+            pack.rows,
+            pack.token_ids,
+            temperature,
+            entropy_gradient,
+            pack.pointers,
         )
     )

@@ -97,7 +97,10 @@ class ComparedTokens:
 
 
 def compare(logprobs: torch.Tensor, pack: Pack) -> ComparedTokens:
-    """The sampled tokens of a pack, scored `logprobs` [N]; demonstrations, which no engine sampled, are left out."""
+    """The sampled tokens of a pack, scored `logprobs` [N].
+
+    Left out are demonstrations, which no engine sampled, and what a pointer forces.
+    """
     seen = [min(sample.images, len(SEEN) - 1) for sample in pack.samples]
     whole = ComparedTokens(
         pack.behaviour_logprobs.numpy(),
@@ -105,7 +108,7 @@ def compare(logprobs: torch.Tensor, pack: Pack) -> ComparedTokens:
         pack.versions.numpy(),
         np.repeat(np.array(seen, dtype=np.int64), pack.lengths),
     )
-    return whole.only(~pack.unknown.numpy())
+    return whole.only((pack.drawn & ~pack.unknown).numpy())
 
 
 def all_of(parts: Sequence[ComparedTokens]) -> ComparedTokens:

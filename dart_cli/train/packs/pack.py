@@ -34,6 +34,12 @@ from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.packed import PackedInputs, PackLayout
 from dart_cli.train.packs.plan import IMAGE, Tokens
+from dart_cli.train.packs.pointers import (
+    PointerRows,
+    drawn_tokens,
+    pointer_fault,
+    pointer_rows,
+)
 
 _NONE = np.zeros(0)
 
@@ -52,11 +58,20 @@ class Pack:
     behaviour_logprobs: torch.Tensor  # [N], float64, nats; 0 where unknown
     unknown: torch.Tensor  # [N], bool: of a demonstration, whose behaviour policy is unknown
     advantages: torch.Tensor  # [N], float64
-    weights: torch.Tensor  # [N], float64, what each weighs in the loss, before the division
+    weights: torch.Tensor
+    """[N], float64, what each weighs in the loss, before the division; 0 where it was not drawn."""
     versions: torch.Tensor
     """[N], int64, the version that sampled a token; -1 where it is unknown, or the token was sampled
     after a weight swap, on keys and values of the old weights."""
     samples: tuple[Sample, ...]  # whose tokens these are, in order
+    pointers: PointerRows | None = None  # None where none of them points
+
+    @property
+    def drawn(self) -> torch.Tensor:
+        """[N], bool: False of the tokens that a pointer forces without drawing a patch."""
+        if self.pointers is None:
+            return torch.ones_like(self.token_ids, dtype=torch.bool)
+        return self.pointers.drawn
 
     @property
     def lengths(self) -> list[int]:
@@ -78,7 +93,8 @@ def check(batch: Batch, policy: LoadedPolicy) -> None:
         cause = _fault(sample, batch, policy) or chains[sample.chain]
         if not cause and never[ids(batch.completion(sample))].any():
             cause = "its completion holds a token that is never sampled"
-        if cause or (cause := _image_fault(sample, batch, policy, sizes)):
+        cause = cause or _image_fault(sample, batch, policy, sizes)
+        if cause or (cause := pointer_fault(batch, sample, policy, sizes)):
             raise ProtocolError(
                 f"batch {batch.batch_id}, {sample.trajectory_id} step {sample.step}: {cause}; "
                 "was it sampled with this model?"
@@ -271,7 +287,7 @@ class PackMaker:
             images=tuple(images.values()),
             shown=tuple(place[name] for name in self._shown_in_order(number)),
         )
-        return self._scored(inputs, features, number, starts)
+        return self._scored(inputs, features, number, starts, place)
 
     def _scored(
         self,
@@ -279,8 +295,9 @@ class PackMaker:
         features: ImageFeatures | None,
         number: int,
         starts: NDArray[np.intp],
+        place: Mapping[str, int],
     ) -> Pack:
-        """The pack with its samples' tokens."""
+        """The pack with its samples' tokens; `place` is the index of an image by its content hash."""
         chosen = sorted(
             index for chain in self._ends[number] for index in self._of_chain.get(chain, [])
         )
@@ -299,6 +316,10 @@ class PackMaker:
             else np.zeros(len(sample))
             for sample in samples
         ]  # fmt: skip
+        weights = spread([self._weights[index] for index in chosen])
+        pointers = pointer_rows(self._batch, samples, self._policy, place)
+        if pointers is not None:
+            weights = weights.where(pointers.drawn, 0.0)
         return Pack(
             inputs=inputs,
             features=features,
@@ -307,9 +328,10 @@ class PackMaker:
             behaviour_logprobs=torch.from_numpy(np.concatenate([np.zeros(0), *known])),
             unknown=spread([not sample.behaviour_logprobs for sample in samples]).bool(),
             advantages=spread([sample.advantage for sample in samples]),
-            weights=spread([self._weights[index] for index in chosen]),
+            weights=weights,
             versions=joined([_versions(sample) for sample in samples]),
             samples=tuple(samples),
+            pointers=pointers,
         )
 
     def _tokens(self, chain: int) -> NDArray[np.int32]:
@@ -373,15 +395,24 @@ def trajectory_of(sample: Sample) -> tuple[str, str]:
     return sample.group_id, sample.trajectory_id
 
 
-def batch_shares(batch: Batch, normalise: Normalise, constant_tokens: float = 0.0) -> LossShares:
-    """The weight of each token in the batch's loss; samples of weight 0 count nowhere."""
+def batch_shares(
+    batch: Batch,
+    normalise: Normalise,
+    constant_tokens: float = 0.0,
+    pad: int | None = None,
+) -> LossShares:
+    """The weight of each token in the batch's loss; samples of weight 0 count nowhere, nor does `pad`."""
     return loss_shares(
-        ((trajectory_of(sample), len(sample)) for sample in batch.samples if sample.weight != 0),
+        (
+            (trajectory_of(sample), drawn_tokens(batch, sample, pad))
+            for sample in batch.samples
+            if sample.weight != 0
+        ),
         normalise,
         constant_tokens,
     )
 
 
-def completion_tokens(batch: Batch) -> int:
+def completion_tokens(batch: Batch, pad: int | None = None) -> int:
     """How many tokens the batch's loss is over."""
-    return sum(len(sample) for sample in batch.samples if sample.weight != 0)
+    return sum(drawn_tokens(batch, each, pad) for each in batch.samples if each.weight != 0)

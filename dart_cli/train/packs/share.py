@@ -26,6 +26,7 @@ from dart_cli.train.packs.pack import (
     trajectory_of,
 )
 from dart_cli.train.packs.plan import Costs, PlannedPack, plan
+from dart_cli.train.packs.pointers import drawn_tokens, pad_of
 
 
 def costs_of(policy: LoadedPolicy) -> Costs:
@@ -135,6 +136,7 @@ def shares_of(
     of `looked_back_version` (parity.py).
     """
     works = packed_batches(batch, policy, pack_tokens=pack_tokens, ranks=ranks)
+    pad = pad_of(policy)
     others = packed_batches(looked_back, policy, pack_tokens=pack_tokens, ranks=ranks)
     return [
         Share.model_construct(
@@ -142,14 +144,15 @@ def shares_of(
             looked_back=other,
             looked_back_version=looked_back_version,
             token_weights=float64s(
-                sample.weight * weights.of(trajectory_of(sample), len(sample))
+                sample.weight
+                * weights.of(trajectory_of(sample), drawn_tokens(work.batch, sample, pad))
                 for sample in work.batch.samples
             ),
             divisor=weights.divisor,
             rate=rate,
             policy_version=policy_version,
             samples=len(batch.samples),
-            tokens=completion_tokens(batch),
+            tokens=completion_tokens(batch, pad),
         )
         for work, other in zip(works, others, strict=True)
     ]
