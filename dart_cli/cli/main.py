@@ -36,6 +36,7 @@ from dart_cli.cli.options import (
     print_dry_run,
     refuse_other,
 )
+from dart_cli.cli.sft import supervised
 from dart_cli.cli.tools import tools
 
 if TYPE_CHECKING:
@@ -142,6 +143,7 @@ def _dart(
 app.add_typer(data, name="data")
 app.add_typer(env, name="env")
 app.add_typer(evaluate, name="eval")
+model.add_typer(supervised)
 app.add_typer(model, name="model")
 app.add_typer(tools)
 
