@@ -45,6 +45,12 @@ RESULT = {
     "films": "plot.png",
 }
 
+CONFIG = {
+    "data": {"group_size": 8, "groups_per_batch": 4},
+    "train": {"updates": 3, "reuse": 0},
+    "eval": {"episodes": 44},
+}
+
 
 class Copy:
     """A tree in which the two scripts run."""
@@ -58,7 +64,7 @@ class Copy:
         self.write("scripts/setup-vllm")
         self.write("scripts/docs")
         self.write("scripts/check", "echo checked >> checks")
-        self.write("scripts/quickstart", f"echo noise; echo '{json.dumps(RESULT)}'")
+        self.quickstart()
         (root / "plot.png").write_bytes(b"\x89PNG")
         self.write(".venv/bin/dpkg")  # all programs are installed
         self.write(".venv/bin/python", f'exec {sys.executable} "$@"')
@@ -69,6 +75,12 @@ class Copy:
         (self.root / path).parent.mkdir(parents=True, exist_ok=True)
         (self.root / path).write_text(f"#!/usr/bin/env bash\n{text}\n")
         (self.root / path).chmod(0o755)
+
+    def quickstart(self, config: dict[str, object] = CONFIG, **result: object) -> None:
+        """A quickstart of this configuration, with this result."""
+        self.write("runs/ci/config.json")
+        (self.root / "runs/ci/config.json").write_text(json.dumps(config))
+        self.write("scripts/quickstart", f"echo noise; echo '{json.dumps(RESULT | result)}'")
 
     def pytest_exits(self, status: int) -> None:
         """A pytest that runs nothing."""
@@ -145,8 +157,22 @@ def test_ci_fails_with_the_quickstart(copy: Copy) -> None:
     assert copy.run(".ci/run")[0] == 0
     copy.write("scripts/quickstart", "exit 3")
     assert copy.run(".ci/run")[0] != 0
-    wrong = RESULT | {"greedy_after": 1.5}
-    copy.write("scripts/quickstart", f"echo '{json.dumps(wrong)}'")
+    copy.quickstart(greedy_after=1.5)
+    assert copy.run(".ci/run")[0] != 0
+
+
+@pytest.mark.parametrize(
+    ("size", "reuse", "least"), [(8, 0, 96), (1, 0, 12), (1, 1, 8), (8, 2, 32)]
+)
+def test_ci_counts_the_trajectories_that_the_quickstarts_configuration_trains_on(
+    copy: Copy, size: int, reuse: int, least: int
+) -> None:
+    copy.pytest_exits(0)
+    data = {"group_size": size, "groups_per_batch": 4}
+    config = CONFIG | {"data": data, "train": {"updates": 3, "reuse": reuse}}
+    copy.quickstart(config, trajectories=least)
+    assert copy.run(".ci/run")[0] == 0
+    copy.quickstart(config, trajectories=least - 1)
     assert copy.run(".ci/run")[0] != 0
 
 
