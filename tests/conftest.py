@@ -8,6 +8,7 @@ draw the same examples each time, so that it judges the change and not the draw.
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import os
 import shutil
@@ -31,7 +32,8 @@ settings.load_profile("patient")
 
 
 def pytest_configure() -> None:
-    """Give each pytest-xdist worker a TMPDIR: tests look at what is left there."""
+    """Collect garbage as often as `dart` does; give each pytest-xdist worker a TMPDIR: tests look at what is left there."""
+    gc.set_threshold(20_000)
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is None:
         return

@@ -125,7 +125,7 @@ def test_the_exit_status_is_pytests_and_nothing_is_retried(copy: Copy, status: i
     copy.pytest_exits(status)
     assert copy.run("scripts/test")[0] == status
     assert copy.run("scripts/test", "tests/cli", "-x")[0] == status
-    assert copy.lines("calls") == ["-n 2 --dist loadfile --no-loadscope-reorder", "tests/cli -x"]
+    assert copy.lines("calls") == ["-n 3 --dist loadfile --no-loadscope-reorder", "tests/cli -x"]
     assert copy.lines("checks") == ["checked"] * 2
 
 
