@@ -119,6 +119,10 @@ def groups_in_time(
     This is the number of L >= 0 for which it is at most `max_staleness`. For `untrained` = `owed` = 0,
     `unpublished` < `publish_every` and `lag` <= `max_staleness` that is at least one batch, so
     that a run with `max_staleness` = 0 is on-policy and goes on.
+
+    `reuse` counts also while train.reuse_until or train.reuse_fall refuses replays: both are asked again
+    for each batch, so replays may begin again before the group's turn. Fewer groups play then than could
+    be trained in time; none is trained late.
     """
     updates = (max_staleness - lag + 1) * publish_every - unpublished - untrained - owed
     return groups_per_batch * max(0, ceil(updates / (1 + reuse)))

@@ -8,6 +8,7 @@
     Commits         many requests share one transaction; each is answered after it is durable
     LeaseQueue      environment slots that wait for a lease
     SyncQueue       rollout workers that wait for their turn to take new weights
+    RunEnd          when the run is over, and how long that is announced
     Overview        the run at one moment, for `dart status`
 
 A request that cannot be answered yet (no lease free, no batch ready, no permit) is held for
@@ -63,6 +64,7 @@ from dart_cli.data.lease_queue import LeaseQueue
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.overview import Moment, Overview
 from dart_cli.data.permits import Permits
+from dart_cli.data.run_end import RunEnd
 from dart_cli.data.scheduler import NotYet, Scheduler, make_scheduler
 from dart_cli.data.stall_monitor import AlertLog
 from dart_cli.data.store.open import open_store
@@ -91,10 +93,6 @@ ROOM_STEP = 100
 """Screenshots removed at once."""
 STALL_LOOK_S = 3.0
 """Longest time between two checks for stalls to log."""
-STOP_S = 10.0
-"""Longest time the service stays up for the other processes after the run is over."""
-STOP_LEAST_S = 2.0
-"""Shortest such time; a process unheard for as long is no longer waited for."""
 MAX_HANDLERS = 4096
 """Requests in work or held at once: one for each slot and each step in transit."""
 
@@ -145,15 +143,13 @@ class DataService:
         self._watch = WorkerWatch(
             self.ledger, self._permits, Liveness(DEAD_AFTER_S), Usage(store.usage())
         )
+        self._end = RunEnd(config, store, self.ledger, self._watch.liveness)
         self._overview = Overview(config, store, self.ledger, scheduler, tasks, self._watch)
         self._loader = BatchLoader(store.path)
         self._one_batch = asyncio.Lock()
         self._sync_queue = SyncQueue(sync, store, self.ledger, self._permits)
         self._published_suspended = False
         self._ending = False  # this process, not the run
-        self._over = asyncio.Event()
-        self._reason = ""
-        self._over_at = 0.0
         self._publisher: Publisher | None = None
         self._is_full = False  # data.max_gb is reached, and no screenshot may be removed
         self._snapshot: dict[str, Any] = {}
@@ -184,7 +180,7 @@ class DataService:
                     ("replier", replier.serve(self.handle)),
                     ("heartbeats", self._listen(heartbeats)),
                     ("housekeeping", self._housekeeping()),
-                    ("end", self._end(stop)),
+                    ("end", self._end.announced(stop)),
                 )
             ]
             try:
@@ -308,8 +304,8 @@ class DataService:
 
     def _refusal(self) -> str:
         """Why no new work is given out; empty while the run goes on."""
-        if self._over.is_set():
-            return f"the run is over: {self._reason}"
+        if self._end.is_over:
+            return f"the run is over: {self._end.reason}"
         return "dart data is stopping" if self._ending else ""
 
     async def _on_weights(self, weights: WeightsPublished) -> Ack:
@@ -394,18 +390,8 @@ class DataService:
             self._discount_pause(time.monotonic() - slept - HOUSEKEEPING_S)
 
     def _end_at_bound(self) -> None:
-        train, ledger = self._config.train, self.ledger
-        if ledger.updates >= train.updates:
-            self._finish_run(f"{ledger.updates} updates are done")
-        elif 0 < train.max_trajectories <= ledger.trajectories and not self._is_trained_on():
-            self._finish_run(f"{ledger.trajectories} trajectories were played")
-        elif 0 < 60 * train.max_minutes <= self._served_s():
-            self._finish_run(f"{train.max_minutes:g} minutes are over")
-
-    def _is_trained_on(self) -> bool:
-        """Whether a living trainer has a batch left to train on, once nothing more is played."""
-        has_trainer = any(beat.role == "train" for beat in self._watch.liveness.alive())
-        return has_trainer and self.ledger.has_batch
+        if reason := self._end.bound(self._served_s()):
+            self._finish_run(reason)
 
     def _discount_pause(self, overslept_s: float) -> None:
         """This process was stopped (Ctrl-Z) or starved: other processes may have been, too."""
@@ -434,36 +420,9 @@ class DataService:
 
     def _finish_run(self, reason: str) -> None:
         """Lease nothing more, and announce the end."""
-        if self._over.is_set():
-            return
-        log.info("the run is over: %s", reason)
-        self._reason = reason
-        self._over_at = time.monotonic()
-        self._over.set()
-        self._publish()
-        self._wake()
-
-    async def _end(self, stop: asyncio.Event) -> None:
-        """Return when this process should end."""
-        waits = [asyncio.create_task(event.wait()) for event in (stop, self._over)]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            while not stop.is_set():
-                announced_s = time.monotonic() - self._over_at
-                others = [beat for beat in self._watch.liveness.alive() if self._is_heard(beat)]
-                if announced_s >= STOP_S or (announced_s >= STOP_LEAST_S and not others):
-                    self._store.save_stop_reason("")
-                    return
-                await asyncio.sleep(0.1)
-        finally:
-            for wait in waits:
-                wait.cancel()
-
-    def _is_heard(self, beat: Heartbeat) -> bool:
-        """Whether another process of the run was heard in the last moments."""
-        return beat.role in ("env", "rollout", "train") and (
-            self._watch.liveness.silent_s(beat.worker) < STOP_LEAST_S
-        )
+        if self._end.finish(reason):
+            self._publish()
+            self._wake()
 
     # --- what others see ----------------------------------------------------------------
 
@@ -477,8 +436,8 @@ class DataService:
                 run_id=self._run.id,
                 policy_version=weights.policy_version if weights else -1,
                 weights_path=weights.path if weights else "",
-                stopping=self._over.is_set(),
-                reason=self._reason,
+                stopping=self._end.is_over,
+                reason=self._end.reason,
                 suspended=self._published_suspended,
             )
         )
@@ -486,7 +445,7 @@ class DataService:
     def _load(self) -> Load:
         group_table = self.ledger.group_table
         return Load(
-            state="stopping" if self._over.is_set() else "ready",
+            state="stopping" if self._end.is_over else "ready",
             policy_version=self.ledger.weights.policy_version if self.ledger.weights else -1,
             gauges={
                 "open_groups": float(len(group_table.open)),
@@ -505,8 +464,8 @@ class DataService:
             run_id=self._run.id,
             uptime_s=now - self._started,
             run_s=self._served_s(),
-            stopping=self._over.is_set(),
-            reason=self._reason,
+            stopping=self._end.is_over,
+            reason=self._end.reason,
             free_slots=len(self._lease_queue),
             is_full=self._is_full,
             quiet_s=now - self._advanced_at,

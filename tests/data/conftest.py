@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dart_cli.config.schema import Config
-from dart_cli.data import service
+from dart_cli.data import run_end, service
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.writer import Store
@@ -46,5 +46,5 @@ def short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "HOLD_S", 0.2)
     monkeypatch.setattr(service, "HOUSEKEEPING_S", 0.05)
     monkeypatch.setattr(service, "DEAD_AFTER_S", 0.5)
-    monkeypatch.setattr(service, "STOP_LEAST_S", 0.2)
+    monkeypatch.setattr(run_end, "STOP_LEAST_S", 0.2)
     monkeypatch.setattr(service, "SNAPSHOT_S", 0.0)

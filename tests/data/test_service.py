@@ -37,7 +37,7 @@ from bus.messages import (
 )
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
-from dart_cli.data import batch_loader, overview, service
+from dart_cli.data import batch_loader, overview, run_end, service
 from dart_cli.data.batching import BatchPlan
 from dart_cli.data.scheduler import make_scheduler
 from dart_cli.data.store.open import open_reader, open_store
@@ -352,9 +352,9 @@ async def tell_steps(client: Client, name: str, accepted: list[int]) -> None:
 @pytest.fixture
 def time_to_be_heard(short_holds: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is over lasts until the tests have seen it, on a busy machine, too."""
-    monkeypatch.setattr(service, "STOP_LEAST_S", 3.0)
+    monkeypatch.setattr(run_end, "STOP_LEAST_S", 3.0)
     monkeypatch.setattr(service, "DEAD_AFTER_S", 3.0)
-    monkeypatch.setattr(service, "STOP_S", 2 * DEADLINE_S)
+    monkeypatch.setattr(run_end, "STOP_S", 2 * DEADLINE_S)
 
 
 @pytest.mark.usefixtures("time_to_be_heard")
@@ -458,7 +458,7 @@ async def test_a_stop_request_ends_the_run_but_not_before_the_others_have_left(
             await client.tell(StopRequest(reason="enough"))
             assert (await client.lease(1)).reason == "the run is over: enough"
             await client.hand_in(lease, "pass")  # what is in play may still be handed in
-            await asyncio.sleep(service.STOP_LEAST_S + 0.5)
+            await asyncio.sleep(run_end.STOP_LEAST_S + 0.5)
             assert not running.done()
         async with asyncio.timeout(DEADLINE_S):
             await running
