@@ -31,7 +31,7 @@ def vectors(rows: int, seed: int) -> torch.Tensor:
 
 
 def in_numpy(head: PointerHead, visual: torch.Tensor, hidden: torch.Tensor) -> Any:
-    """Logits [N, P] in float64, head by head and patch by patch."""
+    """Logits [N, P] in float64, head by head."""
     w = {name: each.detach().double().numpy() for name, each in head.named_parameters()}
 
     def linear(name: str, x: Any) -> Any:
@@ -42,20 +42,19 @@ def in_numpy(head: PointerHead, visual: torch.Tensor, hidden: torch.Tensor) -> A
 
     v = visual.double().numpy()
     query, key, value = np.split(linear("qkv", v), 3, axis=1)
-    seen, side = np.zeros_like(v), D // HEADS
+    seen, side = np.zeros_like(v), head.width // HEADS
     for each in range(HEADS):
         part = slice(each * side, (each + 1) * side)
-        for row in range(len(v)):
-            scores = key[:, part] @ query[row, part] / math.sqrt(side)
-            weights = np.exp(scores - scores.max())
-            seen[row, part] = weights @ value[:, part] / weights.sum()
+        scores = query[:, part] @ key[:, part].T / math.sqrt(side)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        seen[:, part] = weights @ value[:, part] / weights.sum(axis=1, keepdims=True)
     mixed = v + linear("out", seen)
     centred = mixed - mixed.mean(axis=1, keepdims=True)
     mixed = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-5)
     mixed = mixed * w["norm.weight"] + w["norm.bias"]
     keys = linear("key_out", gelu(linear("key_in", mixed)))
     queries = linear("query_out", gelu(linear("query_in", hidden.double().numpy())))
-    return queries @ keys.T / math.sqrt(D)
+    return queries @ keys.T / math.sqrt(head.width)
 
 
 def test_logits_are_those_of_an_independent_computation() -> None:

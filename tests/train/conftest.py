@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,6 +33,22 @@ SUITE = "mini"
 HISTORY = History(images=3, turns=4)
 
 Play = Callable[..., Batch]
+
+
+@pytest.fixture
+def float64_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers computes norms and rotations in float32; here nothing of float64 is rounded to it."""
+    to, single = torch.Tensor.to, torch.Tensor.float
+
+    def wide_to(self: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
+        is_narrowed = self.dtype == torch.float64 and torch.float32 in (*given, *named.values())
+        return self if is_narrowed else to(self, *given, **named)
+
+    def wide_float(self: torch.Tensor) -> torch.Tensor:
+        return self if self.dtype == torch.float64 else single(self)
+
+    monkeypatch.setattr(torch.Tensor, "to", wide_to)
+    monkeypatch.setattr(torch.Tensor, "float", wide_float)
 
 
 @pytest.fixture(scope="session")

@@ -41,22 +41,6 @@ class OneByOne:
     fresh: int  # tokens that version 0 alone sampled
 
 
-@pytest.fixture
-def float64_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers computes norms and rotations in float32; here nothing of float64 is rounded to it."""
-    to, single = torch.Tensor.to, torch.Tensor.float
-
-    def wide_to(self: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
-        is_narrowed = self.dtype == torch.float64 and torch.float32 in (*given, *named.values())
-        return self if is_narrowed else to(self, *given, **named)
-
-    def wide_float(self: torch.Tensor) -> torch.Tensor:
-        return self if self.dtype == torch.float64 else single(self)
-
-    monkeypatch.setattr(torch.Tensor, "to", wide_to)
-    monkeypatch.setattr(torch.Tensor, "float", wide_float)
-
-
 def doubled(config: Config) -> TrainModel:
     model = TrainModel.load(config)
     model.policy.model.double()

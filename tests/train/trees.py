@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from bus.messages import Batch, VersionSpan
 from bus.packed import float64s, int32s
@@ -13,6 +14,7 @@ from dart_cli.policy.model import LoadedPolicy
 from dart_cli.train.model import TrainModel
 from dart_cli.train.packs.feed import PackFeed
 from dart_cli.train.packs.pack import Pack
+from dart_cli.train.packs.pointers import pad_of
 from dart_cli.train.packs.share import packed_batches
 from envs.base import content_hash
 
@@ -37,6 +39,19 @@ class Author:
     def text(self, length: int) -> list[int]:
         return self.dice.choices(self._plain, k=length)
 
+    def said(self, images: list[str]) -> tuple[list[int], list[int]]:
+        """A completion and its patches: where the policy points, of any number of pointers, one perhaps cut off."""
+        if self._policy.pointing == "text" or not images:
+            return self.text(self.dice.randint(1, 7)), []
+        assert self._policy.pointer is not None
+        triple, tokens, patches = self._policy.pointer.triple, self.text(2), [-1, -1]
+        for _ in range(self.dice.choice([0, 1, 1, 2])):
+            tokens += [*triple, *self.text(1)]
+            patches += [-1, -1, self.dice.randrange(self._sizes[images[-1]]), -1]
+        cut = self.dice.choice([0, 0, 1, 2])
+        tokens, patches = [*tokens, *triple[:cut]], [*patches, *[-1] * cut]
+        return tokens, patches if max(patches) >= 0 else []
+
     def screen(self) -> str:
         """A new screen's content hash."""
         blob = draw(self.dice, *self.dice.choice(SIZES))
@@ -56,11 +71,13 @@ class Author:
         prompt: list[int],
         completion: list[int],
         images: list[str],
+        patches: Sequence[int] = (),
     ) -> BatchStep:
         known = self.dice.random() < 0.85
         length = len(completion)
         cut = self.dice.randint(0, length)
         spans = [(0, 0, cut), (1, cut, length)]
+        pad = pad_of(self._policy)
         return BatchStep(
             group_id=trajectory.partition("-")[0],
             trajectory_id=trajectory,
@@ -69,7 +86,9 @@ class Author:
             token_ids=int32s(completion),
             image_hashes=list(images),
             behaviour_logprobs=float64s(
-                [-self.dice.uniform(4, 9) for _ in completion] if known else []
+                [0.0 if token == pad else -self.dice.uniform(4, 9) for token in completion]
+                if known
+                else []
             ),
             version_spans=[
                 VersionSpan(version=v, start=start, end=end)
@@ -78,6 +97,7 @@ class Author:
             ],
             advantage=self.dice.uniform(-1.5, 1.5),
             weight=self.dice.choice([1.0, 1.0, 0.5, 0.0]),
+            patches=list(patches),
         )
 
 
@@ -91,8 +111,8 @@ def tree_batch(policy: LoadedPolicy, seed: int = 0, groups: int = 2) -> Batch:
         for number in range(3):
             name, prompt, images = f"g{group}-{number}", list(opening), [first]
             for step in range(4):
-                completion = author.text(author.dice.randint(1, 7))
-                steps.append(author.step(name, step, prompt, completion, images))
+                completion, patches = author.said(images)
+                steps.append(author.step(name, step, prompt, completion, images, patches))
                 if step == 2:  # history drops all but a new screen
                     images = [author.screen()]
                     prompt = [*prompt[:20], *author.shown(images[0]), *author.text(4)]
@@ -109,6 +129,7 @@ def tree_batch(policy: LoadedPolicy, seed: int = 0, groups: int = 2) -> Batch:
                 list(again.prompt_token_ids),
                 list(again.token_ids),
                 again.image_hashes,
+                again.patches,
             )
         )
     steps += [
