@@ -175,9 +175,21 @@ def grounding(
         typer.Option(
             min=1,
             max=64,
-            help="Answers to an item: the greedy one, the others sampled; 3 or more for hit@3.",
+            help="Answers to an item: the greedy one, the others sampled, or from the same pass of a model "
+            "that points; 3 or more for hit@3.",
         ),
     ] = 1,
+    verifier: Annotated[
+        str,
+        typer.Option(
+            metavar="FOLDER",
+            help="A verifier that judges the candidates, of `dart model sft --task verifier`.",
+        ),
+    ] = "",
+    verifier_threshold: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="The first candidate that it is so sure of is taken."),
+    ] = 0.8,
     max_pixels: Annotated[
         int | None,
         typer.Option(
@@ -235,6 +247,8 @@ def grounding(
             out=out,
             fresh=fresh,
             candidates=candidates,
+            verifier=verifier,
+            verifier_threshold=verifier_threshold,
             limit=limit or 0,
             max_pixels=max_pixels or 0,
             skip_malformed=skip_malformed,

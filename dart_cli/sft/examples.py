@@ -20,7 +20,6 @@ from dart_cli.algo.pointing import Shares
 from dart_cli.config.schema import Config
 from dart_cli.evaluation.grounding.formats import AnswerFormat
 from dart_cli.evaluation.grounding.items import Box, Item, bounds_of
-from dart_cli.policy.codec import point_codec
 from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map, resize_of
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.prompt import PromptRenderer, RenderedPrompt, make_renderer
@@ -81,32 +80,23 @@ class PointerAnswers:
     """A pointer in the place of the numbers."""
 
     def __init__(self, policy: LoadedPolicy, config: Config, answers: AnswerFormat) -> None:
-        assert policy.pointer is not None
-        self._policy = policy
-        self._triple = policy.pointer.triple
-        self._codec = point_codec(config.policy.codec)
+        points = make_renderer(policy, config.policy).points
+        assert points is not None
+        self._points = points
+        self._end = policy.encode_completion("")
         self._texts = TextAnswers(policy, config, answers, "centre")
-        self._made: dict[tuple[str, str], list[int]] = {}
 
     def of(self, item: Item, rng: Random) -> tuple[list[int], Shares | None]:
         """See Answers."""
         text = self._texts.text(item, rng)
-        points = self._codec.find_points(text)
-        if len(points) != 1:
+        read = self._points.read(text)
+        if len(read.points) != 1:
             raise ActionError(
-                f"its codec finds {len(points)} points in the answer {text[:60]!r} in place of one"
+                f"its codec finds {len(read.points)} points in the answer {text[:60]!r} in place of one"
             )
-        [point] = points
-        around = text[: point.start], text[point.end :]
-        if around not in self._made:
-            before, after = around
-            self._made[around] = [
-                *self._policy.encode(self._policy.literal.mark(before)),
-                *self._triple,
-                *self._policy.encode_completion(after),
-            ]
         box, (wide, high) = visible_box(item), item.size
-        return self._made[around], (box.x0 / wide, box.y0 / high, box.x1 / wide, box.y1 / high)
+        shares = box.x0 / wide, box.y0 / high, box.x1 / wide, box.y1 / high
+        return [*read.token_ids, *self._end], shares
 
 
 class TruthAnswers:

@@ -2,7 +2,6 @@
 
 make_rows        writes the rows of a set: the `dart model verifier-rows` verb
 read_rows        reads them as items; the region of one whose mark is wrong is None
-verifier_config  the configuration of a verifier's prompts
 
 FOLDER/rows.json [{"img_filename", "instruction", "correct", "kind", "source", "point"}], FOLDER/images,
 FOLDER/verifier.json: how the pictures were made.
@@ -26,8 +25,6 @@ from random import Random
 from pydantic import Field, TypeAdapter, ValidationError
 
 from bus.errors import EngineError, UserError
-from dart_cli.config.schema import Config
-from dart_cli.evaluation.grounding.formats import AnswerFormat, format_of, prompt_config
 from dart_cli.evaluation.grounding.items import Box, Item, Point
 from dart_cli.evaluation.grounding.pictures import Picture
 from dart_cli.evaluation.grounding.reader import read_set
@@ -215,19 +212,3 @@ def read_rows(folder: Path) -> VerifierRows:
         )
     digest = hashlib.blake2b(content + (folder / FILE).read_bytes(), digest_size=16).hexdigest()
     return VerifierRows(items, digest)
-
-
-def verifier_config(
-    model: str, spec: VerifierSpec, overrides: list[str]
-) -> tuple[Config, AnswerFormat]:
-    """The configuration of a verifier's prompts: the picture, then the question."""
-    try:
-        codec = format_of("", model).codec
-    except UserError:  # not the tiny model's words; which language it acts in is not asked
-        codec = "uitars"
-    answers = AnswerFormat("verifier", _unread, _unread, template=spec.prompt, codec=codec)  # type: ignore[arg-type]
-    return prompt_config(model, answers, overrides), answers
-
-
-def _unread(*_: object) -> str:
-    raise AssertionError("a verifier's answer is a probability")

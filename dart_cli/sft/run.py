@@ -34,6 +34,7 @@ from dart_cli.evaluation.grounding.formats import AnswerFormat, folder_of, groun
 from dart_cli.evaluation.grounding.items import Item
 from dart_cli.evaluation.grounding.reader import read_set
 from dart_cli.evaluation.grounding.run import folder_digest
+from dart_cli.evaluation.grounding.verify import verifier_config
 from dart_cli.policy.device import pick_device
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.saved_folder import copy_rest, share, write_model
@@ -54,7 +55,7 @@ from dart_cli.sft.examples import (
 from dart_cli.sft.kept import KeptTraining, Progress, SftSettings
 from dart_cli.sft.loss import LossSettings, Target
 from dart_cli.sft.order import Order
-from dart_cli.sft.rows import read_rows, verifier_config
+from dart_cli.sft.rows import read_rows
 from dart_cli.sft.schedule import Budget, rate
 from dart_cli.sft.trainer import StageName, Trainer
 

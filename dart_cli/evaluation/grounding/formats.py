@@ -313,7 +313,7 @@ def prompt_config(
         "policy.template": template,
         "policy.system_prompt": answers.system,
         "policy.part_order": answers.part_order,
-        "policy.coordinates": "thousandths" if answers.name == "compact" else COORDINATES[kind],
+        "policy.coordinates": "thousandths" if answers.codec == "compact" else COORDINATES[kind],
         "policy.resize_factor": cut.factor,
         "policy.resize_min_pixels": cut.min_pixels,
         "policy.resize_max_pixels": cut.max_pixels,

@@ -124,8 +124,20 @@ class Answer(StoredModel):
     texts: list[str] = Field(
         default_factory=list
     )  # completions of the candidates, where it writes some
+    judged: list[float] = Field(
+        default_factory=list
+    )  # of a verifier, for each candidate that it looked at, in the model's order
+    picked: int = 0  # place in the model's order of the candidate that a verifier put first
     refused: bool = False  # it says that nothing on the screen is meant
     problem: str = ""  # why the first candidate has no point
+
+    def unverified(self) -> Answer:
+        """The same with its candidates in the model's own order."""
+        if not self.picked:
+            return self
+        first, *others = self.points
+        own = [*others[: self.picked], first, *others[self.picked :]]
+        return self.model_copy(update={"points": own, "judged": [], "picked": 0})
 
 
 def _turn(a: Point, b: Point, c: Point) -> float:

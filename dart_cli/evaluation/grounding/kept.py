@@ -25,7 +25,7 @@ from dart_cli.evaluation.results import StoredModel
 SETTINGS, ANSWERS, REPORT, MISSES = "settings.json", "answers.jsonl", "report.json", "misses.html"
 
 
-_TOLD_ALONE = ("items", "malformed", "model")
+_TOLD_ALONE = ("items", "malformed", "model", "verifier")
 """Settings on which no answer depends: more items of a set go on from fewer."""
 
 
@@ -53,6 +53,10 @@ class Settings(StoredModel):
     seed: int
     engine: str
     dtype: str
+    pointing: str = "text"
+    verifier: str = ""  # as it was named; empty for none
+    verifier_digest: str = ""
+    verifier_threshold: float = 0.0
 
     def difference(self, before: Settings) -> str:
         """The first thing that differs from `before`, in words; empty for none."""

@@ -11,7 +11,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,6 +19,7 @@ from rich.console import Console
 
 from bus.errors import ConfigError, EngineError, UserError
 from dart_cli.config.model_files import PREPROCESSOR, PROCESSOR, TEMPLATE, TOKENIZER
+from dart_cli.config.models import model_problem
 from dart_cli.config.schema import Config
 from dart_cli.evaluation.grounding.formats import AnswerFormat, folder_of, grounding_config
 from dart_cli.evaluation.grounding.items import Answer, Item
@@ -27,6 +28,7 @@ from dart_cli.evaluation.grounding.misses import misses_page
 from dart_cli.evaluation.grounding.reader import GroundingSet, read_set
 from dart_cli.evaluation.grounding.scorers import answer_all, make_scorer
 from dart_cli.evaluation.grounding.scores import (
+    FIRST,
     Report,
     is_hit,
     refusal_lines,
@@ -34,9 +36,17 @@ from dart_cli.evaluation.grounding.scores import (
     score,
     summary,
 )
+from dart_cli.evaluation.grounding.verify import (
+    THRESHOLD,
+    VerifiedScorer,
+    judge_of,
+    load_verifier,
+    verifier_config,
+)
 from dart_cli.evaluation.in_process import chosen_weights, loaded_model
 from dart_cli.runtime.progress import progress
 from dart_cli.runtime.role import end_with_parent, limit_threads
+from dart_cli.status.page import fraction
 from dart_cli.train.checkpoints.identity import model_identity
 from dart_cli.weights.manifest import read_manifest
 
@@ -66,6 +76,8 @@ class GroundingOptions:
     fresh: bool = False
     candidates: int = 1
     limit: int = 0  # items asked, spread evenly over the set; 0 for all
+    verifier: str = ""  # a verifier's folder; empty for none
+    verifier_threshold: float = THRESHOLD
     max_pixels: int = 0  # of a screenshot as the model sees it; 0: as the model's folder has it
     skip_malformed: bool = False
     misses: int = 60  # on the page, at most
@@ -85,6 +97,9 @@ def run_grounding(options: GroundingOptions) -> Report | None:
     if not items:
         raise UserError(f"{options.folder} has no items to ask; is it the whole set?")
     config, answers = _configured(options, refusals=told.refusals > 0)
+    if config.policy.pointing == "pointer":  # from one pass, at no cost
+        options = replace(options, candidates=max(options.candidates, FIRST))
+    _check_verifier(options)
     # Once: the newest version of a live run is another one later.
     weights = (None, -1) if options.weights is None else chosen_weights(config, options.weights)
     settings = _settings(options, told, items, config, answers, weights)
@@ -105,6 +120,8 @@ def run_grounding(options: GroundingOptions) -> Report | None:
         raise EngineError(f"no item was answered, and nothing is scored; the first: {reason}")
     report = score(items, found, candidates=options.candidates)
     result = {**settings.model_dump(), **summary(report)}
+    if options.verifier:
+        result["without_verifier"] = summary(_unverified(items, found, options.candidates))
     missed = [
         (item, found.get(item.id))
         for item in items
@@ -120,9 +137,41 @@ def run_grounding(options: GroundingOptions) -> Report | None:
         return report
     for table in report_tables(title, report):
         console.print(table)
+    if options.verifier:
+        console.print(_verified_line(items, found, options.candidates))
     for line in (*refusal_lines(report), *_notes(settings, report, missed, unanswered, out)):
         console.print(line)
     return report
+
+
+def _check_verifier(options: GroundingOptions) -> None:
+    """Raise UserError for a folder that is no verifier, or where there is nothing to choose from."""
+    if not options.verifier:
+        return
+    if problem := model_problem(options.verifier):
+        raise ConfigError(f"--verifier {problem}")
+    from dart_cli.policy.verifier import VerifierSpec
+
+    verifier_config(options.verifier, VerifierSpec.of(folder_of(options.verifier)), [])
+    if options.candidates < 2:
+        raise UserError("--verifier chooses among candidates: add --candidates 2 or more")
+
+
+def _unverified(items: Sequence[Item], found: dict[str, Answer], candidates: int) -> Report:
+    """The scores of the same answers in the model's own order."""
+    own = {name: answer.unverified() for name, answer in found.items()}
+    return score(items, own, candidates=candidates)
+
+
+def _verified_line(items: Sequence[Item], found: dict[str, Answer], candidates: int) -> str:
+    before = _unverified(items, found, candidates).overall
+    low, high = before.interval
+    judged = [len(answer.judged) for answer in found.values()]
+    changed = sum(answer.picked > 0 for answer in found.values())
+    return (
+        f"without the verifier: hit@1 {fraction(before.hit)} [{low:.2f}, {high:.2f}]; it looked at "
+        f"{sum(judged) / max(1, len(judged)):.1f} candidates of an item and changed {changed} of {len(judged)} answers"
+    )
 
 
 def _refuse_malformed(told: GroundingSet, *, skip: bool) -> None:
@@ -204,6 +253,10 @@ def _settings(
         seed=config.run.seed,
         engine=config.rollout.engine,
         dtype=config.model.dtype,
+        pointing=policy.pointing,
+        verifier=options.verifier,
+        verifier_digest=folder_digest(folder_of(options.verifier)) if options.verifier else "",
+        verifier_threshold=options.verifier_threshold if options.verifier else 0.0,
     )
 
 
@@ -219,6 +272,13 @@ def folder_digest(folder: Path) -> str:
 def _told_with(settings: Settings) -> dict[str, str]:
     """What is told with every figure."""
     sampled = f", the others sampled at {settings.temperature:g}" if settings.candidates > 1 else ""
+    if settings.pointing == "pointer":
+        sampled = ", the others from the same pass"
+    verifier = (
+        {"verifier": f"{settings.verifier}, until {settings.verifier_threshold:g}"}
+        if settings.verifier
+        else {}
+    )
     return {
         "set": settings.set,
         "model": f"{settings.model}{' ' + settings.weights if settings.weights else ''}",
@@ -226,6 +286,8 @@ def _told_with(settings: Settings) -> dict[str, str]:
         + (f", {settings.malformed} malformed rows left out" if settings.malformed else ""),
         "codec": settings.codec,
         "coordinates": settings.coordinates,
+        "pointing": settings.pointing,
+        **verifier,
         "max_pixels": str(settings.max_pixels),
         "min_pixels": str(settings.min_pixels),
         "system_prompt": settings.system_prompt or "none",
@@ -263,6 +325,9 @@ def _answer(
                 if options.max_pixels:
                     _bound_pixels(model, config)
                 scorer = make_scorer(model, config, answers, options.candidates)
+                if options.verifier:
+                    verifier = await asyncio.to_thread(load_verifier, options.verifier, config)
+                    scorer = VerifiedScorer(scorer, judge_of(verifier), options.verifier_threshold)
 
                 def keep(answer: Answer) -> None:
                     kept.add(answer)

@@ -1,7 +1,8 @@
 """Models that point: an item in, candidates out.
 
 Scorer       what every one offers; one that points without text is another class here
-TextScorer   a model that writes coordinates, asked through a Responder of this process
+TextScorer   a model that writes coordinates or points, asked through a Responder of this process
+candidates_of  what a pointer means, best first
 make_scorer  the scorer of a loaded model
 answer_all   many items at once
 """
@@ -13,11 +14,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from bus.errors import ActionError, EngineError, EngineGoneError
-from bus.messages import ActRequest, Sampling
+from bus.messages import ActRequest, PointerMap, Sampling
+from dart_cli.algo.regions import regions
 from dart_cli.config.schema import Config
 from dart_cli.evaluation.grounding.formats import AnswerFormat, Pointed
-from dart_cli.evaluation.grounding.items import Answer, Item
+from dart_cli.evaluation.grounding.items import Answer, Item, Point
 from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map, resize_of
 from envs.base import content_hash
 
@@ -41,10 +45,10 @@ class Scorer(Protocol):
 
 
 class TextScorer:
-    """Asks a model that writes coordinates.
+    """Asks a model for a place.
 
     The first candidate is its greedy answer; with `candidates` above 1 the others are sampled at
-    `rollout.temperature`, in the order they are drawn.
+    `rollout.temperature`, in the order they are drawn. Of a model that points they all come from one pass.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class TextScorer:
         self._answers = answers
         self._coordinate_map_of = coordinate_map_of
         self._config = config
+        self._points = config.policy.pointing == "pointer"
         self._candidates = candidates
 
     async def answer(self, item: Item) -> Answer:
@@ -68,16 +73,23 @@ class TextScorer:
             coordinates = self._coordinate_map_of(*item.size)
         except ActionError as error:
             raise EngineError(str(error)) from None
-        requests = [self._request(item, screenshot, nth) for nth in range(self._candidates)]
+        count = 1 if self._points else self._candidates
+        requests = [self._request(item, screenshot, nth) for nth in range(count)]
         prepared = await self._responder.preload_images(requests[0])
         completions = await asyncio.gather(*(self._responder.answer(each) for each in requests))
         del prepared  # held until the engine has taken it
         read: list[Pointed] = [self._answers.read(each.text, coordinates) for each in completions]
         cut = "; it was cut off at rollout.max_tokens" if completions[0].stop == "length" else ""
         first = read[0]
+        points: list[Point | None] = [each.point for each in read]
+        scores: list[float] = []
+        if first.point is not None and completions[0].pointed:
+            others, scores = candidates_of(completions[0].pointed[0], item.size, self._candidates)
+            points = [first.point, *others[1:]]
         return Answer(
             id=item.id,
-            points=[each.point for each in read],
+            points=points,
+            scores=scores,
             texts=[each.text for each in completions],
             refused=first.refused,
             problem=f"{first.problem}{cut}" if first.point is None else "",
@@ -100,6 +112,33 @@ class TextScorer:
                 seed=(self._config.run.seed + 1) * 2**40 + seed,
             ),
         )
+
+
+OTHER_CELLS = 0.2
+"""Cells above this share of the largest probability are candidates behind the regions."""
+
+
+def candidates_of(
+    pointed: PointerMap, size: tuple[int, int], most: int
+) -> tuple[list[Point | None], list[float]]:
+    """Candidates of a pointer's map, pixels of the screenshot, best first, and their probabilities.
+
+    First the centres of the regions, then the centres of single cells, as GUI-Actor's verifier has them
+    (arXiv 2506.03143, 3.4, and its released code). Scores are shares of the largest probability.
+    """
+    heat = np.frombuffer(pointed.heat, dtype=np.uint8).reshape(pointed.rows, pointed.columns) / 255
+    found = [(region.x, region.y, region.score) for region in regions(heat)]
+    cells = np.flatnonzero(heat > OTHER_CELLS * heat.max())
+    for cell in cells[np.argsort(-heat.ravel()[cells], kind="stable")].tolist():
+        row, column = divmod(cell, pointed.columns)
+        place = (column + 0.5) / pointed.columns, (row + 0.5) / pointed.rows
+        if all(place != (x, y) for x, y, _ in found):
+            found.append((*place, float(heat[row, column])))
+    wide, high = size
+    return (
+        [(min(int(x * wide), wide - 1), min(int(y * high), high - 1)) for x, y, _ in found[:most]],
+        [round(score, 4) for *_, score in found[:most]],
+    )
 
 
 def make_scorer(model: Model, config: Config, answers: AnswerFormat, candidates: int) -> Scorer:

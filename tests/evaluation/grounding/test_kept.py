@@ -57,7 +57,7 @@ def test_answers_are_there_again_after_a_kill_in_a_line(tmp_path: Path) -> None:
 def test_every_setting_that_answers_depend_on_keeps_evaluations_apart(tmp_path: Path) -> None:
     with KeptAnswers(tmp_path / "a", SETTINGS) as kept:
         kept.add(answer("x[0]"))
-    told = {"model": "elsewhere/a", "items": 900, "malformed": 3}
+    told = {"model": "elsewhere/a", "items": 900, "malformed": 3, "verifier": "elsewhere/v"}
     moved = SETTINGS.model_copy(update=told)
     with KeptAnswers(tmp_path / "a", moved) as kept:
         assert kept.answers
