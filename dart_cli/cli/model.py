@@ -10,12 +10,15 @@ from typing import Annotated
 
 import typer
 
-model = typer.Typer(no_args_is_help=True, help="Make folders of models.")
+model = typer.Typer(no_args_is_help=True)
 
 
 @model.callback()
 def _model() -> None:
-    """Make folders of models."""
+    """Make folders of models.
+
+    Example: dart model add-pointer builtin:tiny runs/models/tiny-pointer
+    """
 
 
 @model.command()

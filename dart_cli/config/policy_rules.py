@@ -57,6 +57,12 @@ def pointer_mistakes(config: Config) -> Iterator[Mistake]:
             f'= "pointer" needs a pointer head, which model.path = {shown(path)} has not; make a '
             f"folder that has one with `dart model add-pointer {path} OUT` and name that",
         )
+    if config.model.lora is not None:
+        yield Mistake(
+            key,
+            '= "pointer" trains the pointer head and the embeddings of its tokens, which model.lora '
+            "leaves as they are; remove [model.lora]",
+        )
     if config.rollout.engine == "vllm":
         yield Mistake(
             key,

@@ -234,6 +234,7 @@ def trainer_setup(
         freeze_vision=config.model.freeze_vision,
         reference=train.kl_beta > 0,
         adapters=adapter_count(expected_tensors(tree), lora) if lora else 0,
+        points=config.policy.pointing == "pointer",
         average=train.average > 0,
     )
 

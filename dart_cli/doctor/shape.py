@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 from dart_cli.config.architecture import expected_tensors, is_tied, text_sizes, vision_sizes
+from dart_cli.config.pointer_head import PREFIX
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,9 @@ class Shape:
     tied: bool  # the head is the embedding
     normed_heads: bool  # queries and keys are normalised (Qwen3)
     layer: int  # parameters of one layer
-    text: int  # parameters of the language model and its head
+    text: int  # parameters of the language model and its output embeddings
     vision: int  # parameters of the vision tower
+    pointer: int  # parameters of the pointer head; 0 without one
     vision_blocks: int
     vision_block: int  # parameters of one block
     vision_width: int
@@ -43,7 +45,7 @@ class Shape:
     @property
     def parameters(self) -> int:
         """All of them."""
-        return self.text + self.vision
+        return self.text + self.vision + self.pointer
 
     @property
     def embedding(self) -> int:
@@ -65,6 +67,7 @@ def shape_of(tree: Mapping[str, Any]) -> Shape:
     width, heads = text["hidden_size"], text["num_attention_heads"]
     head = text["head_dim"] if newer else width // heads
     sight = sum(count for name, count in shapes.items() if name.startswith("visual."))
+    pointer = _starting(shapes, PREFIX)
     blocks = vision["depth"]
     given = tree.get("vision_config")
     given = given if isinstance(given, dict) else {}
@@ -90,8 +93,9 @@ def shape_of(tree: Mapping[str, Any]) -> Shape:
         tied=is_tied(tree),
         normed_heads=newer,
         layer=_starting(shapes, "language_model.layers.0."),
-        text=sum(shapes.values()) - sight,
+        text=sum(shapes.values()) - sight - pointer,
         vision=sight,
+        pointer=pointer,
         vision_blocks=blocks,
         vision_block=_starting(shapes, "visual.blocks.0."),
         vision_width=seen_width,

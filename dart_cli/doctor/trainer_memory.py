@@ -65,6 +65,7 @@ class TrainerSetup:
     freeze_vision: bool = True
     reference: bool = False  # a second model, for the KL
     adapters: int = 0  # parameters of LoRA's adapters, which alone are trained; 0 for all
+    points: bool = False  # trains a pointer head, where the folder has one
     average: bool = False  # an average of the trained parameters, where the masters are
 
     @property
@@ -116,7 +117,8 @@ def trained_parameters(shape: Shape, setup: TrainerSetup) -> int:
     """How many numbers the optimizer changes."""
     if setup.adapters:
         return setup.adapters
-    return shape.text if setup.freeze_vision else shape.parameters
+    vision = 0 if setup.freeze_vision else shape.vision
+    return shape.text + vision + (shape.pointer if setup.points else 0)
 
 
 def average_of(setup: TrainerSetup) -> int:
@@ -167,12 +169,20 @@ def trainer_memory(
     }
     if not setup.freeze_vision and not setup.adapters:
         moments |= _with_tower(shape, setup, moments)
+    if setup.points and _gathers(setup):
+        moments = {name: _with_pointer(shape, setup, each) for name, each in moments.items()}
     highest = max(moments, key=lambda name: sum(moments[name].values()))
     trained = trained_parameters(shape, setup)
     host = 0
     if setup.offload:
         host = -(-(MASTER + GRADIENT + MOMENTS + average_of(setup)) * trained // setup.ranks)
     return TrainerMemory(_held(shape, setup, whole_gradients), moments[highest], highest, host)
+
+
+def _with_pointer(shape: Shape, setup: TrainerSetup, moment: dict[str, int]) -> dict[str, int]:
+    """The pointer head is gathered with the root, from forward to backward, and so is its gradient."""
+    size = WIDTH[setup.dtype] * shape.pointer
+    return moment | {name: moment.get(name, 0) + size for name in ("gathered", "head")}
 
 
 def _held(shape: Shape, setup: TrainerSetup, whole_gradients: int) -> dict[str, int]:

@@ -164,3 +164,25 @@ def test_small_models_keep_gradients_whole() -> None:
     found = trainer_memory(shape, SETUP)
     assert found.held["gradients"] == 4 * shape.text
     assert found.total > found.peak + CONTEXT
+
+
+def test_a_pointer_head_is_counted_and_trained_where_the_policy_points() -> None:
+    keys = {
+        f"pointer_{name}_token_id": 151665 + i for i, name in enumerate(("start", "pad", "end"))
+    }
+    plain, shape = shape_of(CONFIG), shape_of({**CONFIG, **keys})
+    head = 8 * 3584**2 + 10 * 3584
+    assert (plain.pointer, shape.pointer) == (0, head)
+    assert shape.parameters == plain.parameters + head
+    assert replace(shape, pointer=0) == plain
+    without = trainer_memory(plain, SETUP).held
+    points = trainer_memory(shape, replace(SETUP, points=True))
+    writes = trainer_memory(shape, SETUP)
+    assert {
+        part: size - without[part] for part, size in writes.held.items() if part != "frozen"
+    } == (dict.fromkeys(without.keys() - {"frozen"}, 0))
+    assert writes.held["frozen"] == without["frozen"] + 2 * head
+    assert points.held["frozen"] == without["frozen"]
+    for part, each in (("masters", 4), ("gradients", 4), ("moments", 8)):
+        assert points.held[part] - without[part] == pytest.approx(each * head / 8, abs=8)
+    assert sum(points.passing.values()) - sum(writes.passing.values()) == 4 * head

@@ -14,6 +14,7 @@ import torch
 from bus.errors import ModelError
 from dart_cli.cli.main import main
 from dart_cli.config.model_tensors import read_tensors
+from dart_cli.config.policy_rules import pointer_mistakes
 from dart_cli.config.schema import Config, PolicyConfig
 from dart_cli.data.exchange.compatibility import model_facts
 from dart_cli.policy.families import FAMILIES
@@ -94,6 +95,20 @@ def test_a_folder_without_a_head_cannot_point() -> None:
         load_policy("builtin:tiny", pointing="pointer")
     assert load_policy("builtin:tiny", weights=False).pointer is None
     assert PolicyConfig().pointing == "text"
+
+
+def test_adapters_and_an_engine_without_the_head_are_refused(pointer_folder: Folder) -> None:
+    config = Config.model_validate(
+        {
+            "model": {"path": str(pointer_folder("qwen2_vl")), "lora": {}},
+            "policy": {"pointing": "pointer"},
+            "rollout": {"engine": "vllm"},
+        }
+    )
+    told = [each.text for each in pointer_mistakes(config)]
+    assert len(told) == 2
+    assert "remove [model.lora]" in told[0]
+    assert 'set rollout.engine = "transformers"' in told[1]
 
 
 # --- the verb -----------------------------------------------------------------------------------

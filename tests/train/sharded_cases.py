@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from dart_cli.policy import shard_files
 from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.pointer.head import head_of
 from dart_cli.train import sharded
 from dart_cli.train.sharded import (
     Gradients,
@@ -37,6 +38,9 @@ class Root(nn.Module):
         logits = (hidden @ self.model.lm_head.weight.T).float()
         logprobs = logits.index_fill(-1, self.forbidden, float("-inf")).log_softmax(-1)
         chosen = logprobs[4:12].gather(1, sample["input_ids"][0, 5:13, None] * 0 + 7).flatten()
+        if (pointer := head_of(self.model)) is not None:
+            patches = pointer(hidden[:6], hidden[-1:]).log_softmax(-1)
+            chosen = torch.cat([chosen, patches[0, 2:3]])
         return chosen.clone(), hidden.clone()
 
 
