@@ -4,7 +4,8 @@
     decay_of            how much it forgets, by how far the policy has moved
     moved_per_version   how far that is, from the trainer's metrics
     expected_by_step    trackers of one task -> the baseline of each step of an episode
-    batch_normalised    rewards less baselines -> advantages
+    tracked_advantages  rewards less baselines -> advantages
+    batch_normalised    the same, normalised over a batch (SPO)
 
 SPO (arXiv 2509.13232): one trajectory for each draw of a task, compared with what the task's earlier
 ones lead one to expect. Nothing waits for siblings, and no group is dropped because its members are alike.
@@ -21,6 +22,9 @@ from dart_cli.algo.advantage import EPSILON, Estimator
 
 Baseline = Literal["task_tracker", "step_tracker"]
 """Values of data.advantage with groups of one."""
+
+TrackerScale = Literal["none", "batch"]
+"""Values of data.tracker_scale: as they are, or normalised over the batch."""
 
 Advantage = Literal[Estimator, Baseline]
 """Values of data.advantage."""
@@ -112,6 +116,23 @@ def expected_by_step(trackers: Mapping[int, Tracker], steps: int) -> list[Tracke
         before = trackers.get(step, before)
         found.append(before)
     return found
+
+
+def tracked_advantages(
+    differences: Sequence[float], scale: TrackerScale, margin: float
+) -> list[float]:
+    """Advantages [B] of rewards less baselines [B] of a batch.
+
+    `none`: d + margin, as if `margin` less were expected. Off-policy a baseline below the expected reward is
+    safe, and one above it, as a tracker's is when success falls, lowers the probability of all that is
+    sampled (AsymRE, arXiv 2506.20520). `batch`: `batch_normalised`, to which a margin makes no difference.
+    Raises ValueError for a difference that is not finite.
+    """
+    if scale == "batch":
+        return batch_normalised(differences)
+    if not all(math.isfinite(each) for each in differences):
+        raise ValueError(f"rewards and baselines must be finite, got {list(differences)}")
+    return [each + margin for each in differences]
 
 
 def batch_normalised(differences: Sequence[float]) -> list[float]:

@@ -63,6 +63,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     "uniform": ("data.task_sampling=uniform",),
     "progress": ("data.task_sampling=progress",),
     "drift": ("data.tracker_half_life=0.1",),  # trackers forget as the policy moves
+    "scaled": ("data.tracker_scale=batch",),  # advantages normalised over the batch, as in SPO
+    "margin": ("data.tracker_margin=0.1",),  # less is expected than the trackers say
     "task-tracker": ("data.advantage=task_tracker",),
     "forks": ("data.fork_weight=0.2",),
     "discount": ("data.discount=0.9",),
@@ -199,7 +201,16 @@ GROUPS: dict[str, tuple[Arm, ...]] = {
     ),
     "added": tuple(
         replace(OURS, parts=(*OURS.parts, part))
-        for part in ("fresh", "progress", "drift", "success", "average", "constant")
+        for part in (
+            "scaled",
+            "margin",
+            "fresh",
+            "progress",
+            "drift",
+            "success",
+            "average",
+            "constant",
+        )
     ),
     "older": tuple(_older().values()),
 }

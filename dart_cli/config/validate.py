@@ -206,6 +206,12 @@ def _single_stream(data: DataConfig) -> Iterator[Mistake]:
             f'must be 1 with data.advantage = "{data.advantage}", which compares a trajectory with '
             f"earlier ones of its task, got {data.group_size}",
         )
+    if by_tracker and data.tracker_scale == "batch" and data.tracker_margin:
+        yield Mistake(
+            "data.tracker_margin",
+            'must be 0 with data.tracker_scale = "batch", which takes the mean off, '
+            f"got {data.tracker_margin:g}",
+        )
     if by_tracker and data.discount < 1:
         yield Mistake(
             "data.discount",

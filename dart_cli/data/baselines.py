@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 from dart_cli.algo.trackers import WHOLE_TASK, Tracker, decay_of, expected_by_step
 from dart_cli.config.schema import BY_TRACKER, Config
-from dart_cli.data.curate import FinishedGroup
+from dart_cli.data.curate import FinishedGroup, Tracking
 from dart_cli.data.odometer import Measurements, Odometer, restored
 from dart_cli.data.store.rows import TrackerRow
 
@@ -54,6 +54,13 @@ class Baselines:
     def in_use(self) -> bool:
         """Whether advantages are by trackers."""
         return self._data.advantage in BY_TRACKER
+
+    @property
+    def tracking(self) -> Tracking | None:
+        """How trajectories are compared with the trackers; None without an advantage by trackers."""
+        if not self.in_use:
+            return None
+        return Tracking(self.expected, self._data.tracker_scale, self._data.tracker_margin)
 
     @property
     def reason(self) -> Literal["mixed", "tracked"]:

@@ -34,8 +34,8 @@ A step's advantage is the sum of the outcome's part and the screen's (dart_cli/a
 A success of the pool may be what a fork trains on, where it stood on the same screen of the same
 instruction; an invalid member neither has a fork nor shows one.
 
-With groups of one (data.group_size = 1) trackers take the place of the group, and a whole batch is
-normalised together; a step's advantage is its outcome's part alone.
+With groups of one (data.group_size = 1) trackers take the place of the group; a step's advantage is its
+outcome's part alone.
 """
 
 from __future__ import annotations
@@ -49,12 +49,21 @@ from dart_cli.algo.advantage import Estimator
 from dart_cli.algo.forks import find_fork
 from dart_cli.algo.selection import high_entropy_steps
 from dart_cli.algo.step_credit import ScreenCredit, outcome_advantages, screen_advantages
-from dart_cli.algo.trackers import Advantage, Baseline, batch_normalised
+from dart_cli.algo.trackers import Advantage, Baseline, TrackerScale, tracked_advantages
 from dart_cli.data.store.rows import Decision, GroupReason, PlannedSample, SampleReason, Visit
 from envs.base import reward_of
 
 Expected = Callable[[str, int], Sequence[float]]
 """A task's id, steps -> the reward that its trackers expect at each step [steps]."""
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """What single trajectories are compared with, and how; the last two as `data.tracker_...`."""
+
+    expected: Expected
+    scale: TrackerScale = "none"
+    margin: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -152,15 +161,15 @@ def curate(
     high_entropy_share: float = 1.0,
     credit: StepCredit = StepCredit(),
     visits: Visits | None = None,
-    expected: Expected | None = None,
+    tracking: Tracking | None = None,
 ) -> Curation:
     """Choose the first `groups_per_batch` informative, fresh groups for a batch.
 
     `high_entropy_share` is the share of each group's steps that is trained on. `visits` is asked for
-    the chosen groups alone, and only if `credit` reads them; it must be given then. `expected` is what
-    the trackers expect now; it must be given for an `advantage` by trackers, and only then.
+    the chosen groups alone, and only if `credit` reads them; it must be given then. `tracking`
+    must be given for an `advantage` by trackers, and only then.
     """
-    by_tracker = expected is not None
+    by_tracker = tracking is not None
     dropped: list[tuple[FinishedGroup, GroupReason]] = []
     fit: list[FinishedGroup] = []
     for group in groups:
@@ -176,8 +185,8 @@ def curate(
         return Curation((), tuple(fit), tuple(dropped), ())
     chosen = fit[:groups_per_batch]
     if advantage == "task_tracker" or advantage == "step_tracker":
-        assert expected is not None, "trackers need what they expect"
-        samples = tracked_samples(chosen, advantage, expected, high_entropy_share)
+        assert tracking is not None, "trackers need what they expect"
+        samples = tracked_samples(chosen, advantage, tracking, high_entropy_share)
     else:
         samples = [
             sample
@@ -267,13 +276,13 @@ def plan_samples(
 def tracked_samples(
     groups: Sequence[FinishedGroup],
     advantage: Baseline,
-    expected: Expected,
+    tracking: Tracking,
     high_entropy_share: float = 1.0,
 ) -> list[PlannedSample]:
     """Every step of every group of a batch, by its reward less what the trackers expected.
 
-    SPO (arXiv 2509.13232), normalised over the batch: with `task_tracker` over its trajectories, each
-    with one baseline, with `step_tracker` over its steps. A success of the pool is one of them.
+    A batch is the batch's trajectories with `task_tracker`, each with one baseline, and its steps with
+    `step_tracker`. A success of the pool is one of them.
     """
     planned = [
         replace(sample, reason="tracked" if sample.reason == "mixed" else sample.reason)
@@ -285,13 +294,13 @@ def tracked_samples(
     lengths: list[int] = []  # samples of each difference
     for group in groups:
         for member in group.compared:
-            found = expected(group.task_id, member.steps)
+            found = tracking.expected(group.task_id, member.steps)
             baselines += found
             of_steps = [(member.reward or 0.0) - each for each in found]
             counted = of_steps if advantage == "step_tracker" else of_steps[:1]
             differences += counted
             lengths += [member.steps // len(counted)] * len(counted) if counted else []
-    values = batch_normalised(differences)
+    values = tracked_advantages(differences, tracking.scale, tracking.margin)
     advantages = [value for value, count in zip(values, lengths, strict=True) for _ in range(count)]
     return [
         replace(sample, advantage=value, baseline=baseline)

@@ -102,7 +102,7 @@ class Forming:
             high_entropy_share=data.high_entropy,
             credit=step_credit(data),
             visits=self._store.visits,
-            expected=self._baselines.expected if self._baselines.in_use else None,
+            tracking=self._baselines.tracking,
         )
         for group, reason in curation.dropped:
             self._closing.drop(self._group_table.groups[group.id], reason)

@@ -15,10 +15,12 @@ from dart_cli.algo.trackers import (
     RHO_MIN,
     WHOLE_TASK,
     Tracker,
+    TrackerScale,
     batch_normalised,
     decay_of,
     expected_by_step,
     moved_per_version,
+    tracked_advantages,
 )
 
 rewards = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), max_size=30)
@@ -73,9 +75,17 @@ def test_equal_differences_give_exactly_zero(difference: float, count: int) -> N
     assert batch_normalised([difference] * count) == [0.0] * count
 
 
-def test_a_difference_that_is_not_finite_is_refused() -> None:
+@given(st.lists(st.floats(-1, 1), max_size=20), st.sampled_from([0.0, 0.25]))
+def test_unscaled_advantages_expect_less_by_the_margin(drawn: list[float], margin: float) -> None:
+    wanted = [Fraction(each) + Fraction(margin) for each in drawn]
+    assert tracked_advantages(drawn, "none", margin) == [float(each) for each in wanted]
+    assert tracked_advantages(drawn, "batch", 0.0) == batch_normalised(drawn)
+
+
+@pytest.mark.parametrize("scale", ["batch", "none"])
+def test_a_difference_that_is_not_finite_is_refused(scale: TrackerScale) -> None:
     with pytest.raises(ValueError, match="finite"):
-        batch_normalised([0.0, float("nan")])
+        tracked_advantages([0.0, float("nan")], scale, 0.0)
 
 
 def test_forgetting_follows_how_far_the_policy_moved() -> None:

@@ -11,7 +11,7 @@ import pytest
 from bus.messages import Outcome
 from dart_cli.config.schema import Config
 from dart_cli.config.validate import find_mistakes
-from dart_cli.data.curate import FinishedGroup, Member, curate
+from dart_cli.data.curate import FinishedGroup, Member, Tracking, curate
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import NotYet
 from dart_cli.data.store.open import open_store
@@ -66,11 +66,14 @@ def normalised(values: list[float]) -> list[float]:
     return list((array - array.mean()) / (array.std() + 1e-6))
 
 
-@pytest.mark.parametrize("advantage", TRACKERS)
+@pytest.mark.parametrize(
+    ("advantage", "scale", "margin"),
+    [("task_tracker", "batch", 0.0), ("step_tracker", "batch", 0.0), ("step_tracker", "none", 0.1)],
+)
 def test_advantages_are_rewards_less_what_was_expected_before_the_batch(
-    tmp_path: Path, advantage: str
+    tmp_path: Path, advantage: str, scale: str, margin: float
 ) -> None:
-    config = stream_config(tmp_path, advantage)
+    config = stream_config(tmp_path, advantage, tracker_scale=scale, tracker_margin=margin)
     counts = Counts(advantage == "step_tracker")
     chance = random.Random(5)
     with open_store(tmp_path) as store:
@@ -90,7 +93,11 @@ def test_advantages_are_rewards_less_what_was_expected_before_the_batch(
                     for _, task, reward, steps in played
                     for b in counts.baselines(task, steps)
                 ]
-                wanted = normalised(differences)
+                wanted = (
+                    normalised(differences)
+                    if scale == "batch"
+                    else [each + margin for each in differences]
+                )
             else:
                 each = [reward - counts.baselines(task, 1)[0] for _, task, reward, _ in played]
                 wanted = [
@@ -115,9 +122,7 @@ def test_nothing_is_dropped_because_its_rewards_are_alike(tmp_path: Path) -> Non
             play(ledger, slot, "pass")
         batch = a_batch(ledger.next_batch(0))
         assert len(batch.samples) == 8
-        assert {sample.advantage for sample in batch.samples} == {
-            0.0
-        }  # all did as well as expected
+        assert {sample.advantage for sample in batch.samples} == {0.5}  # none was expected yet
         assert {row.baseline for row in store.batch_rows(1)} == {0.5}
         assert_sums_are_conserved(ledger, store)
 
@@ -153,8 +158,7 @@ def test_a_success_of_the_pool_joins_a_failure_and_teaches_no_tracker(tmp_path: 
             *[("xa", "pool")] * 3,
         ]
         assert {row.baseline for row in rows} == {0.5}
-        wanted = normalised([-0.5, -0.5, 0.5, 0.5, 0.5])
-        assert [row.advantage for row in rows] == pytest.approx(wanted)
+        assert [row.advantage for row in rows] == [-0.5, -0.5, 0.5, 0.5, 0.5]
         assert {t.step: (t.passed, t.failed) for t in store.trackers()} == dict.fromkeys(
             (-1, 0, 1), (0.475, 1.475)
         )
@@ -216,7 +220,7 @@ def test_steps_on_which_all_did_as_expected_have_advantage_zero() -> None:
         groups_per_batch=4,
         max_staleness=0,
         advantage="step_tracker",
-        expected=lambda _, steps: [0.25] * steps,
+        tracking=Tracking(lambda _, steps: [0.25] * steps),
     )
     assert [sample.advantage for sample in found.samples] == [0.0] * 12
 
@@ -226,6 +230,16 @@ def test_steps_on_which_all_did_as_expected_have_advantage_zero() -> None:
     [
         ({"group_size": 1}, "data.advantage", '"step_tracker"'),
         ({"advantage": "task_tracker"}, "data.group_size", "must be 1"),
+        (
+            {
+                "group_size": 1,
+                "advantage": "step_tracker",
+                "tracker_scale": "batch",
+                "tracker_margin": 0.1,
+            },
+            "data.tracker_margin",
+            "must be 0",
+        ),
         (
             {"group_size": 1, "advantage": "step_tracker", "early_stop": True},
             "data.early_stop",

@@ -59,6 +59,12 @@ class DataConfig(Section):
     """Trackers: nats (KL) after which the policy has moved so far that an outcome weighs half, between
     0.875 and 0.96 from one to the next; 0, or where nothing is measured, for `tracker_decay`."""
 
+    tracker_scale: Literal["none", "batch"] = "none"
+    """Trackers: advantages as they are, or less the batch's mean and over its standard deviation (SPO)."""
+
+    tracker_margin: float = Field(default=0.0, ge=0, le=1)
+    """Trackers: taken off the expected reward, so that passes weigh more than failures (AsymRE)."""
+
     reward: Literal["outcome", "value"] = "outcome"
     """What advantages are computed from: the `outcome`, 1 for a pass and 0 for a failure; or the
     verdict's reward, a `value` between 0 and 1."""
