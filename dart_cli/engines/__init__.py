@@ -14,6 +14,7 @@ prefix_window        what of these caches a change of weights leaves in place
 features             cache of the vision tower's output
 sampling             logits -> tokens with their log-probabilities and entropies
 inverse_cdf          the draw itself, which vLLM's worker uses too
+pointing             the tokens that a pointer forces, and the patch that is drawn with the last of them
 
 vllm/                the engine over vLLM
 scripted             an engine that calls a function, for tests

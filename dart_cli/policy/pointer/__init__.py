@@ -3,5 +3,6 @@
 tokens   the three tokens of a pointer, and which of them are forced
 patches  whether the patches of a completion fit its tokens
 head     the head itself: visual embeddings and a hidden state -> logits of patches
+text     numbers of a text <-> pointers among its tokens, without torch
 folder   a model folder with a head: add one to a folder, load it
 """
