@@ -27,6 +27,7 @@ from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import BatchRow, GroupRow, PoolRow, SampleRow, StepRow, TrajectoryRow
 from dart_cli.inspection.find import Subject
 from dart_cli.inspection.text import action_words, moment, versions_words
+from dart_cli.policy.pointer.patches import DrawnPatch, drawn, drawn_patches
 from dart_cli.runtime.tables import verdict_words
 
 LEFT_OUT: dict[str, str] = {
@@ -355,7 +356,7 @@ def _weighed(
 ) -> Event:
     entropy = row.entropy
     if entropy is None and step is not None and step.sampled.entropies:
-        entropy = fmean(step.sampled.entropies)
+        entropy = fmean(drawn(step.sampled.entropies, step.sampled.patches))
     nats = "" if entropy is None else f", entropy {entropy:.4f} nats"
     if row.gap_mean is not None and row.gap_largest is not None:
         nats += (
@@ -363,6 +364,10 @@ def _weighed(
             f"tokens; {row.gap_largest:.4f} at most)"
         )
     numbers = asdict(row) | {"entropy": entropy}
+    patches = [] if step is None else drawn_patches(step.sampled, step.pointed)
+    if patches and not row.is_fork:
+        numbers["patches"] = [asdict(each) for each in patches]
+        nats += "".join(map(_pointed, patches))
     if row.is_fork:
         return Event(
             f"step {row.step} is a fork: on this screen {row.fork_trajectory_id}, which passed, did "
@@ -391,6 +396,12 @@ def _weighed(
         f"{_parts(row)}, weight {row.weight:.3g}{nats}{behind}",
         numbers=numbers,
     )
+
+
+def _pointed(each: DrawnPatch) -> str:
+    known = each.logprob is not None and each.entropy is not None
+    told = f" (log-prob {each.logprob:.4f}, entropy {each.entropy:.4f})" if known else ""
+    return f", patch {each.patch} at token {each.token}{told}"
 
 
 def _parts(row: SampleRow) -> str:

@@ -17,6 +17,7 @@ from dart_cli.data.store.rows import SampleRow, StepRow
 from dart_cli.inspection.find import Subject, run_dir_of
 from dart_cli.inspection.ls import trajectory_json
 from dart_cli.inspection.text import Json, action_words, moment, or_dash, seconds, versions_words
+from dart_cli.policy.pointer.patches import drawn, drawn_patches
 from dart_cli.runtime.tables import page_table, verdict_words
 
 _TEXT_LINES = 12
@@ -59,8 +60,9 @@ def _step_json(step: StepRow, sample: SampleRow | None, fork: SampleRow | None) 
         "observed_text": step.observed_text,
         "prompt_tokens": len(step.prompt_token_ids),
         "tokens": len(step.sampled.token_ids),
-        "logprob": _mean(step.sampled.behaviour_logprobs),
-        "entropy": _mean(step.sampled.entropies),
+        "logprob": _mean(drawn(step.sampled.behaviour_logprobs, step.sampled.patches)),
+        "entropy": _mean(drawn(step.sampled.entropies, step.sampled.patches)),
+        "patches": [asdict(each) for each in drawn_patches(step.sampled, step.pointed)],
         "versions": sorted({span.version for span in step.sampled.version_spans}),
         "model_s": step.model_s,
         "env_s": step.env_s,
@@ -122,11 +124,20 @@ def print_trajectory(console: Console, reader: Reader, subject: Subject, shown: 
         )
     console.print(table)
     for step in shown["trajectory_steps"]:
+        for each in step["patches"]:
+            console.print(f"step {step['step']}, token {each['token']}: {_patch_words(each)}")
+    for step in shown["trajectory_steps"]:
         if text := step["observed_text"]:
             console.print(f"step {step['step']}, beside the screenshot ({len(text)} characters):")
             console.print(_first_lines(text), markup=False, soft_wrap=True)
     if subject.trajectory is not None:
         console.print(f"what happened to it: dart data why {subject.id} --run {run_dir_of(reader)}")
+
+
+def _patch_words(each: Json) -> str:
+    where = "" if each["row"] is None else f" (row {each['row']}, column {each['column']})"
+    logprob, entropy = or_dash(each["logprob"], ".3f"), or_dash(each["entropy"], ".3f")
+    return f"patch {each['patch']}{where}, log-prob {logprob}, entropy {entropy}"
 
 
 def _first_lines(text: str) -> str:

@@ -25,6 +25,7 @@ from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import SampleRow, StepRow, TrajectoryRow
 from dart_cli.inspection.explain import LEFT_OUT
 from dart_cli.inspection.text import action_words
+from dart_cli.policy.pointer.patches import DrawnPatch, drawn, drawn_patches
 from dart_cli.view.charts import VERSION_COLOURS, token_bars
 from dart_cli.view.site import Site
 from envs.actions import (
@@ -105,6 +106,7 @@ class StepView:
     logprob_bars: Markup
     entropy_bars: Markup
     uses: list[BatchUse]
+    patches: list[DrawnPatch]  # of its pointers, in order
 
 
 def frames(
@@ -176,15 +178,21 @@ def marks(action: Mapping[str, Any] | None, screen: ShownScreenshot) -> Markup:
 def spans(row: StepRow, colours: Mapping[int, str]) -> list[Span]:
     """The step's tokens by version; one span of version -1 where versions are not known."""
     ranges = [(span.version, span.start, span.end) for span in row.sampled.version_spans]
+    forced = {at - 1 for at, patch in enumerate(row.sampled.patches) if patch >= 0}
+
+    def of_span(values: Sequence[float], start: int, end: int) -> list[float]:
+        """Those of the tokens that were drawn."""
+        return [value for at, value in enumerate(values[start:end], start) if at not in forced]
+
     return [
         Span(
             version=version,
             start=start,
             end=end,
             kind=colours.get(version, "v0"),
-            logprob=_mean(row.sampled.behaviour_logprobs[start:end]),
+            logprob=_mean(of_span(row.sampled.behaviour_logprobs, start, end)),
             least=min(filter(isfinite, row.sampled.behaviour_logprobs[start:end]), default=None),
-            entropy=_mean(row.sampled.entropies[start:end]),
+            entropy=_mean(of_span(row.sampled.entropies, start, end)),
         )
         for version, start, end in ranges or [(-1, 0, len(row.sampled.token_ids))]
     ]
@@ -209,13 +217,14 @@ def _frame(
         said=f"{action} {said.strip()}".strip(),
         did=action_words(row.action) if row.action else "",
         spans=parts,
-        logprob=_mean(row.sampled.behaviour_logprobs),
-        entropy=_mean(row.sampled.entropies),
+        logprob=_mean(drawn(row.sampled.behaviour_logprobs, row.sampled.patches)),
+        entropy=_mean(drawn(row.sampled.entropies, row.sampled.patches)),
         logprob_bars=_bars(
             row.sampled.behaviour_logprobs, kinds, "log-probability of each token, nats"
         ),
         entropy_bars=_bars(row.sampled.entropies, kinds, "entropy of each token, nats"),
         uses=uses,
+        patches=drawn_patches(row.sampled, row.pointed),
     )
 
 

@@ -226,6 +226,25 @@ def play_group(ledger: Ledger, outcomes: list[Outcome], *, steps: int = 2, versi
     return leases[0].group_id
 
 
+def pointing_config(run_dir: Path, **changes: object) -> Config:
+    """`small_config` of a policy that points; without `changes` of a model that nobody knows."""
+    whole = small_config(run_dir).model_dump()
+    given = changes or {"rollout": {"engine": "scripted"}}
+    return Config.model_validate({**whole, "policy": {"pointing": "pointer"}, **given})
+
+
+def play_pointing(ledger: Ledger) -> list[str]:
+    """Groups for one batch whose members pointed twice in their one step; ids of the first's."""
+    names = []
+    for _ in range(2):
+        leases = [ask_lease(ledger, slot) for slot in range(len(MIXED))]
+        for lease, outcome in zip(leases, MIXED, strict=True):
+            ledger.step(pointer_record(lease.trajectory_id, 0))
+            ledger.end(trajectory_end(lease.trajectory_id, 1, outcome))
+            names.append(lease.trajectory_id)
+    return names[: len(MIXED)]
+
+
 def play_paths(ledger: Ledger, drawn: Sequence[tuple[Outcome, str]]) -> str:
     """One group; of each member its outcome, and a letter for each screen it stood on.
 

@@ -29,7 +29,7 @@ from tests.data.parts import (
     ask_lease,
     make_ledger,
     pointer_record,
-    small_config,
+    pointing_config,
     state_of,
     step_record,
     trajectory_end,
@@ -76,13 +76,6 @@ def test_an_impossible_end_is_refused_and_the_lease_goes_on(
     with pytest.raises(ProtocolError, match=lease.trajectory_id):
         ledger.end(trajectory_end(lease.trajectory_id, 0).model_copy(update=change))
     assert state_of(store, lease.trajectory_id) == "leased"
-
-
-def pointing_config(run_dir: Path, **changes: object) -> Config:
-    """`small_config` of a policy that points; without `changes` of a model that nobody knows."""
-    whole = small_config(run_dir).model_dump()
-    given = changes or {"rollout": {"engine": "scripted"}}
-    return Config.model_validate({**whole, "policy": {"pointing": "pointer"}, **given})
 
 
 @pytest.fixture

@@ -11,7 +11,18 @@ from PIL import Image
 
 from dart_cli.data.store.open import open_store
 from dart_cli.inspection.text import action_words
-from tests.data.parts import ask_lease, make_ledger, small_config, step_record, trajectory_end
+from dart_cli.view.film import spans
+from tests.data.parts import (
+    DRAG,
+    a_batch,
+    ask_lease,
+    make_ledger,
+    play_pointing,
+    pointing_config,
+    small_config,
+    step_record,
+    trajectory_end,
+)
 from tests.inspection.parts import Played, run
 
 
@@ -53,6 +64,36 @@ def test_show_prints_what_the_policy_read_beside_the_screenshot(
     assert "[bold]$ ls?[31m" in page
     assert "10 more lines: --json" in page
     assert "file 19" not in page
+
+
+def test_a_patch_stands_beside_its_token_with_its_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = pointing_config(tmp_path / "run")
+    with open_store(config.run.dir) as store:
+        ledger = make_ledger(config, store)
+        name = play_pointing(ledger)[0]
+        a_batch(ledger.next_batch(0))
+    assert run("show", name, "--run", config.run.dir, "--json") == 0
+    [step] = json.loads(capsys.readouterr().out)["trajectory_steps"]
+    first = {"token": 3, "patch": 5, "row": 1, "column": 2, "logprob": -3.5, "entropy": 4.0}
+    assert step["patches"][0] == first
+    assert [each["patch"] for each in step["patches"]] == [5, 0]
+    assert step["entropy"] == pytest.approx(sum(DRAG.entropies) / 7), "a pad is no decision"
+    assert step["logprob"] == pytest.approx(sum(DRAG.behaviour_logprobs) / 7)
+    assert run("show", name, "--run", config.run.dir) == 0
+    page = capsys.readouterr().out
+    assert "step 0, token 3: patch 5 (row 1, column 2), log-prob -3.500, entropy 4.000" in page
+    assert run("why", name, "--run", config.run.dir, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    [event] = [each for each in told["story"] if each["text"].startswith("step 0 is trained on")]
+    assert (
+        "patch 5 at token 3 (log-prob -3.5000, entropy 4.0000), patch 0 at token 7" in event["text"]
+    )
+    with open_store(config.run.dir) as reader:
+        [row] = reader.steps(name)
+    [span] = spans(row, {})
+    assert span.entropy == pytest.approx(sum(DRAG.entropies) / 7)
 
 
 def test_actions_are_short_words() -> None:

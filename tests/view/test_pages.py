@@ -25,6 +25,8 @@ from tests.data.parts import (
     play,
     play_group,
     play_paths,
+    play_pointing,
+    pointing_config,
     pool_member,
     small_config,
     trained,
@@ -78,6 +80,16 @@ def test_the_run_page_counts_stages_and_reasons(server: Server, played: Played) 
         assert reason in text
     assert "success by policy version" in server.page("/")
     assert "loss" in text
+
+
+def test_patches_stand_in_the_table_of_tokens(tmp_path: Path) -> None:
+    config = pointing_config(tmp_path / "run")
+    with open_store(config.run.dir) as store:
+        name = play_pointing(make_ledger(config, store))[0]
+    with serving(config.run.dir) as server:
+        text = Bones.of(server.page(f"/trajectories/{name}")).text
+    assert "3 patch 5 row 1, column 2 4.000 -3.500" in " ".join(text.split())
+    assert "7 patch 0 row 0, column 0 2.000 -0.333" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(

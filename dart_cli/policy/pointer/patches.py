@@ -3,6 +3,7 @@
     patch_mistake   what is wrong with the patches of a completion
     map_mistake     what is wrong with the maps of where its pointers looked
     drawn           the numbers of a completion's tokens that the policy drew
+    DrawnPatch      a patch with its numbers; drawn_patches, those of a completion
 
 A pointer is three tokens in a row, `start`, `pad` and `end`, of which the last has the patch. `end` counts as
 drawn, because its patch is; `pad` alone follows from the token before it.
@@ -11,8 +12,9 @@ drawn, because its patch is; `pad` alone follows from the token before it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from bus.messages import PointerMap
+from bus.messages import PointerMap, SampledTokens
 
 Triple = tuple[int, int, int]
 """Token ids of start, pad and end."""
@@ -92,3 +94,33 @@ def drawn(values: Sequence[float], patches: Sequence[int]) -> list[float]:
     """
     following = [*patches[1:], -1] if patches else [-1] * len(values)
     return [value for value, after in zip(values, following, strict=True) if after < 0]
+
+
+@dataclass(frozen=True)
+class DrawnPatch:
+    """A patch that a pointer drew."""
+
+    token: int  # its place in the completion
+    patch: int  # the cell, row by row from 0
+    row: int | None  # None where the screen's shape is not known
+    column: int | None
+    logprob: float | None  # nats; None where it is not known
+    entropy: float | None  # nats
+
+
+def drawn_patches(sampled: SampledTokens, pointed: Sequence[PointerMap] = ()) -> list[DrawnPatch]:
+    """The patches of a completion, in order; `pointed` tells the shapes of the screens."""
+    columns = {each.position: each.columns for each in pointed}
+    logprobs, entropies = sampled.behaviour_logprobs, sampled.entropies
+    return [
+        DrawnPatch(
+            at,
+            patch,
+            patch // columns[at] if at in columns else None,
+            patch % columns[at] if at in columns else None,
+            logprobs[at] if logprobs else None,
+            entropies[at] if entropies else None,
+        )
+        for at, patch in enumerate(sampled.patches)
+        if patch >= 0
+    ]
