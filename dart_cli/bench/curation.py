@@ -91,8 +91,13 @@ def collect_pool(study: Study, tell: Callable[[str], None]) -> None:
 # --- one run --------------------------------------------------------------------------------
 
 
-def play_run(study: Study, arm: Arm, seed: int, *, episodes: int, is_alone: bool = True) -> Result:
+def play_run(
+    study: Study, arm: Arm, seed: int, *, episodes: int, greedy: int = 0, is_alone: bool = True
+) -> Result:
     """Train until the arm's trajectories are played, evaluate `episodes` for each point, measure.
+
+    With `greedy` the last weights play so many episodes greedily, too: `greedy` of the result, as `dart eval`
+    tells it.
 
     The run directory of an earlier attempt is removed, and so is the run once it is measured. CPU
     seconds are of all this process's children, so known only of a run that `is_alone`. Raises
@@ -111,8 +116,14 @@ def play_run(study: Study, arm: Arm, seed: int, *, episodes: int, is_alone: bool
         paid, groups = costs(reader), _groups(reader)
     versions = spread(sorted(paid))
     scores = _held_out(study, options, log, versions, episodes)
+    judged: Result = {}
+    if greedy:
+        asked = ["--mode", "greedy", "--episodes", str(greedy), "--json"]
+        evaluation = [*dart("eval", str(study.config)), *options, *asked]
+        judged = {"greedy": call(evaluation, log, study.root)}
     shutil.rmtree(run_dir)
     return {
+        **judged,
         "points": [
             {"version": version, **paid[version], **_point(scores[version])} for version in versions
         ],

@@ -1,0 +1,322 @@
+"""Pointing against writing numbers: grounding from the same data in the same time, then reinforcement learning.
+
+    python benchmarks/pointer.py --work runs/bench-pointer [--seeds 0 1 2] [--seconds 60]
+        [--arms grounding rl parity] [--out benchmarks/results/pointer.json]
+
+Of each seed, by `dart model sft` and `dart eval grounding` on a set drawn from suite mini:
+
+    base           a tiny model with cells of 14 pixels that knows words and no places (pointer_base.py)
+    text           it learns to write coordinates, for --seconds of CPU
+    pointer        it learns to point, on the same data in the same time
+    pointer-half   the same in half the time: is it as good as text in all of it?
+    lite           the head alone, on the frozen base, in the same time (LiteTrain)
+    verifier       a verifier of the same base and time judges the candidates of `pointer`
+
+hit@1 on the size that was trained (`test`), and on sizes that never were, larger and of another aspect
+(`test_layout`). The limit of a hit rate is 1; a click anywhere hits `chance`.
+
+    rl-text, rl-pointer   configs/quickstart.toml from `text`, and from the pointer folder whose hit@1 on `test`
+                          is nearest to it; held-out success, sampled and greedy (by the centre of regions)
+    parity                engine and trainer on `pointer`, before and after live updates (benchmarks/parity.py)
+
+Results and folders are kept in --work: a study that was stopped goes on. CPU seconds are of the training
+process, so that other work on the machine counts little. The last line is JSON; None is not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from dart_cli.bench.curation import Study, play_run  # noqa: E402 - after the path
+from dart_cli.bench.curation_arms import GRPO, Arm  # noqa: E402
+from dart_cli.bench.curves import isotonic, reach  # noqa: E402
+from dart_cli.bench.study import Cell, Result, ResultCache, call, dart, play_missing  # noqa: E402
+
+GROUNDING = ("base", "text", "pointer", "pointer-half", "lite", "verifier")
+RL = ("rl-text", "rl-pointer")
+SPLITS = ("test", "test_layout")
+LEVEL = 0.85
+"""Held-out success that the RL arms shall reach."""
+POINTING = ("--set", "policy.pointing=pointer")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured."""
+
+    work: Path
+    seconds: float  # CPU, of an arm
+    base_seconds: float
+    rows: int  # of the training set
+    items: int  # of each test split
+    batch: int
+    lr: float
+    lr_head: float
+    head_share: float
+    trajectories: int  # of an RL run
+    episodes: int  # of each of its points
+
+    def settings(self, cell: Cell) -> object:
+        """What a cell's result depends on."""
+        own = {"seconds": self.seconds, "base_seconds": self.base_seconds, "rows": self.rows}
+        own |= {"items": self.items, "batch": self.batch, "lr": self.lr}
+        if cell.arm in RL:
+            own |= {"trajectories": self.trajectories, "episodes": self.episodes}
+        return own | {"lr_head": self.lr_head, "head_share": self.head_share}
+
+    def folder(self, arm: str, seed: int) -> Path:
+        """A model's."""
+        return self.work.absolute() / "models" / f"{arm}-{seed}"
+
+    def log(self, cell: Cell) -> Path:
+        """Of all that its processes print."""
+        return self.work / "logs" / f"{cell.name}.log"
+
+    @property
+    def set(self) -> Path:
+        """The grounding set."""
+        return self.work.absolute() / "set"
+
+
+def main() -> None:
+    """Play what is missing, then tell all."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--work", type=Path, default=Path("runs/bench-pointer"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument(
+        "--arms",
+        nargs="+",
+        default=["grounding", "rl", "parity"],
+        help=f"grounding, rl, parity, or single ones of {', '.join((*GROUNDING, *RL))}",
+    )
+    parser.add_argument("--seconds", type=float, default=60.0, help="CPU seconds of an arm")
+    parser.add_argument("--base-seconds", type=float, default=25.0)
+    parser.add_argument("--rows", type=int, default=3000, help="training rows")
+    parser.add_argument("--items", type=int, default=200, help="of each test split")
+    parser.add_argument("--batch", type=int, default=24)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--lr-head", type=float, default=3e-3)
+    parser.add_argument("--head-share", type=float, default=0.2)
+    parser.add_argument("--trajectories", type=int, default=6016, help="of an RL run")
+    parser.add_argument("--episodes", type=int, default=240, help="of each of its points")
+    parser.add_argument("--out", type=Path)
+    asked = vars(parser.parse_args())
+    arms, seeds, out = asked.pop("arms"), asked.pop("seeds"), asked.pop("out")
+    plan = Plan(**asked)
+    plan.work.mkdir(parents=True, exist_ok=True)
+    wanted = [arm for arm in GROUNDING if arm in arms or "grounding" in arms]
+    wanted += [arm for arm in RL if arm in arms or "rl" in arms]
+    wanted += ["parity"] if "parity" in arms else []
+    cells = [Cell(arm, seed) for seed in seeds for arm in wanted]
+    cache = ResultCache(plan.work / "cells", plan.settings)
+    make_set(plan)
+    play_missing(
+        cells, cache, lambda cell: play(plan, cell), tell=lambda text: print(text, flush=True)
+    )
+    known = [Cell(arm, seed) for seed in seeds for arm in (*GROUNDING, *RL, "parity")]
+    found = {cell: result for cell in known if (result := cache.get(cell)) is not None}
+    line = json.dumps(summarise(plan, found))
+    if out:
+        out.write_text(line + "\n", encoding="utf-8")
+    print(line)
+
+
+def make_set(plan: Plan) -> None:
+    """Draw the grounding set, unless it is there."""
+    if plan.set.exists():
+        return
+    draft = plan.set.with_name("set.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    script = [sys.executable, str(ROOT / "scripts" / "make_grounding_set.py"), "--envs", "mini"]
+    sizes = ["--train", str(plan.rows), "--items", str(plan.items)]
+    call([*script, *sizes, "--out", str(draft)], plan.work / "logs" / "set.log", ROOT)
+    draft.rename(plan.set)
+
+
+def play(plan: Plan, cell: Cell) -> Result:
+    """Measure one cell; what it starts from is made if it is not there."""
+    if cell.arm == "parity":
+        return {"max": parity(plan, cell)}
+    if cell.arm in RL:
+        return rl(plan, cell)
+    model = base(plan, cell) if cell.arm == "base" else train(plan, cell)
+    if cell.arm == "base":
+        return json.loads((model / "build.json").read_text())
+    record = json.loads((model / "sft.json").read_text())
+    told = {name: record[name] for name in ("updates", "seconds", "examples")}
+    if cell.arm == "verifier":
+        pointing = train(plan, Cell("pointer", cell.seed))
+        options = [*POINTING, "--candidates", "20", "--verifier", str(model)]
+        return {**told, **hits(plan, cell, pointing, options)}
+    return {**told, **hits(plan, cell, model, POINTING if cell.arm != "text" else ())}
+
+
+def base(plan: Plan, cell: Cell) -> Path:
+    """Where all arms of a seed begin."""
+    folder = plan.folder("base", cell.seed)
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        script = [sys.executable, str(ROOT / "benchmarks" / "pointer_base.py")]
+        sizes = ["--seed", str(cell.seed), "--seconds", str(plan.base_seconds)]
+        call([*script, *sizes, "--out", str(folder)], plan.log(cell), ROOT)
+    return folder
+
+
+def train(plan: Plan, cell: Cell) -> Path:
+    """The folder of an arm; a training that was stopped goes on."""
+    folder = plan.folder(cell.arm, cell.seed)
+    if folder.exists():
+        return folder
+    begin, data, options = base(plan, cell), plan.set / "train", []
+    if cell.arm == "verifier":
+        data = plan.work.absolute() / "rows"
+        if not data.exists():
+            draft = data.with_name("rows.draft")
+            shutil.rmtree(draft, ignore_errors=True)
+            asked = ["--radius", "5", "--width", "2", "--prompt", "red circle on {instruction}"]
+            make = [*dart("model", "verifier-rows", str(plan.set / "train"), str(draft)), *asked]
+            told = call_text(make, plan.log(cell))
+            print(told, flush=True)
+            draft.rename(data)
+        options += ["--task", "verifier"]
+    elif cell.arm == "text":
+        options += ["--task", "text"]
+    else:
+        plain, begin = begin, plan.folder("base-pointer", cell.seed)
+        if not begin.exists():
+            seed = ["--seed", str(cell.seed)]
+            call_text(
+                [*dart("model", "add-pointer", str(plain), str(begin)), *seed], plan.log(cell)
+            )
+        share = 1.0 if cell.arm == "lite" else plan.head_share
+        options += ["--head-share", str(share), "--lr-head", str(plan.lr_head)]
+    seconds = plan.seconds / 2 if cell.arm == "pointer-half" else plan.seconds
+    options += ["--seconds", str(seconds), "--batch", str(plan.batch), "--lr", str(plan.lr)]
+    options += ["--seed", str(cell.seed), "--save-every", "30", "--json"]
+    call(
+        [*dart("model", "sft", str(data), str(begin), str(folder)), *options], plan.log(cell), ROOT
+    )
+    return folder
+
+
+def call_text(command: Sequence[str], log: Path) -> str:
+    """Run a command that ends in text; what it printed. Raises ChildError if it fails."""
+    code = "import json,subprocess,sys;print(json.dumps(subprocess.run(sys.argv[1:],check=True,"
+    code += "stdout=subprocess.PIPE,text=True).stdout))"
+    told: Any = call([sys.executable, "-c", code, *command], log, ROOT)
+    return str(told).strip()
+
+
+def hits(plan: Plan, cell: Cell, model: Path, options: Sequence[str]) -> Result:
+    """Scores of a model on each split."""
+    found: Result = {}
+    for split in SPLITS:
+        out = plan.work.absolute() / "evaluations" / f"{cell.name}-{split}"
+        asked = ["--model", str(model), "--out", str(out), "--misses", "0", "--json", *options]
+        told = call(
+            [*dart("eval", "grounding", str(plan.set / split)), *asked], plan.log(cell), ROOT
+        )
+        keys = ("hit_1", "interval", "hit_3", "overlap_1", "n", "chance")
+        found[split] = {key: told[key] for key in keys}
+        if "without_verifier" in told:
+            found[split]["without_verifier"] = told["without_verifier"]["hit_1"]
+    return found
+
+
+def rl(plan: Plan, cell: Cell) -> Result:
+    """A run of the quickstart's tasks from a trained folder."""
+    text = plan.work / "cells" / f"text-{cell.seed}.json"
+    goal = json.loads(text.read_text())["result"]["test"]["hit_1"] if text.exists() else 0.0
+    model, at, sets = train(plan, Cell("text", cell.seed)), goal, []
+    if cell.arm == "rl-pointer":
+        near: dict[str, float] = {}
+        for arm in ("pointer", "pointer-half"):
+            kept = plan.work / "cells" / f"{arm}-{cell.seed}.json"
+            if kept.exists():
+                near[arm] = json.loads(kept.read_text())["result"]["test"]["hit_1"]
+        chosen = min(near, key=lambda arm: abs(near[arm] - goal)) if near else "pointer"
+        model, at = train(plan, Cell(chosen, cell.seed)), near.get(chosen, 0.0)
+        sets = ['policy.pointing="pointer"']
+    sets.append(f"model.path={model}")
+    study = Study(ROOT, ROOT / "configs" / "quickstart.toml", plan.work / cell.name, tuple(sets))
+    arm = Arm(GRPO, budget=plan.trajectories)
+    result = play_run(study, arm, cell.seed, episodes=plan.episodes, greedy=2 * plan.episodes)
+    return {"begins_with": model.name, "begins_at": at, **result}
+
+
+def parity(plan: Plan, cell: Cell) -> float:
+    """Largest difference of a log-probability between engine and trainer, nats, over live updates."""
+    from benchmarks.parity import compare, settings
+    from dart_cli.config.load import config_of_model
+    from dart_cli.weights.file import FileChannel
+
+    model = train(plan, Cell("pointer", cell.seed))
+    sets = [*settings("transformers", 4), 'policy.pointing="pointer"', 'policy.codec="compact"']
+    config = config_of_model(model, [*sets, 'policy.coordinates="thousandths"'])
+    with tempfile.TemporaryDirectory(prefix="dart-pointer-") as scratch:
+        compared = asyncio.run(compare(config, 4, FileChannel(Path(scratch))))
+    found: float = compared.as_json()["max_abs_logprob_diff"]
+    return found
+
+
+# --- what is told ----------------------------------------------------------------------------
+
+
+def summarise(plan: Plan, found: Mapping[Cell, Result]) -> dict[str, Any]:
+    """Means over seeds, and every run."""
+
+    def of(arm: str) -> list[Result]:
+        return [result for cell, result in found.items() if cell.arm == arm]
+
+    def hit(arm: str) -> dict[str, float] | None:
+        runs = of(arm)
+        return {s: round(mean(r[s]["hit_1"] for r in runs), 4) for s in SPLITS} if runs else None
+
+    def success(arm: str) -> dict[str, Any] | None:
+        runs = of(arm)
+        if not runs:
+            return None
+        curves = [isotonic([(p["trajectories"], p["success"]) for p in r["points"]]) for r in runs]
+        return {
+            "begins_at_hit_1": [run["begins_at"] for run in runs],
+            "success": round(mean(run["points"][-1]["success"] for run in runs), 4),
+            f"trajectories_to_{LEVEL}": [reach(curve, LEVEL) for curve in curves],
+        }
+
+    runs = {cell.name: result for cell, result in found.items() if cell.arm != "base"}
+    parities = [result["max"] for result in of("parity")]
+    return {
+        "benchmark": "pointer",
+        "seeds": sorted({cell.seed for cell in found}),
+        "cpu_seconds": plan.seconds,
+        "grounding_text": hit("text"),
+        "grounding_pointer": hit("pointer"),
+        "grounding_pointer_half": hit("pointer-half"),
+        "grounding_lite": hit("lite"),
+        "grounding_verified": hit("verifier"),
+        "rl_success_text": success("rl-text"),
+        "rl_success_pointer": success("rl-pointer"),
+        "parity_max": max(parities) if parities else None,
+        "runs": runs,
+    }
+
+
+if __name__ == "__main__":
+    main()
