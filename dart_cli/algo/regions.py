@@ -41,11 +41,6 @@ def regions(probabilities: ArrayLike, top: int = 0, threshold: float = THRESHOLD
     return found[: top or None]
 
 
-def cell_at(x: float, y: float, rows: int, columns: int) -> int:
-    """The row-major index of the cell that holds a point, in fractions of the screen."""
-    return min(int(y * rows), rows - 1) * columns + min(int(x * columns), columns - 1)
-
-
 def _connected(kept: NDArray[np.bool_]) -> list[list[int]]:
     """4-connected cells of `kept`, each list ascending, the lists by their first cells."""
     rows, columns = kept.shape

@@ -17,7 +17,7 @@ from dart_cli.config.model_files import read_json
 from dart_cli.config.models import BUILTIN, model_folder
 from dart_cli.config.places import Mistake
 from dart_cli.config.pointer_head import pointer_ids
-from dart_cli.config.schema import CODEC_PARTS, MODEL_ENGINES, Config, PolicyConfig
+from dart_cli.config.schema import CODEC_PARTS, MODEL_ENGINES, POINT_PARTS, Config, PolicyConfig
 from envs.actions import Click, Done, Type
 from envs.own_code import load_own
 
@@ -111,12 +111,18 @@ def _codec_problem(policy: PolicyConfig) -> str:
     try:
         codec = load_own("codec", name, name)
         lacking = [part for part in CODEC_PARTS if not hasattr(codec, part)]
+        no_points = [part for part in POINT_PARTS if not hasattr(codec, part)]
     except TaskError as error:
         return f"cannot be used: {error}"
     except Exception as error:  # noqa: BLE001 - of the user's own property
         return f"= {shown(name)} cannot be used: {type(error).__name__}: {error}"
     if lacking:
         return f"= {shown(name)} lacks {', '.join(lacking)}; docs/extend-codec.md has one in full"
+    if no_points and policy.pointing == "pointer":
+        return (
+            f'= {shown(name)} lacks {" and ".join(no_points)}, which policy.pointing = "pointer" needs; add '
+            'them (docs/extend-codec.md), or set policy.pointing = "text"'
+        )
     if policy.history == "evict" and (change := _changed_in_history(codec)):
         return (
             f'= {shown(name)} cannot be used with policy.history = "evict", which shows past '

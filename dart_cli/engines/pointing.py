@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 
 from bus.errors import EngineError
 from bus.messages import PointerCandidate, PointerMap
-from dart_cli.algo.regions import cell_at, regions
+from dart_cli.algo.regions import regions
 from dart_cli.engines.features import FeatureCache
 from dart_cli.engines.inverse_cdf import draw, entropies
 from dart_cli.policy.forward import masked_logprobs
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy
+from dart_cli.policy.pointer.text import Cells
 
 if TYPE_CHECKING:
     from dart_cli.engines.batch import ActiveRequest
@@ -146,7 +147,7 @@ class Pointing:
         for nth, (job, pointed) in enumerate(zip(jobs, maps, strict=True)):
             if job.request.sampling.temperature == 0:
                 best = pointed.candidates[0]
-                patches[nth] = cell_at(best.x, best.y, *grid)
+                patches[nth] = Cells(*grid).at(best.x, best.y)
         drawn = torch.tensor(patches, device=values.device)[:, None]
         return [
             Forced(self._tokens.end, *numbers)

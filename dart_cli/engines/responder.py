@@ -137,12 +137,10 @@ def _clicked(
     coordinates: CoordinateMap,
 ) -> Numbers:
     """Where a pointer clicks."""
-    across, down = jitter(request.sampling.seed, position)
     if request.sampling.temperature == 0 and pointed is not None and pointed.candidates:
         best = pointed.candidates[0]
-        row, column = divmod(patch, cells.columns)
-        across, down = best.x * cells.columns - column, best.y * cells.rows - row
-    return cells.numbers(patch, across, down, coordinates)
+        return cells.numbers_at(best.x, best.y, coordinates)
+    return cells.numbers(patch, *jitter(request.sampling.seed, position), coordinates)
 
 
 class PolicyResponder:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dart_cli.algo.regions import cell_at, regions
+from dart_cli.algo.regions import regions
 
 Found = tuple[float, float, float, frozenset[int]]
 
@@ -76,9 +76,3 @@ def test_a_flat_distribution_is_one_region_in_the_middle() -> None:
 
 def test_nothing_points_where_all_is_zero() -> None:
     assert regions(np.zeros((3, 3))) == []
-
-
-def test_the_cell_of_a_point_has_the_last_edge() -> None:
-    assert [cell_at(*point, 2, 4) for point in [(0, 0), (0.25, 0), (0.2499, 0.5), (1, 1)]] == [
-        *(0, 1, 4, 7)
-    ]

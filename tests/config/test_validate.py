@@ -357,6 +357,26 @@ def test_a_codec_that_changes_past_completions_is_refused_where_prompts_are_to_e
     assert not [each for each in others if "as_history" in each.text]
 
 
+def test_a_codec_that_does_not_tell_its_points_is_refused_where_the_model_points(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "own.py").write_text(
+        "class Own:\n"
+        "    limits = {}\n"
+        "    def parse(self, text, coordinates): ...\n"
+        "    def format(self, action, coordinates, thought=''): ...\n"
+        "    def as_history(self, text): return text\n"
+        "    def write_point(self, x, y): return f'{x} {y}'\n"
+    )
+    policy = {"codec": f"{tmp_path}/own.py:Own", "pointing": "pointer"}
+    told = list(find_mistakes(Config.model_validate({"policy": policy}), "env"))
+    [mine] = [each for each in told if "lacks find_points, which policy.pointing" in each.text]
+    assert mine.key == "policy.codec"
+    assert 'or set policy.pointing = "text"' in mine.text
+    text = Config.model_validate({"policy": policy | {"pointing": "text"}})
+    assert not [each for each in find_mistakes(text, "env") if "find_points" in each.text]
+
+
 def test_a_codec_whose_parts_fail_is_told(tmp_path: Path) -> None:
     codec = (
         "class Own:\n    @property\n    def limits(self):\n        raise KeyError('no limits')\n"

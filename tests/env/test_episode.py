@@ -11,19 +11,20 @@ from typing import Any
 import pytest
 
 from bus.errors import DeadlineError, EnvError, StoreError
-from bus.messages import Ack, ActRequest, Completion, StepRecord
+from bus.messages import Ack, ActRequest, Completion, SampledTokens, StepRecord
 from dart_cli.engines.base import GenerateRequest
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.scripted import Script, ScriptedEngine
 from dart_cli.env import episode
 from dart_cli.env.episode import Episode, play_episode
 from dart_cli.evaluation.in_process import InProcessPolicy
+from dart_cli.policy.codec import make_codec
 from dart_cli.policy.history import History
 from dart_cli.policy.model import load_policy
 from envs.actions import Action
 from envs.base import GuiEnv, Observation, Verdict, content_hash
 from envs.registry import find_task
-from tests.env.parts import Memory, Oracle, Says, action_spec, lease, mini, threaded
+from tests.env.parts import Memory, Oracle, Says, action_spec, completion, lease, mini, threaded
 from tests.waiting import until
 
 MENU = find_task("mini", "mini/menu")
@@ -185,6 +186,41 @@ async def test_a_completion_that_spells_special_tokens_is_a_failure_and_not_inva
     assert [prompt.count(user) for prompt in prompts] == [1, 2, 3]
     assert [prompt.count(image) for prompt in prompts] == [36, 72, 72]
     assert prompts[1][: len(prompts[0]) + len(spelt[0])] == prompts[0] + spelt[0]
+
+
+class Points:
+    """Clicks by a pointer; its codec shows the text otherwise in a prompt."""
+
+    def __init__(self) -> None:
+        self.asked: list[ActRequest] = []
+
+    async def act(self, request: ActRequest) -> Completion:
+        self.asked.append(request)
+        pointer = len(self.asked) == 1
+        text = "Thought: a\nAction: click(start_box='(5,6)')"
+        return completion(text).model_copy(
+            update={
+                "sampled": SampledTokens(
+                    token_ids=[7, 1, 2, 3, 8],
+                    behaviour_logprobs=[],
+                    entropies=[],
+                    version_spans=[],
+                    patches=[-1, -1, -1, 4, -1] if pointer else [],
+                )
+            }
+        )
+
+
+async def test_a_past_pointer_is_shown_as_it_was_sampled() -> None:
+    """Its text has numbers, which UI-TARS' history wraps; the tokens have none of them."""
+    player, sink, policy = threaded(mini), Memory(), Points()
+    spec = dataclasses.replace(action_spec(images=3, turns=3), codec=make_codec("uitars"))
+    await play_episode(player, lease(max_steps=3), MENU, policy, sink, spec)
+    await player.close()
+    pointed, written = policy.asked[2].turns
+    assert pointed.token_ids == [7, 1, 2, 3, 8]
+    assert written.token_ids == []
+    assert "<|box_start|>(5,6)<|box_end|>" in written.text
 
 
 class Tells(Breaks):

@@ -69,6 +69,17 @@ def test_a_screen_with_fewer_pixels_than_cells_gets_points_on_it() -> None:
         coordinates.to_screen(*cells.numbers(cell, 0.5, 0.5, coordinates))
 
 
+def test_a_point_in_fractions_has_numbers_next_to_it_in_its_own_cell() -> None:
+    coordinates, cells = make_coordinate_map("thousandths", 1920, 1080), Cells(39, 69)
+    for x, y in [(0, 0), (1, 1), (0.5, 0.5), *np.random.default_rng(1).random((30, 2))]:
+        point = cells.numbers_at(x, y, coordinates)
+        assert cells.holding(point, coordinates) == cells.at(x, y)
+        assert max(abs(point[0] - 1000 * x), abs(point[1] - 1000 * y)) < 2
+    assert [Cells(2, 4).at(*each) for each in [(0, 0), (0.25, 0), (0.2499, 0.5), (1, 1)]] == [
+        *(0, 1, 4, 7)
+    ]
+
+
 def test_a_point_beyond_the_screen_is_in_no_cell() -> None:
     with pytest.raises(ActionError, match="beyond the screen"):
         Cells(6, 6).holding((1000, 0), make_coordinate_map("thousandths", 168, 168))

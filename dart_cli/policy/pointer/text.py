@@ -32,10 +32,21 @@ class Cells:
     rows: int
     columns: int
 
+    def at(self, x: float, y: float) -> int:
+        """The cell, row by row from 0, of a point in fractions of the screen, its edges included."""
+        row, column = min(int(y * self.rows), self.rows - 1), int(x * self.columns)
+        return row * self.columns + min(column, self.columns - 1)
+
     def holding(self, point: Numbers, coordinates: CoordinateMap) -> int:
-        """The cell, row by row from 0, with the centre of the point's pixel. Raises ActionError beyond the screen."""
+        """The cell with the centre of the point's pixel. Raises ActionError beyond the screen."""
         column, row = self._place(*point, coordinates)
         return row * self.columns + column
+
+    def numbers_at(self, x: float, y: float, coordinates: CoordinateMap) -> Numbers:
+        """The numbers of a point in fractions of the screen, in the same cell."""
+        cell = self.at(x, y)
+        row, column = divmod(cell, self.columns)
+        return self.numbers(cell, x * self.columns - column, y * self.rows - row, coordinates)
 
     def numbers(self, cell: int, across: float, down: float, coordinates: CoordinateMap) -> Numbers:
         """The point at fractions in [0, 1) of a cell's width and height, of those that are in it.
