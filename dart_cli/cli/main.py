@@ -15,6 +15,7 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -108,7 +109,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """
     gc.set_threshold(COLLECT_EVERY)
     try:
-        app(arguments, prog_name="dart")
+        _command()(arguments, prog_name="dart")
     except DartError as error:
         _say_error(str(error))
         sys.exit(error.exit_code)
@@ -120,6 +121,12 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(0)
+
+
+@cache
+def _command() -> Any:
+    """What typer makes of all verbs; made once, however often a process calls `main`."""
+    return typer.main.get_command(app)
 
 
 def _say_error(text: str) -> None:
