@@ -52,8 +52,9 @@ class Trial:
 async def play(policy: LoadedPolicy, engine: Engine, responder: Responder, trial: Trial) -> Batch:
     """All trajectories at once. Raises EngineError, and TimeoutError past the deadline.
 
-    `policy` renders the prompts of text; its weights are not used.
+    `policy` renders the prompts of text; its weights are not used. One that points has no such prompts.
     """
+    texts = 0 if policy.pointing == "pointer" else trial.texts
     images: dict[str, bytes] = {}
     async with asyncio.timeout(trial.deadline_s):
         parts = await asyncio.gather(
@@ -61,7 +62,7 @@ async def play(policy: LoadedPolicy, engine: Engine, responder: Responder, trial
                 _trajectory(responder, trial, number, images)
                 for number in range(trial.trajectories)
             ),
-            *(_text(policy, engine, trial, number) for number in range(trial.texts)),
+            *(_text(policy, engine, trial, number) for number in range(texts)),
         )
     chains, samples = chained([step for part in parts for step in part])
     return Batch(
@@ -131,6 +132,7 @@ def _step(
         version_spans=said.sampled.version_spans,
         advantage=rng.uniform(-1.5, 1.5),
         weight=1.0,
+        patches=said.sampled.patches,
     )
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from bus.errors import ExchangeError, RunDirectoryError
-from dart_cli.config.schema import Config
+from dart_cli.config.schema import Config, PolicyConfig
+from dart_cli.data.exchange.parquet_read import read_folder
 from dart_cli.data.exchange.parquet_schema import content_id
 from dart_cli.data.exchange.transfer import (
     Choice,
@@ -20,8 +22,10 @@ from dart_cli.data.exchange.transfer import (
     import_pool,
 )
 from dart_cli.data.store.open import open_reader, open_store
+from dart_cli.data.store.rows import PlannedSample
+from tests.altered import altered
 from tests.data.exchange.parts import trajectory, written
-from tests.data.parts import make_ledger, play_group, small_config
+from tests.data.parts import DRAG, make_ledger, play_group, small_config
 
 
 def test_successes_join_the_pool_once_however_often_they_come(
@@ -132,3 +136,21 @@ def test_what_was_exported_is_what_the_run_holds(tmp_path: Path, config: Config)
         with pytest.raises(ExchangeError, match="nothing to export"):
             export_run(reader, [], tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+def test_patches_go_from_run_to_run_and_into_batches(tmp_path: Path, config: Config) -> None:
+    """Those of another run's success are trained on like its tokens; heat maps stay where they were."""
+    one = trajectory(steps=1)
+    sent = replace(one, steps=[altered(one.steps[0], **vars(DRAG) | {"behaviour_logprobs": []})])
+    pointing = config.model_copy(update={"policy": PolicyConfig(pointing="pointer")})
+    assert import_folder(pointing, written(tmp_path / "a", sent)).joined == 1
+    with open_reader(pointing.run.dir) as reader:
+        [name] = [row.trajectory_id for row in reader.pool()]
+        [step] = reader.steps(name)
+        assert (step.sampled.patches, step.pointed) == (DRAG.patches, [])
+        [planned] = reader.planned_steps([PlannedSample("g", name, 0, 1.0, 1.0, "pool")])
+        assert planned.patches == DRAG.patches
+        export_run(reader, [name], tmp_path / "b")
+    [back] = read_folder(tmp_path / "b")
+    assert back.steps[0].sampled.patches == DRAG.patches
+    assert content_id(back) == name
