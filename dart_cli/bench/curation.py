@@ -174,7 +174,9 @@ def _held_out(
     first, rest = plans[-1:] + plans[: len(plans) // 4], plans[len(plans) // 4 : -1]
     with ThreadPoolExecutor(2) as pool:
         found = {
-            key: value for part in pool.map(play, (first, rest)) for key, value in part.items()
+            key: value
+            for part in pool.map(play, [half for half in (first, rest) if half])
+            for key, value in part.items()
         }
     return {
         int(key): {task: (score[0], score[1], score[2]) for task, score in tasks.items()}

@@ -4,7 +4,7 @@
     play     an engine's answers as a batch that the trainer can score
 
 Past screens and completions are in the prompts as in a run, on screens of several sizes, beside
-prompts of text alone. The model's actions have no effect: each screen is drawn at random.
+prompts of text alone, but for a policy that points. The model's actions have no effect: each screen is drawn at random.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ async def play(policy: LoadedPolicy, engine: Engine, responder: Responder, trial
     """
     texts = 0 if policy.pointing == "pointer" else trial.texts
     images: dict[str, bytes] = {}
+    texts = trial.texts if policy.pointing == "text" else 0  # there is no screen to point at
     async with asyncio.timeout(trial.deadline_s):
         parts = await asyncio.gather(
             *(

@@ -41,6 +41,19 @@ def test_a_model_folder_is_compared_and_agrees(
     assert "tasks" not in {each["subject"] for each in result["findings"]}
 
 
+def test_pointers_are_compared_on_prompts_with_a_screen(
+    pointer_folder: Family, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = ["rollout.max_tokens=8", "policy.pointing=pointer", "rollout.temperature=1.5"]
+    folder = pointer_folder("qwen3_vl")
+    options = [part for each in sets for part in ("--set", each)]
+    assert doctor(folder, "--parity", "--json", *options) == 0
+    result = json.loads(capsys.readouterr().out)
+    lines = [each["text"] for each in result["findings"] if each["subject"] == "parity"]
+    assert [line.partition("  ")[0] for line in lines[1:3]] == ["one screen", "several screens"]
+    assert "within 0.001 nats" in lines[-1]
+
+
 def test_an_engine_that_gives_other_numbers_exits_with_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
