@@ -8,9 +8,17 @@ PolicyPromptEncoder   the PromptEncoder of a loaded policy, which needs no weigh
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from bus.errors import ActionError, EngineError
-from bus.messages import ActRequest, Completion, PointerMap, SampledTokens
+from bus.messages import (
+    ActRequest,
+    Completion,
+    PointerCandidate,
+    PointerMap,
+    SampledTokens,
+    VersionSpan,
+)
 from dart_cli.engines.base import Engine, Generation
 from dart_cli.engines.completions import completion, generate_request, unsampled
 from dart_cli.policy.coordinates import (
@@ -67,6 +75,29 @@ class PolicyPromptEncoder:
         if written != text:
             raise EngineError(f"the policy's tokenizer cannot encode {text[:60]!r}")
         return sampled
+
+    def opening(self, text: str) -> SampledTokens:
+        """A completion that begins with `text`, special tokens included, and points next; its numbers are 0.
+
+        Given as a partial to a policy that points, it takes one forward pass to the pointer's map.
+        """
+        assert self._policy.pointer is not None
+        token_ids = [*self._policy.encode(text), *self._policy.pointer.triple[:2]]
+        zeros = [0.0] * len(token_ids)
+        return SampledTokens(
+            token_ids=token_ids,
+            behaviour_logprobs=zeros,
+            entropies=zeros,
+            version_spans=[VersionSpan(version=-1, start=0, end=len(token_ids))],
+        )
+
+    def clicks(
+        self, request: ActRequest, candidates: Sequence[PointerCandidate]
+    ) -> list[tuple[int, int]]:
+        """The pixels that actions at candidates name."""
+        coordinates, cells = self._coordinate_map(request), self._cells(request)
+        found = (cells.numbers_at(each.x, each.y, coordinates) for each in candidates)
+        return [coordinates.to_screen(*numbers) for numbers in found]
 
     def decode(self, request: ActRequest, generation: Generation) -> str:
         """The text of a completion to `request`; where the policy pointed it has a point.

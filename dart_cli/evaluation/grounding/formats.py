@@ -2,6 +2,7 @@
 
     AnswerFormat     prompt, reader and writer of one way of answering
     format_of        the format of `--codec`: compact, uitars, qwen, point, or a codec of your own
+    opening_of       what a model that points writes before its point
     grounding_config the configuration of the model and its prompts, checked; prompt_config, of a format
     Pointed          what a text says
 
@@ -27,10 +28,13 @@ from dart_cli.config.models import BUILTIN, model_folder, model_problem
 from dart_cli.config.schema import Config
 from dart_cli.config.validate import check_config
 from dart_cli.evaluation.grounding.items import Point
-from dart_cli.policy.codec import Codec, make_codec
+from dart_cli.policy.codec import Codec, make_codec, point_codec
 from dart_cli.policy.coordinates import CoordinateMap
 from envs.actions import Action, Click, Drag, Fail
 from envs.own_code import did_you_mean
+
+GUI_ACTOR = "gui-actor"
+"""The format of GUI-Actor's released models (arXiv 2506.03143), which write no numbers."""
 
 COORDINATES = {"qwen2_vl": "thousand", "qwen2_5_vl": "resized", "qwen3_vl": "thousand"}
 """The numbers that the models of a class write, but for those with codec compact; see policy.coordinates."""
@@ -63,6 +67,7 @@ class AnswerFormat:
     part_order: str = "image_first"
     codec: str = "uitars"  # `policy.codec`, which reads no text but in its own format
     max_tokens: int = 32
+    opening: str = ""  # of a model that points: what it writes before; "": what `write` has there
 
 
 # --- readers ---------------------------------------------------------------------------------
@@ -216,6 +221,11 @@ def _in_language(codec_name: str, **others: Any) -> AnswerFormat:
     )
 
 
+_GUI_ACTOR = (
+    "You act on a computer with pyautogui. Given a screenshot and an instruction, click what it names: "
+    "pyautogui.click(<|pointer_start|><|pointer_pad|><|pointer_end|>)."
+)
+
 _FORMATS: Mapping[str, Callable[[], AnswerFormat]] = {
     "compact": lambda: _in_language("compact", max_tokens=16),
     "uitars": lambda: _in_language(
@@ -239,6 +249,13 @@ _FORMATS: Mapping[str, Callable[[], AnswerFormat]] = {
         write_point,
         template=_POINT,
         refusal=" If nothing on the screen is meant, answer (-1,-1).",
+    ),
+    GUI_ACTOR: lambda: AnswerFormat(
+        GUI_ACTOR,
+        read_point,
+        write_point,
+        system=_GUI_ACTOR,
+        opening="<|recipient|>os\npyautogui.click(",
     ),
 }
 
@@ -264,6 +281,21 @@ def format_of(name: str, model: str) -> AnswerFormat:
         f"--codec {name}: no such format{did_you_mean(name, _FORMATS)}; there are "
         f"{', '.join(_FORMATS)}, and your own as file.py:MyCodec"
     )
+
+
+def opening_of(answers: AnswerFormat) -> str:
+    """What a model that points writes before its point. Raises ConfigError for a format with no place for one."""
+    if answers.opening:
+        return answers.opening
+    codec = answers.codec if answers.name == answers.codec else ""
+    text = answers.write((500, 500), CoordinateMap(1000, 1000, 1000, 1000))
+    points = point_codec(codec).find_points(text) if codec else []
+    if len(points) != 1:
+        raise ConfigError(
+            f"--codec {answers.name} has no place for a pointer; use compact, uitars, {GUI_ACTOR}, or your "
+            "own as file.py:MyCodec, or leave out --set policy.pointing=pointer"
+        )
+    return text[: points[0].start]
 
 
 def _writes_compact(model: str) -> bool:
@@ -321,5 +353,11 @@ def prompt_config(
     }
     changes = [*(f"{key}={json.dumps(value)}" for key, value in own.items()), *overrides]
     config = config_of_model(Path(model), changes)
+    if config.policy.pointing == "pointer" and template != answers.template.replace(
+        "{refusal}", ""
+    ):
+        return prompt_config(model, answers, overrides)  # one that points refuses nothing
+    if config.policy.pointing == "text" and answers.name == GUI_ACTOR:
+        raise ConfigError(f"--codec {GUI_ACTOR} has no numbers; add --set policy.pointing=pointer")
     check_config(config, Source(folder, tuple(changes)), "rollout")
     return config

@@ -21,7 +21,12 @@ from bus.errors import ConfigError, EngineError, UserError
 from dart_cli.config.model_files import PREPROCESSOR, PROCESSOR, TEMPLATE, TOKENIZER
 from dart_cli.config.models import model_problem
 from dart_cli.config.schema import Config
-from dart_cli.evaluation.grounding.formats import AnswerFormat, folder_of, grounding_config
+from dart_cli.evaluation.grounding.formats import (
+    AnswerFormat,
+    folder_of,
+    grounding_config,
+    opening_of,
+)
 from dart_cli.evaluation.grounding.items import Answer, Item
 from dart_cli.evaluation.grounding.kept import MISSES, REPORT, KeptAnswers, Settings, write_whole
 from dart_cli.evaluation.grounding.misses import misses_page
@@ -98,6 +103,7 @@ def run_grounding(options: GroundingOptions) -> Report | None:
         raise UserError(f"{options.folder} has no items to ask; is it the whole set?")
     config, answers = _configured(options, refusals=told.refusals > 0)
     if config.policy.pointing == "pointer":  # from one pass, at no cost
+        opening_of(answers)  # refuses a format without a place for a pointer
         options = replace(options, candidates=max(options.candidates, FIRST))
     _check_verifier(options)
     # Once: the newest version of a live run is another one later.
@@ -272,8 +278,9 @@ def folder_digest(folder: Path) -> str:
 def _told_with(settings: Settings) -> dict[str, str]:
     """What is told with every figure."""
     sampled = f", the others sampled at {settings.temperature:g}" if settings.candidates > 1 else ""
+    given = f"greedy{sampled}; {settings.max_tokens} tokens at most"
     if settings.pointing == "pointer":
-        sampled = ", the others from the same pass"
+        given = f"{settings.candidates} candidates from one forward pass"
     verifier = (
         {"verifier": f"{settings.verifier}, until {settings.verifier_threshold:g}"}
         if settings.verifier
@@ -293,7 +300,7 @@ def _told_with(settings: Settings) -> dict[str, str]:
         "system_prompt": settings.system_prompt or "none",
         "prompt": settings.template,
         "part_order": settings.part_order,
-        "answers": f"greedy{sampled}; {settings.max_tokens} tokens at most",
+        "answers": given,
         "engine": f"{settings.engine}, {settings.dtype}",
     }
 

@@ -1,10 +1,11 @@
 """Models that point: an item in, candidates out.
 
-Scorer       what every one offers; one that points without text is another class here
-TextScorer   a model that writes coordinates or points, asked through a Responder of this process
+Scorer         what every one offers
+TextScorer     a model that writes coordinates, asked through a Responder of this process
+PointerScorer  a model that points: all candidates from one forward pass
 candidates_of  what a pointer means, best first
-make_scorer  the scorer of a loaded model
-answer_all   many items at once
+make_scorer    the scorer of a loaded model
+answer_all     many items at once
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
@@ -20,13 +21,14 @@ from bus.errors import ActionError, EngineError, EngineGoneError
 from bus.messages import ActRequest, PointerMap, Sampling
 from dart_cli.algo.regions import regions
 from dart_cli.config.schema import Config
-from dart_cli.evaluation.grounding.formats import AnswerFormat, Pointed
+from dart_cli.evaluation.grounding.formats import AnswerFormat, Pointed, opening_of
 from dart_cli.evaluation.grounding.items import Answer, Item, Point
 from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map, resize_of
 from envs.base import content_hash
 
 if TYPE_CHECKING:
     from dart_cli.engines.base import Responder
+    from dart_cli.engines.responder import PolicyResponder
     from dart_cli.rollout.worker import Model
 
 ANSWER_S = 1800.0
@@ -45,10 +47,10 @@ class Scorer(Protocol):
 
 
 class TextScorer:
-    """Asks a model for a place.
+    """Asks a model that writes coordinates.
 
     The first candidate is its greedy answer; with `candidates` above 1 the others are sampled at
-    `rollout.temperature`, in the order they are drawn. Of a model that points they all come from one pass.
+    `rollout.temperature`, in the order they are drawn.
     """
 
     def __init__(
@@ -63,7 +65,6 @@ class TextScorer:
         self._answers = answers
         self._coordinate_map_of = coordinate_map_of
         self._config = config
-        self._points = config.policy.pointing == "pointer"
         self._candidates = candidates
 
     async def answer(self, item: Item) -> Answer:
@@ -73,45 +74,73 @@ class TextScorer:
             coordinates = self._coordinate_map_of(*item.size)
         except ActionError as error:
             raise EngineError(str(error)) from None
-        count = 1 if self._points else self._candidates
-        requests = [self._request(item, screenshot, nth) for nth in range(count)]
+        requests = [self._request(item, screenshot, nth) for nth in range(self._candidates)]
         prepared = await self._responder.preload_images(requests[0])
         completions = await asyncio.gather(*(self._responder.answer(each) for each in requests))
         del prepared  # held until the engine has taken it
         read: list[Pointed] = [self._answers.read(each.text, coordinates) for each in completions]
         cut = "; it was cut off at rollout.max_tokens" if completions[0].stop == "length" else ""
         first = read[0]
-        points: list[Point | None] = [each.point for each in read]
-        scores: list[float] = []
-        if first.point is not None and completions[0].pointed:
-            others, scores = candidates_of(completions[0].pointed[0], item.size, self._candidates)
-            points = [first.point, *others[1:]]
         return Answer(
             id=item.id,
-            points=points,
-            scores=scores,
+            points=[each.point for each in read],
             texts=[each.text for each in completions],
             refused=first.refused,
             problem=f"{first.problem}{cut}" if first.point is None else "",
         )
 
     def _request(self, item: Item, screenshot: bytes, nth: int) -> ActRequest:
-        width, height = item.size
         seed = int(content_hash(f"{item.id}/{nth}".encode())[:8], 16)
-        return ActRequest(
-            trajectory_id=f"{item.id}/{nth}",
-            step=0,
-            instruction=item.instruction,
-            turns=[],
-            screenshot=screenshot,
-            width=width,
-            height=height,
-            sampling=Sampling(
-                temperature=self._config.rollout.temperature if nth else 0.0,
-                max_tokens=self._config.rollout.max_tokens,
-                seed=(self._config.run.seed + 1) * 2**40 + seed,
-            ),
+        sampling = Sampling(
+            temperature=self._config.rollout.temperature if nth else 0.0,
+            max_tokens=self._config.rollout.max_tokens,
+            seed=(self._config.run.seed + 1) * 2**40 + seed,
         )
+        return _request(item, screenshot, nth, sampling)
+
+
+class PointerScorer:
+    """Asks a model that points: the pass over prompt and answer up to the pointer gives all candidates.
+
+    The model does not choose what it says: its answer begins with `opening`, as in training, and points. So a
+    head on a frozen model is scored, too, and nothing is refused.
+    """
+
+    def __init__(self, responder: PolicyResponder, opening: str, candidates: int) -> None:
+        self._responder = responder
+        self._opening = responder.prompt_encoder.opening(opening)
+        self._candidates = candidates
+
+    async def answer(self, item: Item) -> Answer:
+        """See Scorer."""
+        screenshot = await asyncio.to_thread(item.image.read_bytes)
+        greedy = Sampling(temperature=0.0, max_tokens=len(self._opening) + 1, seed=0)
+        request = _request(item, screenshot, 0, greedy).model_copy(
+            update={"partial": self._opening}
+        )
+        prepared = await self._responder.preload_images(request)
+        completion = await self._responder.answer(request)
+        del prepared  # held until the engine has taken it
+        [pointed] = completion.pointed
+        points, scores = candidates_of(pointed, item.size, self._candidates)
+        [clicked] = self._responder.prompt_encoder.clicks(request, pointed.candidates[:1])
+        return Answer(
+            id=item.id, points=[clicked, *points[1:]], scores=scores, texts=[completion.text]
+        )
+
+
+def _request(item: Item, screenshot: bytes, nth: int, sampling: Sampling) -> ActRequest:
+    width, height = item.size
+    return ActRequest(
+        trajectory_id=f"{item.id}/{nth}",
+        step=0,
+        instruction=item.instruction,
+        turns=[],
+        screenshot=screenshot,
+        width=width,
+        height=height,
+        sampling=sampling,
+    )
 
 
 OTHER_CELLS = 0.2
@@ -144,6 +173,9 @@ def candidates_of(
 def make_scorer(model: Model, config: Config, answers: AnswerFormat, candidates: int) -> Scorer:
     """The scorer of a loaded model."""
     policy = config.policy
+    if policy.pointing == "pointer":
+        responder = cast("PolicyResponder", model.responder)
+        return PointerScorer(responder, opening_of(answers), candidates)
 
     def coordinate_map_of(width: int, height: int) -> CoordinateMap:
         return make_coordinate_map(policy.coordinates, width, height, resize_of(policy))
