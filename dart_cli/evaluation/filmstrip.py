@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import io
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
 from bus.errors import RunDirectoryError
+from bus.messages import PointerMap
+from dart_cli.evaluation.heat_map import heated, kept_map
 from dart_cli.evaluation.results import Film, FilmFrame
 
 MAX_FRAMES = 7
@@ -29,12 +32,23 @@ _INK = "#ff1493"  # of actions
 _COLOURS = {"pass": "#1a7f37", "fail": "#cf222e", "invalid": "#9a6700"}
 
 
-def frame(screenshot: str, text: str, action: dict[str, Any] | None) -> FilmFrame:
-    """One step of a film: the file of its screen, the completion, and its action if it had one."""
+def frame(
+    screenshot: str,
+    text: str,
+    action: dict[str, Any] | None,
+    pointed: Sequence[PointerMap] = (),
+) -> FilmFrame:
+    """One step of a film: the file of its screen, the completion, its action if it had one, and its pointers."""
     done = action or {}
     path = [(x, y) for x, y in done.get("path", [])]
     point = (done["x"], done["y"]) if "x" in done and "y" in done else None
-    return FilmFrame(screenshot=screenshot, text=text, point=path[-1] if path else point, path=path)
+    return FilmFrame(
+        screenshot=screenshot,
+        text=text,
+        point=path[-1] if path else point,
+        path=path,
+        pointed=[kept_map(each) for each in pointed],
+    )
 
 
 def film_strip(
@@ -125,8 +139,8 @@ def _scaled(shot: Image.Image, width: int) -> Image.Image:
 
 
 def _drawn(folder: Path, frame: FilmFrame) -> Image.Image:
-    """The screenshot with a ring where the action was, behind a line for a drag."""
-    shot = _open(folder / frame.screenshot)
+    """The screenshot with a ring where the action was, behind a line for a drag, over where it looked."""
+    shot = heated(_open(folder / frame.screenshot), frame.pointed)
     if frame.point is not None:
         draw = ImageDraw.Draw(shot)
         x, y = frame.point

@@ -295,7 +295,7 @@ def _keep(run_dir: Path, evaluation: Evaluation, played: Sequence[PlayedEpisode]
             break
         names = [_write_shot(folder, shot) for shot in shots]
         frames = [
-            frame(shot, record.text, record.action)
+            frame(shot, record.text, record.action, record.pointed)
             for shot, record in zip(names, each.records, strict=False)
         ]
         films.append(

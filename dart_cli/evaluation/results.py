@@ -142,6 +142,16 @@ class Evaluation(StoredModel):
         return sum(score.episodes for score in scores)
 
 
+class HeatMap(StoredModel):
+    """Where one pointer of a completion looked."""
+
+    rows: int  # of the screenshot's cells
+    columns: int
+    heat: str  # base64 of a byte for each cell, row by row: its share of the largest, in 255ths
+    candidates: list[tuple[float, float]] = []
+    """Centres of its regions in fractions of the screen, the best first."""
+
+
 class FilmFrame(StoredModel):
     """One step of a film."""
 
@@ -149,6 +159,7 @@ class FilmFrame(StoredModel):
     text: str  # the completion
     point: tuple[int, int] | None  # where it clicked or let go, pixels of the screenshot
     path: list[tuple[int, int]] = []  # of a drag, likewise
+    pointed: list[HeatMap] = []  # where the policy looked to point
 
 
 class Film(StoredModel):

@@ -350,7 +350,7 @@ def draw_trajectory(path: Path, reader: Reader, subject: Subject) -> Path:
     if not steps or len(images) < len(set(keys)):
         why = "its screenshots were removed to keep data.max_gb" if steps else "it has no step yet"
         raise UserError(f"no film of {subject.id}: {why}; choose another trajectory")
-    frames = [frame(step.screenshot, step.text, step.action) for step in steps]
+    frames = [frame(step.screenshot, step.text, step.action, step.pointed) for step in steps]
     film = Film(
         task_id=subject.task_id,
         seed=subject.task_seed,

@@ -21,12 +21,14 @@ from markupsafe import Markup
 from PIL import Image
 
 from bus.errors import ActionError
+from bus.messages import PointerCandidate
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import SampleRow, StepRow, TrajectoryRow
 from dart_cli.inspection.explain import LEFT_OUT
 from dart_cli.inspection.text import action_words
 from dart_cli.policy.pointer.patches import DrawnPatch, drawn, drawn_patches
 from dart_cli.view.charts import VERSION_COLOURS, token_bars
+from dart_cli.view.heat import heat_marks
 from dart_cli.view.site import Site
 from envs.actions import (
     Click,
@@ -107,6 +109,8 @@ class StepView:
     entropy_bars: Markup
     uses: list[BatchUse]
     patches: list[DrawnPatch]  # of its pointers, in order
+    heat: Markup  # where they looked
+    candidates: list[tuple[int, PointerCandidate]]  # their regions, the best of each pointer first
 
 
 def frames(
@@ -213,6 +217,10 @@ def _frame(
         row=row,
         screen=screen,
         marks=Markup("") if screen is None else marks(row.action, screen),
+        heat=Markup("") if screen is None else heat_marks(row.pointed, screen.width, screen.height),
+        candidates=[
+            (nth, each) for map_ in row.pointed for nth, each in enumerate(map_.candidates, 1)
+        ],
         thought=thought.strip() if action else "",
         said=f"{action} {said.strip()}".strip(),
         did=action_words(row.action) if row.action else "",

@@ -14,6 +14,7 @@ from bus.messages import StepMismatch, VersionSpan
 from dart_cli.data.store.open import open_store
 from dart_cli.view.query import ROWS
 from envs.base import content_hash
+from tests.data import parts
 from tests.data.parts import (
     FORKED,
     MIXED,
@@ -82,14 +83,23 @@ def test_the_run_page_counts_stages_and_reasons(server: Server, played: Played) 
     assert "loss" in text
 
 
-def test_patches_stand_in_the_table_of_tokens(tmp_path: Path) -> None:
+def test_patches_stand_in_the_table_of_tokens_and_over_the_screen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "picture", lambda *_: png(300, 200))
     config = pointing_config(tmp_path / "run")
     with open_store(config.run.dir) as store:
         name = play_pointing(make_ledger(config, store))[0]
     with serving(config.run.dir) as server:
-        text = Bones.of(server.page(f"/trajectories/{name}")).text
+        page = server.page(f"/trajectories/{name}")
+    text = Bones.of(page).text
     assert "3 patch 5 row 1, column 2 4.000 -3.500" in " ".join(text.split())
     assert "7 patch 0 row 0, column 0 2.000 -0.333" in " ".join(text.split())
+    assert page.count('class="region"') == 2  # one map for each pointer
+    assert '<path class="heat" fill-opacity="0.7" d="M2 1h1v1h-1z"/>' in page
+    assert 'class="candidate"' in page
+    assert '<g transform="scale(100 100)">' in page
+    assert "250, 150 score 0.5" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(
