@@ -92,10 +92,11 @@ NEW_PARTS = (
 )
 """Those that are added to plain GRPO one at a time."""
 
-RATES = ("1e-4", "1.5e-4", "2.5e-4", "4e-4")
+RATES = ("1e-4", "1.5e-4", "2e-4", "2.5e-4", "4e-4")
 SCHEDULES: dict[str, tuple[str, ...]] = {
     "flat": ("train.lr_end=1.0",),
     "linear": ("train.lr_end=0.2",),
+    "zero": ("train.lr_end=0.01",),
     "hold": ("train.lr_hold=0.4", "train.lr_end=0.1"),
 }
 """Schedule -> its `--set`; a rate falls to its end with the last trajectory of the budget."""
@@ -103,9 +104,9 @@ SCHEDULES: dict[str, tuple[str, ...]] = {
 TUNED: dict[str, tuple[str, str]] = {
     GRPO: ("2.5e-4", "linear"),
     SINGLE: ("2.5e-4", "linear"),
-    f"{SINGLE}+replay": ("1.5e-4", "linear"),
+    f"{SINGLE}+replay": ("2e-4", "zero"),
 }
-"""Base, with `+replay` if it has that part -> the rate and the schedule chosen with seeds 0 and 1."""
+"""Base, with `+replay` if it has that part -> the rate and the schedule chosen with seeds 0 to 3."""
 
 BUDGET = 6_016
 """Trajectories that the baseline, and the arms of the first study, play."""
@@ -183,7 +184,7 @@ NAMED: dict[str, Arm] = {
 }
 """Short name -> arm of the first study of curation (configs/curation.toml)."""
 
-BASELINE, OURS = Arm(GRPO), Arm(SINGLE, ("batch-16", "replay"))
+BASELINE, OURS = Arm(GRPO), Arm(SINGLE, ("replay", "margin"))
 
 GROUPS: dict[str, tuple[Arm, ...]] = {
     "main": (BASELINE, OURS),
@@ -193,7 +194,7 @@ GROUPS: dict[str, tuple[Arm, ...]] = {
         *(Arm(GRPO, (part,)) for part in NEW_PARTS),
     ),
     "left-out": (
-        Arm(SINGLE, ("batch-16",), "1.5e-4"),
+        Arm(SINGLE, ("margin",)),
         Arm(SINGLE, ("replay",)),
         Arm(GRPO, ("replay",), "1.5e-4"),
         *(replace(OURS, parts=(*OURS.parts, part)) for part in ("task-tracker", "uniform")),
@@ -201,16 +202,7 @@ GROUPS: dict[str, tuple[Arm, ...]] = {
     ),
     "added": tuple(
         replace(OURS, parts=(*OURS.parts, part))
-        for part in (
-            "scaled",
-            "margin",
-            "fresh",
-            "progress",
-            "drift",
-            "success",
-            "average",
-            "constant",
-        )
+        for part in ("batch-16", "fresh", "progress", "drift", "success", "average", "constant")
     ),
     "older": tuple(_older().values()),
 }
