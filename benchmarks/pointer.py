@@ -9,7 +9,8 @@ Of each seed, by `dart model sft` and `dart eval grounding` on a set drawn from 
     text           it learns to write coordinates, for --seconds of CPU
     pointer        it learns to point, on the same data in the same time
     pointer-half   the same in half the time: is it as good as text in all of it?
-    lite           the head alone, on the frozen base, in the same time (LiteTrain)
+    lite           the head alone, on the frozen base, in the same time (LiteTrain). The base knows no actions, so its
+                   pointers are forced, as published: one pass over the right answer, not `dart eval grounding`
     verifier       a verifier of the same base and time judges the candidates of `pointer`
 
 hit@1 on the size that was trained (`test`), and on sizes that never were, larger and of another aspect
@@ -35,8 +36,11 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from statistics import mean
 from typing import Any
+
+import torch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -44,10 +48,17 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from dart_cli.bench.curation import Study, play_run  # noqa: E402 - after the path
+from dart_cli.algo.regions import regions  # noqa: E402 - after the path
+from dart_cli.bench.curation import Study, play_run  # noqa: E402
 from dart_cli.bench.curation_arms import GRPO, Arm  # noqa: E402
 from dart_cli.bench.curves import isotonic, reach  # noqa: E402
 from dart_cli.bench.study import Cell, Result, ResultCache, call, dart, play_missing  # noqa: E402
+from dart_cli.evaluation.grounding.formats import grounding_config  # noqa: E402
+from dart_cli.evaluation.grounding.reader import read_set  # noqa: E402
+from dart_cli.policy.forward import image_features, last_hidden  # noqa: E402
+from dart_cli.policy.model import load_policy  # noqa: E402
+from dart_cli.sft.examples import Examples, PointerAnswers  # noqa: E402
+from dart_cli.sft.loss import LossSettings, collate_batch  # noqa: E402
 
 GROUNDING = ("base", "text", "pointer", "pointer-half", "lite", "verifier")
 RL = ("rl-text", "rl-pointer")
@@ -165,6 +176,8 @@ def play(plan: Plan, cell: Cell) -> Result:
         pointing = train(plan, Cell("pointer", cell.seed))
         options = [*POINTING, "--candidates", "20", "--verifier", str(model)]
         return {**told, **hits(plan, cell, pointing, options)}
+    if cell.arm == "lite":
+        return {**told, **{split: forced(model, plan.set / split) for split in SPLITS}}
     return {**told, **hits(plan, cell, model, POINTING if cell.arm != "text" else ())}
 
 
@@ -238,6 +251,32 @@ def hits(plan: Plan, cell: Cell, model: Path, options: Sequence[str]) -> Result:
         if "without_verifier" in told:
             found[split]["without_verifier"] = told["without_verifier"]["hit_1"]
     return found
+
+
+@torch.inference_mode()
+def forced(folder: Path, data: Path) -> Result:
+    """hit@1 and hit@3 of a folder's regions where the answer up to its pointer is given."""
+    told = read_set(data).items
+    pointing = ['policy.pointing="pointer"']
+    config, answers = grounding_config(str(folder), "", pointing, refusals=False)
+    policy = load_policy(folder, pointing="pointer")
+    head, merge = policy.pointer_head, policy.images.merge
+    assert head is not None
+    examples = Examples(policy, config, told, PointerAnswers(policy, config, answers))
+    found = [0, 0]
+    for index, item in enumerate(told):
+        batch = collate_batch(policy, [examples.of(index, Random(0))], LossSettings())
+        features = image_features(policy.model, batch.inputs.images)
+        states = last_hidden(policy.model, batch.inputs, last=batch.last, features=features)
+        logits = head(features.embeds[0], states[0, batch.pads[:, 1]])[0]
+        _, rows, columns = batch.inputs.images[0].grid
+        p = logits.double().softmax(dim=0).reshape(rows // merge, columns // merge).numpy()
+        best = regions(p, top=3)
+        wide, high = item.size
+        assert item.region is not None
+        inside = [item.region.contains((each.x * wide, each.y * high)) for each in best]
+        found = [found[0] + inside[0], found[1] + any(inside)]
+    return {"hit_1": found[0] / len(told), "hit_3": found[1] / len(told), "n": len(told)}
 
 
 def rl(plan: Plan, cell: Cell) -> Result:

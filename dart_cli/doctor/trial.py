@@ -54,7 +54,6 @@ async def play(policy: LoadedPolicy, engine: Engine, responder: Responder, trial
 
     `policy` renders the prompts of text; its weights are not used. One that points has no such prompts.
     """
-    texts = 0 if policy.pointing == "pointer" else trial.texts
     images: dict[str, bytes] = {}
     texts = trial.texts if policy.pointing == "text" else 0  # there is no screen to point at
     async with asyncio.timeout(trial.deadline_s):
