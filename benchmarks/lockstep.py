@@ -204,7 +204,7 @@ def batch_of(
         max_staleness=0,  # of nothing: the members do not say how old they are
         advantage=config.data.advantage,
         credit=step_credit(config.data),
-        expected=baselines.expected if by_tracker else None,
+        tracking=baselines.tracking,
     )
     baselines.learn(curation.chosen, lambda _trajectory_id: version)
     records = {

@@ -273,7 +273,7 @@ def test_a_hostile_field_name_stays_on_one_short_line() -> None:
         (step_record(), "blobs", 0, "StepRecord: 5 blobs, limit 0"),
         (step_record(), "total_bytes", 40_000, r"StepRecord: \d+ bytes in all, limit 40000"),
         (BATCH, "blobs", 3, "BatchReply: 5 blobs, limit 3"),
-        (BATCH, "packed_bytes", 15, "BatchReply: packed numbers of 20 bytes, limit 15"),
+        (BATCH, "packed_bytes", 15, r"BatchReply: packed numbers of \d+ bytes, limit 15"),
     ],
 )
 def test_oversize_messages_are_refused_on_both_sides(

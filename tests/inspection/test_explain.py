@@ -78,7 +78,7 @@ def test_a_success_of_the_same_instance_says_so_and_what_the_trackers_expected(
         ledger.next_batch(0)
         text = events_text(store, lease.trajectory_id)
         assert f"it played the same instance, seed {first}" in text
-        assert "step 0 is trained on (tracked): advantage -1.000 of a reward where 0.500" in text
+        assert "step 0 is trained on (tracked): advantage -0.500 of a reward where 0.500" in text
         assert f"({lease.group_id} (the same instance" not in events_text(store, "xa")
         assert f"group {lease.group_id} (the same instance" in events_text(store, "xa")
 
