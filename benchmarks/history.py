@@ -36,7 +36,7 @@ from dart_cli.bench.study import (
     Result,
     ResultCache,
     call,
-    call_until,
+    call_within,
     dart,
     overrides,
     play_missing,
@@ -109,7 +109,7 @@ def play(cell: Cell, work: Path, base: Path, more: Sequence[str]) -> Result:
         ]
     )
     log = work / "logs" / f"{cell.name}.log"
-    call_until(lambda: False, [*dart("up", str(CONFIG)), *sets], log, ROOT, DEADLINE_S)
+    call_within(DEADLINE_S, [*dart("up", str(CONFIG)), *sets], log, ROOT)
     judged = call([*dart("eval", str(CONFIG), "--mode", "sampled", "--json"), *sets], log, ROOT)
     return {
         "passed": passes(judged["sampled_tasks"]),

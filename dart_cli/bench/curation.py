@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from dart_cli.bench.curation_arms import BASELINE, FILE, NAMED, OURS, Arm
 from dart_cli.bench.curves import isotonic, reach
-from dart_cli.bench.study import Cell, Result, call, call_until, dart, overrides
+from dart_cli.bench.study import Cell, Result, call, call_within, dart, overrides
 from dart_cli.data.store.open import open_reader
 from dart_cli.data.store.reader import Reader
 
@@ -110,7 +110,7 @@ def play_run(
     options = overrides([*study.sets_of(arm), f"run.dir={run_dir}", f"run.seed={seed}"])
     command = [*dart("up", str(study.config)), *options]
     spent = _children_s()
-    call_until(lambda: False, command, log, study.root, DEADLINE_S)
+    call_within(DEADLINE_S, command, log, study.root)
     cpu_s = round(_children_s() - spent, 1) if is_alone else None
     with open_reader(run_dir) as reader:
         paid, groups = costs(reader), _groups(reader)

@@ -5,7 +5,7 @@
     play_missing   plays the missing runs and reports progress
     settings_of    the settings in which a kept result must agree with the study that uses it
     dart, call     command lines, and a child process whose last line of output is JSON
-    call_until     a child process that is stopped, as by Ctrl-C, when it has done enough
+    call_within    a child process that is stopped, as by Ctrl-C, at a deadline
 
 A study that was stopped resumes where it was: start it again with the same `--work`.
 """
@@ -185,23 +185,20 @@ def call(command: Sequence[str], log: Path, root: Path) -> Result:
     return line
 
 
-def call_until(
-    enough: Callable[[], bool], command: Sequence[str], log: Path, root: Path, deadline_s: float
-) -> None:
-    """Run a command in `root`, all it prints added to `log`, until it ends or `enough()` is true.
+def call_within(deadline_s: float, command: Sequence[str], log: Path, root: Path) -> None:
+    """Run a command in `root`, all it prints added to `log`; at the deadline it is stopped, as by Ctrl-C.
 
-    Raises ChildError if it fails, or `enough()` is still false at the deadline.
+    Raises ChildError if it fails, or has not ended by the deadline.
     """
-    deadline = time.monotonic() + deadline_s
+    is_late = False
     with _logged(command, log) as file:
         child = subprocess.Popen(
             command, cwd=root, env=_environment(root), stdout=file, stderr=file, text=True
         )
-        is_enough = False
         try:
-            while child.poll() is None and not is_enough and time.monotonic() < deadline:
-                time.sleep(_POLL_S)
-                is_enough = enough()
+            child.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            is_late = True
         finally:
             if child.poll() is None:
                 child.send_signal(signal.SIGINT)
@@ -209,7 +206,7 @@ def call_until(
                 child.wait(_END_S)
             finally:
                 child.kill()
-    if not is_enough and (child.returncode or time.monotonic() >= deadline):
+    if is_late or child.returncode:
         raise _failed(command, log, child.returncode)
 
 

@@ -16,5 +16,6 @@ screens       how large a run's screens are, and the caches of engines that foll
 task_split    which tasks are trained on, which are held out
 endpoints     the addresses, keys and folders of the run's processes
 dry_run       what a run would do: `--dry-run`
+unread        settings that were changed and have no effect; the dry run tells them
 template      the starter file and docs/config.md, from the texts of the keys
 """

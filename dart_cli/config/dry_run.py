@@ -16,6 +16,7 @@ from dart_cli.config.model_tensors import parameter_count
 from dart_cli.config.models import BUILTIN, model_folder
 from dart_cli.config.schema import BY_TRACKER, Config, DataConfig, PolicyConfig, TrainConfig
 from dart_cli.config.task_split import composed_tasks, training_tasks
+from dart_cli.config.unread import unread
 
 if TYPE_CHECKING:
     from bus.messages import Role
@@ -42,6 +43,9 @@ def describe(config: Config, role: Role | None = None) -> list[tuple[str, str]]:
         lines.append(("train", _train(config)))
     if role == "eval" or (role is None and config.eval.around):
         lines.append(("eval", _eval(config)))
+    without = ", ".join(f"{key} (only with {reader})" for key, reader in unread(config))
+    if without:
+        lines.append(("warning", f"no effect: {without}"))
     return lines
 
 

@@ -43,6 +43,8 @@ NO_GRADIENT = {
     "all_success": "the policy always solves these tasks: add harder ones, or end the run",
 }
 """Why a group was dropped -> the likely cause and its cure."""
+HARDLY = 0.01
+"""Success, or lack of it, of every task at which trajectories without groups have hardly a gradient."""
 
 
 def diagnose(seen: Snapshot) -> list[StallView]:
@@ -56,7 +58,7 @@ def diagnose(seen: Snapshot) -> list[StallView]:
         for wait in process.waits:
             causes += _cause(seen, process, wait)
     effects = _effects(seen, living, causes)
-    return [*causes, *effects, *_tasks(seen), *_invalid(seen)]
+    return [*causes, *effects, *_tasks(seen), *_tracked(seen), *_invalid(seen)]
 
 
 _SILENCES = {
@@ -185,6 +187,24 @@ def _tasks(seen: Snapshot) -> Iterator[StallView]:
                 text=f"{number} of the {ended} groups that ended since the last batch have no "
                 f"gradient ({reason}): {cure}",
             )
+
+
+def _tracked(seen: Snapshot) -> Iterator[StallView]:
+    """Without groups none is dropped: batches form, and every outcome is what the trackers expect."""
+    played = [(task, task.success) for task in seen.tasks if task.success is not None]
+    number = sum(task.trajectories for task, _ in played)
+    if not seen.groups.tracked or number < TELLING_DROPS:
+        return
+    successes = [success for _, success in played]
+    reason = "all_fail" if max(successes) <= HARDLY else "all_success"
+    if max(successes) <= HARDLY or min(successes) >= 1 - HARDLY:
+        yield StallView(
+            kind="tasks",
+            who="train",
+            since_s=0.0,
+            text=f"of {number} trajectories hardly any of the last has a gradient ({reason}): "
+            f"{NO_GRADIENT[reason]}",
+        )
 
 
 def _invalid(seen: Snapshot) -> Iterator[StallView]:

@@ -200,7 +200,8 @@ def _host(plan: Plan, config: Config, room: Room, role: Role | None) -> Iterator
 
 def _disk(plan: Plan, config: Config, room: Room) -> Iterator[Misfit]:
     if room.disk is not None and plan.host.disk > room.disk:
-        sets = f" and {gb(plan.host.sets)} of weight sets" if plan.host.sets else ""
+        size = plan.host.sets + plan.host.averaged
+        sets = f" and {gb(size)} of weight sets" if size else ""
         yield Misfit(
             "disk",
             f"run.dir takes {gb(plan.host.checkpoints)} of checkpoints{sets}, {gb(room.disk)} are free",

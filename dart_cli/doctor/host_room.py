@@ -71,6 +71,7 @@ class HostPlan:
     shared: int  # of /dev/shm, for weight sets; 0 with weights.directory
     checkpoints: int
     sets: int  # of weight sets in run.dir, when the run ends; 0 with weights.directory
+    averaged: int  # likewise, of those in RUN/averaged, which evaluations make: as many as are kept
     screen_bytes: float  # of one screenshot
 
     @property
@@ -81,7 +82,7 @@ class HostPlan:
     @property
     def disk(self) -> int:
         """Of run.dir, without the database."""
-        return self.checkpoints + self.sets
+        return self.checkpoints + self.sets + self.averaged
 
     def memory_of(self, role: str | None) -> int:
         """Main memory of one role's processes, as `parts_of`."""
@@ -117,6 +118,7 @@ def host_plan(
     else:
         shared = sets * changed + frozen
     elsewhere = config.weights.directory is not None
+    kept = config.weights.keep * changed + frozen
     checkpoint = (MASTER + MOMENTS + average_of(setup)) * trained
     picture = SCREEN_BYTES * screen[0] * screen[1]
     parts = [
@@ -131,7 +133,8 @@ def host_plan(
         set_bytes=whole if copies else changed,
         shared=(rollouts * whole if copies else 0) if elsewhere else shared,
         checkpoints=(config.train.keep_checkpoints + 1) * checkpoint,
-        sets=0 if elsewhere else config.weights.keep * changed + frozen,
+        sets=0 if elsewhere else kept,
+        averaged=kept if setup.average else 0,
         screen_bytes=picture,
     )
 

@@ -160,6 +160,8 @@ def _disk(plan: Plan, config: Config) -> str:
     text = f"checkpoints {gb(plan.host.checkpoints)}"
     if plan.host.sets:
         text += f", weight sets {gb(plan.host.sets)}"
+    if plan.host.averaged:
+        text += f", averaged ones {gb(plan.host.averaged)}"
     if plan.screens_a_day:
         days = config.data.max_gb * 1e9 / plan.screens_a_day
         text += (

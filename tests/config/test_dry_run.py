@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dart_cli.config.dry_run import describe
+from dart_cli.config.load import load_config
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
+from dart_cli.config.unread import _READ, unread
 from dart_cli.data.groups import GroupTable
 from dart_cli.data.scheduler import Situation, make_scheduler
 
+ROOT = Path(__file__).parents[2]
 ARMS: list[dict[str, Any]] = [
     {},
     {"max_open_groups": 12},
@@ -108,3 +112,34 @@ def test_the_dry_run_shows_the_history_of_prompts(role: Any) -> None:
     evict = {"history": "evict", "history_images": 3, "history_images_most": 7}
     told = dict(describe(Config.model_validate({"policy": evict}), role))["prompts"]
     assert told.startswith("history evict: up to 7 screens, then the newest 3")
+
+
+def test_settings_that_nothing_reads_are_told_with_what_reads_them() -> None:
+    assert "warning" not in dict(describe(Config()))
+    changed: dict[str, Any] = {
+        "data": {"tracker_decay": 0.9, "length_slack": 5},
+        "train": {"reuse_gap": 4, "mask_high": 3.0, "mask_low": 0.5},
+    }
+    told = dict(describe(Config.model_validate(changed)))["warning"]
+    assert told == (
+        "no effect: data.tracker_decay (only with data.advantage by trackers), data.length_slack (only "
+        "with data.dynamic_length), train.reuse_gap (only with train.reuse), train.mask_high (only with "
+        'train.correction = "masked")'
+    )
+    changed["data"] |= {"group_size": 1, "advantage": "task_tracker", "dynamic_length": True}
+    changed["train"] |= {"reuse": 1, "correction": "masked"}
+    assert "warning" not in dict(describe(Config.model_validate(changed)))
+
+
+def test_every_key_that_may_have_no_effect_is_one_of_the_schema() -> None:
+    for _, _, keys in _READ:
+        for key in keys:
+            section, name = key.split(".")
+            assert name in type(getattr(Config(), section)).model_fields
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.stem
+)
+def test_shipped_configurations_set_nothing_without_effect(path: Path) -> None:
+    assert list(unread(load_config(path))) == []

@@ -216,6 +216,35 @@ def test_a_task_whose_episodes_are_often_invalid_needs_attention() -> None:
     assert found(tasks=[broken_task("popup", 4, 0.9), broken_task("menu", 90, 0.05)]) == []
 
 
+def outcomes(*passed: int, of: int = TELLING_DROPS) -> list[TaskView]:
+    """Tasks of which so many trajectories passed."""
+    return [
+        TaskView(
+            suite="mini", task_id=f"mini/{number}", trajectories=of, passed=count, invalid=0,
+            success=count / of, weight=0.5,
+        )
+        for number, count in enumerate(passed)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("passed", "reason", "cure"),
+    [(0, "all_fail", "data.pool_ratio"), (TELLING_DROPS, "all_success", "add harder ones")],
+)
+def test_a_run_without_groups_whose_outcomes_are_all_the_same_needs_attention(
+    passed: int, reason: str, cure: str
+) -> None:
+    tracked = groups().model_copy(update={"tracked": True})
+    [stall] = found(groups=tracked, tasks=outcomes(passed, passed))
+    assert (stall.kind, stall.who) == ("tasks", "train")
+    assert reason in stall.text
+    assert cure in stall.text
+    assert found(groups=tracked, tasks=outcomes(passed, 16)) == []
+    assert found(groups=tracked, tasks=outcomes(0, 0, of=TELLING_DROPS // 2 - 1)) == []
+    assert found(groups=groups(), tasks=outcomes(passed, passed)) == []  # its groups are dropped
+    assert found(groups=tracked) == []
+
+
 def test_some_groups_without_a_gradient_are_no_stall() -> None:
     assert found(groups=groups(all_fail=TELLING_DROPS - 1)) == []
     assert found(groups=groups(all_success=TELLING_DROPS, ready=8)) == []

@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 
 CPU_KV_MB = 512
 """Size of the KV cache on a CPU if the configuration gives none, MiB."""
+IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""The only worker of a CPU is in the engine's process. vLLM's CPU platform takes a process more, to set
+its threads; ours are set before either starts."""
 SEE_LOG = "vLLM's own messages are above, in the log of this rollout worker"
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
@@ -85,6 +88,8 @@ def engine_args(
         # Chunked prefill uses other kernels, which are slower at small sizes.
         arguments["enable_chunked_prefill"] = False
         arguments["max_num_batched_tokens"] = max(length, 4096)
+        if config.tensor_parallel == 1:
+            arguments["distributed_executor_backend"] = IN_ENGINE
     return arguments | config.options
 
 
