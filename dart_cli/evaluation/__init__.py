@@ -4,6 +4,7 @@ in_process       what the others share: lease, policy, sink, environments at onc
 held_out         `dart eval`: success on held-out seeds
 results          what an evaluation found, and its files in RUN/eval
 filmstrip        episodes as pictures
+heat_map         where a pointer looked, over its screenshot
 grounding        `dart eval grounding`: hit rates on grounding sets
 demonstrations   `dart data collect`: successes for the experience pool
 manual           `dart env play`: one task by hand, by its solution, or by random clicks

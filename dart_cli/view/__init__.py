@@ -9,6 +9,7 @@
     header     what all pages show: the run, its processes
     query      the parameters of an address, checked; pages of a long list
     film       one trajectory -> frames with the action drawn on the screenshot, and token spans
+    heat       where pointers looked, as SVG over the screenshot
     charts     numbers -> SVG
     site       templates, addresses of pages and images; `Site` of a server, `File` of an export
     export     one self-contained HTML file: a trajectory, or a report of the run
