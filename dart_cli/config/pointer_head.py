@@ -28,6 +28,8 @@ HEADS = 8
 """Attention heads; the width of the model is a multiple of it."""
 
 _RELEASED_PREFIX = "multi_patch_pointer_head."
+PREFIXES = (PREFIX, _RELEASED_PREFIX)
+"""Of a head's tensors in any file."""
 _RELEASED = {
     "self_attention.in_proj_weight": "qkv.weight",
     "self_attention.in_proj_bias": "qkv.bias",

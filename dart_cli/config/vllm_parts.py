@@ -108,6 +108,23 @@ REPLACED = (
         ),
     ),
     Part(
+        "names of tensors",
+        "its loader refuses tensors that its classes do not have, and a pointer head's are such",
+        "models.py: register_models",
+        "test_vllm_families.py::test_engine_and_trainer_agree",
+        (
+            Called(f"{_MODELS}/utils.py", "WeightsMapper.__or__", positional=1),
+            *(
+                Has(f"{_MODELS}/{module}.py", name, ("hf_to_vllm_mapper",))
+                for module, name in (
+                    ("qwen2_vl", "Qwen2VLForConditionalGeneration"),
+                    ("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration"),
+                    ("qwen3_vl", "Qwen3VLForConditionalGeneration"),
+                )
+            ),
+        ),
+    ),
+    Part(
         "attention on a CPU",
         "its kernels lack the head sizes of small models",
         "heads.py",

@@ -22,7 +22,7 @@ from dart_cli.evaluation.results import HeatMap
 MOST_OPAQUE = 0.7
 """Opacity of the cell with the largest probability; that of others is in proportion."""
 
-_HEAT, _EDGE = (255, 120, 0), (90, 40, 160)
+_HEAT, _EDGE = (42, 90, 255), (20, 30, 120)
 
 Edge = tuple[int, int, int, int]
 """A line from (x0, y0) to (x1, y1), in cells from the upper left corner."""
@@ -66,8 +66,8 @@ def heated(shot: Image.Image, maps: Sequence[HeatMap]) -> Image.Image:
         wide, high = shot.width / each.columns, shot.height / each.rows
         for x0, y0, x1, y1 in outline(heat):
             draw.line((x0 * wide, y0 * high, x1 * wide, y1 * high), _EDGE, thick)
-        font = ImageFont.load_default(max(10, shot.width // 30))
+        font = ImageFont.load_default(max(10, shot.width // 22))
         for nth, (x, y) in reversed(list(enumerate(each.candidates, start=1))):
             at = x * shot.width, y * shot.height
-            draw.text(at, str(nth), "white", font, "mm", stroke_width=thick, stroke_fill=_EDGE)
+            draw.text(at, str(nth), "white", font, "mm", stroke_width=2 * thick, stroke_fill=_EDGE)
     return picture

@@ -35,7 +35,7 @@ def _marks(pointed: PointerMap, width: int, height: int) -> Markup:
     scaled = Markup('<g transform="scale({} {})">{}</g>').format(
         f"{width / pointed.columns:g}", f"{height / pointed.rows:g}", Markup("").join(parts)
     )
-    size = max(8.0, width / 30)
+    size = max(9.0, width / 22)
     named = [
         Markup('<text class="candidate" x="{}" y="{}" font-size="{}">{}</text>').format(
             f"{each.x * width:g}", f"{each.y * height:g}", f"{size:g}", nth

@@ -24,9 +24,13 @@ pytestmark = [
     ("model_type", "workers"), [("qwen2_vl", 1), ("qwen2_5_vl", 2)]
 )  # the second one's head is not tied to its embeddings: two workers have a part of each
 def test_engine_and_trainer_agree(
-    model_type: str, workers: int, family: Callable[[str], Path], capfd: pytest.CaptureFixture[str]
+    model_type: str,
+    workers: int,
+    pointer_folder: Callable[[str], Path],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    folder = family(model_type)
+    """With a pointer head in the folder, and in every weight set, which vLLM does not load."""
+    folder = pointer_folder(model_type)
     asked = ("--parity", "--set", "rollout.engine=vllm", "--set", "rollout.max_tokens=8")
     assert doctor(folder, *asked, "--set", f"vllm.tensor_parallel={workers}") == 0
     told = capfd.readouterr().out

@@ -32,10 +32,10 @@ def test_an_outline_surrounds_the_cells_of_regions_alone() -> None:
 
 def test_heat_is_in_proportion_to_probability() -> None:
     shot = heated(Image.new("RGB", (400, 200), "white"), [kept_map(POINTED)])
-    blue = [shot.getpixel((x, y))[2] for x, y in [(110, 10), (110, 190), (350, 190), (10, 10)]]  # type: ignore[index]
-    assert blue == sorted(blue)
-    assert len(set(blue)) == 4
-    assert blue[-1] == 255
+    red = [shot.getpixel((x, y))[0] for x, y in [(110, 10), (110, 190), (350, 190), (10, 10)]]  # type: ignore[index]
+    assert red == sorted(red)
+    assert len(set(red)) == 4
+    assert red[-1] == 255
 
 
 def test_a_film_shows_where_the_policy_looked(tmp_path: Path) -> None:
@@ -55,5 +55,5 @@ def test_a_film_shows_where_the_policy_looked(tmp_path: Path) -> None:
         )
         assert Film.model_validate_json(film.model_dump_json()) == film
         strips.append(np.asarray(film_strip(tmp_path, film, "t", "")))
-    orange = (strips[1] != strips[0]).any(axis=2)
-    assert 0.03 < orange.mean() < 0.2
+    changed = (strips[1] != strips[0]).any(axis=2)
+    assert 0.03 < changed.mean() < 0.2

@@ -3,6 +3,9 @@
 vLLM's modules import `smart_resize` from the half of transformers' image processor that needs
 torchvision; the CPU build has no matching one. The other half, which works on PIL images, has the
 same function, and replaces it where torchvision is not installed.
+
+The tensors of a pointer head are left out: vLLM does not point (docs/pointing.md), and its loader refuses a folder
+or a weight set with tensors that its classes do not have.
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ from vllm.model_executor.models.qwen2_5_vl import Qwen2_5_VLForConditionalGenera
 from vllm.model_executor.models.qwen2_vl import Qwen2VLForConditionalGeneration
 from vllm.model_executor.models.qwen3_vl import Qwen3VLForConditionalGeneration
 from vllm.model_executor.models.registry import ModelRegistry
+from vllm.model_executor.models.utils import WeightsMapper
+
+from dart_cli.config.pointer_head import PREFIXES
 
 MODELS = (
     Qwen2VLForConditionalGeneration,
@@ -33,10 +39,15 @@ MODELS = (
 """Their names are the `architectures` in the folders' config.json."""
 
 
+_LEFT_OUT = WeightsMapper(orig_to_new_prefix=dict.fromkeys(PREFIXES))
+"""Tensors that are not loaded."""
+
+
 def register_models() -> None:
     """Register these classes directly; vLLM would first import each in another process."""
     with without_warnings("vllm.model_executor.models.registry"):
         for model in MODELS:
+            model.hf_to_vllm_mapper = model.hf_to_vllm_mapper | _LEFT_OUT
             ModelRegistry.register_model(model.__name__, model)
 
 

@@ -113,6 +113,12 @@ class PointerScorer:
 
     async def answer(self, item: Item) -> Answer:
         """See Scorer."""
+        pointed, click = await self.pointed(item)
+        points, scores = candidates_of(pointed, item.size, self._candidates)
+        return Answer(id=item.id, points=[click, *points[1:]], scores=scores)
+
+    async def pointed(self, item: Item) -> tuple[PointerMap, Point]:
+        """Where the model looks, and the pixel at which it would click. Raises EngineError."""
         screenshot = await asyncio.to_thread(item.image.read_bytes)
         greedy = Sampling(temperature=0.0, max_tokens=len(self._opening) + 1, seed=0)
         request = _request(item, screenshot, 0, greedy).model_copy(
@@ -122,11 +128,8 @@ class PointerScorer:
         completion = await self._responder.answer(request)
         del prepared  # held until the engine has taken it
         [pointed] = completion.pointed
-        points, scores = candidates_of(pointed, item.size, self._candidates)
-        [clicked] = self._responder.prompt_encoder.clicks(request, pointed.candidates[:1])
-        return Answer(
-            id=item.id, points=[clicked, *points[1:]], scores=scores, texts=[completion.text]
-        )
+        [click] = self._responder.prompt_encoder.clicks(request, pointed.candidates[:1])
+        return pointed, click
 
 
 def _request(item: Item, screenshot: bytes, nth: int, sampling: Sampling) -> ActRequest:

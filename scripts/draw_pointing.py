@@ -1,0 +1,115 @@
+"""Draw where a model that points looks: heat map, regions and click over screenshots of a grounding set.
+
+    .venv/bin/python scripts/draw_pointing.py MODEL SET_FOLDER --items 0,5,9 --out docs/images/pointing.png
+
+MODEL is a folder with a pointer head, SET_FOLDER what `dart eval grounding` reads. Green is what was meant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+from PIL import Image, ImageDraw, ImageFont
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bus.errors import DartError, UserError
+from bus.messages import PointerMap
+from dart_cli.config.schema import Config
+from dart_cli.engines.responder import PolicyResponder
+from dart_cli.evaluation.grounding.formats import grounding_config, opening_of
+from dart_cli.evaluation.grounding.items import Item, Point, bounds_of
+from dart_cli.evaluation.grounding.reader import read_set
+from dart_cli.evaluation.grounding.scorers import PointerScorer
+from dart_cli.evaluation.heat_map import heated, kept_map
+from dart_cli.evaluation.in_process import loaded_model
+
+WIDTH, GAP, CAPTION = 420, 16, 64  # pixels
+MEANT, CLICKED = "#1a7f37", "#ff1493"
+
+
+def main() -> int:
+    """Read the options, ask the model, draw."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("model", help="a folder with a pointer head")
+    parser.add_argument("set", type=Path, help="a grounding set")
+    parser.add_argument("--items", default="0,1,2", help="their places in the set, from 0")
+    parser.add_argument("--codec", default="", help="as of dart eval grounding")
+    parser.add_argument("--out", type=Path, required=True, help="a PNG file")
+    options = parser.parse_args()
+    try:
+        items = _chosen(read_set(options.set, "").items, options.items)
+        pointing = ["policy.pointing=pointer"]
+        config, answers = grounding_config(options.model, options.codec, pointing, refusals=False)
+        asked = asyncio.run(_asked(config, opening_of(answers), items))
+        _sheet([_drawn(item, *found) for item, found in zip(items, asked, strict=True)]).save(
+            options.out, optimize=True
+        )
+    except DartError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    return 0
+
+
+def _chosen(items: Sequence[Item], places: str) -> list[Item]:
+    try:
+        return [items[int(each)] for each in places.split(",")]
+    except (ValueError, IndexError):
+        raise UserError(f"--items {places}: must be places in 0 to {len(items) - 1}") from None
+
+
+async def _asked(
+    config: Config, opening: str, items: Sequence[Item]
+) -> list[tuple[PointerMap, Point]]:
+    """The map and the click of each item."""
+    async with loaded_model(config, None, -1) as model:
+        scorer = PointerScorer(cast("PolicyResponder", model.responder), opening, 1)
+        return [await scorer.pointed(item) for item in items]
+
+
+def _drawn(item: Item, pointed: PointerMap, click: Point) -> Image.Image:
+    with Image.open(io.BytesIO(item.image.read_bytes())) as opened:
+        scale = WIDTH / opened.width
+        sharp = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
+        shot = opened.convert("RGB").resize((WIDTH, round(opened.height * scale)), sharp)
+    shot = heated(shot, [kept_map(pointed)])
+    draw = ImageDraw.Draw(shot)
+    if item.region is not None:
+        box = bounds_of(item.region)
+        corners = (box.x0 * scale, box.y0 * scale, (box.x1 + 1) * scale, (box.y1 + 1) * scale)
+        draw.rectangle(corners, outline=MEANT, width=3)
+    x, y = ((each + 0.5) * scale for each in click)
+    for radius, colour, thick in ((17, "white", 6), (16, CLICKED, 4)):
+        draw.ellipse((x - radius, y - radius, x + radius, y + radius), outline=colour, width=thick)
+    sheet = Image.new("RGB", (WIDTH, shot.height + CAPTION), "white")
+    sheet.paste(shot)
+    scores = ", ".join(
+        f"{nth}: {each.score:.3f}" for nth, each in enumerate(pointed.candidates, start=1)
+    )
+    lines = [*textwrap.wrap(item.instruction, 52)[:2], f"regions {scores}"]
+    ImageDraw.Draw(sheet).multiline_text(
+        (2, shot.height + 4), "\n".join(lines), "black", ImageFont.load_default(15), spacing=3
+    )
+    return sheet
+
+
+def _sheet(pictures: Sequence[Image.Image]) -> Image.Image:
+    """Beside one another."""
+    height = max(each.height for each in pictures)
+    sheet = Image.new("RGB", (GAP + len(pictures) * (WIDTH + GAP), height + GAP), "white")
+    for nth, each in enumerate(pictures):
+        sheet.paste(each, (GAP + nth * (WIDTH + GAP), GAP))
+    return sheet
+
+
+if __name__ == "__main__":
+    sys.exit(main())
