@@ -66,7 +66,8 @@ def pointer_mistakes(config: Config) -> Iterator[Mistake]:
     if config.rollout.engine == "vllm":
         yield Mistake(
             key,
-            '= "pointer" is not served by rollout.engine = "vllm"; set rollout.engine = "transformers"',
+            '= "pointer" is not served by rollout.engine = "vllm", which keeps no screen for the head '
+            '(docs/pointing.md#vllm); set rollout.engine = "transformers"',
         )
 
 

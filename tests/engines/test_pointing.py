@@ -23,11 +23,12 @@ from dart_cli.engines.inverse_cdf import uniform_numbers
 from dart_cli.engines.responder import PolicyPromptEncoder, PolicyResponder
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.forward import last_hidden
-from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.policy.pointer.folder import add_pointer
 from dart_cli.policy.pointer.tokens import TRIPLE, PointerTokens
 from dart_cli.policy.prompt import PromptRenderer, pointer_text
 from dart_cli.weights.file import load, publish
+from tests.devices import DEVICES
 from tests.engines.conftest import screenshot
 from tests.engines.exact import fresh_numbers, pointer_logits, put, random_versions
 
@@ -137,6 +138,29 @@ async def test_numbers_are_exact_in_mixed_batches_and_after_a_live_update(
         (len(each.images), bool(patches_of(one))) for each, one in zip(requests, first, strict=True)
     ]
     assert (3, True) in shown  # and into the last of several
+
+
+@pytest.mark.parametrize("device", DEVICES)
+async def test_a_device_points_where_a_cpu_does(
+    policy: LoadedPolicy, ask: Asker, device: str, pointer_folder: Path
+) -> None:
+    there = load_policy(pointer_folder, device=device, pointing="pointer")
+    for name, tensor in weight_tensors(there.model).items():
+        tensor.copy_(weight_tensors(policy.model)[name])
+    start = pointer_request(policy)
+    requests = [
+        replace(ask(seed, temperature=seed % 2, max_tokens=4), partial=start) for seed in range(4)
+    ]
+    async with serving(there) as engine:
+        generations = await gather(engine, requests)
+    for request, generation in zip(requests, generations, strict=True):
+        sampled = generation.sampled
+        logprobs, entropies = fresh_numbers(
+            policy, request, sampled.token_ids, 1.0, sampled.patches
+        )
+        assert abs(sampled.behaviour_logprobs[-1] - float(logprobs[-1])) < 1e-3
+        assert abs(sampled.entropies[-1] - float(entropies[-1])) < 1e-3
+        assert len(patches_of(generation)) == 1
 
 
 async def test_pad_and_end_are_forced_and_come_from_nowhere_else(
