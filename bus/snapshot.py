@@ -72,6 +72,20 @@ class TaskView(Part):
     invalid_after_action: int = 0  # of the invalid, those that broke after an action
 
 
+class OwnView(Part):
+    """What the policy itself played: members of the pool and replays are not in it."""
+
+    passed: int = 0  # trajectories, in all
+    failed_since: int = 0  # trajectories judged since the newest that passed, or since the start
+    updates_since: int = 0  # updates made meanwhile
+    completions: int = 0  # of the policy, in all
+    window: int = 0  # completions of each of the two windows below
+    malformed_first: float = 0.0  # share of the first completions that were no action
+    malformed: float = 0.0  # the same of the newest
+    reward_first: float = 0.0  # mean of the first trajectories, by data.reward
+    reward: float = 0.0  # the same of the newest
+
+
 class StalenessView(Part):
     """Versions that the weights of a token were behind the trainer, over the tokens of recent batches."""
 
@@ -189,6 +203,7 @@ class Snapshot(Part):
     dropped: dict[str, int] = {}  # reason -> trajectories
     groups: GroupsView
     tasks: list[TaskView] = []
+    own: OwnView = OwnView()
     success: float | None = None  # mean over the tasks of their moving averages
     reward: float | None = None  # the same of rewards
     success_curve: list[float | None] = []  # mean over tasks by version bucket, oldest first

@@ -105,7 +105,7 @@ class Ledger:
         )
         self._reconcile()
         self.progress = RunProgress(self._tasks, monotonic())
-        restore_progress(self.progress, store, self._batches.formed)
+        restore_progress(self.progress, store, self._batches.formed, config.data.reward)
         self._estimates = self.progress.estimates(config.data.reward)
         self.weights = newest_weights(store)
         self.leasing = Leasing(
@@ -234,6 +234,7 @@ class Ledger:
         self.progress.steps.add(now)
         if record.action is not None:
             self.progress.actions.add(now)
+        self.progress.own.completion(record.action is None and record.error != "")
         return Ack()
 
     def end(self, end: TrajectoryEnd) -> Ack:
@@ -264,6 +265,7 @@ class Ledger:
         self.progress.trajectories.add(self._monotonic())
         attempt.state = "finished"
         attempt.judged(end.outcome, end.reward, self._config.data.reward)
+        self.progress.own.judged(end.outcome == "pass", attempt.reward, self.updates)
         self._count(group)
         self._closing.settle(group)
         return Ack()

@@ -109,6 +109,7 @@ class Overview:
             dropped=_by_reason(trajectories),
             groups=self._groups(),
             tasks=self._task_views(newest),
+            own=progress.own.view(ledger.updates),
             success=progress.mean_success(),
             reward=progress.mean_reward(),
             success_curve=progress.mean_curve(newest),

@@ -22,6 +22,7 @@ from dart_cli.algo.schedule import (
     TaskEstimate,
     learning_progress,
 )
+from dart_cli.data.own_play import OwnPlay
 from dart_cli.data.store.rows import TaskRow
 
 CURVE_POINTS = 32
@@ -231,6 +232,7 @@ class RunProgress:
         self.steps = Meter(now)
         self.actions = Meter(now)
         self.train_steps = Meter(now)
+        self.own = OwnPlay()
         self._metrics: dict[str, deque[tuple[int, float]]] = {}  # name -> (batch id, value)
 
     def outcome(self, task_id: str, outcome: Outcome, steps: int = 0) -> None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bus.messages import WeightsPublished
+from dart_cli.algo.advantage import RewardKind
 from dart_cli.algo.selection import mean_entropy
 from dart_cli.config.schema import DataConfig
 from dart_cli.data.groups import Attempt, Group, GroupTable, most_attempts
+from dart_cli.data.own_play import restored
 from dart_cli.data.progress import RunProgress
 from dart_cli.data.store.rows import GroupRow, TrajectoryRow
 from dart_cli.data.store.writer import Store
@@ -40,8 +42,8 @@ def restored_groups(
     return table
 
 
-def restore_progress(progress: RunProgress, store: Store, formed: int) -> None:
-    """Go on from what was written down; `formed` is the newest batch's id.
+def restore_progress(progress: RunProgress, store: Store, formed: int, kind: RewardKind) -> None:
+    """Go on from what was written down; `formed` is the newest batch's id, `kind` is data.reward.
 
     A run of an older dart has no row of a task yet: it gets them from its trajectories.
     """
@@ -57,6 +59,7 @@ def restore_progress(progress: RunProgress, store: Store, formed: int) -> None:
         for task_id, task in progress.tasks.items():
             store.save_task(task.row(task_id))
         store.commit()
+    progress.own = restored(store, kind)
     for point in store.metrics(after=formed - METRICS_OF):
         progress.train_metrics(point.step, {point.name: point.value})
 

@@ -7,6 +7,9 @@ lease while the trainer computes, a trainer for a batch while steps come in. So 
 the other side. Where no rule applies and the whole run has been quiet for `stall_s`, every long
 wait is reported: no hang stays unreported.
 
+A run that plays and does not learn is reported, too, by what the policy itself played: members of the
+experience pool and replays keep batches coming where it never passes a task.
+
 `bus.stall_s` is the longest time without progress; a silent process is reported as soon as it
 counts as dead. Data makes the findings for its log and for each snapshot, status shows them.
 """
@@ -15,11 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bus.snapshot import ProcessView, Snapshot, StallView, WaitView
+from bus.snapshot import OwnView, ProcessView, Snapshot, StallView, WaitView
 
 KINDS = (
     *("gone", "stopped", "silent", "environment", "engine", "permit"),
-    *("update", "model", "data", "tasks", "invalid", "waits"),
+    *("update", "model", "data", "tasks", "success", "actions", "invalid", "waits"),
 )
 MODEL_S = 300.0
 """A model may load for so long without being a stall."""
@@ -39,12 +42,33 @@ TELLING_INVALID = 5
 """Invalid episodes of a task, in all, below which none is reported."""
 NO_GRADIENT = {
     "all_fail": "the policy never solves these tasks: add easier ones, or record successes with "
-    "`dart data collect` and set data.pool and data.pool_ratio (docs/troubleshooting.md)",
+    "`dart data collect`, then learn them with `dart tune`, or set data.pool and data.pool_ratio "
+    "(docs/troubleshooting.md)",
     "all_success": "the policy always solves these tasks: add harder ones, or end the run",
 }
 """Why a group was dropped -> the likely cause and its cure."""
 HARDLY = 0.01
 """Success, or lack of it, of every task at which trajectories without groups have hardly a gradient."""
+
+
+FAILED_UPDATES = 20
+"""Updates without a success of the policy's own after which a run is reported to learn nothing."""
+FAILED_TRAJECTORIES = 512
+"""Trajectories that failed meanwhile, at least: of a policy that passes 1 in 100, all fail with 0.6 %."""
+RISE = 0.02
+"""Of the mean reward, between the run's first trajectories and its newest, that counts as learning."""
+MALFORMED_SHARE = 0.2
+"""Share of the newest completions that are no action, below which none is reported."""
+MALFORMED_RISE = 0.1
+"""Above the share of the run's first completions: then it has grown."""
+MOSTLY_MALFORMED = 0.5
+"""Share that is reported although it has not grown, unless it has clearly fallen."""
+_CLEARLY_FELL = 0.8  # of the first share
+_MALFORMED_WINDOWS = 4  # of completions, before the level alone is reported
+SUCCESSES_FIRST = (
+    "successes to begin with, from `dart data collect`, then `dart tune` on them and a new run from that "
+    "folder; easier tasks; or a lower train.lr (docs/troubleshooting.md)"
+)
 
 
 def diagnose(seen: Snapshot) -> list[StallView]:
@@ -58,7 +82,9 @@ def diagnose(seen: Snapshot) -> list[StallView]:
         for wait in process.waits:
             causes += _cause(seen, process, wait)
     effects = _effects(seen, living, causes)
-    return [*causes, *effects, *_tasks(seen), *_tracked(seen), *_invalid(seen)]
+    tasks = [*_tasks(seen), *_tracked(seen)]
+    learning = [*(tasks or _unsuccessful(seen)), *_malformed(seen)]
+    return [*causes, *effects, *learning, *_invalid(seen)]
 
 
 _SILENCES = {
@@ -205,6 +231,47 @@ def _tracked(seen: Snapshot) -> Iterator[StallView]:
             text=f"of {number} trajectories hardly any of the last has a gradient ({reason}): "
             f"{NO_GRADIENT[reason]}",
         )
+
+
+def _unsuccessful(seen: Snapshot) -> Iterator[StallView]:
+    """Update after update the policy itself passes nothing, whatever else is in its groups."""
+    own = seen.own
+    if own.failed_since < FAILED_TRAJECTORIES or own.updates_since < FAILED_UPDATES:
+        return
+    if own.reward > own.reward_first + RISE:  # rewards as values: it learns without a pass
+        return
+    yield StallView(
+        kind="success",
+        who="train",
+        since_s=0.0,
+        text=f"none of the last {own.failed_since} trajectories of the policy passed, over "
+        f"{own.updates_since} updates: the run learns nothing of its tasks. What helps: {SUCCESSES_FIRST}",
+    )
+
+
+def _malformed(seen: Snapshot) -> Iterator[StallView]:
+    """Completions are ever more often no action, or nearly all are."""
+    if text := malformed_text(seen.own):
+        yield StallView(kind="actions", who="rollout", since_s=0.0, text=text)
+
+
+def malformed_text(own: OwnView) -> str:
+    """What is wrong with the policy's completions, and the cure; empty where most are actions."""
+    now, then = own.malformed, own.malformed_first
+    shares = (
+        f"{now:.0%} of the policy's last {own.window} completions are no action, {then:.0%} of its "
+        f"first {own.window} were"
+    )
+    if own.completions >= 2 * own.window and now >= max(MALFORMED_SHARE, then + MALFORMED_RISE):
+        return f"{shares}: it unlearns its action language. What helps: {SUCCESSES_FIRST}"
+    enough = own.completions >= _MALFORMED_WINDOWS * own.window
+    if enough and now >= max(MOSTLY_MALFORMED, _CLEARLY_FELL * then):
+        return (
+            f"{shares}: policy.codec is another language than the model's, rollout.max_tokens cuts "
+            f"actions off, or it was never trained on them. `dart data show` of one trajectory shows "
+            f"the texts; what helps: {SUCCESSES_FIRST}"
+        )
+    return ""
 
 
 def _invalid(seen: Snapshot) -> Iterator[StallView]:

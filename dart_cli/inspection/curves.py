@@ -3,12 +3,13 @@
 Point       success at some versions, its episodes and its 95 % interval
 by_task     task -> its points, neighbours joined until each has enough episodes
 over_tasks  the mean over tasks, where at least half of them have a point
+ends        the same over the first fifth of the versions and over the last
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 
 from dart_cli.data.store.rows import CurvePoint
@@ -91,6 +92,42 @@ def over_tasks(points: Iterable[CurvePoint]) -> list[Point]:
         for version, bucket in sorted(buckets.items())
         if 2 * len(bucket) >= len(names)
     ]
+
+
+def ends(points: Iterable[CurvePoint]) -> tuple[Point, Point] | None:
+    """Mean over tasks in the first fifth of the versions and in the last, of tasks that were played in both.
+
+    None where there is no such task.
+    """
+    found = list(points)
+    versions = sorted({point.policy_version for point in found})
+    fifth = max(1, len(versions) // 5)
+    first, last = (
+        _by_task(point for point in found if point.policy_version in part)
+        for part in (versions[:fifth], versions[-fifth:])
+    )
+    tasks = first.keys() & last.keys()
+    if len(versions) < 2 or not tasks:
+        return None
+    begin, end = ([part[task] for task in sorted(tasks)] for part in (first, last))
+    return _mean(versions[0], begin), _mean(versions[-1], end)
+
+
+def _by_task(points: Iterable[CurvePoint]) -> dict[str, CurvePoint]:
+    """One point for each task, of all its episodes."""
+    found: dict[str, CurvePoint] = {}
+    for point in points:
+        was = found.get(point.task_id)
+        found[point.task_id] = (
+            point
+            if was is None
+            else replace(
+                point,
+                trajectories=was.trajectories + point.trajectories,
+                passed=was.passed + point.passed,
+            )
+        )
+    return found
 
 
 def _mean(version: int, tasks: Sequence[CurvePoint]) -> Point:

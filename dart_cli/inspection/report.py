@@ -24,6 +24,7 @@ from rich.console import Console
 
 from bus.errors import UserError
 from dart_cli.config.schema import Config
+from dart_cli.data.own_play import restored
 from dart_cli.data.stall_rules import NO_GRADIENT
 from dart_cli.data.store.open import open_reader
 from dart_cli.data.store.reader import Reader
@@ -38,6 +39,7 @@ from dart_cli.evaluation.results import (
 )
 from dart_cli.inspection import curves
 from dart_cli.inspection.find import Subject
+from dart_cli.inspection.learned import judge_learning
 from dart_cli.status.page import fraction, minutes, page_table
 
 BEFORE, AFTER = "before", "after"
@@ -67,6 +69,7 @@ def write_report(config: Config, *, minutes_total: float) -> dict[str, Any]:
         updates = sum(batch.state == "trained" for batch in reader.batches())
         groups = reader.count("groups")
         counters = reader.counters()
+        own = restored(reader, config.data.reward).view(updates)
         over = reader.trajectories_over()
     trajectories = sum(row.trajectories for row in counters if row.outcome in ("pass", "fail"))
     before, after = read_evaluation(run_dir, BEFORE), read_evaluation(run_dir, AFTER)
@@ -79,6 +82,7 @@ def write_report(config: Config, *, minutes_total: float) -> dict[str, Any]:
         "updates": updates,
         "updates_planned": config.train.updates,
         "note": why_short(config, run, updates, groups, over),
+        **judge_learning(config, own, before, after, curve)._asdict(),
         "seed": config.run.seed,
         "run_dir": str(run_dir),
     }
@@ -214,6 +218,8 @@ def _print_summary(
     for name in ("curve", "films"):
         if name in result:
             console.print(f"{name}: {result[name]}", soft_wrap=True)
+    if result["why"]:
+        console.print(result["why"], soft_wrap=True)
 
 
 def _arrow(before: float | None, after: float | None) -> str:

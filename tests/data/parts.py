@@ -327,9 +327,10 @@ def picture_of(ledger: Ledger) -> object:
         )
         for task_id, fares in ledger.progress.tasks.items()
     }
-    batches = ledger._batches
+    batches, own = ledger._batches, ledger.progress.own
     replays = vars(batches._replays), batches._standing, batches._best
-    return groups, ledger.group_table.opened, ledger.updates, ledger.weights, tasks, replays
+    played = own.passed, own.completions, own.rewards.means, own.malformed.means
+    return groups, ledger.group_table.opened, ledger.updates, ledger.weights, tasks, replays, played
 
 
 def assert_sums_are_conserved(ledger: Ledger, store: Store) -> None:

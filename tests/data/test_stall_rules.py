@@ -8,6 +8,7 @@ import pytest
 
 from bus.snapshot import (
     GroupsView,
+    OwnView,
     ProcessView,
     Rates,
     Snapshot,
@@ -16,7 +17,14 @@ from bus.snapshot import (
     TaskView,
     WaitView,
 )
-from dart_cli.data.stall_rules import LONG, MODEL_S, TELLING_DROPS, diagnose
+from dart_cli.data.stall_rules import (
+    FAILED_TRAJECTORIES,
+    FAILED_UPDATES,
+    LONG,
+    MODEL_S,
+    TELLING_DROPS,
+    diagnose,
+)
 
 STALL_S = 20.0
 
@@ -243,6 +251,75 @@ def test_a_run_without_groups_whose_outcomes_are_all_the_same_needs_attention(
     assert found(groups=tracked, tasks=outcomes(0, 0, of=TELLING_DROPS // 2 - 1)) == []
     assert found(groups=groups(), tasks=outcomes(passed, passed)) == []  # its groups are dropped
     assert found(groups=tracked) == []
+
+
+def failing(**changes: object) -> OwnView:
+    """Play without a success, just long enough to be reported."""
+    return OwnView.model_validate(
+        {"failed_since": FAILED_TRAJECTORIES, "updates_since": FAILED_UPDATES} | changes
+    )
+
+
+@pytest.mark.parametrize("passed", [0, 40])
+def test_updates_without_a_success_of_the_policys_own_need_attention(passed: int) -> None:
+    [stall] = found(own=failing(passed=passed))
+    assert (stall.kind, stall.who) == ("success", "train")
+    assert f"none of the last {FAILED_TRAJECTORIES} trajectories" in stall.text
+    assert f"over {FAILED_UPDATES} updates" in stall.text
+    for cure in ("dart data collect", "dart tune", "easier tasks", "train.lr"):
+        assert cure in stall.text
+
+
+def test_a_success_of_any_task_or_too_little_play_is_no_stall() -> None:
+    assert found(own=failing(failed_since=FAILED_TRAJECTORIES - 1)) == []
+    assert found(own=failing(updates_since=FAILED_UPDATES - 1)) == []
+    assert found(own=failing(passed=1, failed_since=3, updates_since=0)) == []
+
+
+def test_rewards_that_rise_without_a_pass_are_no_stall() -> None:
+    assert found(own=failing(reward_first=0.2, reward=0.5)) == []
+    assert [each.kind for each in found(own=failing(reward_first=0.2, reward=0.2))] == ["success"]
+
+
+def test_a_run_that_never_passes_is_reported_once() -> None:
+    kinds = [each.kind for each in found(own=failing(), groups=groups(all_fail=TELLING_DROPS))]
+    assert kinds == ["tasks"]
+
+
+def texts(first: float, newest: float, windows: int = 4) -> OwnView:
+    """Play of whose first and newest completions these shares were no action."""
+    return OwnView(
+        passed=9,
+        completions=1000 * windows,
+        window=1000,
+        malformed_first=first,
+        malformed=newest,
+    )
+
+
+@pytest.mark.parametrize(("first", "newest"), [(0.0, 0.25), (0.03, 0.61), (0.4, 0.55)])
+def test_actions_that_are_ever_more_malformed_need_attention(first: float, newest: float) -> None:
+    [stall] = found(own=texts(first, newest, windows=2))
+    assert (stall.kind, stall.who) == ("actions", "rollout")
+    assert f"{newest:.0%} of the policy's last 1000 completions are no action" in stall.text
+    assert f"{first:.0%} of its first 1000" in stall.text
+    assert "dart tune" in stall.text
+
+
+def test_completions_that_are_mostly_no_action_from_the_start_need_attention() -> None:
+    [stall] = found(own=texts(0.97, 0.95))
+    assert "rollout.max_tokens" in stall.text
+    assert found(own=texts(0.97, 0.95, windows=3)) == []  # it may still learn them
+
+
+@pytest.mark.parametrize(
+    ("first", "newest"), [(0.0, 0.0), (0.02, 0.15), (0.92, 0.52), (0.4, 0.45), (0.3, 0.1)]
+)
+def test_a_share_of_malformed_actions_that_is_small_or_falls_is_no_stall(
+    first: float, newest: float
+) -> None:
+    assert found(own=texts(first, newest)) == []
+    assert found(own=texts(0.0, 1.0, windows=1)) == []  # the two windows are one
 
 
 def test_some_groups_without_a_gradient_are_no_stall() -> None:

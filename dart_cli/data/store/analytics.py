@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from bus.messages import Outcome
 from dart_cli.data.store.connection import Connection
 from dart_cli.data.store.rows import (
     CountersRow,
@@ -12,6 +13,7 @@ from dart_cli.data.store.rows import (
     EpisodeTimes,
     MetricPoint,
     OutcomeRow,
+    OwnCounts,
     ReplayCounts,
     SizesRow,
     StepTimes,
@@ -124,6 +126,43 @@ class Analytics(Connection):
             "WHERE t.outcome IS NOT NULL ORDER BY t.ended_at, t.id"
         )
         return (OutcomeRow(*row) for row in rows)
+
+    def own_counts(self) -> OwnCounts:
+        """How many trajectories of the run itself passed, and how many were judged since then."""
+        [row] = self._rows(
+            "WITH last AS (SELECT COALESCE(MAX(ended_at), 0) AS at FROM trajectories "
+            "WHERE outcome = 'pass') "
+            "SELECT COALESCE(SUM(outcome = 'pass'), 0) AS passed, "
+            "(SELECT COUNT(*) FROM steps WHERE trajectory_id IN (SELECT id FROM trajectories)) "
+            "AS completions, "
+            "COALESCE(SUM(outcome = 'fail' AND ended_at > (SELECT at FROM last)), 0) AS failed_since, "
+            "(SELECT COUNT(*) FROM batches WHERE state = 'trained' "
+            "AND trained_at <= (SELECT at FROM last)) AS updates_then FROM trajectories"
+        )
+        return OwnCounts(**row)
+
+    def own_verdicts(
+        self, most: int, *, newest: bool = False
+    ) -> list[tuple[Outcome, float | None]]:
+        """Outcome and reward of the first judged trajectories, or of the newest, in their order."""
+        rows = self._each(
+            "SELECT outcome, reward FROM trajectories WHERE outcome IN ('pass', 'fail') "  # noqa: S608
+            f"ORDER BY rowid {'DESC' if newest else 'ASC'} LIMIT ?",
+            (most,),
+        )
+        found = [(outcome, reward) for outcome, reward in rows]
+        return found[::-1] if newest else found
+
+    def own_malformed(self, most: int, *, newest: bool = False) -> list[bool]:
+        """Whether each of the policy's first completions, or of the newest, was no action, in their order."""
+        rows = self._each(
+            "SELECT action IS NULL AND error <> '' FROM steps s WHERE EXISTS "  # noqa: S608
+            "(SELECT 1 FROM trajectories t WHERE t.id = s.trajectory_id) "  # not the pool's
+            f"ORDER BY rowid {'DESC' if newest else 'ASC'} LIMIT ?",
+            (most,),
+        )
+        found = [bool(malformed) for (malformed,) in rows]
+        return found[::-1] if newest else found
 
     def success_curve(self, *, bucket: int = 1) -> list[CurvePoint]:
         """Each task's success over policy versions in buckets of `bucket`, oldest first.

@@ -344,6 +344,16 @@ class OutcomeRow:
 
 
 @dataclass(frozen=True)
+class OwnCounts:
+    """What the policy itself played; see dart_cli.data.own_play."""
+
+    passed: int
+    completions: int
+    failed_since: int  # trajectories judged since the newest that passed
+    updates_then: int  # trained batches when that one ended; 0 where none passed
+
+
+@dataclass(frozen=True)
 class TaskRow:
     """Outcomes of one task up to the newest; see dart_cli.data.progress."""
 
