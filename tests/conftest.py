@@ -14,6 +14,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from multiprocessing.util import Finalize
@@ -43,6 +44,22 @@ def pytest_configure() -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     # At the process's end, after multiprocessing has removed a folder of its own in it (at -100).
     Finalize(None, shutil.rmtree, [folder], {"ignore_errors": True}, exitpriority=-200)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Count what was skipped by reason, for a person and, in pytest's cache, for .ci/skips."""
+    reasons = {  # by test: each pytest-xdist worker reports the modules that are skipped as a whole
+        (report.nodeid, report.longrepr[1]): report.longrepr[2].removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", [])
+    }
+    counts = Counter(reasons.values())
+    config.cache.set("dart/skips", dict(counts.most_common()))
+    if counts:
+        terminalreporter.section("skipped, by reason")
+    for reason, count in counts.most_common():
+        terminalreporter.write_line(f"{count:5d}  {reason}")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -23,7 +23,7 @@ from dart_cli.bench.curation_arms import (
 )
 from dart_cli.bench.study import Cell, Result
 from dart_cli.config.load import load_config
-from dart_cli.config.validate import find_mistakes
+from tests.config.mistakes import mistakes_anywhere
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "curation.toml"
@@ -58,7 +58,7 @@ def test_arms_are_valid_configurations_and_differ_from_each_other(
     arms = dict.fromkeys((BASELINE, *GROUPS[group]))
     configs = [load_config(CONFIG, study.sets_of(arm)) for arm in arms]
     for config in configs:
-        assert list(find_mistakes(config)) == []
+        assert mistakes_anywhere(config) == []
     assert all(configs.count(config) == 1 for config in configs)
 
 
@@ -67,7 +67,7 @@ def test_the_arms_fit_other_configurations(name: str, tmp_path: Path) -> None:
     path = ROOT / "configs" / f"{name}.toml"
     study = Study(ROOT, path, tmp_path)
     for arm in (Arm("file"), BASELINE, OURS, Arm("single"), *GROUPS["left-out"]):
-        assert list(find_mistakes(load_config(path, study.sets_of(arm)))) == []
+        assert mistakes_anywhere(load_config(path, study.sets_of(arm))) == []
 
 
 def test_a_name_says_what_is_played() -> None:

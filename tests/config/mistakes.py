@@ -8,6 +8,8 @@ from typing import NamedTuple
 import pytest
 
 from dart_cli.cli.main import main
+from dart_cli.config.schema import Config
+from dart_cli.config.validate import find_mistakes
 
 
 class Case(NamedTuple):
@@ -40,3 +42,22 @@ def assert_one_line(case: Case, path: Path, capsys: pytest.CaptureFixture[str]) 
     assert err.endswith(f"({path})\n")
     assert case.key in err
     assert case.cure in err
+
+
+LACKING = (
+    "model.path is no folder",
+    "train.device",
+    "rollout.device",
+    'rollout.engine = "vllm": ',
+)
+"""How mistakes begin that are the machine's: no GPU, no model, no vLLM."""
+
+
+def mistakes_anywhere(config: Config) -> list[str]:
+    """The mistakes that a configuration has on every machine, whatever programs are installed there."""
+    mistakes = [" ".join(mistake) for mistake in find_mistakes(config)]
+    return [
+        each
+        for each in mistakes
+        if not each.startswith(LACKING) and "cannot be played here" not in each
+    ]

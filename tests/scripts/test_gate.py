@@ -57,14 +57,17 @@ class Copy:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        for path in (".ci/run", "scripts/test"):
+        for path in (".ci/run", ".ci/skips", ".ci/programs", "scripts/test"):
             (root / path).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / path, root / path)
+        shutil.copy(ROOT / "tests/conftest.py", root)
+        self.write(".ci/hidden", 'echo "$1" >> hidden; exec "$@"')
         self.write("scripts/setup", 'say() { printf "==> %s\\n" "$*"; }; PATH=$PWD/.venv/bin:$PATH')
         self.write("scripts/setup-vllm")
         self.write("scripts/setup-browsergym")
         self.write("scripts/docs")
         self.write("scripts/check", "echo checked >> checks")
+        (root / ".ci/skips.toml").write_text('always = ["no *"]\nbare = []\n')
         self.quickstart()
         (root / "plot.png").write_bytes(b"\x89PNG")
         self.write(".venv/bin/dpkg")  # all programs are installed
@@ -85,7 +88,11 @@ class Copy:
 
     def pytest_exits(self, status: int) -> None:
         """A pytest that runs nothing."""
-        self.write(".venv/bin/pytest", f'printf "%s\\n" "$*" >> calls; exit {status}')
+        self.write(
+            ".venv/bin/pytest",
+            f'printf "%s\\n" "$*" >> calls; mkdir -p .pytest_cache/v/dart; '
+            f"echo '{{}}' > .pytest_cache/v/dart/skips; exit {status}",
+        )
 
     def suite(self, text: str) -> None:
         """The suite of the real pytest."""
@@ -193,7 +200,7 @@ def test_ci_passes_a_test_that_passes_alone_and_names_the_defect_last(copy: Copy
     ended, lines = copy.run(".ci/run")
     assert ended == 0
     assert lines[-1] == (
-        "failed beside others, passed alone: a defect to fix: test_it.py::test_flaky"
+        "failed beside others, passed alone: a defect to fix: everything: test_it.py::test_flaky"
     )
 
 
@@ -202,3 +209,40 @@ def test_ci_fails_with_a_test_that_fails_alone_too(copy: Copy) -> None:
     ended, lines = copy.run(".ci/run")
     assert ended == 1
     assert not any("defect" in line for line in lines)
+
+
+def test_ci_runs_the_tests_with_everything_and_with_python_alone(copy: Copy) -> None:
+    copy.pytest_exits(0)
+    assert copy.run(".ci/run")[0] == 0
+    assert copy.lines("hidden") == ["scripts/test", "scripts/quickstart"]
+    assert len(copy.lines("calls")) == 2
+
+
+SKIPPED = """
+import pytest
+
+@pytest.mark.parametrize("number", range(3))
+def test_skipped(number):
+    pytest.skip("{reason}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("reason", "always", "bare", "ended"),
+    [
+        ("no GPU", ["no GPU"], [], 0),
+        ("no GPU", ["no *"], ["no *"], 0),
+        ("no GPU", [], ["no GPU"], 1),  # it is there where everything is
+        ("the moon", ["no GPU"], [], 1),
+        ("no GPU", ["no GPU"], ["no browser"], 1),  # the browser should have been hidden
+    ],
+)
+def test_ci_fails_where_tests_are_skipped_for_a_reason_that_it_does_not_expect(
+    copy: Copy, reason: str, always: list[str], bare: list[str], ended: int
+) -> None:
+    copy.suite(SKIPPED.format(reason=reason))
+    (copy.root / ".ci/skips.toml").write_text(f"always = {always}\nbare = {bare}\n")
+    status, lines = copy.run(".ci/run")
+    assert status == ended
+    assert any(line.split(maxsplit=1)[:1] == ["3"] and reason in line for line in lines)
+    assert any("<-" in line for line in lines) == bool(ended)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import shutil
@@ -306,6 +307,23 @@ async def test_a_standstill_is_counted_as_publishing_and_what_is_hidden_is_not(
     assert stalls[1] > 0.5
 
 
+async def copy_as_it_stands(source: Path, target: Path) -> None:
+    """Copy what a kill would leave: a folder at one moment, so again while threads still write there."""
+
+    def state() -> dict[Path, tuple[int, int]]:
+        found = {path: path.stat() for path in sorted(source.rglob("*"))}
+        return {path: (stat.st_mtime_ns, stat.st_size) for path, stat in found.items()}
+
+    while True:
+        with contextlib.suppress(FileNotFoundError, shutil.Error):
+            before = state()
+            shutil.copytree(source, target)
+            if state() == before:
+                return
+        shutil.rmtree(target, ignore_errors=True)
+        await asyncio.sleep(0.01)
+
+
 @pytest.mark.parametrize("checkpoint_every", [1, 2])
 async def test_a_kill_while_a_version_is_on_its_way_loses_nothing_and_trains_nothing_twice(
     config: Config,
@@ -323,7 +341,7 @@ async def test_a_kill_while_a_version_is_on_its_way_loses_nothing_and_trains_not
         await until(lambda: any(m.batch_id == 3 for m in trained(before)) and slow.reached.is_set())
         heard = list(before.heard)
         for name in ("checkpoints", "weights"):
-            shutil.copytree(alive.run.dir / name, killed.run.dir / name)
+            await copy_as_it_stands(alive.run.dir / name, killed.run.dir / name)
         slow.go_on.set()
         await task
     assert max(m.policy_version for m in heard if isinstance(m, WeightsPublished)) == 2

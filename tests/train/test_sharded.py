@@ -22,6 +22,8 @@ FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 RANKS = 3
 """By which hardly any tensor can be divided evenly."""
+BFLOAT16 = 2**-8
+"""What rounding to eight bits may change, where sums are taken in another order. Processors differ in it."""
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,8 @@ def curves(pointer_folder: Callable[[str], Path]) -> dict[str, dict[str, Any]]:
         "shards": {},
         "summed each time": {"once": False},
         "offloaded": {"offload": True},
-        "bfloat16": {"compute": torch.bfloat16},
+        # One update: the first step of Adam moves every number by its gradient's sign, the last bit included.
+        "bfloat16": {"compute": torch.bfloat16, "updates": 1},
     }
     two = run_world(2, cases.all_of, {name: (folder, way) for name, way in ways.items()})
     ways = {"plain": {"plain": True}, "bfloat16": ways["bfloat16"]}
@@ -79,7 +82,7 @@ def curves(pointer_folder: Callable[[str], Path]) -> dict[str, dict[str, Any]]:
         ("shards", "plain, 1 rank", 1e-5),
         ("summed each time", "shards", 1e-5),
         ("offloaded", "shards", 1e-6),
-        ("bfloat16", "bfloat16, 1 rank", 1e-5),
+        ("bfloat16", "bfloat16, 1 rank", BFLOAT16),
     ],
 )
 def test_however_the_work_is_spread_loss_norm_and_gradients_are_the_same(
