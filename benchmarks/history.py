@@ -31,6 +31,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bus.errors import DartError
+from dart_cli.algo.proportion import wilson
 from dart_cli.bench.study import (
     Cell,
     Result,
@@ -45,7 +46,6 @@ from dart_cli.bench.study import (
 from dart_cli.config.load import load_config
 from dart_cli.data.store.open import open_reader
 from dart_cli.data.store.rows import StepRow
-from dart_cli.evaluation.results import wilson
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "configs" / "history.toml"

@@ -102,6 +102,17 @@ class ReplaysView(Part):
     oldest: int = 0  # most versions behind of a token of the recent ones
 
 
+class StopView(Part):
+    """How far the run is from train.stop_at."""
+
+    at: float  # train.stop_at
+    bound: float = 0.0  # success that is proved; 0 while a task has too few trajectories
+    counted: int = 0  # trajectories that it is of
+    wanted: int = 0  # of these
+    lowest: str = ""  # task with the fewest passes; empty before the first trajectory
+    lowest_success: float | None = None  # its own, over the same trajectories
+
+
 class Rates(Part):
     """Throughput over the last `window_s` seconds, per minute."""
 
@@ -197,6 +208,7 @@ class Snapshot(Part):
     played: int = 0  # trajectories that are over, whatever came of them
     max_trajectories: int = 0  # of these: the run ends there; 0 for no limit
     max_minutes: float = 0.0  # of `run_s`, likewise
+    stop: StopView | None = None  # None without train.stop_at
     processes: list[ProcessView] = []
     trajectories: dict[str, int] = {}  # ledger state -> count
     verdicts: dict[str, int] = {}  # pass, fail, invalid -> count

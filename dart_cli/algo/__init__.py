@@ -14,6 +14,7 @@ agreement      how far a judge and the evaluators agree
 trackers       expected rewards of tasks and steps -> advantages without groups
 memory_bounds  sizes that bound the trainer's memory
 pass_at_k      attempts and passes -> success within k attempts, and how certain it is
+proportion     passes of episodes -> their share, and how certain it is
 paired         two policies on the same episodes -> whether they differ
 mismatch       the distance of two log-probabilities of the same tokens
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-Z_95 = 1.959963984540054
+from dart_cli.algo.proportion import Z_95, wilson
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,7 @@ class Agreement:
     @property
     def share_interval(self) -> tuple[float, float]:
         """95 % score interval of the share (Wilson 1927); (0, 1) without an episode."""
-        if self.share is None:
-            return 0.0, 1.0
-        n, z2 = self.n, Z_95**2
-        centre = (self.share + z2 / (2 * n)) / (1 + z2 / n)
-        half = Z_95 / (1 + z2 / n) * math.sqrt(self.share * (1 - self.share) / n + z2 / (4 * n * n))
-        return min(self.share, max(0.0, centre - half)), max(self.share, min(1.0, centre + half))
+        return wilson(self.both_pass + self.both_fail, self.n)
 
     @property
     def kappa(self) -> float | None:

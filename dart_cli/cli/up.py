@@ -26,11 +26,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bus.endpoints import make_private_dir
-from bus.errors import RunDirectoryError
+from bus.errors import RunDirectoryError, StoreError
 from dart_cli.cli.live_display import LiveDisplay
 from dart_cli.cli.options import refuse_other
 from dart_cli.config.endpoints import weights_dir
 from dart_cli.config.schema import Config
+from dart_cli.data.run_end import learned
 from dart_cli.data.store.open import DATABASE, open_reader
 from dart_cli.evaluation.results import Evaluation, read_evaluation
 from dart_cli.inspection.report import AFTER, BEFORE, write_report
@@ -245,14 +246,18 @@ async def _bring_to_end(
             async with display.watching(there.config):
                 commands = commands_of(config, there.arguments)
                 await run(commands, ["data", "train"], config.up.restart)
+            if line := _learned(config):
+                display.notice(line)
         if around and not stop.is_set() and _outdated(config):
             await evaluate(AFTER, *(["--averaged"] if _average_after(config) is not None else []))
     return not stop.is_set()
 
 
 def finished_by(config: Config) -> str:
-    """What an earlier start has done, if it was all of the run's updates or trajectories; else empty."""
+    """What an earlier start has done: all the updates or trajectories, or it learned; else empty."""
     train = config.train
+    if line := _learned(config):
+        return f"{line}; train.stop_at = 0 goes on"
     try:
         with open_reader(config.run.dir) as reader:
             trained = sum(batch.state == "trained" for batch in reader.batches())
@@ -264,6 +269,19 @@ def finished_by(config: Config) -> str:
     if 0 < train.max_trajectories <= over:
         return f"all {train.max_trajectories} trajectories were played"
     return ""
+
+
+def _learned(config: Config) -> str:
+    """The line of a run that train.stop_at has ended; empty if it has not."""
+    try:
+        with open_reader(config.run.dir) as reader:
+            trained = sum(batch.state == "trained" for batch in reader.batches())
+            return learned(reader.run().learned, trained, config.train)
+    except (
+        RunDirectoryError,
+        StoreError,
+    ):  # no run yet; any other mistake is reported by `dart data`
+        return ""
 
 
 def _outdated(config: Config) -> bool:

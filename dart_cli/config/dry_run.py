@@ -234,6 +234,8 @@ def _train(config: Config) -> str:
     limit = f" or {train.max_minutes:g} minutes" if train.max_minutes else ""
     if train.max_trajectories:
         limit += f" or {train.max_trajectories} trajectories"
+    if train.stop_at:
+        limit += f" or a success of {train.stop_at:g}"
     device = train.device
     if train.ranks > 1:
         device = f"{train.ranks} ranks, {device}"

@@ -19,6 +19,7 @@ from bus.snapshot import (
     ReplaysView,
     Snapshot,
     StalenessView,
+    StopView,
     SyncView,
     TaskView,
     WaitView,
@@ -97,6 +98,7 @@ class Overview:
             played=ledger.trajectories,
             max_trajectories=self._config.train.max_trajectories,
             max_minutes=self._config.train.max_minutes,
+            stop=self._stop(),
             processes=[
                 self._process(beat) for beat in (*self._liveness.alive(), *self._liveness.dead())
             ],
@@ -130,6 +132,19 @@ class Overview:
             warnings=self._warnings(moment),
         )
         return seen.model_copy(update={"stalls": diagnose(seen)})
+
+    def _stop(self) -> StopView | None:
+        if not (at := self._config.train.stop_at):
+            return None
+        newest = self._ledger.progress.newest_success()
+        return StopView(
+            at=at,
+            bound=newest.bound,
+            counted=newest.counted,
+            wanted=newest.wanted,
+            lowest=newest.lowest,
+            lowest_success=newest.lowest_success,
+        )
 
     def _groups(self) -> GroupsView:
         group_table, counts = self._ledger.group_table, self._store.count("groups")

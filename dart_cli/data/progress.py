@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from bus.messages import Outcome
 from bus.snapshot import Rates
 from dart_cli.algo.advantage import RewardKind
+from dart_cli.algo.proportion import wilson
 from dart_cli.algo.schedule import (
     RECENT_DECAY,
     MovingAverage,
@@ -31,8 +32,34 @@ CURVE_POINTS = 32
 _BUCKETS = 2 * CURVE_POINTS
 """Of a task at most; so its width is never above that of a curve's points."""
 
+NEWEST = 400
+"""Newest trajectories that train.stop_at looks at, as many of each task: about as many as an evaluation
+has episodes, and so few that they are of the newest weights. All passed, success is at least 0.99."""
+
 WINDOW_S = 60
 """Seconds over which throughput is averaged."""
+
+
+@dataclass(frozen=True)
+class NewestSuccess:
+    """Success of the run's tasks over the newest trajectories of each that count for it."""
+
+    passed: int
+    counted: int
+    wanted: int  # trajectories of all tasks together
+    lowest: str  # the task with the fewest passes; empty before the first trajectory
+    lowest_success: float | None  # its own
+
+    @property
+    def bound(self) -> float:
+        """Lower bound, 95 %, of the tasks' mean success; 0 until each task has all its trajectories.
+
+        Of Wilson's interval over all of them: as many are of each task, so their share is the tasks' mean,
+        and its error is at most that of as many trajectories of one task.
+        """
+        if self.counted < self.wanted:
+            return 0.0
+        return wilson(self.passed, self.counted)[0]
 
 
 @dataclass
@@ -84,6 +111,11 @@ def _in_pairs(counts: list[int]) -> list[int]:
     return [sum(counts[index : index + 2]) for index in range(0, len(counts), 2)]
 
 
+def _newest(tasks: int = 1, outcomes: Iterable[bool] = ()) -> deque[bool]:
+    """Room for the newest trajectories of one of so many tasks."""
+    return deque(outcomes, maxlen=math.ceil(NEWEST / max(1, tasks)))
+
+
 @dataclass
 class Verdicts:
     """All trajectories by outcome."""
@@ -113,6 +145,9 @@ class TaskProgress(Verdicts):
     invalid_after_action: int = 0  # invalid ones that broke after an action
     recent: MovingAverage = field(default_factory=MovingAverage)  # as `average`, but faster
     recent_reward: MovingAverage = field(default_factory=MovingAverage)  # as `reward`, but faster
+    newest: deque[bool] = field(
+        default_factory=_newest
+    )  # of what `average` is of: whether it passed
 
     @property
     def counted(self) -> int:
@@ -154,10 +189,11 @@ class TaskProgress(Verdicts):
         self.recent = self.recent.add(float(passed), RECENT_DECAY)
         self.recent_reward = self.recent_reward.add(reward, RECENT_DECAY)
         self.counters.add(-1 if version is None else version, passed)
+        self.newest.append(passed)
 
     @classmethod
-    def from_row(cls, row: TaskRow) -> TaskProgress:
-        """As it was when the row was written, bit for bit."""
+    def from_row(cls, row: TaskRow, tasks: int = 1) -> TaskProgress:
+        """As it was when the row was written, bit for bit; `tasks` are the run's."""
         return cls(
             row.passed,
             row.failed,
@@ -170,6 +206,7 @@ class TaskProgress(Verdicts):
             row.broken_acting,
             MovingAverage(row.recent_total, row.recent_weight),
             MovingAverage(row.recent_reward_total, row.recent_weight),
+            _newest(tasks, (each == "1" for each in row.newest)),
         )
 
     def row(self, task_id: str) -> TaskRow:
@@ -190,6 +227,7 @@ class TaskProgress(Verdicts):
             self.recent.total,
             self.recent.weight,
             self.recent_reward.total,
+            "".join("01"[passed] for passed in self.newest),
         )
 
 
@@ -225,8 +263,8 @@ class RunProgress:
     """All of the above for one run."""
 
     def __init__(self, task_ids: Iterable[str], now: float) -> None:
-        self.tasks = {task_id: TaskProgress() for task_id in task_ids}
-        self._present = tuple(self.tasks)  # `tasks` also keeps those that the run once had
+        self._present = tuple(task_ids)  # `tasks` also keeps those that the run once had
+        self.tasks = {task_id: self._unplayed() for task_id in self._present}
         self.all = Verdicts()
         self.trajectories = Meter(now)
         self.steps = Meter(now)
@@ -247,12 +285,15 @@ class RunProgress:
         self._task(task_id).count(passed, version, reward)
 
     def _task(self, task_id: str) -> TaskProgress:
-        return self.tasks.setdefault(task_id, TaskProgress())
+        return self.tasks.setdefault(task_id, self._unplayed())
+
+    def _unplayed(self) -> TaskProgress:
+        return TaskProgress(newest=_newest(len(self._present)))
 
     def restore(self, rows: Iterable[TaskRow]) -> None:
         """Go on from what was written down."""
         for row in rows:
-            self.tasks[row.task_id] = TaskProgress.from_row(row)
+            self.tasks[row.task_id] = TaskProgress.from_row(row, len(self._present))
             self.all.passed += row.passed
             self.all.failed += row.failed
             self.all.invalid += row.invalid
@@ -272,6 +313,19 @@ class RunProgress:
         that are not solved yet.
         """
         return _mean(self.tasks[task_id].average.value for task_id in self._present)
+
+    def newest_success(self) -> NewestSuccess:
+        """What train.stop_at looks at."""
+        newest = {task_id: self.tasks[task_id].newest for task_id in self._present}
+        rates = {each: sum(passed) / len(passed) for each, passed in newest.items() if passed}
+        lowest = min(rates, key=lambda each: rates[each], default="")
+        return NewestSuccess(
+            passed=sum(map(sum, newest.values())),
+            counted=sum(map(len, newest.values())),
+            wanted=sum(passed.maxlen or 0 for passed in newest.values()),
+            lowest=lowest,
+            lowest_success=rates.get(lowest),
+        )
 
     def known_success(self) -> tuple[float, float] | None:
         """As `mean_success`, but 0 of a task without a verdict; with its error. None before the first.

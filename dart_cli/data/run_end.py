@@ -1,17 +1,19 @@
 """The end of a run: its bounds, and how long it is announced.
 
-RunEnd   whether the run is over, why, and when this process may follow it
+RunEnd    whether the run is over, why, and when this process may follow it
+learned   whether train.stop_at has ended a run, in a line
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 
 from bus.heartbeat import Liveness
 from bus.messages import PLAYERS, Heartbeat
-from dart_cli.config.schema import Config
+from dart_cli.config.schema import Config, TrainConfig
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.store.writer import Store
 
@@ -21,6 +23,16 @@ STOP_S = 10.0
 """Longest time the service stays up for the other processes after the run is over."""
 STOP_LEAST_S = 2.0
 """Shortest such time; a process unheard for as long is no longer waited for."""
+
+
+def learned(success: float, updates: int, train: TrainConfig) -> str:
+    """The line of a run that ends since its tasks' success is at least this; empty if it is too low."""
+    if not 0 < train.stop_at <= success:
+        return ""
+    return (
+        f"learned: success is at least {math.floor(1000 * success) / 1000:.3f} (train.stop_at = "
+        f"{train.stop_at:g}); ends after {updates} of {train.updates} updates"
+    )
 
 
 class RunEnd:
@@ -35,6 +47,7 @@ class RunEnd:
         self._liveness = liveness
         self._over = asyncio.Event()
         self._over_at = 0.0  # monotonic seconds
+        self._known = store.run().learned
 
     @property
     def is_over(self) -> bool:
@@ -44,6 +57,8 @@ class RunEnd:
     def bound(self, served_s: float) -> str:
         """The bound that the run has reached after `served_s` seconds; empty if none."""
         train, ledger = self._train, self._ledger
+        if line := self._learned():
+            return line
         if ledger.updates >= train.updates:
             return f"{ledger.updates} updates are done"
         if 0 < train.max_trajectories <= ledger.trajectories and not self._is_trained_on():
@@ -51,6 +66,16 @@ class RunEnd:
         if 0 < 60 * train.max_minutes <= served_s:
             return f"{train.max_minutes:g} minutes are over"
         return ""
+
+    def _learned(self) -> str:
+        """The line of `learned`, kept in the database for the next start: trajectories still come in."""
+        if not self._train.stop_at:
+            return ""
+        success = self._ledger.progress.newest_success().bound
+        if self._train.stop_at <= success and success > self._known:
+            self._known = success
+            self._store.save_learned(success)
+        return learned(self._known, self._ledger.updates, self._train)
 
     def finish(self, reason: str) -> bool:
         """The run is over; False if it was already."""

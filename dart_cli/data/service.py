@@ -108,9 +108,9 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     """Serve the run until it is over (its updates are done, or a StopRequest) or `stop` is set.
 
     The run is over when train.updates are trained, train.max_minutes have been served,
-    train.max_trajectories are over, or a StopRequest came: then RunState announces it for a few
-    seconds. `stop` ends only this process; the next `dart data` continues the run. It also continues
-    a run whose StopRequest was carried out; a StopRequest that was cut off by the death of this process
+    train.max_trajectories are over, success has reached train.stop_at, or a StopRequest came: then
+    RunState announces it for a few seconds. `stop` ends only this process; the next `dart data` continues
+    the run. It also continues a run whose StopRequest was carried out; a StopRequest that was cut off by the death of this process
     is carried out by the next one. Raises RunDirectoryError if another process serves the run,
     ExchangeError for a mistake in a folder of data.pool, StoreError if the database cannot be read or
     written.

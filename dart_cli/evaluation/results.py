@@ -1,7 +1,7 @@
 """What an evaluation found, as it is kept in RUN/eval.
 
 EpisodeRow   one episode: what was played, how it ended
-TaskScore    episodes of one task and how many passed; wilson is the interval of a proportion
+TaskScore    episodes of one task and how many passed
 PassAtK      success within k attempts over all tasks
 ModeScore    one way of choosing actions (sampled, greedy, random) over all tasks
 EvalSettings what the episodes depend on; differences of two
@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bus.errors import RunDirectoryError
 from bus.messages import Outcome, StopReason
+from dart_cli.algo.proportion import wilson
 from dart_cli.config.schema import Config
 
 Mode = Literal["sampled", "greedy", "random"]
@@ -30,9 +31,6 @@ Mode = Literal["sampled", "greedy", "random"]
 
 SCHEMA = 2
 """Of the files that are written; 1 has no single episodes, settings and protocol."""
-
-Z_95 = 1.959963984540054
-"""Two-sided 95 % quantile of the normal distribution."""
 
 
 class StoredModel(BaseModel):
@@ -99,21 +97,6 @@ class TaskScore(StoredModel):
     def interval(self) -> tuple[float, float]:
         """95 % confidence interval of `success`."""
         return wilson(self.passed, self.episodes)
-
-
-def wilson(passed: int, episodes: int) -> tuple[float, float]:
-    """95 % score interval of a proportion (Wilson 1927); (0, 1) for no episode."""
-    if episodes == 0:
-        return 0.0, 1.0
-    share, z2 = passed / episodes, Z_95**2
-    centre = (share + z2 / (2 * episodes)) / (1 + z2 / episodes)
-    half = (
-        Z_95
-        / (1 + z2 / episodes)
-        * math.sqrt(share * (1 - share) / episodes + z2 / (4 * episodes**2))
-    )
-    # It always holds the share; rounding puts a bound of 0 or 1 a little beside it.
-    return min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half))
 
 
 def total(name: str, scores: Iterable[TaskScore]) -> TaskScore:

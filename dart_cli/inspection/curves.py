@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 
+from dart_cli.algo.proportion import Z_95, wilson
 from dart_cli.data.store.rows import CurvePoint
-from dart_cli.evaluation.results import Z_95, wilson
 
 LEAST_EPISODES = 16
 """Of a point: a rate over fewer looks like a drop or a peak and is chance."""

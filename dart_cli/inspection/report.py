@@ -81,6 +81,8 @@ def write_report(config: Config, *, minutes_total: float) -> dict[str, Any]:
         "policy_version": newest,
         "updates": updates,
         "updates_planned": config.train.updates,
+        "stopped_at": run.learned
+        or None,  # success that was proved when train.stop_at ended the run
         "note": why_short(config, run, updates, groups, over),
         **judge_learning(config, own, before, after, curve)._asdict(),
         "seed": config.run.seed,
@@ -145,7 +147,7 @@ def why_short(
     """
     planned, limit = config.train.updates, config.train.max_minutes
     budget = config.train.max_trajectories
-    if updates >= planned:
+    if updates >= planned or 0 < config.train.stop_at <= run.learned:
         return ""
     text = f"{updates} of {planned} updates ({updates / planned:.0%})"
     if limit and run.active_s >= 60 * limit:

@@ -68,7 +68,8 @@ def progress_line(snapshot: Snapshot) -> str:
     alive = sum(process.alive for process in snapshot.processes)
     return (
         f"{_how_far(snapshot)}  "
-        f"success {fraction(snapshot.success)} {sparkline(snapshot.success_curve[-24:], 0, 1)}  "
+        f"success {fraction(snapshot.success)} {sparkline(snapshot.success_curve[-24:], 0, 1)}"
+        f"{_until_stop(snapshot)}  "
         f"{snapshot.rates.trajectories:.0f} trajectories/min  "
         f"staleness {snapshot.staleness.mean:.1f}  {alive} processes"
     )
@@ -124,6 +125,7 @@ def _header(snapshot: Snapshot, is_old: bool) -> RenderableType:
         (fraction(snapshot.success), "bold green"),
         f"  {sparkline(snapshot.success_curve[-60:], 0, 1)}",
         f"  mean reward {fraction(snapshot.reward)}" if is_partial(snapshot) else "",
+        _until_stop(snapshot),
     )
     return Group(line, success)
 
@@ -147,6 +149,17 @@ def _how_far(snapshot: Snapshot) -> str:
     if snapshot.max_trajectories:
         text += f"  trajectory {snapshot.played}/{snapshot.max_trajectories}"
     return text
+
+
+def _until_stop(snapshot: Snapshot) -> str:
+    """How far the run is from train.stop_at; empty without."""
+    stop = snapshot.stop
+    if stop is None:
+        return ""
+    text = f"  stop at {stop.at:g}: "
+    if stop.counted < stop.wanted:
+        return text + f"trajectory {stop.counted}/{stop.wanted}"
+    return text + f"{fraction(stop.bound)} (lowest {stop.lowest} {fraction(stop.lowest_success)})"
 
 
 def is_partial(snapshot: Snapshot) -> bool:

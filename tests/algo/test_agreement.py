@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dart_cli.algo.agreement import Z_95, Agreement
+from dart_cli.algo.agreement import Agreement
+from dart_cli.algo.proportion import Z_95
 
 
 def by_numbers(table: np.ndarray) -> tuple[float, float]:

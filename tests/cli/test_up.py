@@ -175,6 +175,25 @@ def test_one_command_evaluates_trains_goes_on_after_ctrl_c_and_reports(
     assert result_again["success_after"] == result["success_after"]
 
 
+@pytest.mark.usefixtures("children")
+def test_a_run_that_has_learned_ends_is_evaluated_and_is_not_gone_on_with(tmp_path: Path) -> None:
+    path = write_config(tmp_path, updates=100_000, around=True)
+    learned = ("up", path, "--set", "train.stop_at=0.001")  # once it is known of 400 trajectories
+    out, err = finish(start(*learned))
+    assert err.count("learned: success is at least") == 1, err
+    result = json.loads(out.splitlines()[-1])
+    assert 0 < result["updates"] < 100_000
+    assert 0.001 <= result["stopped_at"] < 1
+    assert result["note"] == ""
+    assert result["success_after"] is not None
+    _, err = finish(start(*learned))
+    assert "train.stop_at = 0 goes on" in err
+    assert updates_done(tmp_path / "run") == result["updates"]
+    more = result["updates"] + 1
+    _, err = finish(start("up", path, "--set", f"train.updates={more}"))
+    assert updates_done(tmp_path / "run") == more, err
+
+
 NO_MODEL = """
 learner = "timed"
 [timing]

@@ -295,6 +295,25 @@ def test_with_early_stop_success_is_of_the_first_half_of_each_group(tmp_path: Pa
         assert make_ledger(config, store, clock).progress.tasks == known
 
 
+def test_what_a_run_has_learned_is_the_same_after_a_restart(tmp_path: Path) -> None:
+    """Of the first half of each group, those with a verdict; also counted again from the database."""
+    config, clock = one_task(tmp_path / "run", early_stop=True), Clock(tick=0.1)
+    with open_store(config.run.dir) as store:
+        ledger = make_ledger(config, store, clock)
+        for _ in range(150):
+            for outcome in ("pass", "pass"):
+                play(ledger, 0, outcome)
+            for outcome in ("fail", "pass", "pass", "pass"):
+                group = play(ledger, 0, outcome).group_id
+            ledger._closing.drop(ledger.group_table.groups[group], "stale")
+        play(ledger, 0, "invalid")
+        seen = ledger.progress.newest_success()
+        assert (seen.counted, seen.passed) == (400, 300)
+        assert make_ledger(config, store, clock).progress.newest_success() == seen
+        store._write("DELETE FROM task_progress")  # as after the schema step of the column
+        assert make_ledger(config, store, clock).progress.newest_success() == seen
+
+
 def _hand_in(ledger: Ledger, name: str, outcome: Outcome) -> None:
     ledger.step(step_record(name, 0))
     ledger.end(trajectory_end(name, 1, outcome))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bus.messages import Outcome
-from dart_cli.data.progress import Meter, RunCounters, RunProgress
+from dart_cli.data.progress import NEWEST, Meter, RunCounters, RunProgress
 
 
 def test_a_curve_has_a_point_for_each_version_until_there_are_too_many() -> None:
@@ -123,3 +127,48 @@ def test_a_task_the_run_no_longer_has_does_not_count_in_its_success() -> None:
     assert now.mean_success() == 1.0
     assert now.mean_curve(7)[-1] == 1.0
     assert (now.all.passed, now.all.failed) == (1, 1)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=600),
+    st.integers(0, 600),
+)
+def test_the_newest_success_is_that_of_a_list_of_all_whatever_was_restarted(
+    played: list[tuple[str, bool]], restart: int
+) -> None:
+    progress = RunProgress("abc", 0.0)
+    for number, (task, passed) in enumerate(played):
+        if number == restart:
+            rows = [each.row(name) for name, each in progress.tasks.items()]
+            progress = RunProgress("abc", 0.0)
+            progress.restore(rows)
+        progress.count(task, passed, 0)
+    each = math.ceil(NEWEST / 3)
+    newest = {name: [passed for task, passed in played if task == name][-each:] for name in "abc"}
+    seen = progress.newest_success()
+    assert seen.passed == sum(map(sum, newest.values()))
+    assert (seen.counted, seen.wanted) == (sum(map(len, newest.values())), 3 * each)
+    if seen.counted < seen.wanted:
+        assert seen.bound == 0
+    else:
+        mean = sum(sum(passed) / each for passed in newest.values()) / 3
+        assert 0 < seen.bound < mean or mean == 0
+
+
+def test_the_bound_on_success_holds_for_the_tasks_together_not_for_the_one_played_most() -> None:
+    progress = RunProgress("ab", 0.0)
+    for _ in range(NEWEST):
+        progress.count("a", True, 0)
+    assert progress.newest_success().bound == 0  # nothing is known of b
+    for number in range(NEWEST):
+        progress.count("b", number % 2 == 0, 0)
+    seen = progress.newest_success()
+    assert (seen.lowest, seen.lowest_success) == ("b", 0.5)
+    assert 0.70 < seen.bound < 0.75
+
+
+def test_all_that_can_be_asked_for_can_be_reached() -> None:
+    progress = RunProgress("a", 0.0)
+    for _ in range(NEWEST):
+        progress.count("a", True, 0)
+    assert progress.newest_success().bound >= 0.99  # the greatest train.stop_at

@@ -35,9 +35,10 @@ from bus.messages import (
     StopRequest,
     WeightsPublished,
 )
+from dart_cli.algo.proportion import Z_95
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
-from dart_cli.data import batch_loader, overview, run_end, service
+from dart_cli.data import batch_loader, overview, progress, run_end, service
 from dart_cli.data.batching import BatchPlan
 from dart_cli.data.scheduler import make_scheduler
 from dart_cli.data.store.open import open_reader, open_store
@@ -52,6 +53,9 @@ from tests.data.parts import (
     step_record,
     trajectory_end,
 )
+
+DRAWN = 400
+"""Trajectories among which each of two tasks surely has its newest ones."""
 
 _PROCESS = """
 import asyncio, pathlib, sys
@@ -400,6 +404,38 @@ async def test_the_run_ends_after_its_trajectories_of_any_outcome_and_stays_over
         assert (await client.lease(0)).reason == "the run is over: 6 trajectories were played"
         async with asyncio.timeout(DEADLINE_S):
             await running
+
+
+@pytest.mark.usefixtures("short_holds")
+async def test_a_run_ends_when_it_has_learned_stays_over_and_goes_on_for_more(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "NEWEST", 16)
+
+    async def play(stop_at: float, most: int) -> list[str]:
+        """Play trajectories that pass; why there were no more of them, if so."""
+        train = config.train.model_copy(update={"stop_at": stop_at})
+        async with serving(config.model_copy(update={"train": train})) as client:
+            for _ in range(most):
+                if (reply := await client.lease(0)).lease is None:
+                    return [reply.reason]
+                await client.hand_in(reply.lease, "pass", steps=1)
+            return []
+
+    assert await play(0.8, 12) == []  # a task has too few, whatever the other has
+    [reason] = await play(0.8, DRAWN)
+    assert "learned: success is at least 0.806 (train.stop_at = 0.8)" in reason
+    assert "after 0 of 200 updates" in reason
+    with open_reader(config.run.dir) as reader:
+        assert reader.run().learned == pytest.approx(16 / (16 + Z_95**2))
+        played = reader.total("trajectories")
+    for stop_at in (0.8, 0.5):
+        [reason] = await play(stop_at, 1)
+        assert "learned" in reason
+    with open_reader(config.run.dir) as reader:
+        assert reader.total("trajectories") == played
+    for stop_at in (0.9, 0.0):  # more is asked for, or the rule is off
+        assert await play(stop_at, 1) == []
 
 
 @pytest.mark.usefixtures("time_to_be_heard")

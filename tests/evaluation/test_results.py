@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from bus.errors import RunDirectoryError
-from dart_cli.evaluation.results import TaskScore, read_evaluation, total, wilson
+from dart_cli.algo.proportion import wilson
+from dart_cli.evaluation.results import TaskScore, read_evaluation, total
 
 
 @pytest.mark.parametrize(("passed", "episodes"), [(0, 10), (1, 7), (5, 10), (340, 400), (9, 9)])

@@ -13,10 +13,11 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from bus.errors import CheckpointError, ConfigError, ModelError, RunDirectoryError, UserError
 from bus.messages import WeightsPublished
+from dart_cli.algo.proportion import wilson
 from dart_cli.cli.main import main
 from dart_cli.config.schema import Config, LoraConfig, ModelConfig
 from dart_cli.data.store.open import open_store
-from dart_cli.evaluation.results import Evaluation, ModeScore, TaskScore, eval_dir, wilson
+from dart_cli.evaluation.results import Evaluation, ModeScore, TaskScore, eval_dir
 from dart_cli.export.folder import export_folder
 from dart_cli.policy.families import FAMILIES
 from dart_cli.policy.model import load_policy, weight_tensors

@@ -150,6 +150,12 @@ def test_a_run_that_played_all_its_trajectories_is_told_so() -> None:
     assert "max_trajectories" not in why_short(config, run, 31, {}, 511)
 
 
+def test_a_run_that_ended_when_it_had_learned_is_not_cut_short() -> None:
+    config = Config.model_validate({"train": {"updates": 250, "stop_at": 0.9}})
+    for learned, wanted in ((0.92, ""), (0.0, "31 of 250 updates (12%)")):
+        assert why_short(config, RunRow("r", 0.0, 0, "{}", 60.0, "", learned), 31, {}) == wanted
+
+
 def test_a_run_without_an_update_is_told_why_and_the_cure() -> None:
     note = short(0, 6.0, {("dropped", "all_fail"): 114, ("open", ""): 2})
     assert "0 of 250 updates" in note

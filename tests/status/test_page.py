@@ -22,6 +22,7 @@ from bus.snapshot import (
     Snapshot,
     StalenessView,
     StallView,
+    StopView,
     SyncView,
     TaskView,
     UsageView,
@@ -261,6 +262,16 @@ def test_one_line_sums_up_the_run() -> None:
     assert "update 7/20" in line
     assert "success 0.50" in line
     assert "\n" not in line
+
+
+def test_the_line_says_how_far_the_run_is_from_its_stop() -> None:
+    assert "stop at" not in progress_line(snapshot())
+    stop = StopView(at=0.93, counted=12, wanted=400)
+    assert "  stop at 0.93: trajectory 12/400  " in progress_line(snapshot(stop=stop))
+    known = StopView(
+        at=0.93, bound=0.88, counted=400, wanted=400, lowest="mini/tabs", lowest_success=0.7
+    )
+    assert "stop at 0.93: 0.88 (lowest mini/tabs 0.70)" in progress_line(snapshot(stop=known))
 
 
 def test_a_run_is_as_far_as_what_ends_it_first() -> None:

@@ -33,6 +33,10 @@ class TrainConfig(Section):
     max_trajectories: int = Field(default=0, ge=0, le=1000 * MANY)
     """The run ends after this many trajectories were played, trained on or not; 0 for no limit."""
 
+    stop_at: float = Field(default=0.0, ge=0, le=0.99)
+    """The run ends once its tasks' mean success is at least this, by the lower bound of its 95 %
+    confidence interval over the newest 400 trajectories, as many of each task; 0 for never."""
+
     lr: float = Field(default=1e-6, ge=0, le=1)
     """AdamW learning rate after warm-up; 0 trains nothing (a control)."""
 

@@ -458,6 +458,14 @@ def judgements(db: Database) -> None:
     ) WITHOUT ROWID""")
 
 
+@MIGRATIONS(name="0023_learned")
+def learned(db: Database) -> None:
+    """What train.stop_at looks at, and the success with which it ended the run."""
+    db.execute("ALTER TABLE runs ADD COLUMN learned REAL NOT NULL DEFAULT 0")
+    db.execute("ALTER TABLE task_progress ADD COLUMN newest TEXT NOT NULL DEFAULT ''")
+    db.execute("DELETE FROM task_progress")  # counted again: the newest trajectories are known
+
+
 def unknown_steps(db: Database) -> list[str]:
     """Names of steps this database has had that this dart does not know: a newer one's."""
     known = {step.name for step in MIGRATIONS.pending(Database(memory=True))}

@@ -35,6 +35,9 @@ class RunRow:
     config: str  # JSON, of the newest start
     active_s: float  # `dart data` has served this long, over all starts
     stop_reason: str  # why a stop was requested; empty if it was not, or once it was carried out
+    learned: float = (
+        0.0  # success that was proved when train.stop_at ended the run; 0 if it did not
+    )
 
 
 @dataclass(frozen=True)
@@ -372,6 +375,7 @@ class TaskRow:
     recent_total: float = 0.0  # of a faster moving average of its success
     recent_weight: float = 0.0
     recent_reward_total: float = 0.0  # likewise of its rewards; of the same weight
+    newest: str = ""  # 1 or 0, passed or not, of its newest trajectories that count, oldest first
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,10 @@ class Store(StepWriter):
         """The run was asked to end; an empty reason once that is done."""
         self._write("UPDATE runs SET stop_reason = ?", (reason,))
 
+    def save_learned(self, success: float) -> None:
+        """The run has ended since its tasks' success is at least this."""
+        self._write("UPDATE runs SET learned = ?", (success,))
+
     def add_group(self, group: GroupRow) -> None:
         """File a group that was just opened."""
         self._insert("groups", group)

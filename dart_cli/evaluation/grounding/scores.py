@@ -18,8 +18,9 @@ from typing import Any
 
 from rich.table import Table
 
+from dart_cli.algo.proportion import wilson
 from dart_cli.evaluation.grounding.items import Answer, Box, Item, share_of
-from dart_cli.evaluation.results import StoredModel, wilson
+from dart_cli.evaluation.results import StoredModel
 from dart_cli.runtime.tables import page_table
 from dart_cli.status.page import fraction
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from PIL import Image, ImageChops
 
-from dart_cli.evaluation.results import wilson
+from dart_cli.algo.proportion import wilson
 from dart_cli.evaluation.suite_check.agents import EXCUSES
 from dart_cli.evaluation.suite_check.episodes import Probed
 from envs.base import Task

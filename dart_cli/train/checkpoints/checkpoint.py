@@ -56,7 +56,7 @@ _OLD_MASTER = "/master"
 
 _NOT_OF_AN_UPDATE = frozenset(
     {
-        *("updates", "max_minutes", "max_trajectories"),
+        *("updates", "max_minutes", "max_trajectories", "stop_at"),
         *("checkpoint_every", "keep_checkpoints", "parity_every", "parity_limit", "wandb"),
         *("device", "threads", "ranks", "rank_deadline_s", "offload"),
         *("pack_tokens", "recompute", "chunk_tokens", "image_workers"),

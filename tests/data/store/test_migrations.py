@@ -134,6 +134,22 @@ def test_rewards_of_an_older_run_follow_from_its_outcomes(run_dir: Path) -> None
         assert {step.reward for row in rows for step in store.steps(row.id)} == {None}
 
 
+def test_an_older_run_knows_its_newest_trajectories(run_dir: Path) -> None:
+    config = small_config(run_dir)
+    with open_store(run_dir) as store:
+        ledger = make_ledger(config, store)
+        play_group(ledger, ["pass", "fail", "invalid", "pass"])
+        known = ledger.progress.newest_success()
+    with sqlite3.connect(run_dir / "run.db") as db:  # as the schema step found it
+        db.execute("ALTER TABLE runs DROP COLUMN learned")
+        db.execute("ALTER TABLE task_progress DROP COLUMN newest")
+        db.execute("DELETE FROM _sqlite_migrations WHERE name = '0023_learned'")
+    db.close()
+    with open_store(run_dir) as store:
+        assert make_ledger(config, store).progress.newest_success() == known
+        assert known.counted == 3
+
+
 @pytest.mark.parametrize("early_stop", [True, False])
 def test_success_of_an_older_run_is_counted_again(run_dir: Path, early_stop: bool) -> None:
     """Of the first halves where data.early_stop was on; an incomplete trajectory is no pass."""

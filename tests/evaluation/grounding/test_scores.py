@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from PIL import Image, ImageDraw
 
+from dart_cli.algo.proportion import wilson
 from dart_cli.evaluation.grounding.items import (
     Answer,
     Box,
@@ -25,7 +26,6 @@ from dart_cli.evaluation.grounding.scores import (
     score,
     summary,
 )
-from dart_cli.evaluation.results import wilson
 
 
 def item(name: str, region: Box | Polygon | None, **traits: str) -> Item:
