@@ -3,6 +3,7 @@
 HeartbeatSender   publishes one Heartbeat a second from a callable that returns the load
 WaitReporter      the part of it that waiting code needs, as a protocol
 Liveness          the newest heartbeat of each worker, and which workers have fallen silent
+awaited, start    what a process waits for where others are absent, and the cure, in one wording
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, Self
@@ -29,6 +30,25 @@ REROUTE_AFTER_S = 5.0
 FORGET_AFTER_S = 3600.0
 MAX_WAITS = 8
 """Waits in one heartbeat, the longest ones."""
+
+
+def start(*programs: str) -> str:
+    """The cure where no process serves: ``start `dart data CONFIG` ``."""
+    return f"start {_listed([f'`{program} CONFIG`' for program in programs])}"
+
+
+def awaited(*roles: Role, at: str = "") -> str:
+    """What is waited for where `roles` have no process: ``dart data: start `dart data CONFIG` ``.
+
+    `at` is the address where it is expected.
+    """
+    programs = [f"dart {role}" for role in roles]
+    return f"{_listed(programs)}{at and f' at {at}'}: {start(*programs)}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 class Publishes(Protocol):

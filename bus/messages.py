@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from bus.packed import Float64s, Int32s, IntArray, Packed, PromptIds
 from bus.temperatures import MAX_TEMPERATURE, MIN_TEMPERATURE
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 """Raised by any change of a message's fields or meaning; other versions are refused by name."""
 
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -681,6 +681,7 @@ class RunState(Message):
     stopping: bool
     reason: str  # why it stops
     suspended: bool = False  # coupled: the trainer's turn; no completion is begun or continued
+    absent: list[Role] = []  # of env (or serve), rollout and train: those without a living process
 
 
 MESSAGES: dict[str, type[Message]] = {

@@ -26,6 +26,7 @@ from bus.channel import Channel, PeerWatch
 from bus.codec import decode, encode, limits_of
 from bus.endpoints import CurveKeys
 from bus.errors import BusError, DartError, DeadlineError, ProtocolError, RefusedError
+from bus.heartbeat import start
 from bus.messages import ErrorReply, Message, Reply, Request
 from bus.transport import HIGH_WATER_MARK, REQUEST_ID_BYTES, connect
 
@@ -236,12 +237,12 @@ class Requester:
 
     def _late(self, message: Request, pending: _Pending, deadline_s: float) -> str:
         peer = self._peer or "the server"
-        start = f"start `{self._peer}`" if self._peer else "start the server"
+        cure = start(self._peer) if self._peer else "start the server"
         if pending.sent:
-            cure = f"{peer} received it {pending.sent} times but did not answer; see its log"
+            why = f"{peer} received it {pending.sent} times but did not answer; see its log"
         else:
-            cure = f"no process serves there; {start}"
-        return f"{_kind(message)} to {self.endpoint} had no answer in {deadline_s:g} s: {cure}"
+            why = f"no process serves there; {cure}"
+        return f"{_kind(message)} to {self.endpoint} had no answer in {deadline_s:g} s: {why}"
 
 
 def _kind(message: Message) -> str:

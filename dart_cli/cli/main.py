@@ -228,7 +228,7 @@ def train(
     refuse_other(config, force=force)
 
     async def learn(_name: str, stop: asyncio.Event) -> None:
-        from dart_cli.train.loop import run
+        from dart_cli.train.process import run
 
         await run(config, stop)
 

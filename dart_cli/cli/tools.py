@@ -326,8 +326,11 @@ def init(
             "same model on an environment of your own, my_env.py. `7b`: UI-TARS-1.5-7B on GPUs."
         ),
     ] = "tiny",
+    full: Annotated[
+        bool, typer.Option("--full", help="Write every key, with its meaning as a comment.")
+    ] = False,
 ) -> None:
-    """Write a starter configuration that learns, with every key and its meaning as a comment.
+    """Write a starter configuration that learns: some 20 lines, with what one must know.
 
     Nothing is overwritten.
 
@@ -335,7 +338,7 @@ def init(
     """
     from dart_cli.config.template import CONFIG_NAME, write_starter
 
-    written = write_starter(folder, template)
+    written = write_starter(folder, template, full=full)
     path = folder / CONFIG_NAME
     typer.echo(f"wrote {', '.join(map(str, written))}; edit, then: dart up {path}")
 

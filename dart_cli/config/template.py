@@ -1,8 +1,9 @@
 """The configuration explained from its own field texts: a starter file and a reference.
 
-TEMPLATES         what a starter can begin with; their values are files in templates/, links to the
-                  files of configs/ and docs/examples/
+TEMPLATES         what a starter can begin with: files in templates/, most of them links to files of
+                  configs/ and docs/examples/
 write_starter     writes the starter file: `dart init DIR`
+short_toml        the template as it is, for a folder of the user's
 starter_toml      every section and key, each below its text as a comment
 config_reference  the same as Markdown tables, kept as docs/config.md
 """
@@ -31,6 +32,15 @@ TEMPLATES = {
 }
 ENV_NAME = "my_env.py"
 _FILES = Path(__file__).parent / "templates"
+_CALLED = {
+    "tiny": "my-run/dart.toml",
+    "own-env": "docs/examples/lights.toml",
+    "7b": "configs/ui-tars-7b.toml",
+}
+"""What a template's comments call it."""
+_RARE = ("timing", "vllm", "serve", "tune")
+"""Sections that most runs never read: comments, unless the template sets them."""
+_ALL_KEYS = "# Every other key has its default: docs/config.md tells them, `dart init DIR --full` writes them all."
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")  # a key that needs no quotes
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
@@ -47,10 +57,10 @@ _HEAD = """\
 """
 
 
-def write_starter(folder: Path, template: str = "tiny") -> list[Path]:
+def write_starter(folder: Path, template: str = "tiny", *, full: bool = False) -> list[Path]:
     """Write `dart.toml` into `folder` (made if need be), and what it needs; returns the paths.
 
-    `template` is one of TEMPLATES. Raises ConfigError where a file exists already or cannot be written.
+    `template` is one of TEMPLATES; with `full` every key is in the file. Raises ConfigError where a file exists already or cannot be written.
     """
     path, env_path = folder / CONFIG_NAME, folder / ENV_NAME
     values = template_values(template)
@@ -61,7 +71,7 @@ def write_starter(folder: Path, template: str = "tiny") -> list[Path]:
         values["env"]["suite"] = f"{env_path}:{attribute}"
         source = (_FILES / "own-env.py.template").read_text(encoding="utf-8")
         texts[env_path] = source.replace("docs/examples/lights.toml", str(path))
-    texts[path] = starter_toml(path, template, values)
+    texts[path] = (starter_toml if full else short_toml)(path, template, values)
     for each, text in texts.items():
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -73,6 +83,17 @@ def write_starter(folder: Path, template: str = "tiny") -> list[Path]:
             cure = "name another folder"
             raise ConfigError(f"cannot write {each}: {error.strerror}; {cure}") from None
     return list(texts)
+
+
+def short_toml(path: Path, template: str, values: Mapping[str, Mapping[str, Any]]) -> str:
+    """The template's own text, with the run directory and the suite of `values`."""
+    text = (_FILES / f"{template}.toml").read_text(encoding="utf-8")
+    text = text.replace(_CALLED[template], str(path))
+    for section, key in (("run", "dir"), ("env", "suite")):
+        line = f"{key} = {to_toml(values[section][key])}"
+        text = re.sub(rf'^{key} = "[^"]*"', lambda _, line=line: line, text, count=1, flags=re.M)
+    head, section, rest = text.partition("\n[")
+    return f"{head.rstrip()}\n#\n{_ALL_KEYS}\n{section}{rest}"
 
 
 def template_values(template: str) -> dict[str, dict[str, Any]]:
@@ -87,7 +108,10 @@ def starter_toml(path: Path, template: str, values: Mapping[str, Mapping[str, An
         outer, _, inner = name.partition(".")
         chosen = values.get(outer, {})
         if not inner:
-            lines = [f"# {summary(section)}", f"[{name}]", *_starter_lines(section, chosen)]
+            lines = [f"[{name}]", *_starter_lines(section, chosen)]
+            is_rare = name in _RARE and not chosen
+            lines = [f"# {line}" for line in lines] if is_rare else lines
+            lines.insert(0, f"# {summary(section)}")
         elif inner in chosen:
             lines = [f"# {summary(section)}", f"[{name}]", *_starter_lines(section, chosen[inner])]
         else:
@@ -118,9 +142,10 @@ def config_reference() -> str:
     lines = [
         "# Configuration",
         "",
-        "One TOML file per run. `dart init DIR` writes one with every key and these texts as",
-        "comments; `--set section.key=value` changes a key for one start. This page is made from",
-        "the code (`python -m dart_cli.cli.reference`), and a test compares them.",
+        "One TOML file per run. `dart init DIR` writes one with what one must know, `--full` one with",
+        "every key and these texts as comments; `--set section.key=value` changes a key for one",
+        "start. This page is made from the code (`python -m dart_cli.cli.reference`), and a test",
+        "compares them.",
     ]
     for name, section in section_types().items():
         lines += ["", f"## `[{name}]`", "", summary(section), ""]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bus.heartbeat import awaited
 from bus.messages import PLAYERS, Heartbeat
 from bus.snapshot import (
     GroupsView,
@@ -30,7 +31,7 @@ from dart_cli.data.scheduler import Scheduler
 from dart_cli.data.stall_monitor import next_batch
 from dart_cli.data.stall_rules import diagnose
 from dart_cli.data.store.writer import Store
-from dart_cli.data.worker_watch import WorkerWatch
+from dart_cli.data.worker_watch import WORKING, WorkerWatch
 from dart_cli.runtime.liveness import error_of, process_liveness, workers_of
 from envs.base import Task
 
@@ -266,7 +267,7 @@ class Overview:
         known = {beat.role for beat in (*self._liveness.alive(), *self._liveness.dead())}
         if not known.isdisjoint(PLAYERS):
             known |= {"env"}
-        missing = [role for role in ("env", "rollout", "train") if role not in known]
+        missing = [role for role in WORKING if role not in known]
         if missing and not moment.stopping and moment.uptime_s >= HEARD_AFTER_S:
             ended = [each for each in workers_of(self._config.run.dir) if each.error]
             for role in missing:
@@ -275,9 +276,7 @@ class Overview:
                     for each in ended
                     if each.name.startswith(role)
                 ]
-                found.append(
-                    "; ".join([f"no {role} process is alive", *why[:1], f"start `dart {role}`"])
-                )
+                found.append("; ".join([f"waits for {awaited(role)}", *why[:1]]))
         return found
 
 

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 
 from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
 from bus.errors import ConfigError, ProtocolError, StoreError
-from bus.heartbeat import DEAD_AFTER_S, HeartbeatSender, Liveness, Load
+from bus.heartbeat import DEAD_AFTER_S, HeartbeatSender, Liveness, Load, awaited
 from bus.messages import (
     PLAYERS,
     Ack,
@@ -74,6 +74,7 @@ from dart_cli.data.store.writer import Store
 from dart_cli.data.sync_queue import SyncQueue
 from dart_cli.data.usage import Usage
 from dart_cli.data.worker_watch import WorkerWatch
+from dart_cli.runtime.waits import told_waits
 from envs.base import Task
 
 log = logging.getLogger(__name__)
@@ -174,6 +175,7 @@ class DataService:
         async with AsyncExitStack() as stack:
             stack.callback(self._loader.close)
             replier, heartbeats = await self._connect(stack)
+            await stack.enter_async_context(told_waits(self._awaits))
             log.info("run %s: %s", self._run.id, replier.endpoint)
             tasks = [
                 asyncio.create_task(job, name=name)
@@ -440,8 +442,14 @@ class DataService:
                 stopping=self._end.is_over,
                 reason=self._end.reason,
                 suspended=self._published_suspended,
+                absent=self._watch.absent(),
             )
         )
+
+    def _awaits(self) -> str:
+        """The processes that the run waits for; empty once it is over."""
+        absent = self._watch.absent()
+        return awaited(*absent) if absent and not self._end.is_over else ""
 
     def _load(self) -> Load:
         group_table = self.ledger.group_table

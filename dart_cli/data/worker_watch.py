@@ -9,7 +9,7 @@ import logging
 import time
 
 from bus.heartbeat import Liveness
-from bus.messages import Heartbeat
+from bus.messages import PLAYERS, Heartbeat, Role
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.permits import Permits
 from dart_cli.data.stall_monitor import ProgressMonitor
@@ -17,6 +17,9 @@ from dart_cli.data.store.writer import Store
 from dart_cli.data.usage import Usage
 
 log = logging.getLogger(__name__)
+
+WORKING: tuple[Role, ...] = ("env", "rollout", "train")
+"""Without a process of each the run does not go on."""
 
 
 class WorkerWatch:
@@ -76,6 +79,13 @@ class WorkerWatch:
             )
         self.usage.tend(time.monotonic())
         return is_changed
+
+    def absent(self) -> list[Role]:
+        """Of env (or serve), rollout and train those without a living process."""
+        alive = {beat.role for beat in self.liveness.alive()}
+        if not alive.isdisjoint(PLAYERS):
+            alive.add("env")
+        return [role for role in WORKING if role not in alive]
 
     def discount_pause(self, seconds: float) -> None:
         """No heartbeat was heard for so long because of this process: that silence does not count."""

@@ -26,6 +26,7 @@ from dart_cli.env.data_client import DataClient
 from dart_cli.env.gate import SuspendGate
 from dart_cli.env.router import RolloutRouter
 from dart_cli.runtime.telemetry import receive_telemetry
+from dart_cli.runtime.waits import data_awaited, told_waits
 
 logger = logging.getLogger(__name__)
 
@@ -89,4 +90,12 @@ async def connected(
         )
         stack.push_async_callback(router.close)
         data = DataClient(requester, leases, config.bus.deadline_s, heartbeat)
-        yield Peers(heartbeat, data, router, receive_telemetry(subscriber, config))
+
+        def awaits() -> str:
+            if not requester.connected:
+                return data_awaited(config)
+            return "" if router.ready() else router.missing()
+
+        await stack.enter_async_context(told_waits(awaits))
+        telemetry = receive_telemetry(subscriber, config, lambda: requester.connected)
+        yield Peers(heartbeat, data, router, telemetry)

@@ -20,7 +20,7 @@ from random import Random
 
 from bus.endpoints import CurveKeys
 from bus.errors import BusError, DartError, DeadlineError
-from bus.heartbeat import REROUTE_AFTER_S, Liveness, WaitReporter
+from bus.heartbeat import REROUTE_AFTER_S, Liveness, WaitReporter, awaited, start
 from bus.messages import ActRequest, Completion, Heartbeat
 from bus.requester import Requester
 from dart_cli.env.load_balancing import Candidate, choose, fresh
@@ -34,7 +34,7 @@ REPEAT_S = 15.0
 earlier repeat would only cost, with megabytes of screenshots, and a completion may take long."""
 
 _MAX_TRAJECTORIES = 16_384
-_ABSENT = "no rollout worker is ready: start `dart rollout`"
+_ABSENT = f"no rollout worker is ready: {start('dart rollout')}"
 
 
 @dataclass
@@ -131,7 +131,7 @@ class RolloutRouter:
         """What is missing before a worker can be asked."""
         alive = self._liveness.alive("rollout")
         if not alive:
-            return "a rollout worker: start `dart rollout`"
+            return awaited("rollout")
         first = alive[0]
         its = f"waits for {first.waiting_for}" if first.waiting_for else f"is {first.state}"
         return f"{first.worker} to be ready: it {its}"

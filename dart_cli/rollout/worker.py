@@ -21,17 +21,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
 from bus.errors import EngineError, EngineGoneError, PromptError, ProtocolError
-from bus.heartbeat import HeartbeatSender, Load
-from bus.messages import ActRequest, Completion, Message, Reply, Request, RunState, SampledTokens
+from bus.heartbeat import HeartbeatSender, Load, awaited
+from bus.messages import (
+    ActRequest,
+    Completion,
+    Message,
+    Reply,
+    Request,
+    Role,
+    RunState,
+    SampledTokens,
+)
 from bus.packed import int32s
 from bus.pubsub import Publisher, Subscriber
 from bus.replier import Replier
@@ -43,16 +50,15 @@ from dart_cli.config.screens import image_cache_bytes, vllm_image_cache_gb
 from dart_cli.engines.base import Engine, PromptEncoder, Responder
 from dart_cli.rollout.receivers import receiving
 from dart_cli.rollout.sync import WeightSync
-from dart_cli.runtime.background import background
+from dart_cli.runtime.background import background, unless_stopped
 from dart_cli.runtime.phase_timer import PREFIX
 from dart_cli.runtime.telemetry import receive_telemetry
+from dart_cli.runtime.waits import data_awaited, told_waits
 
 if TYPE_CHECKING:
     from dart_cli.policy.model import LoadedPolicy
 
 log = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
 
 WAITING_PER_PLACE = 8
 """Requests accepted for each place in a batch; more wait in the socket, then at their sender."""
@@ -61,6 +67,7 @@ FAULTS_PER_PLACE = 3
 its GPU is broken, and as the least loaded worker it would attract all requests and fail them."""
 DRAIN_S = 2.0
 """How long requests in progress may still be answered after the end."""
+FIRST_WEIGHTS = "the trainer's first weights"
 STARTING = f"{PREFIX}starting"
 """Gauge: seconds before the first weights served, those of loading included."""
 
@@ -96,15 +103,20 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
             Subscriber(endpoints.address(TELEMETRY_OUT), [RunState], curve=curve)
         )
         data = await stack.enter_async_context(
-            Requester(endpoints.address(DATA), name=worker, peer="data", curve=curve)
+            Requester(endpoints.address(DATA), name=worker, peer="dart data", curve=curve)
         )
         service = _Service(worker, FAULTS_PER_PLACE * config.rollout.max_batch)
         heartbeat = HeartbeatSender(
             publisher, "rollout", worker, service.load, endpoint=replier.endpoint
         )
         await stack.enter_async_context(heartbeat)
+
+        def awaits() -> str:
+            return service.awaits() if data.connected else data_awaited(config)
+
+        await stack.enter_async_context(told_waits(awaits))
         with heartbeat.waiting("the model to load", on="model"):
-            model = await _unless_stopped(stop, lambda: load_model(config))
+            model = await unless_stopped(stop, lambda: load_model(config))
         if model is None:
             return
         receiver = await stack.enter_async_context(receiving(config, worker))
@@ -123,46 +135,13 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
         )
         async with background(
             service.serve(replier, heartbeat),
-            service.listen(receive_telemetry(states, config), stop),
+            service.listen(receive_telemetry(states, config, lambda: data.connected), stop),
             service.watch(),
         ):
             await stop.wait()
             service.stopping = True
             heartbeat.beat()
             await replier.close(DRAIN_S)
-
-
-async def _unless_stopped(stop: asyncio.Event, work: Callable[[], _T]) -> _T | None:
-    """What `work` returns; None if `stop` is set before, with `work` left running.
-
-    It runs in a daemon thread, which no exit waits for: imports and model files may take minutes.
-    """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[_T] = loop.create_future()
-
-    def tell(set_outcome: Callable[[], None]) -> None:
-        if not done.done():
-            set_outcome()
-
-    def run() -> None:
-        try:
-            result = work()
-        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
-            outcome = partial(done.set_exception, error)
-        else:
-            outcome = partial(done.set_result, result)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
-            loop.call_soon_threadsafe(tell, outcome)
-
-    threading.Thread(target=run, name="load", daemon=True).start()
-    stopped = asyncio.create_task(stop.wait())
-    try:
-        either: list[asyncio.Future[Any]] = [done, stopped]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        return done.result() if done.done() else None
-    finally:
-        stopped.cancel()
-        done.cancel()
 
 
 def load_prompt_encoder(config: Config) -> PromptEncoder:
@@ -293,6 +272,7 @@ class _Service:
         self._model: Model | None = None
         self._sync: WeightSync | None = None
         self._suspended = False
+        self._absent: list[Role] = []
 
     def start(self, model: Model, sync: WeightSync) -> None:
         """The model is loaded; from now on weights may be taken."""
@@ -303,7 +283,7 @@ class _Service:
         """Wait for the first weights, then answer requests until the replier is closed."""
         assert self._sync is not None
         async with background(self._sync.follow()):
-            with heartbeat.waiting("the trainer's first weights", on="train"):
+            with heartbeat.waiting(FIRST_WEIGHTS, on="train"):
                 await self._sync.ready.wait()
             log.info("serves v%d at %s", self._version, replier.endpoint)
             heartbeat.beat()
@@ -316,6 +296,7 @@ class _Service:
             assert isinstance(state, RunState)
             self._suspend(state.suspended)
             self._sync.observe(state)
+            self._absent = state.absent
             if state.stopping:
                 log.info("the run is over: %s", state.reason)
                 stop.set()
@@ -326,6 +307,12 @@ class _Service:
         raise EngineError(
             f"{self._faults} requests in a row have failed; the last: {self._last_fault}"
         )
+
+    def awaits(self) -> str:
+        """What it waits for before it serves; empty while it loads, and once it serves."""
+        if self._sync is None or self._sync.ready.is_set():
+            return ""
+        return awaited("train") if "train" in self._absent else FIRST_WEIGHTS
 
     def load(self) -> Load:
         """The heartbeat's changing part."""

@@ -10,7 +10,8 @@ logs         log lines to the terminal and to the run directory
 background   coroutines that run while a block runs
 phase_timer  seconds by phase
 sqlite_file  a file of SQLite, whose failures are one line with the cure
-telemetry    what the data process publishes, with a warning when none arrives
+telemetry    what the data process publishes, with a warning when it falls silent
+waits        what a process waits for, told to the person who started it
 chat         a client of models behind the OpenAI chat API
 http_guard   who may ask an HTTP server of ours: Host header, methods, token
 http_server  its socket and its limits

@@ -2,6 +2,7 @@
 
 background        coroutines that run while a block runs, and whose errors rise in it
 in_daemon_thread  a blocking call in a thread that does not hold up the end of the process
+unless_stopped    the same, unless a stop comes first
 """
 
 from __future__ import annotations
@@ -58,3 +59,18 @@ async def in_daemon_thread(call: Callable[[], _T]) -> _T:
 
     threading.Thread(target=run, name="beside", daemon=True).start()
     return await outcome
+
+
+async def unless_stopped(stop: asyncio.Event, call: Callable[[], _T]) -> _T | None:
+    """What `call` returns, in a daemon thread; None if `stop` is set before, with `call` left running.
+
+    For imports and model files, which may take minutes.
+    """
+    called = asyncio.create_task(in_daemon_thread(call))
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([called, stopped], return_when=asyncio.FIRST_COMPLETED)
+        return called.result() if called.done() else None
+    finally:
+        stopped.cancel()
+        called.cancel()

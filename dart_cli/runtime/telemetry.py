@@ -1,4 +1,4 @@
-"""The telemetry that the data process publishes, with a warning in the log when none arrives.
+"""The telemetry that the data process publishes, with a warning in the log when it falls silent.
 
 receive_telemetry  the messages of a subscriber, without end
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from bus.endpoints import DATA
 from bus.messages import Message
@@ -23,8 +23,14 @@ AGAIN_S = 600.0
 """Seconds from one warning of a silence to the next."""
 
 
-async def receive_telemetry(subscriber: Subscriber, config: Config) -> AsyncIterator[Message]:
-    """The messages of `subscriber`, without end; a warning if none arrived within `bus.deadline_s`."""
+async def receive_telemetry(
+    subscriber: Subscriber, config: Config, is_there: Callable[[], bool]
+) -> AsyncIterator[Message]:
+    """The messages of `subscriber`, without end.
+
+    A warning if none arrived within `bus.deadline_s` though data `is_there`: else it is awaited, which
+    told_waits says.
+    """
     first_s = config.bus.deadline_s
     silent_s, warn_at_s = 0.0, first_s
     while True:
@@ -39,10 +45,11 @@ async def receive_telemetry(subscriber: Subscriber, config: Config) -> AsyncIter
             if silent_s < warn_at_s:
                 continue
             warn_at_s = silent_s + max(AGAIN_S, first_s)
-            log.warning(
-                "has heard nothing from dart data at %s for %g s; start it: `dart data CONFIG`",
-                *(run_endpoints(config).address(DATA), silent_s),
-            )
+            if is_there():
+                log.warning(
+                    "has heard nothing from dart data at %s for %g s, which is connected; see its log",
+                    *(run_endpoints(config).address(DATA), silent_s),
+                )
         else:
             silent_s, warn_at_s = 0.0, first_s
             yield message

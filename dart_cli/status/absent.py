@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+from bus.heartbeat import awaited, start
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.logs import log_dir
 
@@ -25,7 +26,7 @@ def why_absent(run_dir: Path, *, tcp: bool = False) -> str:
     data = workers.pop("data", None)
     where = f"data (pid {data.pid})" if data else ""
     if data is None or not data.liveness:
-        what = "start one with `dart data CONFIG` or `dart up CONFIG`"
+        what = f"waits for {awaited('data')} or `dart up CONFIG`"
         what += f"; {_OVER_TCP}" if tcp else ""
     elif data.liveness == "stopped":
         what = f"{where} is stopped (SIGSTOP or Ctrl-Z); kill -CONT {data.pid} lets it go on"
@@ -41,7 +42,7 @@ def why_absent(run_dir: Path, *, tcp: bool = False) -> str:
 
 def _how_it_ended(where: str, run_dir: Path, error: str) -> str:
     """`error` is what it left itself: its log may lack it, e.g. as the disk is full."""
-    again = "start it again: `dart data CONFIG` or `dart up CONFIG`"
+    again = f"{start('dart data')} or `dart up CONFIG`"
     if error := error or ended_badly(run_dir):
         return f"{where} has ended: {error}; fix that and {again}"
     return over(run_dir) or f"{where} has ended; {again}"

@@ -1,6 +1,7 @@
 """`dart train`: takes batches, updates the policy, publishes its weights.
 
-loop            the process: take a batch, update, checkpoint, publish, acknowledge
+process         the process around the trainer: connections, what it waits for
+loop            the trainer: take a batch, update, checkpoint, publish, acknowledge
 data_client     its side of the conversation with data
 assembly        the learner and the weight channel that a configuration asks for
 base            what the loop needs of a learner (protocols), and metrics of a batch

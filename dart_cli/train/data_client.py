@@ -81,7 +81,8 @@ class DataClient:
                     self._requester.request(message, self._deadline_s, retry_s)
                 )
             except DeadlineError as error:
-                log.warning("%s; keeps trying", error)
+                if self._requester.connected:  # else told_waits says that it is absent
+                    log.warning("%s; keeps trying", error)
             except StoreError as error:
                 log.warning("data: %s; keeps trying", error)
                 await self.unless_stopped(asyncio.sleep(RETRY_S))

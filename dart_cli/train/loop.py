@@ -1,10 +1,9 @@
-"""`dart train`: the process that turns batches into new weights.
+"""The life of the trainer: batches in, new weights out.
 
-    run                connects the parts; `_Trainer.run` is the life of the process
-    _Trainer._begin    load the model or the last checkpoint, send TrainerHello, publish its weights
-    _Trainer._train    take a batch, update, checkpoint, publish, acknowledge; repeat
-    _Trainer._step     one update, with its checkpoint and publication where due
-    _listen            RunState from data: the end of the run
+    Trainer.run        from the start of its process (process.py) to the end
+    Trainer._begin     load the model or the last checkpoint, send TrainerHello, publish its weights
+    Trainer._train     take a batch, update, checkpoint, publish, acknowledge; repeat
+    Trainer._step      one update, with its checkpoint and publication where due
     HeartbeatSender    a heartbeat each second, while torch works in a thread of its own
     DataClient         asks data and tells it (data_client.py)
     Publications       what is published beside the updates (publishing.py)
@@ -47,7 +46,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT, TRAIN
 from bus.errors import CheckpointError, ConfigError, DartError, ParityError
 from bus.heartbeat import HeartbeatSender, Load
 from bus.messages import (
@@ -57,14 +55,11 @@ from bus.messages import (
     BatchRequest,
     BatchTrained,
     HelloReply,
-    RunState,
     StepMismatch,
     TrainerHello,
 )
-from bus.pubsub import Publisher, Subscriber
-from bus.replier import Replier
+from bus.pubsub import Publisher
 from bus.requester import Requester
-from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.runtime.background import background
 from dart_cli.runtime.phase_timer import PhaseTimer, as_gauges
@@ -75,21 +70,17 @@ from dart_cli.train.checkpoints.checkpoint import load_newest, recipe_of
 from dart_cli.train.checkpoints.identity import TrainedPart, TrainerProgress
 from dart_cli.train.checkpoints.saver import CheckpointSaver
 from dart_cli.train.data_client import DataClient, StopRequested
-from dart_cli.train.metric_writer import MetricWriter, check_wandb
+from dart_cli.train.metric_writer import MetricWriter
 from dart_cli.train.publishing import Publications
 from dart_cli.train.ranks.board import is_ranked
 from dart_cli.train.ranks.processes import Ranks
 from dart_cli.weights.base import KnownVersion, Publication, Published
-from dart_cli.weights.broadcast.channel import BroadcastChannel
 
 if TYPE_CHECKING:
     from dart_cli.train.ranks.lead import RankedLearner
 
 log = logging.getLogger(__name__)
 
-WORKER = "train"
-MOST_WORKERS = 1024
-"""Rollout workers whose requests for weights are held at once."""
 MOST_SKIPPED = 20
 """Updates skipped in a row after which the run ends with an error."""
 TELL_WAIT_S = 15.0
@@ -102,49 +93,7 @@ PHASES = {name: name for name in ("starting", "waiting", "training")} | {"publis
 _T = TypeVar("_T")
 
 
-async def run(config: Config, stop: asyncio.Event) -> None:
-    """Train until `train.updates` are done, data says that the run is over, or `stop` is set.
-
-    Writes a last checkpoint at the end. Raises ConfigError, ModelError, CheckpointError,
-    WeightsError, ParityError, and the errors that data answers with.
-    """
-    check_wandb(config)
-    endpoints, curve = run_endpoints(config), run_curve(config)
-    async with contextlib.AsyncExitStack() as stack:
-        data = await stack.enter_async_context(
-            Requester(endpoints.address(DATA), name=WORKER, peer="data", curve=curve)
-        )
-        publisher = await stack.enter_async_context(
-            Publisher(endpoints.address(TELEMETRY_IN), curve=curve)
-        )
-        states = await stack.enter_async_context(
-            Subscriber(endpoints.address(TELEMETRY_OUT), [RunState], curve=curve)
-        )
-        torch_thread = ThreadPoolExecutor(
-            1, "torch", torch.set_num_threads, (config.train.threads,)
-        )
-        stack.callback(torch_thread.shutdown)
-        trainer = _Trainer(config, data, publisher, stop, torch_thread)
-        await stack.enter_async_context(trainer.heartbeat)
-        await stack.enter_async_context(background(_listen(states, stop)))
-        if isinstance(trainer.channel, BroadcastChannel):
-            replier = await stack.enter_async_context(
-                Replier(endpoints.address(TRAIN), curve=curve, max_handlers=MOST_WORKERS)
-            )
-            await stack.enter_async_context(background(replier.serve(trainer.channel.answer)))
-        await trainer.run()
-
-
-async def _listen(states: Subscriber, stop: asyncio.Event) -> None:
-    """Set `stop` when data announces the end of the run."""
-    async for state in states:
-        assert isinstance(state, RunState)
-        if state.stopping and not stop.is_set():
-            log.info("the run is over: %s", state.reason)
-            stop.set()
-
-
-class _Trainer:
+class Trainer:
     """The trainer, from the start of its process to the end."""
 
     def __init__(
@@ -155,7 +104,7 @@ class _Trainer:
         stop: asyncio.Event,
         torch_thread: ThreadPoolExecutor,
     ) -> None:
-        self.heartbeat = HeartbeatSender(publisher, "train", WORKER, self.load)
+        self.heartbeat = HeartbeatSender(publisher, "train", "train", self.load)
         self._config = config
         self._data = DataClient(data, self.heartbeat, stop, config.bus.deadline_s)
         self._stop = stop
@@ -228,6 +177,11 @@ class _Trainer:
             **({} if self._lead is None else self._lead.gauges),
         }
         return Load(state, self._version, gauges)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for a batch, or for data to take a message."""
+        return self._time.phase == "waiting"
 
     @property
     def _version(self) -> int:

@@ -183,7 +183,7 @@ async def test_a_deadline_names_the_message_the_address_and_the_cure(address: st
         with pytest.raises(DeadlineError) as late:
             await requester.request(ASK, 0.2)
     assert str(late.value) == (
-        f"StopRequest to {address} had no answer in 0.2 s: no process serves there; start `dart data`"
+        f"StopRequest to {address} had no answer in 0.2 s: no process serves there; start `dart data CONFIG`"
     )
 
 

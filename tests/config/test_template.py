@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_starter_is_its_template_with_every_key(tmp_path: Path, template: str) -> None:
-    written = write_starter(tmp_path / "mine", template)
+    written = write_starter(tmp_path / "mine", template, full=True)
     path = tmp_path / "mine" / "dart.toml"
     assert path in written
     config = load_config(path)
@@ -41,12 +41,48 @@ def test_a_starter_is_its_template_with_every_key(tmp_path: Path, template: str)
         )
 
 
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_the_short_starter_sets_what_the_full_one_sets(tmp_path: Path, template: str) -> None:
+    whole, short = (tmp_path / kind / "mine" for kind in ("whole", "short"))
+    write_starter(whole, template, full=True)
+    write_starter(short, template)
+    full, brief = (load_config(each / "dart.toml") for each in (whole, short))
+    assert brief.run.dir == Path("runs/mine")
+    if template == "own-env":
+        assert brief.env.suite == f"{short / 'my_env.py'}:LightsSuite"
+        full = full.model_copy(update={"env": brief.env})
+    assert brief == full
+
+
+@pytest.mark.parametrize("template", ["tiny", "own-env"])
+def test_a_starter_is_some_20_lines_and_names_its_own_path(tmp_path: Path, template: str) -> None:
+    path = write_starter(tmp_path / "mine", template)[-1]
+    lines = path.read_text().splitlines()
+    assert sum("=" in line and not line.startswith("#") for line in lines) <= 20
+    assert len([line for line in lines if line]) <= 30
+    assert f"dart up {path}" in path.read_text()
+    assert "--full" in path.read_text()
+    for rare in ("timing", "vllm", "serve", "tune"):
+        assert f"[{rare}]" not in path.read_text()
+
+
+def test_the_full_starter_has_the_sections_that_most_runs_never_read_as_comments(
+    tmp_path: Path,
+) -> None:
+    [path] = write_starter(tmp_path, full=True)
+    lines = path.read_text().splitlines()
+    for rare in ("timing", "vllm", "serve", "tune"):
+        assert f"# [{rare}]" in lines
+        assert f"[{rare}]" not in lines
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["short", "full"])
 @pytest.mark.parametrize("template", ["tiny", "own-env"])
 def test_a_starter_runs_as_it_is(
-    tmp_path: Path, template: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, template: str, full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_starter(Path("mine"), template)
+    write_starter(Path("mine"), template, full=full)
     config = load_config(Path("mine/dart.toml"))
     check_config(config)
     assert training_tasks(config)
@@ -58,7 +94,7 @@ def test_a_starter_runs_as_it_is(
 def test_a_starter_has_an_optional_section_that_one_character_a_line_turns_on(
     tmp_path: Path,
 ) -> None:
-    [path] = write_starter(tmp_path)
+    [path] = write_starter(tmp_path, full=True)
     assert load_config(path).model.lora is None
     lines = path.read_text().splitlines()
     first = lines.index("# [model.lora]")

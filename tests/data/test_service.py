@@ -601,8 +601,8 @@ async def test_a_role_that_fell_silent_is_a_stall_and_only_one_that_was_never_he
         (config.run.dir / "workers" / "train.lock").write_text("4194303\nno room")
         seen = await client.eventually(lambda seen: any(s.who == "rollout-0" for s in seen.stalls))
     assert seen.warnings == [
-        "no env process is alive; start `dart env`",
-        "no train process is alive; train has ended: no room; start `dart train`",
+        "waits for dart env: start `dart env CONFIG`",
+        "waits for dart train: start `dart train CONFIG`; train has ended: no room",
     ]
 
 

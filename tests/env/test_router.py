@@ -248,7 +248,7 @@ async def test_a_wait_for_the_first_worker_says_what_to_start_or_what_that_waits
     waits = RecordedWaits()
     router = RolloutRouter("env-0", 5.0, waits=waits)
     ready = asyncio.create_task(router.wait_ready())
-    await until(lambda: waits.texts == ["a rollout worker: start `dart rollout`"])
+    await until(lambda: waits.texts == ["dart rollout: start `dart rollout CONFIG`"])
     loading = heartbeat("rollout-0", "ipc:///nowhere", state="starting")
     router.observe(loading.model_copy(update={"waiting_for": "the model to load"}))
     await until(lambda: waits.texts[-1] == "rollout-0 to be ready: it waits for the model to load")
@@ -280,7 +280,7 @@ async def test_where_no_worker_comes_the_error_says_what_to_start(tmp_path: Path
         with pytest.raises(DeadlineError) as late:
             await router.act(act("t-1", 3))
     assert str(late.value) == (
-        "step 3 of t-1: after 0.2 s no rollout worker is ready: start `dart rollout`"
+        "step 3 of t-1: after 0.2 s no rollout worker is ready: start `dart rollout CONFIG`"
     )
 
 

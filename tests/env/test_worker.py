@@ -31,7 +31,6 @@ from dart_cli.config.endpoints import run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, random_clicks
 from dart_cli.env import data_client, isolated, worker
-from dart_cli.runtime import telemetry
 from tests.env.parts import heartbeat, lease
 from tests.env.scored_suite import SUITE as SCORED
 from tests.env.unruly_suite import SUITE
@@ -209,7 +208,7 @@ async def test_processes_start_in_any_order_and_waits_are_reported(config: Confi
     async with env_process(config):
         data = Data(config)
         await until(lambda: data.heartbeats)
-        await until(lambda: "start `dart rollout`" in data.heartbeats[-1].waiting_for)
+        await until(lambda: "start `dart rollout CONFIG`" in data.heartbeats[-1].waiting_for)
         assert data.heartbeats[-1].state == "waiting"
         assert data.leased == 0, "no lease is taken that cannot be played"
         rollout = Rollout(config)
@@ -218,13 +217,13 @@ async def test_processes_start_in_any_order_and_waits_are_reported(config: Confi
     await data.close()
 
 
-async def test_a_missing_data_process_is_a_warning(
-    config: Config, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+async def test_a_missing_data_process_is_named(
+    config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(telemetry, "AGAIN_S", 0.0)
+    caplog.set_level("INFO")
     async with env_process(config):
-        await until(lambda: caplog.text.count("has heard nothing from dart data at ipc://") >= 2)
-    assert "start it: `dart data CONFIG`" in caplog.text
+        await until(lambda: "waits for dart data at ipc://" in caplog.text)
+    assert "start `dart data CONFIG`" in caplog.text
 
 
 async def test_play_goes_on_when_data_is_restarted(config: Config) -> None:

@@ -39,11 +39,30 @@ async def test_a_process_that_was_stopped_does_not_say_that_data_is_absent(
     loop, paused = asyncio.get_running_loop(), 0.0
     clock = loop.time
     monkeypatch.setattr(loop, "time", lambda: clock() + paused)
-    listening = asyncio.create_task(anext(receive_telemetry(subscriber, config)))
+    listening = asyncio.create_task(anext(receive_telemetry(subscriber, config, lambda: True)))
     await until(lambda: subscriber.asked >= 2)
     paused = 40.0  # SIGSTOP and, later, SIGCONT
     asked = subscriber.asked
     await until(lambda: subscriber.asked > asked + 1)
+    subscriber.says.set()
+    assert await listening == STATE
+    assert "has heard nothing" not in caplog.text
+
+
+async def test_the_silence_of_a_data_process_that_is_not_there_is_no_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(telemetry, "LISTEN_S", 0.01)
+    config = Config.model_validate({"run": {"dir": tmp_path}, "bus": {"deadline_s": 0.05}})
+    subscriber: Any = Silent()
+    asked = []
+
+    def is_there() -> bool:
+        asked.append(subscriber.asked)
+        return False
+
+    listening = asyncio.create_task(anext(receive_telemetry(subscriber, config, is_there)))
+    await until(lambda: asked)
     subscriber.says.set()
     assert await listening == STATE
     assert "has heard nothing" not in caplog.text
@@ -55,7 +74,7 @@ async def test_a_long_silence_is_told(
     monkeypatch.setattr(telemetry, "LISTEN_S", 0.01)
     config = Config.model_validate({"run": {"dir": tmp_path}, "bus": {"deadline_s": 0.05}})
     subscriber: Any = Silent()
-    listening = asyncio.create_task(anext(receive_telemetry(subscriber, config)))
+    listening = asyncio.create_task(anext(receive_telemetry(subscriber, config, lambda: True)))
     await until(lambda: "has heard nothing from dart data" in caplog.text)
     subscriber.says.set()
     assert await listening == STATE

@@ -9,7 +9,7 @@ from dart_cli.status.absent import last_error, why_absent
 
 
 def test_a_data_process_that_does_not_answer_is_reported_with_its_state(tmp_path: Path) -> None:
-    assert why_absent(tmp_path).startswith("start one with `dart data CONFIG`")
+    assert why_absent(tmp_path).startswith("waits for dart data: start `dart data CONFIG`")
     (tmp_path / "workers").mkdir()
     (tmp_path / "workers" / "env-0.lock").write_text(str(os.getpid()))
     assert why_absent(tmp_path).endswith("or `dart up CONFIG`; env-0 wait for it")
@@ -17,7 +17,7 @@ def test_a_data_process_that_does_not_answer_is_reported_with_its_state(tmp_path
     (tmp_path / "workers" / "data.lock").write_text(str(os.getpid()))
     assert "runs but does not answer; dart status --stacks" in why_absent(tmp_path)
     os.utime(tmp_path / "workers" / "data.lock", (0, 0))  # its number is another's by now
-    assert f"data (pid {os.getpid()}) has ended; start it again" in why_absent(tmp_path)
+    assert f"data (pid {os.getpid()}) has ended; start `dart data CONFIG`" in why_absent(tmp_path)
     (tmp_path / "logs").mkdir()
     log = tmp_path / "logs" / "data.log"
     log.write_text("x INFO p: data starts, pid 1, run r\nStoreError: run.db: disk is full\n")
@@ -31,7 +31,7 @@ def test_a_data_process_that_does_not_answer_is_reported_with_its_state(tmp_path
 
 
 def test_over_tcp_a_data_process_that_lives_may_have_other_keys(tmp_path: Path) -> None:
-    assert "start one with" in why_absent(tmp_path, tcp=True)
+    assert "start `dart data CONFIG`" in why_absent(tmp_path, tcp=True)
     assert "bus.host, bus.port or bus.keys differ" in why_absent(tmp_path, tcp=True)
     (tmp_path / "workers").mkdir()
     (tmp_path / "workers" / "data.lock").write_text(str(os.getpid()))

@@ -53,7 +53,7 @@ def main() -> int:
     config = Config.model_validate_json(os.environ["CONFIG"])
 
     async def learn(_name: str, stop: asyncio.Event) -> None:
-        from dart_cli.train.loop import run
+        from dart_cli.train.process import run
 
         await run(config, stop)
 

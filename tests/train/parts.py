@@ -27,7 +27,7 @@ from dart_cli.config.schema import Config
 from dart_cli.train.checkpoints.checkpoint import load_newest, path_of
 from dart_cli.train.checkpoints.identity import TrainedPart, TrainerProgress
 from dart_cli.train.checkpoints.saver import CheckpointSaver
-from dart_cli.train.loop import run
+from dart_cli.train.process import run
 from tests.waiting import PATIENCE_S
 
 

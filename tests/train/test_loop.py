@@ -41,8 +41,8 @@ from dart_cli.train.checkpoints.identity import (
     TrainerProgress,
 )
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.loop import run
 from dart_cli.train.model import TrainModel
+from dart_cli.train.process import run
 from dart_cli.weights.delta_chain import newest_version
 from dart_cli.weights.file import FileChannel, load
 from dart_cli.weights.manifest import WEIGHTS, read_manifest
@@ -57,6 +57,7 @@ from tests.train.parts import (
     train,
     versions,
 )
+from tests.waiting import until
 
 
 async def test_a_run_announces_each_version_once_and_acknowledges_with_the_one_on_its_way(
@@ -297,9 +298,9 @@ async def test_other_ranks_are_told_that_rank_0_lives_while_it_waits_for_a_check
     config: Config, batches: list[Batch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also for the last one, which each run waits for."""
-    lead, make, write = Lead(), loop._Trainer._make_learner, saver.write
+    lead, make, write = Lead(), loop.Trainer._make_learner, saver.write
 
-    def made(self: loop._Trainer) -> object:
+    def made(self: loop.Trainer) -> object:
         self._lead = lead
         return make(self)
 
@@ -309,7 +310,7 @@ async def test_other_ranks_are_told_that_rank_0_lives_while_it_waits_for_a_check
         return write(*arguments, **others)
 
     monkeypatch.setattr(loop, "BEAT_S", 0.01)
-    monkeypatch.setattr(loop._Trainer, "_make_learner", made)
+    monkeypatch.setattr(loop.Trainer, "_make_learner", made)
     monkeypatch.setattr(saver, "write", slow)
     await train(config, Data(batches))
     assert load_newest(config.run.dir / "checkpoints") is not None
@@ -319,10 +320,10 @@ async def test_other_ranks_are_told_what_rank_0_does_alone(
     config: Config, batches: list[Batch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever reads or writes the files of a whole model: they wait for it longer than for a command."""
-    lead, make = Lead(), loop._Trainer._make_learner
+    lead, make = Lead(), loop.Trainer._make_learner
     found: dict[str, set[str]] = {}
 
-    def made(self: loop._Trainer) -> object:
+    def made(self: loop.Trainer) -> object:
         learner = make(self)
         self._lead = lead
         return learner
@@ -336,7 +337,7 @@ async def test_other_ranks_are_told_what_rank_0_does_alone(
 
         monkeypatch.setattr(place, name, noted)
 
-    monkeypatch.setattr(loop._Trainer, "_make_learner", made)
+    monkeypatch.setattr(loop.Trainer, "_make_learner", made)
     for place, names in {
         loop: ("identity_of", "load_newest"),
         FileChannel: ("resume", "publish", "close"),
@@ -455,10 +456,10 @@ async def test_the_trainer_waits_for_a_data_process_that_is_not_there_yet(
     bus = config.bus.model_copy(update={"deadline_s": 0.3})
     impatient = config.model_copy(update={"bus": bus})
     data = Data(batches)
+    caplog.set_level("INFO")
     async with asyncio.timeout(PATIENCE_S):
         task = asyncio.create_task(run(impatient, asyncio.Event()))
-        while caplog.text.count("keeps trying") < 2:  # noqa: ASYNC110 - the log alone shows it
-            await asyncio.sleep(0.05)
+        await until(lambda: "waits for dart data at ipc://" in caplog.text)
         assert not task.done()
         async with serving(config.run.dir, data):
             await task

@@ -30,8 +30,8 @@ from bus.pubsub import Forwarder, Subscriber
 from dart_cli.config.schema import Config, TimingConfig, WeightsConfig
 from dart_cli.train import loop
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.loop import run
 from dart_cli.train.model import TrainModel
+from dart_cli.train.process import run
 from dart_cli.train.publishing import Publications
 from dart_cli.train.timed import TimedLearner, TimedUpdate
 from dart_cli.weights import file

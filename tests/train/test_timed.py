@@ -31,7 +31,7 @@ from bus.pubsub import Forwarder, Subscriber
 from dart_cli.config.schema import Config, TimingConfig
 from dart_cli.train import data_client, loop
 from dart_cli.train.base import batch_metrics
-from dart_cli.train.loop import run
+from dart_cli.train.process import run
 from dart_cli.train.timed import TimedLearner, TimedUpdate
 from dart_cli.weights.delta_chain import newest_version
 from dart_cli.weights.file import load

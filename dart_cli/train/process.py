@@ -1,0 +1,112 @@
+"""`dart train`: the process around the trainer.
+
+run        connects the parts, loads torch and the trainer (loop.py), runs it to its end
+_listen    RunState from data: the end of the run, and which processes are absent
+told_waits says what it waits for, from the start on: torch takes seconds to be imported
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT, TRAIN
+from bus.heartbeat import awaited
+from bus.messages import Role, RunState
+from bus.pubsub import Publisher, Subscriber
+from bus.replier import Replier
+from bus.requester import Requester
+from dart_cli.config.endpoints import run_curve, run_endpoints
+from dart_cli.config.schema import Config
+from dart_cli.runtime.background import background, unless_stopped
+from dart_cli.runtime.waits import data_awaited, told_waits
+
+if TYPE_CHECKING:
+    from dart_cli.train.loop import Trainer
+
+log = logging.getLogger(__name__)
+
+WORKER = "train"
+MOST_WORKERS = 1024
+"""Rollout workers whose requests for weights are held at once."""
+
+
+@dataclass
+class _Others:
+    """What this process knows of the others."""
+
+    absent: list[Role] = field(default_factory=list)
+    trainer: Trainer | None = None  # once it is loaded
+
+    def awaited(self) -> str:
+        """What the trainer waits for, where it waits and a process that makes batches is absent."""
+        if self.trainer is None or not self.trainer.is_waiting:
+            return ""
+        missing = [role for role in self.absent if role != "train"]
+        return awaited(*missing) if missing else ""
+
+
+async def run(config: Config, stop: asyncio.Event) -> None:
+    """Train until `train.updates` are done, data says that the run is over, or `stop` is set.
+
+    Writes a last checkpoint at the end. Raises ConfigError, ModelError, CheckpointError,
+    WeightsError, ParityError, and the errors that data answers with.
+    """
+    endpoints, curve = run_endpoints(config), run_curve(config)
+    others = _Others()
+    async with contextlib.AsyncExitStack() as stack:
+        data = await stack.enter_async_context(
+            Requester(endpoints.address(DATA), name=WORKER, peer="dart data", curve=curve)
+        )
+        publisher = await stack.enter_async_context(
+            Publisher(endpoints.address(TELEMETRY_IN), curve=curve)
+        )
+        states = await stack.enter_async_context(
+            Subscriber(endpoints.address(TELEMETRY_OUT), [RunState], curve=curve)
+        )
+        await stack.enter_async_context(
+            told_waits(lambda: others.awaited() if data.connected else data_awaited(config))
+        )
+        await stack.enter_async_context(background(_listen(states, others, stop)))
+        if await unless_stopped(stop, _import_all) is None:
+            return
+        import torch
+
+        from dart_cli.train.loop import Trainer
+        from dart_cli.train.metric_writer import check_wandb
+        from dart_cli.weights.broadcast.channel import BroadcastChannel
+
+        check_wandb(config)
+        torch_thread = ThreadPoolExecutor(
+            1, "torch", torch.set_num_threads, (config.train.threads,)
+        )
+        stack.callback(torch_thread.shutdown)
+        trainer = others.trainer = Trainer(config, data, publisher, stop, torch_thread)
+        await stack.enter_async_context(trainer.heartbeat)
+        if isinstance(trainer.channel, BroadcastChannel):
+            replier = await stack.enter_async_context(
+                Replier(endpoints.address(TRAIN), curve=curve, max_handlers=MOST_WORKERS)
+            )
+            await stack.enter_async_context(background(replier.serve(trainer.channel.answer)))
+        await trainer.run()
+
+
+def _import_all() -> bool:
+    """Import what `run` needs; in a thread, so that the process hears and tells meanwhile."""
+    import dart_cli.train.loop  # noqa: F401 - it brings torch, and all else
+
+    return True
+
+
+async def _listen(states: Subscriber, others: _Others, stop: asyncio.Event) -> None:
+    """Note who is absent; set `stop` when data announces the end of the run."""
+    async for state in states:
+        assert isinstance(state, RunState)
+        others.absent = state.absent
+        if state.stopping and not stop.is_set():
+            log.info("the run is over: %s", state.reason)
+            stop.set()

@@ -1,0 +1,176 @@
+"""A process that waits for another says so, in one wording, whichever was started first."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bus.heartbeat import awaited
+from bus.messages import Role
+from dart_cli.data.worker_watch import WORKING
+from dart_cli.runtime import waits
+from dart_cli.runtime.waits import told_waits
+from tests.waiting import PATIENCE_S, until, wait_until
+
+RUN = """
+[run]
+dir = "{dir}/run"
+[env]
+suite = "mini"
+tasks = ["mini/popup"]
+[rollout]
+engine = "scripted"
+[train]
+learner = "timed"
+updates = 1000000
+[data]
+group_size = 2
+groups_per_batch = 1
+[timing]
+train_s = 0.05
+transfer_s = 0.0
+pause_s = 0.0
+"""
+ROLES: tuple[Role, ...] = ("data", "train", "rollout", "env")
+AWAITED: dict[Role, tuple[Role, ...]] = {
+    "data": WORKING,
+    "train": ("env", "rollout"),
+    "rollout": ("train",),
+    "env": ("rollout",),
+}
+"""Process -> those without which it has nothing to do; all of them need data."""
+
+
+class Started:
+    """A process of the run, started as a person starts it; `lines` are what it has printed."""
+
+    def __init__(self, role: Role, config: Path) -> None:
+        self.role = role
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "dart_cli", role, str(config)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as stream:
+            self.lines.extend(line.rstrip() for line in stream)
+
+    def says(self, text: str) -> None:
+        """Wait until it has said `text`; it must live until then."""
+        wait_until(
+            lambda: any(text in line for line in self.lines) or self.process.poll() is not None,
+            f"{self.role} to say {text!r}, not {self.lines}",
+        )
+        self._reader.join(0 if self.process.poll() is None else PATIENCE_S)
+        assert any(text in line for line in self.lines), (self.role, self.lines)
+
+    def ends(self) -> int:
+        """Its exit code, and all its lines are there."""
+        code = self.process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+        return code
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(RUN.format(dir=tmp_path))
+    return path
+
+
+@pytest.fixture
+def started(config: Path) -> Iterator[dict[str, Started]]:
+    """The processes of a test by role; those that live are ended with it."""
+    running: dict[str, Started] = {}
+    yield running
+    for each in running.values():
+        if each.process.poll() is None:
+            each.process.send_signal(signal.SIGKILL)
+        each.ends()
+
+
+@pytest.mark.parametrize(
+    "order", [ROLES, ROLES[::-1], ("rollout", "data", "env", "train")], ids="-".join
+)
+def test_in_any_order_each_process_names_the_one_it_waits_for_and_how_to_start_it(
+    order: tuple[Role, ...], config: Path, started: dict[str, Started]
+) -> None:
+    for role in order:
+        started[role] = Started(role, config)
+        if "data" not in started:
+            started[role].says("waits for dart data at ipc://")
+            started[role].says("start `dart data CONFIG`")
+            continue
+        absent = [each for each in WORKING if each not in started]
+        for waiting in started.values():
+            if missing := [each for each in absent if each in AWAITED[waiting.role]]:
+                waiting.says(f"waits for {awaited(*missing)}")
+    for each in started.values():
+        if any("waits for" in line for line in each.lines):
+            each.says("no longer waits for")
+        assert not any("WARNING" in line for line in each.lines), each.lines
+    for role in ("env", "rollout", "train", "data"):
+        started[role].process.send_signal(signal.SIGINT)
+        assert started[role].ends() == 0
+
+
+def test_data_alone_names_all_three_and_its_log_has_the_line(
+    config: Path, started: dict[str, Started]
+) -> None:
+    data = started["data"] = Started("data", config)
+    line = f"waits for {awaited('env', 'rollout', 'train')}"
+    data.says(line)
+    assert line in (config.parent / "run" / "logs" / "data.log").read_text()
+
+
+async def test_a_wait_is_told_once_again_after_long_and_when_it_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(waits, "LOOK_S", 0.01)
+    monkeypatch.setattr(waits, "SAY_AFTER_S", 0.02)
+    said: list[str] = []
+    wait = awaited("data", at="ipc:///a/b")
+    async with told_waits(lambda: wait, said.append):
+        await until(lambda: said)
+        await asyncio.sleep(0.1)
+        assert said == ["waits for dart data at ipc:///a/b: start `dart data CONFIG`"]
+        monkeypatch.setattr(waits, "AGAIN_S", 0.05)
+        await until(lambda: len(said) > 1)
+        assert "has waited" in said[1]
+        monkeypatch.setattr(waits, "AGAIN_S", 600.0)
+        number = len(said)
+        wait = awaited("rollout")
+        await until(lambda: len(said) > number)
+        wait = ""
+        await until(lambda: len(said) > number + 1)
+    assert said[number:] == [
+        "waits for dart rollout: start `dart rollout CONFIG`",
+        "no longer waits for dart rollout",
+    ]
+
+
+async def test_a_short_wait_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "LOOK_S", 0.001)
+    said: list[str] = []
+    looks: list[str] = []
+
+    def what() -> str:
+        looks.append("dart data: start it" if len(looks) % 100 else "")
+        return looks[-1]
+
+    async with told_waits(what, said.append):
+        await until(lambda: len(looks) > 500)
+    assert said == []
