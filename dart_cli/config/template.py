@@ -90,8 +90,8 @@ def short_toml(path: Path, template: str, values: Mapping[str, Mapping[str, Any]
     text = (_FILES / f"{template}.toml").read_text(encoding="utf-8")
     text = text.replace(_CALLED[template], str(path))
     for section, key in (("run", "dir"), ("env", "suite")):
-        line = f"{key} = {to_toml(values[section][key])}"
-        text = re.sub(rf'^{key} = "[^"]*"', lambda _, line=line: line, text, count=1, flags=re.M)
+        line = f"{key} = {to_toml(values[section][key])}".replace("\\", r"\\")
+        text = re.sub(rf'^{key} = "[^"]*"', line, text, count=1, flags=re.MULTILINE)
     head, section, rest = text.partition("\n[")
     return f"{head.rstrip()}\n#\n{_ALL_KEYS}\n{section}{rest}"
 
