@@ -6,6 +6,8 @@ import asyncio
 import os
 import shutil
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,18 +27,23 @@ from bus.replier import Replier
 from bus.requester import Requester
 
 
-def test_addresses_are_in_private_directories_of_the_run(tmp_path: Path) -> None:
-    run = tmp_path / "run"
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder in which sockets have a place; that of a test may be too long, with a long user name in it."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_addresses_are_in_private_directories_of_the_run(short: Path) -> None:
+    run = short / "run"
     assert Endpoints(run).address("rollout-0") == f"ipc://{run}/sock/rollout-0.ipc"
     for path in (run, run / "sock"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize("part", [".", "sock"])
-def test_a_directory_open_to_other_users_is_refused_with_the_cure(
-    tmp_path: Path, part: str
-) -> None:
-    run = tmp_path / "run"
+def test_a_directory_open_to_other_users_is_refused_with_the_cure(short: Path, part: str) -> None:
+    run = short / "run"
     Endpoints(run).address("data")
     (run / part).chmod(0o755)
     with pytest.raises(RunDirectoryError, match=r"other users can enter \(mode 0755\): chmod 700 "):

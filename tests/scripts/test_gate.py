@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PYTHON = shlex.quote(sys.executable)
 DEADLINE_S = 100.0
 
 FLAKY = """
@@ -61,7 +63,7 @@ class Copy:
             (root / path).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / path, root / path)
         shutil.copy(ROOT / "tests/conftest.py", root)
-        self.write(".ci/hidden", 'echo "$1" >> hidden; exec "$@"')
+        self.write(".ci/hidden", 'echo "$*" >> hidden; [ "$1" != --extras ] || shift; exec "$@"')
         self.write("scripts/setup", 'say() { printf "==> %s\\n" "$*"; }; PATH=$PWD/.venv/bin:$PATH')
         self.write("scripts/setup-vllm")
         self.write("scripts/setup-browsergym")
@@ -71,8 +73,8 @@ class Copy:
         self.quickstart()
         (root / "plot.png").write_bytes(b"\x89PNG")
         self.write(".venv/bin/dpkg")  # all programs are installed
-        self.write(".venv/bin/python", f'exec {sys.executable} "$@"')
-        self.write(".venv/bin/pytest", f'exec {sys.executable} -m pytest -p xdist "$@"')
+        self.write(".venv/bin/python", f'exec {PYTHON} "$@"')
+        self.write(".venv/bin/pytest", f'exec {PYTHON} -m pytest -p xdist "$@"')
 
     def write(self, path: str, text: str = "true") -> None:
         """A script of one line."""
@@ -214,7 +216,9 @@ def test_ci_fails_with_a_test_that_fails_alone_too(copy: Copy) -> None:
 def test_ci_runs_the_tests_with_everything_and_with_python_alone(copy: Copy) -> None:
     copy.pytest_exits(0)
     assert copy.run(".ci/run")[0] == 0
-    assert copy.lines("hidden") == ["scripts/test", "scripts/quickstart"]
+    tests, quickstart = copy.lines("hidden")
+    assert tests == "scripts/test"
+    assert quickstart.startswith("--extras scripts/quickstart ")
     assert len(copy.lines("calls")) == 2
 
 

@@ -85,7 +85,9 @@ GETPROP = """
 
 def install(folder: Path) -> str:
     """Write the programs into `folder`; the path of adb."""
-    python, shell = f"#!{sys.executable} -S\n", "#!/bin/sh\n"
+    shell = "#!/bin/sh\n"
+    # Its path may have spaces, which a first line cannot hold: a shell starts it, to Python a string.
+    python = f"""{shell}'''exec' '{sys.executable}' -S "$0" "$@"\n' '''\n"""
     programs = {"input": python + INPUT, "am": python + AM}
     programs |= {"settings": shell + SETTINGS, "getprop": shell + GETPROP}
     programs |= dict.fromkeys(("wm", "cmd", "monkey", "dumpsys"), shell)

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import shlex
 import signal
 import socket
 import struct
@@ -423,7 +424,7 @@ def test_a_guest_whose_display_is_full_is_restarted_where_a_command_is_named(
         "osworld",
         url=leaking.url,
         pause_s=0,
-        restart=f"{sys.executable} {script} {{host}} {{port}}",
+        restart=f"{shlex.join([sys.executable, str(script)])} {{host}} {{port}}",
     )
     clients = contextlib.ExitStack()
     try:
