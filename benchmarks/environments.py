@@ -163,7 +163,7 @@ def measure(work: Work, slots: int, seconds: float) -> dict[str, Any]:
 
 def screenshot_ms(seconds: float) -> float:
     """Median of the browser's screenshot alone, of a page that does not change."""
-    host = BrowserHost(find_chromium(), find_pages(), 1.0, "png", 20.0)
+    host = BrowserHost(find_chromium, find_pages, 1.0, "png", 20.0)
     host.join()
     try:
         page = host.take("click-test-2")

@@ -2,6 +2,7 @@
 
 base          the contract: tasks, observations, verdicts, GuiEnv
 actions       typed GUI actions, in pixels of the screenshot
+action_table  the same as a table, for the documentation
 elements      what an explorer needs: elements on a screen, and which screens are one
 grid          the same for environments without a tree: cells, and a coarse picture
 registry      suites by name, and the environments that play them

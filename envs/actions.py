@@ -2,7 +2,8 @@
 
 One canonical set; emitters and parsers per model family are in dart_cli/policy. `modifiers` are keys held
 while a pointer acts. What MouseDown and KeyDown hold stays down for the actions that follow, and is
-released when the episode ends.
+released when the episode ends. docs/environments/index.md has a table of the classes, made by
+envs/action_table.py.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ from bus.errors import ActionError
 MouseButton = Literal["left", "right", "middle"]
 Modifier = Literal["ctrl", "shift", "alt", "meta"]
 
+_X = Annotated[int, Field(description="pixels from the left")]
+_Y = Annotated[int, Field(description="pixels from the top")]
+_Held = Annotated[tuple[Modifier, ...], Field(description="held while the pointer acts")]
+_Key = Annotated[str, Field(min_length=1, description="a name as in `KeyPress`")]
+
 
 class _Action(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -36,53 +42,68 @@ class _Action(BaseModel):
 
 
 class Click(_Action):
-    """Press and release a mouse button at (x, y)."""
+    """Press and release a mouse button at (x, y).
+
+    Example: Click(x=84, y=60)
+    """
 
     kind: Literal["click"] = "click"
-    x: int
-    y: int
+    x: _X
+    y: _Y
     button: MouseButton = "left"
-    modifiers: tuple[Modifier, ...] = ()
+    modifiers: _Held = ()
 
 
 class DoubleClick(_Action):
-    """Two left clicks at (x, y) in quick succession."""
+    """Two left clicks at (x, y) in quick succession.
+
+    Example: DoubleClick(x=84, y=60)
+    """
 
     kind: Literal["double_click"] = "double_click"
-    x: int
-    y: int
-    modifiers: tuple[Modifier, ...] = ()
+    x: _X
+    y: _Y
+    modifiers: _Held = ()
 
 
 class TripleClick(_Action):
-    """Three left clicks at (x, y) in quick succession: selects a line or a paragraph."""
+    """Three left clicks at (x, y) in quick succession: selects a line or a paragraph.
+
+    Example: TripleClick(x=84, y=60)
+    """
 
     kind: Literal["triple_click"] = "triple_click"
-    x: int
-    y: int
-    modifiers: tuple[Modifier, ...] = ()
+    x: _X
+    y: _Y
+    modifiers: _Held = ()
 
 
 class Move(_Action):
-    """Move the pointer to (x, y): a hover, or a part of a drag while a button is down."""
+    """Move the pointer to (x, y): a hover, or a part of a drag while a button is down.
+
+    Example: Move(x=84, y=60)
+    """
 
     kind: Literal["move"] = "move"
-    x: int
-    y: int
+    x: _X
+    y: _Y
 
 
 class Drag(_Action):
-    """Press a button at the first point, follow the path, release at the last."""
+    """Press a button at the first point, follow the path, release at the last.
+
+    Example: Drag(path=[(20, 60), (84, 60)])
+    """
 
     kind: Literal["drag"] = "drag"
-    path: list[tuple[int, int]] = Field(min_length=2)
+    path: list[tuple[int, int]] = Field(min_length=2, description="points (x, y), pixels")
     button: MouseButton = "left"
-    modifiers: tuple[Modifier, ...] = ()
+    modifiers: _Held = ()
 
 
 class _Button(_Action):
-    x: int | None = None  # None, as y: where the pointer is
-    y: int | None = None
+    x: int | None = Field(default=None, description="as in `Click`; without: where the pointer is")
+    y: int | None = Field(default=None, description="given with `x` or not at all")
     button: MouseButton = "left"
 
     @model_validator(mode="after")
@@ -93,86 +114,125 @@ class _Button(_Action):
 
 
 class MouseDown(_Button):
-    """Press a mouse button and hold it."""
+    """Press a mouse button and hold it.
+
+    Example: MouseDown(x=84, y=60)
+    """
 
     kind: Literal["mouse_down"] = "mouse_down"
 
 
 class MouseUp(_Button):
-    """Release a mouse button; one that is not down stays so."""
+    """Release a mouse button; one that is not down stays so.
+
+    Example: MouseUp()
+    """
 
     kind: Literal["mouse_up"] = "mouse_up"
 
 
 class Scroll(_Action):
-    """Turn the wheel at (x, y): `dy` notches down (negative: up), `dx` notches right."""
+    """Turn the wheel at (x, y): `dy` notches down (negative: up), `dx` notches right.
+
+    Example: Scroll(x=84, y=60, dy=3)
+    """
 
     kind: Literal["scroll"] = "scroll"
-    x: int
-    y: int
-    dx: int = 0
-    dy: int = 0
+    x: _X
+    y: _Y
+    dx: int = Field(default=0, description="notches to the right; negative: to the left")
+    dy: int = Field(default=0, description="notches down; negative: up")
 
 
 class Type(_Action):
-    """Type text into the widget that has the keyboard focus; a newline is Enter."""
+    """Type text into the widget that has the keyboard focus; a newline is Enter.
+
+    Example: Type(text="hello")
+    """
 
     kind: Literal["type"] = "type"
-    text: str
+    text: Annotated[str, Field(description="what is typed")]
 
 
 class KeyPress(_Action):
-    """Press keys together, modifiers first: ["ctrl", "a"], ["enter"]. Names are lower case."""
+    """Press keys together, modifiers first: ["ctrl", "a"], ["enter"]. Names are lower case.
+
+    Example: KeyPress(keys=["ctrl", "a"])
+    """
 
     kind: Literal["keypress"] = "keypress"
-    keys: list[str] = Field(min_length=1)
+    keys: list[str] = Field(
+        min_length=1,
+        description='letters, signs, "enter", "tab", "escape", "pageup", "f5", ...; those that are held first',
+    )
 
 
 class KeyDown(_Action):
-    """Press one key and hold it, while other actions follow. Names are those of KeyPress."""
+    """Press one key and hold it, while other actions follow. Names are those of KeyPress.
+
+    Example: KeyDown(key="shift")
+    """
 
     kind: Literal["key_down"] = "key_down"
-    key: str = Field(min_length=1)
+    key: _Key
 
 
 class KeyUp(_Action):
-    """Release one key; one that is not down stays so."""
+    """Release one key; one that is not down stays so.
+
+    Example: KeyUp(key="shift")
+    """
 
     kind: Literal["key_up"] = "key_up"
-    key: str = Field(min_length=1)
+    key: _Key
 
 
 class Goto(_Action):
-    """Open an address in the browser's active tab. For screens that show a page without the browser's frame."""
+    """Open an address in the browser's active tab. For screens that show a page without the browser's frame.
+
+    Example: Goto(url="http://localhost:8000/")
+    """
 
     kind: Literal["goto"] = "goto"
-    url: str = Field(min_length=1)
+    url: str = Field(min_length=1, description="an address such as http://localhost:8000/")
 
 
 class Wait(_Action):
-    """Do nothing for a moment."""
+    """Do nothing for a moment.
+
+    Example: Wait(seconds=0.5)
+    """
 
     kind: Literal["wait"] = "wait"
-    seconds: float = Field(default=1.0, ge=0, le=60)
+    seconds: float = Field(default=1.0, ge=0, le=60, description="0 to 60")
 
 
 class Done(_Action):
-    """The policy says the task is finished."""
+    """The policy says the task is finished.
+
+    Example: Done()
+    """
 
     kind: Literal["done"] = "done"
 
 
 class Fail(_Action):
-    """The policy says the task cannot be done."""
+    """The policy says the task cannot be done.
+
+    Example: Fail()
+    """
 
     kind: Literal["fail"] = "fail"
 
 
 class Answer(_Action):
-    """The policy answers a question and is finished."""
+    """The policy answers a question and is finished.
+
+    Example: Answer(text="42")
+    """
 
     kind: Literal["answer"] = "answer"
-    text: str
+    text: Annotated[str, Field(description="the answer, for the evaluator")]
 
 
 Action = Annotated[

@@ -2,6 +2,10 @@
 
 An environment plays one task at a time in one GUI. Observations are encoded screenshots; actions
 are `envs.actions`; the evaluator looks at the state, never at the policy's claims.
+
+GuiEnv     what every environment has
+task_of    the task that `reset` is asked for, by its id or as a Task
+Solvable   an environment that knows a solution
 """
 
 from __future__ import annotations
@@ -9,12 +13,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
+from bus.errors import TaskError
 from envs.actions import Action
+from envs.own_code import did_you_mean
 
 if TYPE_CHECKING:
     from bus.messages import Judgement, Outcome
+
+_T = TypeVar("_T")
 
 Split = Literal["train", "heldout"]
 ObservedKind = Literal["accessibility", "terminal"]
@@ -103,9 +112,9 @@ class GuiEnv(Protocol):
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Start the task `options["task"]` (a Task) from `seed`.
+        """Start the task `options["task"]`, a task's id or a Task, from `seed`.
 
-        Returns the first observation and an info dict that holds `instruction`, the task's text
+        `task_of` finds it, and raises TaskError for one that the suite does not have. Returns the first observation and an info dict that holds `instruction`, the task's text
         with its fields filled in. Raises EnvError if the GUI cannot be brought up.
 
         `options["free"]`, if true, asks for an episode that neither a step limit nor a reached goal
@@ -135,19 +144,43 @@ class GuiEnv(Protocol):
         ...
 
 
+def task_of(
+    options: Mapping[str, Any] | None,
+    tasks: Mapping[str, _T],
+    suite: str,
+    reasons: Mapping[str, str] = MappingProxyType({}),
+) -> _T:
+    """What `tasks` holds for `options["task"]`, a task's id or a Task: the first thing that a `reset` does.
+
+    `reasons` says of tasks that `suite` leaves out why. Raises TaskError, the same in every suite.
+    """
+    wanted = (options or {}).get("task")
+    task_id = wanted.id if isinstance(wanted, Task) else wanted
+    if not isinstance(task_id, str):
+        given = "" if task_id is None else f", got {type(task_id).__name__}"
+        raise TaskError(
+            f"reset needs options={{'task': ...}}, the id of a task of suite {suite} or its Task{given}"
+        )
+    if reason := reasons.get(task_id):
+        raise TaskError(f"suite {suite} leaves out {task_id!r}: {reason}")
+    if task_id not in tasks:
+        raise TaskError(f"suite {suite} has no task {task_id!r}{did_you_mean(task_id, tasks)}")
+    return tasks[task_id]
+
+
 @runtime_checkable
 class Solvable(Protocol):
-    """A GuiEnv that knows a solution of the task it plays. Optional: it fills the experience pool."""
+    """A GuiEnv that knows a solution of the task it plays. Optional: it fills the experience pool.
+
+    It may also have `oracle_hint() -> str`: the next action as an instruction of one step, e.g.
+    `click next`; empty where there is no such text. Without it no hint is known.
+    """
 
     def oracle_action(self) -> Action:
         """The next action of a shortest solution from the present state.
 
         Raises NoOracleError for a task without a known solution, EnvError where it finds none.
         """
-        ...
-
-    def oracle_hint(self) -> str:
-        """The same as an instruction of one step, e.g. `click next`; empty if there is no such text."""
         ...
 
 

@@ -20,8 +20,9 @@ from bus.errors import TaskError
 
 
 def load_own(what: str, name: str, path: str, *, once: bool = False) -> object:
-    """The object at `path`, made first where it is a class; a file's path is relative to the shell's.
+    """The object at `path`, made first where it is a class.
 
+    A file's path is relative to the current folder, where modules are found, too.
     `what` and `name` are for errors, e.g. suite, codec and how the user called it. `once`: the file
     runs once in this process, for code that registers something. Raises TaskError.
     """
@@ -53,6 +54,9 @@ def _import(what: str, name: str, module_name: str, *, once: bool) -> ModuleType
                 f"{what} {name}: {module_name!r} is no module; "
                 f"name my_package.my_module:{example} or path/to/file.py:{example}"
             )
+        here = str(Path.cwd())
+        if here not in sys.path and "" not in sys.path:  # a console script's lacks it
+            sys.path.append(here)  # last: a folder there hides no installed package
         try:
             return importlib.import_module(module_name)
         except ModuleNotFoundError as error:

@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections import ChainMap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
 from bus.errors import TaskError
-from envs.base import GuiEnv, Split, Task
+from envs.base import GuiEnv, Split, Task, task_of
 from envs.own_code import did_you_mean, load_own
 
 SHIPPED: dict[str, str] = {
@@ -184,13 +185,9 @@ def find_task(suite: str, task_id: str) -> Task:
     Reasons are those of a mapping `left_out`, which a suite may have, by task id: what is told of an
     evaluation, too. Or of one `elsewhere`: tasks of packages that are not installed, no part of the suite here.
     """
-    tasks = load_suite(suite).tasks
-    reasons = (getattr(load_suite(suite), name, {}) for name in ("left_out", "elsewhere"))
-    if reason := next((found for each in reasons if (found := each.get(task_id))), ""):
-        raise TaskError(f"suite {suite} leaves out {task_id!r}: {reason}")
-    if task_id not in tasks:
-        raise TaskError(f"suite {suite} has no task {task_id!r}{did_you_mean(task_id, tasks)}")
-    return tasks[task_id]
+    loaded = load_suite(suite)
+    reasons = ChainMap(*(getattr(loaded, name, {}) for name in ("left_out", "elsewhere")))
+    return task_of({"task": task_id}, loaded.tasks, suite, reasons)
 
 
 def tasks_of(suite: str, split: Split | None = None) -> list[Task]:
@@ -215,4 +212,21 @@ def _as_suite(name: str, path: str) -> Suite:
             f"suite {name}: {attribute} is no Suite; it needs name, tasks and make_env(), "
             "see docs/environments/"
         )
+    if ":" in name:
+        _check_tasks(name, suite.tasks)
     return suite
+
+
+def _check_tasks(name: str, tasks: object) -> None:
+    """Raise TaskError for an own suite's `tasks` that are no mapping of ids to tasks."""
+    if not isinstance(tasks, Mapping):
+        raise TaskError(
+            f"suite {name}: tasks must be a mapping of ids to tasks, {{task.id: task}}, "
+            f"got a {type(tasks).__name__}"
+        )
+    for task_id, task in tasks.items():
+        if not isinstance(task, Task) or task.id != task_id:
+            got = f"one with the id {task.id!r}" if isinstance(task, Task) else repr(task)[:80]
+            raise TaskError(
+                f"suite {name}: tasks[{task_id!r}] must be the Task of that id, got {got}"
+            )

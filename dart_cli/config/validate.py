@@ -375,13 +375,18 @@ def _tasks(config: Config, role: Role | None) -> Iterator[Mistake]:
         yield from _split(config)
     if role in ("data", "serve") or (role is None and not _plays(config)):
         return
+    # Options first: a wrong one is told where a program is missing, too.
+    wrong_options = list(_options(config)) if known else []
+    yield from wrong_options
     try:
         check_parts(suite, config.env.options, _played(config), observe)
     except MissingPartError as error:
-        yield Mistake("env.suite", f"= {shown(suite)} cannot be played here: {error}")
-        return
-    if known:
-        yield from _options(config)
+        if (missing := _not_here(suite, error)) not in wrong_options:
+            yield missing
+
+
+def _not_here(suite: str, error: MissingPartError) -> Mistake:
+    return Mistake("env.suite", f"= {shown(suite)} cannot be played here: {error}")
 
 
 def _plays(config: Config) -> bool:
@@ -425,6 +430,8 @@ def _options(config: Config) -> Iterator[Mistake]:
         make_env(suite, **options).close()
     except TaskError as error:
         yield Mistake("env.options", f"cannot be used: {error}")
+    except MissingPartError as error:
+        yield _not_here(suite, error)
     except (TypeError, ValueError) as error:
         yield Mistake("env.options", f"cannot be used: {_one_line(error)}")
     except Exception as error:  # noqa: BLE001 - not a mistake of the configuration: it may pass

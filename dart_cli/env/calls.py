@@ -173,13 +173,19 @@ def judge_start(env: GuiEnv) -> Verdict | None:
 
 
 def solve(env: GuiEnv) -> tuple[Action, str]:
-    """The next action of the environment's own solution, and its hint. Raises NoOracleError."""
+    """The next action of the environment's own solution, and its hint, empty where it gives none.
+
+    Raises NoOracleError.
+    """
     if not isinstance(env, Solvable):
-        raise NoOracleError("this environment has no oracle (envs.base.Solvable)")
+        raise NoOracleError("this environment has no oracle_action (envs.base.Solvable)")
     action: object = env.oracle_action()
     if not isinstance(action, _ACTIONS):
         raise EnvError(f"oracle_action gave {action!r}; want an action of envs.actions")
-    return action, env.oracle_hint()
+    hint: object = getattr(env, "oracle_hint", str)()
+    if not isinstance(hint, str):
+        raise EnvError(f"oracle_hint gave {hint!r}; want a text")
+    return action, sendable(hint)
 
 
 def look(env: GuiEnv) -> Looked | None:

@@ -92,6 +92,7 @@ def run_explore(options: ExploreOptions) -> int:
     settings = _settings(options, env, tasks, deny)
     prepared = _prepared(options)
     has_tree = _has_tree(env)
+    check_parts(env.suite, env.options, [task.id for task in tasks], observed_kinds(env))
     refuse_foreign(options.out)
     before = 0
     if (options.out / DATABASE).exists():
@@ -245,7 +246,6 @@ def _tasks(options: ExploreOptions, env: EnvConfig) -> list[Task]:
             f"suite {env.suite} has {len(tasks)} tasks to start from; choose with --task, e.g. "
             f"--task {tasks[0].id}, or --task '*' for all"
         )
-    check_parts(env.suite, env.options, [task.id for task in tasks], observed_kinds(env))
     return tasks
 
 

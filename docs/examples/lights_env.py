@@ -9,7 +9,7 @@ import random
 from PIL import Image, ImageDraw
 
 from envs.actions import Click, Done
-from envs.base import Observation, Task, Verdict
+from envs.base import Observation, Task, Verdict, task_of
 
 COLOURS = {"red": (220, 40, 40), "green": (30, 160, 60), "blue": (40, 80, 220)}
 SIDE = 168  # pixels
@@ -19,14 +19,14 @@ class LightsEnv:
     """The square switch shows three lamps, the round one blows the fuse; a click lights a lamp."""
 
     def reset(self, *, seed=None, options=None):
+        task = task_of(options, LightsSuite.tasks, "lights")
         rng = random.Random(seed)
         self.order = rng.sample(list(COLOURS), k=3)
         self.goal = rng.choice(self.order)
         self.square = rng.choice([46, 122])  # pixels; the round switch is on the other side
         self.on, self.blown, self.lit, self.steps = False, False, set(), 0
-        self.max_steps = options["task"].max_steps
-        instruction = options["task"].instruction.format(colour=self.goal)
-        return self._look(), {"instruction": instruction}
+        self.max_steps = task.max_steps
+        return self._look(), {"instruction": task.instruction.format(colour=self.goal)}
 
     def step(self, action):
         self.steps += 1

@@ -10,7 +10,7 @@ import random
 from PIL import Image, ImageDraw
 
 from envs.actions import Click, Done
-from envs.base import Observation, Task, Verdict
+from envs.base import Observation, Task, Verdict, task_of
 
 COLOURS = {"red": (226, 29, 42), "green": (18, 158, 62), "blue": (28, 82, 235)}
 SIDE = 168  # pixels
@@ -21,6 +21,7 @@ class VendingEnv:
     """Drinks in the upper row, slot and refund knob in the middle, flaps below."""
 
     def reset(self, *, seed=None, options=None):
+        task = task_of(options, VendingSuite.tasks, "vending")
         rng = random.Random(seed)
         self.drinks = rng.sample(list(COLOURS), k=3)
         self.goal = rng.choice(self.drinks)
@@ -28,8 +29,8 @@ class VendingEnv:
         self.flap = rng.choice((0, 2))  # column of the flap that lights up
         self.stage = "coin"  # coin, drink, flap, over
         self.taken, self.steps = None, 0
-        self.max_steps = options["task"].max_steps
-        return self._look(), {"instruction": options["task"].instruction.format(colour=self.goal)}
+        self.max_steps = task.max_steps
+        return self._look(), {"instruction": task.instruction.format(colour=self.goal)}
 
     def step(self, action):
         self.steps += 1
@@ -49,10 +50,6 @@ class VendingEnv:
         if self.stage == "drink":
             return self._at(self.drinks.index(self.goal), 0)
         return self._at(self.flap, 2)
-
-    def oracle_hint(self):
-        """The same in words, for a policy that is helped; empty: there are none."""
-        return ""
 
     def close(self):
         """Nothing to free."""

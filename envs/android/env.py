@@ -15,9 +15,9 @@ from typing import Any
 from bus.errors import EnvError, TaskError
 from envs.actions import Action, Answer, Done, Fail, Type, Wait
 from envs.android.actions import Finger, finger_after, lift, scripts_of, unwritten
-from envs.android.adb import AdbTransport
+from envs.android.adb import AdbTransport, find_adb
 from envs.android.view_tree import focus_of, nodes_of, read_views
-from envs.base import Observation, Task, Verdict
+from envs.base import Observation, Verdict, task_of
 from envs.elements import Element, Node, ScreenState, elements_of, state_of
 from envs.metrics import METRICS, claimed, graded, joined
 from envs.pool import ResourcePool
@@ -74,12 +74,14 @@ class AndroidEnv:
     ) -> tuple[Observation, dict[str, Any]]:
         """Start `options["task"]`, a Task of this suite or its id. A task file has no seeds."""
         del seed
-        file = self._wanted((options or {}).get("task"))
+        file = task_of(options, self._files, self._suite)
         self._file, self._over = None, True
         self._last = self._verdict = None
         if self._serial is None:
             self._serial = self._serials.take()
-        device = self._device = AdbTransport(self._adb, self._serial, deadline_s=self._deadline_s)
+        device = self._device = AdbTransport(
+            find_adb(self._adb), self._serial, deadline_s=self._deadline_s
+        )
         if self._snapshot:
             device.run(["emu", "avd", "snapshot", "load", self._snapshot], READY_S)
         device.wait_ready(READY_S)
@@ -154,12 +156,6 @@ class AndroidEnv:
         serial, self._serial = self._serial, None
         if serial is not None:
             self._serials.give_back(serial)
-
-    def _wanted(self, wanted: object) -> TaskFile:
-        task_id = wanted.id if isinstance(wanted, Task) else wanted
-        if not isinstance(task_id, str) or task_id not in self._files:
-            raise TaskError(f"suite {self._suite} has no task {wanted!r}")
-        return self._files[task_id]
 
     def _judge(self, device: AdbTransport, evaluator: Evaluator) -> Verdict:
         verdict = claimed(evaluator, self._last)

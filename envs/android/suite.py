@@ -67,7 +67,7 @@ class AndroidSuite:
         `serial` names the device as `adb devices` does (a list: one for each slot; empty: the only
         one there is), `adb` the program, `snapshot` the emulator's snapshot that each reset restores.
         `pause_s` is the time a device gets to react to an action, `deadline_s` the longest time of
-        one command. Raises TaskError, and MissingPartError if adb is not installed.
+        one command. Raises TaskError.
         """
         for name, value, least in (("pause_s", pause_s, 0), ("deadline_s", deadline_s, 1)):
             if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
@@ -76,7 +76,7 @@ class AndroidSuite:
         return AndroidEnv(
             self.name,
             self._files,
-            find_adb(adb),
+            adb,
             self._shared((serial,) if isinstance(serial, str) else tuple(serial)),
             snapshot=snapshot,
             pause_s=pause_s,

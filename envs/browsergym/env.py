@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from bus.errors import EnvError, TaskError
+from bus.errors import EnvError
 from envs.actions import Action, Answer, Done, Fail, Goto, Wait
 from envs.base import Observation, ObservedKind, Task, Verdict
 from envs.browsergym.calls import CallWriter
 from envs.browsergym.goal import with_images
+from envs.browsergym.interpreter import need_interpreter
 from envs.browsergym.tasks import benchmark_of, source
 from envs.child_program import ChildProgram
-from envs.miniwob.process import make_profile, remove_profile, remove_stale_profiles
+from envs.miniwob.process import find_chromium, make_profile, remove_profile, remove_stale_profiles
 from envs.observed import MOST_CHARS, Widget, bounded, outline
 
 GoalImages = Literal["below", "refuse"]
@@ -35,7 +36,8 @@ OPENED = ("http", "https")
 class Settings:
     """What make_env was given."""
 
-    chromium: str  # the browser's binary
+    python: str  # the interpreter; empty: the one that is found
+    chromium: str  # the browser's binary; empty: Debian's
     pages: str  # address of MiniWoB's pages, ends with /; empty: none
     pause_s: float | None  # that a page gets to react; None: its benchmark's
     size: tuple[int, int] | None  # of the viewport, pixels; None: the task's
@@ -49,9 +51,12 @@ class Settings:
 class BrowsergymEnv:
     """Plays suite `browsergym`. See envs.base.GuiEnv for the contract."""
 
-    def __init__(self, python: str, settings: Settings) -> None:
+    def __init__(
+        self, find_task: Callable[[Mapping[str, Any] | None], Task], settings: Settings
+    ) -> None:
+        """`find_task` tells which task the options of a reset name; it raises TaskError."""
+        self._find_task = find_task
         self._settings = settings
-        self._python = python
         self._program: ChildProgram | None = None
         self._folder: tuple[Path, int] | None = None  # for its temporary files, and the lock
         self._task: Task | None = None
@@ -69,12 +74,10 @@ class BrowsergymEnv:
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Start `options["task"]`, a Task of this suite, in a new browser."""
+        """Start `options["task"]`, a Task of this suite or its id, in a new browser."""
         if self._closed:
             raise EnvError("the environment is closed")
-        task = (options or {}).get("task")
-        if not isinstance(task, Task) or "name" not in task.params:
-            raise TaskError(f"suite browsergym has no task {task!r}")
+        task = self._find_task(options)
         name = task.params["name"]
         self._task, self._over, self._judged = None, True, False
         pause_s = self._settings.pause_s
@@ -82,7 +85,7 @@ class BrowsergymEnv:
             "do": "reset",
             "task": name,
             "seed": 0 if seed is None else seed,
-            "chromium": self._settings.chromium,
+            "chromium": str(find_chromium(self._settings.chromium)),
             "pause_s": benchmark_of(name).pause_s if pause_s is None else pause_s,
             "viewport": self._settings.size,
             "task_options": dict(self._settings.task_options),
@@ -153,12 +156,13 @@ class BrowsergymEnv:
     def _start(self) -> ChildProgram:
         """The process that runs, or a new one."""
         if self._program is None:
+            python = need_interpreter(self._settings.python)
             remove_stale_profiles()
             self._folder = make_profile()
             variables = {"TMPDIR": str(self._folder[0])}
             if self._settings.pages and "MINIWOB_URL" not in os.environ:
                 variables["MINIWOB_URL"] = self._settings.pages
-            self._program = ChildProgram(self._python, source(), variables=variables)
+            self._program = ChildProgram(python, source(), variables=variables)
         return self._program
 
     def _end(self) -> None:

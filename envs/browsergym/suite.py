@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, get_args
 
 from bus.errors import EnvError, MissingPartError, TaskError
-from envs.base import ObservedKind, Task
+from envs.base import ObservedKind, Task, task_of
 from envs.browsergym.env import BrowsergymEnv, GoalImages, Settings
 from envs.browsergym.interpreter import CURE, find_interpreter, need_interpreter
 from envs.browsergym.tasks import benchmark_of, known_tasks, lacking, make_tasks, registered_tasks
@@ -71,7 +71,7 @@ class BrowsergymSuite:
         gets to react to an action (its benchmark's if None). `deadline_s` is the longest time of a step, `reset_s`
         of a reset. `goal_images` says what becomes of images in a goal: "below" the first screenshot, or
         "refuse". `task_options` are given to the class of the task, e.g. {"with_na_hint": true} in
-        WebArena. Raises TaskError, and MissingPartError if browser or interpreter are missing.
+        WebArena. Raises TaskError.
         """
         for name, value, least in (("deadline_s", deadline_s, 1), ("reset_s", reset_s, 1)):
             _number(name, value, least)
@@ -82,7 +82,8 @@ class BrowsergymSuite:
         if not isinstance(task_options or {}, Mapping):
             raise TaskError(f"task_options must be a table, got {task_options!r}")
         settings = Settings(
-            chromium=str(find_chromium(chromium)),
+            python=python,
+            chromium=chromium,
             pages=_pages(),
             pause_s=pause_s,
             size=_size(size),
@@ -92,7 +93,11 @@ class BrowsergymSuite:
             task_options=dict(task_options or {}),
             observe=tuple(observe),
         )
-        return BrowsergymEnv(need_interpreter(python), settings)
+        return BrowsergymEnv(self._task, settings)
+
+    def _task(self, options: Mapping[str, Any] | None) -> Task:
+        """What a reset is asked for; the interpreter is not asked for its tasks before."""
+        return task_of(options, self.tasks, self.name, self.elsewhere)
 
     def check_parts(
         self,

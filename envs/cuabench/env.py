@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bus.errors import EnvError, TaskError
+from bus.errors import EnvError
 from envs.actions import Action, Answer, Done, Fail, Wait
-from envs.base import Observation, Task, Verdict
+from envs.base import Observation, Verdict, task_of
 from envs.cuabench.actions import DONE, Payload, payloads_of
 from envs.cuabench.tasks import WorkerTask
 from envs.remote.address import Access, Address
@@ -68,7 +68,7 @@ class CuabenchEnv:
     ) -> tuple[Observation, dict[str, Any]]:
         """Start `options["task"]`, a Task of this suite or its id. Workers take no seed."""
         del seed
-        task = self._wanted((options or {}).get("task"))
+        task = task_of(options, self._tasks, "cuabench")
         self._env_id = self._screen = self._verdict = None
         asked = {
             "env_path": task.env_path,
@@ -183,12 +183,6 @@ class CuabenchEnv:
             client.close()
         if address is not None:
             self._servers.give_back(address, worked=worked)
-
-    def _wanted(self, wanted: object) -> WorkerTask:
-        task_id = wanted.id if isinstance(wanted, Task) else wanted
-        if not isinstance(task_id, str) or task_id not in self._tasks:
-            raise TaskError(f"suite cuabench has no task {wanted!r}")
-        return self._tasks[task_id]
 
     def _playing(self) -> Observation:
         if self._screen is None or self._env_id is None:

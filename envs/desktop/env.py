@@ -16,15 +16,15 @@ from typing import Any
 from bus.errors import EnvError, NoOracleError, TaskError
 from envs.actions import Action, Answer, Done, Fail, Type
 from envs.atspi_tree import elements_from, state_from
-from envs.base import Observation, ObservedKind, Task, Verdict
+from envs.base import Observation, ObservedKind, Verdict, task_of
 from envs.desktop.accessibility import outline_of, read_widgets
 from envs.desktop.desktop import Desktop, Settings
 from envs.desktop.draws import draw, fill
-from envs.desktop.host_resources import DesktopNumber
+from envs.desktop.host_resources import DesktopNumber, find_programs
 from envs.desktop.judge import judge
 from envs.desktop.needs import needs_widgets
 from envs.desktop.screen import encode
-from envs.desktop.session import DesktopSession, check_step
+from envs.desktop.session import PROGRAMS, DesktopSession, check_step
 from envs.elements import Element, ScreenState
 from envs.metrics import claimed
 from envs.screenshots import ImageEncoding
@@ -79,7 +79,8 @@ class DesktopEnv:
         if self._closed:
             raise EnvError("the environment is closed")
         self._drop()
-        task = self._find((options or {}).get("task"))
+        task = task_of(options, self._tasks, "desktop")
+        find_programs(PROGRAMS)
         self._free = bool((options or {}).get("free"))
         time.sleep(BACK_OFF_S[min(self._breaks, len(BACK_OFF_S) - 1)])
         self._breaks += 1  # until it has started
@@ -147,10 +148,6 @@ class DesktopEnv:
         if self._script is None or self._script >= len(task.solution):
             raise EnvError(f"{task.id}: its scripted solution does not apply after other actions")
         return task.solution[self._script]
-
-    def oracle_hint(self) -> str:
-        """Empty: a script has actions, no descriptions."""
-        return ""
 
     def elements(self) -> list[Element]:
         """What can be seen and reached (envs.elements.Explorable): widgets, or the cells of a grid.
@@ -254,12 +251,6 @@ class DesktopEnv:
         if self._session is None or self._task is None:
             raise EnvError("no episode is being played; call reset first")
         return self._session, self._task
-
-    def _find(self, wanted: object) -> TaskFile:
-        task_id = wanted.id if isinstance(wanted, Task) else wanted
-        if not isinstance(task_id, str) or task_id not in self._tasks:
-            raise TaskError(f"suite desktop has no task {wanted!r}")
-        return self._tasks[task_id]
 
     def _break(self) -> None:
         self._drop()

@@ -82,7 +82,7 @@ class DesktopSuite:
         After an action it waits until the screen has not changed for `settle_ms`; a call that hangs
         for `deadline_s` breaks the episode. If we are root, applications run as `user`.
         `memory_mb` is for all programs of a desktop. Raises TaskError, and MissingPartError if
-        a program or package is not installed.
+        a package is not installed; programs are looked for at the first reset.
         """
         image_encoding = as_encoding(encoding)
         width, height = read_size(size)
@@ -94,7 +94,7 @@ class DesktopSuite:
             raise TaskError(f"deadline_s must be > 0, got {deadline_s:g}")
         if memory_mb < 512:
             raise TaskError(f"memory_mb must be at least 512, got {memory_mb}")
-        self.check_parts(observe=observe)
+        _check_packages()
         from envs.desktop.desktop import Settings
         from envs.desktop.env import DesktopEnv
         from envs.desktop.host_resources import find_user
@@ -111,10 +111,7 @@ class DesktopSuite:
 
     def check_parts(self, *, observe: Sequence[ObservedKind] = (), **_: object) -> None:
         """Raise MissingPartError where a program or a package is not installed."""
-        if any(importlib.util.find_spec(package) is None for package in PACKAGES):
-            raise MissingPartError(
-                "packages of suite desktop are not installed: pip install -e '.[desktop]' in dart's folder"
-            )
+        _check_packages()
         from envs.desktop.host_resources import find_programs
         from envs.desktop.session import PROGRAMS
 
@@ -123,3 +120,11 @@ class DesktopSuite:
             raise MissingPartError(
                 f'env.observe = "accessibility" needs the packages: apt install {APT_PACKAGES}'
             )
+
+
+def _check_packages() -> None:
+    """Raise MissingPartError where a Python package is not installed."""
+    if any(importlib.util.find_spec(package) is None for package in PACKAGES):
+        raise MissingPartError(
+            "packages of suite desktop are not installed: pip install -e '.[desktop]' in dart's folder"
+        )

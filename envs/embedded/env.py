@@ -8,7 +8,7 @@ from typing import Any
 
 from bus.errors import EnvError, TaskError
 from envs.actions import Action, Answer, Click, Done, Fail
-from envs.base import Observation, Task, Verdict
+from envs.base import Observation, Task, Verdict, task_of
 from envs.elements import Element, ScreenState, elements_of, state_of
 from envs.embedded.app import App, WidgetInfo
 from envs.embedded.phrases import phrases
@@ -74,7 +74,7 @@ class EmbeddedEnv:
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Start `options["task"]`, a Task of this suite or its id, from `seed` (else any)."""
-        task = self._task((options or {}).get("task"))
+        task = task_of(options, self._tasks, self._suite)
         seed = self._fresh_seeds.randrange(2**31) if seed is None else seed
         need = self._need(task, seed)
         self._scene, self._app = self._start(task, seed)
@@ -152,16 +152,6 @@ class EmbeddedEnv:
                 named = phrases(widget.role, widget.name, widget.colour)
                 return named[0] if named else f"click {widget.label}" if widget.label else ""
         return ""
-
-    def _task(self, wanted: object) -> Task:
-        task_id = wanted.id if isinstance(wanted, Task) else wanted
-        if not isinstance(task_id, str):
-            raise TaskError(
-                f"reset needs options={{'task': ...}} with a task of suite {self._suite}"
-            )
-        if task_id not in self._tasks:
-            raise TaskError(f"suite {self._suite} has no task {task_id!r}")
-        return self._tasks[task_id]
 
     def _start(self, task: Task, seed: int) -> tuple[Scene, App]:
         rng = Random(f"{task.id}/{seed}")  # noqa: S311 - repeatable on purpose

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from bus.errors import ActionCausedError, EnvError, TaskError
+from bus.errors import ActionCausedError, EnvError
 from envs.actions import Action
-from envs.base import GuiEnv, Observation, Task, Verdict
+from envs.base import GuiEnv, Observation, Task, Verdict, task_of
 from envs.elements import Element, Explorable, ScreenState, performing
 from envs.explored.tasks import ExploredTask, PathStep
 from envs.grid import as_explorable
@@ -47,7 +47,7 @@ class ExploredEnv:
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Start `options["task"]`, a Task of this suite or its id, on one of the seeds that are known."""
-        task = self._known((options or {}).get("task"))
+        task = task_of(options, self._tasks, "explored")
         if self._env is None:
             self._env, self._explorable = as_explorable(self._make())
         self._task, self._over, self._rest = task, False, []
@@ -153,9 +153,3 @@ class ExploredEnv:
         if self._env is None or self._task is None or self._over:
             raise EnvError("no episode is being played; call reset first")
         return self._env, self._task
-
-    def _known(self, wanted: object) -> ExploredTask:
-        task_id = wanted.id if isinstance(wanted, Task) else wanted
-        if not isinstance(task_id, str) or task_id not in self._tasks:
-            raise TaskError(f"these explored tasks have no {wanted!r}")
-        return self._tasks[task_id]

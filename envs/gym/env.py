@@ -12,7 +12,7 @@ from PIL import Image
 
 from bus.errors import DartError, EnvError, MissingPartError, TaskError
 from envs.actions import Action, Answer, Done, Fail
-from envs.base import Observation, Task, Verdict, image_type
+from envs.base import Observation, Task, Verdict, image_type, task_of
 from envs.gym.hooks import Episode, GymHooks
 
 
@@ -22,8 +22,9 @@ class GymEnv:
     An error of the environment or of a hook is an EnvError that names it; the next reset makes a new environment.
     """
 
-    def __init__(self, name: str, env_id: str, hooks: GymHooks) -> None:
+    def __init__(self, name: str, tasks: Mapping[str, Task], env_id: str, hooks: GymHooks) -> None:
         self._name = name  # of the suite
+        self._tasks = tasks
         self._env_id = env_id
         self._hooks = hooks
         self._made: Any = None
@@ -35,12 +36,10 @@ class GymEnv:
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Start `options["task"]`, a Task of this suite."""
+        """Start `options["task"]`, a Task of this suite or its id."""
         if self._closed:
             raise EnvError("the environment is closed")
-        task = (options or {}).get("task")
-        if not isinstance(task, Task) or task.params.get("name") not in self._hooks.tasks:
-            raise TaskError(f"suite {self._name} has no task {task!r}")
+        task = task_of(options, self._tasks, self._name)
         self._episode, self._over = None, True
         hooks, chosen = self._hooks, dict(self._hooks.tasks[task.params["name"]])
         with self._named("reset"):
@@ -93,10 +92,6 @@ class GymEnv:
         episode = self._playing()
         with self._named("hook oracle"):
             return self._hooks.oracle(episode.env, episode.observation)
-
-    def oracle_hint(self) -> str:
-        """Empty: hooks describe no single steps."""
-        return ""
 
     def close(self) -> None:
         """Close the environment; may be called twice."""

@@ -64,7 +64,7 @@ class GymSuite:
         if "play" not in made.tasks and not self._named:
             raise TaskError(f"hooks {hooks} have tasks: name the suite gym:{hooks}")
         check_id(self._env_id)
-        return GymEnv(self.name, self._env_id, made)
+        return GymEnv(self.name, self.tasks, self._env_id, made)
 
     def check_parts(self, **_: object) -> None:
         """Raise MissingPartError if gymnasium is not installed."""

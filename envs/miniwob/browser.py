@@ -13,6 +13,7 @@ import json
 import logging
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
@@ -51,11 +52,17 @@ class BrowserHost:
     """
 
     def __init__(
-        self, binary: Path, folder: Path, scale: float, encoding: ImageEncoding, deadline_s: float
+        self,
+        find_binary: Callable[[], Path],
+        find_pages: Callable[[], Path],
+        scale: float,
+        encoding: ImageEncoding,
+        deadline_s: float,
     ) -> None:
+        """Browser and pages are looked for when the first page is taken."""
         self.starts = 0
-        self._binary = binary
-        self._folder = folder
+        self._find_binary = find_binary
+        self._find_pages = find_pages
         self._scale = scale
         self._encoding: ImageEncoding = encoding
         self._deadline_s = deadline_s
@@ -82,7 +89,11 @@ class BrowserHost:
                 self._end()
 
     def take(self, name: str) -> TaskPage:
-        """A page in the live browser, with task `name` loaded if a spare one is. Raises EnvError."""
+        """A page in the live browser, with task `name` loaded if a spare one is.
+
+        Raises EnvError, and MissingPartError where browser or pages are not installed.
+        """
+        folder = self._find_pages()
         browser = self.browser()
         with self._lock:
             broken = [page for page in self._spare if page.worn]
@@ -94,9 +105,7 @@ class BrowserHost:
                 self._spare.remove(page)
         for each in broken:
             each.close()
-        return page or TaskPage(
-            browser, self._folder, self._scale, self._encoding, self._deadline_s
-        )
+        return page or TaskPage(browser, folder, self._scale, self._encoding, self._deadline_s)
 
     def give_back(self, page: TaskPage) -> None:
         """Keep an intact page for the next episode of its task."""
@@ -118,7 +127,7 @@ class BrowserHost:
             self._started = time.monotonic()
             self.starts += 1
             try:
-                self._browser = Chromium(self._binary, self._scale, self._deadline_s)
+                self._browser = Chromium(self._find_binary(), self._scale, self._deadline_s)
             except EnvError:
                 self._short_lives += 1
                 raise

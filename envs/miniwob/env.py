@@ -10,13 +10,14 @@ from __future__ import annotations
 import importlib.util
 import itertools
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from bus.errors import EnvError, MissingPartError, TaskError
 from bus.messages import Outcome
 from envs.actions import Action, Answer, Done, Fail, Wait
-from envs.base import Observation, Task, Verdict
+from envs.base import Observation, Task, Verdict, task_of
 from envs.elements import Element, ScreenState, elements_of, state_of
 from envs.miniwob.browser import HEIGHT, SETTLE_MS, WIDTH, BrowserHost, TaskPage
 from envs.miniwob.oracle import Oracle, PageWidget
@@ -26,6 +27,8 @@ from envs.miniwob.tree import read_page, route_of
 from envs.screenshots import MEDIA_TYPES, ImageEncoding, as_encoding
 
 Metric = Literal["threshold", "published"]
+
+_LEFT_OUT = {f"miniwob/{page}": reason for page, reason in LEFT_OUT.items()}
 
 
 class MiniwobEnv:
@@ -60,7 +63,7 @@ class MiniwobEnv:
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Start `options["task"]`, a Task of this suite or its id."""
-        task = _task((options or {}).get("task"))
+        task = task_of(options, TASKS, "miniwob", _LEFT_OUT)
         seed = 0 if seed is None else seed
         self._task, self._over = None, True
         name = task.params["page"]
@@ -149,10 +152,6 @@ class MiniwobEnv:
             raise EnvError("no episode is being played; call reset first")
         return self._oracle.action()
 
-    def oracle_hint(self) -> str:
-        """Empty: tasks describe no single steps."""
-        return ""
-
     def close(self) -> None:
         """Close the page; the last environment of the process closes the browser."""
         if self._closed:
@@ -205,7 +204,7 @@ class MiniwobSuite:
 
     def __init__(self) -> None:
         self.tasks: Mapping[str, Task] = TASKS
-        self.left_out = {f"miniwob/{page}": reason for page, reason in LEFT_OUT.items()}
+        self.left_out: Mapping[str, str] = _LEFT_OUT
         self._hosts: dict[tuple[object, ...], BrowserHost] = {}  # by options and number
         self._numbers = itertools.count()  # of environments; threads make them
 
@@ -226,8 +225,7 @@ class MiniwobSuite:
         `metric` what passes: "threshold" a raw reward that reaches the task's threshold, "published"
         one above 0, as BrowserGym has it. `browsers` is the number of browsers that share the
         environments of a process (each draws one frame at a time), `deadline_s` the longest time of
-        one browser command, `chromium` its binary if it is not Debian's. Raises TaskError, and
-        MissingPartError if Chromium or the package is not installed.
+        one browser command, `chromium` its binary if it is not Debian's. Raises TaskError.
         """
         if not 1 <= scale <= 8:
             raise TaskError(f"scale must be 1 to 8, got {scale:g}")
@@ -240,11 +238,10 @@ class MiniwobSuite:
             raise TaskError(f"browsers must be 1 to 64, got {browsers}")
         if not deadline_s > 0:
             raise TaskError(f"deadline_s must be > 0, got {deadline_s:g}")
-        folder = find_pages()
-        binary = find_chromium(chromium)
-        place = (binary, scale, encoding, deadline_s, next(self._numbers) % browsers)
+        place = (chromium, scale, encoding, deadline_s, next(self._numbers) % browsers)
         host = self._hosts.setdefault(
-            place, BrowserHost(binary, folder, scale, encoding, deadline_s)
+            place,
+            BrowserHost(partial(find_chromium, chromium), find_pages, scale, encoding, deadline_s),
         )
         return MiniwobEnv(host, scale=scale, encoding=encoding, step_ms=step_ms, metric=metric)
 
@@ -264,10 +261,3 @@ def find_pages() -> Path:
     raise MissingPartError(
         "the package miniwob is not installed: pip install -e '.[miniwob]' in dart's folder"
     )
-
-
-def _task(wanted: object) -> Task:
-    task_id = wanted.id if isinstance(wanted, Task) else wanted
-    if not isinstance(task_id, str) or task_id not in TASKS:
-        raise TaskError(f"suite miniwob has no task {wanted!r}")
-    return TASKS[task_id]

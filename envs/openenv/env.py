@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bus.errors import EnvError, TaskError
+from bus.errors import EnvError
 from envs.actions import Action, Answer, Done, Fail, Wait
-from envs.base import Observation, Task, Verdict
+from envs.base import Observation, Verdict, task_of
 from envs.openenv.profile import Profile, RewardTable, at
 from envs.openenv.session import CapacityError, ClosedError, Reply, Session
 from envs.remote.address import Access
@@ -54,7 +54,7 @@ class OpenenvEnv:
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Start `options["task"]`, a Task of this suite or its id."""
-        task, arguments = self._wanted((options or {}).get("task"))
+        task, arguments = task_of(options, self._profile.tasks, "openenv")
         if self._profile.reset.seed and seed is not None:
             arguments = {**arguments, self._profile.reset.seed: seed % MOST_SEED}
         self._rewards, self._done, self._over, self._screen = [], False, True, None
@@ -181,12 +181,6 @@ class OpenenvEnv:
         if session is not None:
             self._servers.gave_back(session.address)
             session.close()
-
-    def _wanted(self, wanted: object) -> tuple[Task, Mapping[str, Any]]:
-        task_id = wanted.id if isinstance(wanted, Task) else wanted
-        if not isinstance(task_id, str) or task_id not in self._profile.tasks:
-            raise TaskError(f"profile {self._profile.name} has no task {wanted!r}")
-        return self._profile.tasks[task_id]
 
 
 def verdict_of(rewards: Sequence[float], table: RewardTable, *, done: bool) -> Verdict:

@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bus.errors import EnvError, NoOracleError, TaskError
+from bus.errors import EnvError, NoOracleError
 from envs.actions import Action, Answer, Done, Fail, KeyDown, MouseDown, Move, Wait
 from envs.atspi_tree import elements_from, state_from
-from envs.base import Observation, ObservedKind, Task, Verdict
+from envs.base import Observation, ObservedKind, Verdict, task_of
 from envs.elements import Element, ScreenState
 from envs.osworld.accessibility import outline_of, told_of
 from envs.osworld.actions import RELEASE, command_of, commands_of
@@ -91,7 +91,7 @@ class OsworldEnv:
     ) -> tuple[Observation, dict[str, Any]]:
         """Start `options["task"]`, a Task of this suite or its id. A task file has no seeds."""
         del seed
-        file = self._wanted((options or {}).get("task"))
+        file = task_of(options, self._files, self._suite)
         self._drop()
         if needs_osworld_package(file):
             self._evaluator.start()  # it imports while the guest boots
@@ -175,10 +175,6 @@ class OsworldEnv:
             raise NoOracleError("this task file has no solution")
         return solution[min(self._steps, len(solution) - 1)]
 
-    def oracle_hint(self) -> str:
-        """Empty: task files describe no single steps."""
-        return ""
-
     def close(self) -> None:
         """Leave the guest, remove its container, end the evaluator process; may be called twice."""
         self._drop()
@@ -193,12 +189,6 @@ class OsworldEnv:
             return screen
         texts = {kind: _READERS[kind](guest) for kind in self._observed}
         return replace(screen, texts=texts) if texts else screen
-
-    def _wanted(self, wanted: object) -> TaskFile:
-        task_id = wanted.id if isinstance(wanted, Task) else wanted
-        if not isinstance(task_id, str) or task_id not in self._files:
-            raise TaskError(f"suite {self._suite} has no task {wanted!r}")
-        return self._files[task_id]
 
     def _told(self) -> tuple[list[dict[str, Any]], Observation]:
         """What the guest's applications report, read once for each screen. Raises EnvError."""

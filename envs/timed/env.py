@@ -15,7 +15,7 @@ from typing import Any
 
 from bus.errors import EnvError, TaskError
 from envs.actions import Action, Answer, Done, Fail
-from envs.base import Observation, Task, Verdict
+from envs.base import Observation, Task, Verdict, task_of
 from envs.embedded.suites import read_size
 from envs.screenshots import MEDIA_TYPES
 from envs.timed.profiles import PROFILES, Profile, profile_named
@@ -76,7 +76,7 @@ class TimedEnv:
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Start `options["task"]`, a Task of this suite or its id, after a reset's time."""
-        task = self._task((options or {}).get("task"))
+        task = task_of(options, self._tasks, TimedSuite.name)
         self._number += 1
         self._rng = Random(f"{self._stream}/{self._number}/{task.id}/{seed}")  # noqa: S311
         self._episode = self._draw(task)
@@ -133,12 +133,6 @@ class TimedEnv:
     def _sleep(self, seconds: float) -> None:
         if seconds > 0:
             time.sleep(seconds / self._speedup)
-
-    def _task(self, wanted: object) -> Task:
-        task_id = wanted.id if isinstance(wanted, Task) else wanted
-        if not isinstance(task_id, str) or task_id not in self._tasks:
-            raise TaskError(f"suite timed has no task {wanted!r}; ids are timed/000 and so on")
-        return self._tasks[task_id]
 
     def _playing(self) -> _EpisodePlan:
         if self._episode is None:

@@ -266,6 +266,18 @@ CASES = [
     # tasks
     Case("unknown suite", '[env]\nsuite = "minni"\n', "env.suite", "did you mean 'mini'"),
     Case("suite of no module", '[env]\nsuite = "no_mod:S"\n', "env.suite", "install it or add"),
+    Case(
+        "wrong option of a suite whose browser is missing",
+        '[env]\nsuite = "miniwob"\ntasks = []\noptions = { chromium = "/no/chromium", scale = 99 }\n',
+        "env.options",
+        "scale must be 1 to 8",
+    ),
+    Case(
+        "suite whose browser is missing",
+        '[env]\nsuite = "miniwob"\ntasks = []\noptions = { chromium = "/no/chromium" }\n',
+        "env.suite",
+        "apt install chromium-headless-shell",
+    ),
     Case("suite of no file", '[env]\nsuite = "no.py:S"\n', "env.suite", "no file no.py"),
     Case(
         "suite file that breaks", '[env]\nsuite = "{broken}:S"\n', "env.suite", "cannot be loaded"

@@ -243,3 +243,11 @@ def test_the_process_of_this_test_has_no_children_left() -> None:
     children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
     commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children if lives(int(pid))]
     assert not [command for command in commands if b"dart_cli.env.child" in command]
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+async def test_an_oracle_needs_no_hint(isolation: str) -> None:
+    env = make_async_env(EnvConfig(suite=SUITE, isolation=isolation), "env-0/0")  # type: ignore[arg-type]
+    await env.reset(find_task(SUITE, "unruly/well"), 1)
+    assert await env.solve() == (Click(x=1, y=1), "")
+    await env.close()

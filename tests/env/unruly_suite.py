@@ -109,9 +109,6 @@ class Unruly:
             return None  # type: ignore[return-value]
         return Click(x=1, y=1)
 
-    def oracle_hint(self) -> str:
-        return ""
-
     def close(self) -> None:
         self.misbehave("close")
 

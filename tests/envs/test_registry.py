@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,15 @@ class Needs(MySuite):
 
 class NoSuite:
     name = "none"
+
+class Listed(MySuite):
+    tasks = list(MySuite.tasks.values())
+
+class Misnamed(MySuite):
+    tasks = {"own/two": MySuite.tasks["own/one"]}
+
+class Texts(MySuite):
+    tasks = {"own/one": "do it"}
 
 ready = MySuite()
 """
@@ -125,6 +136,33 @@ def test_a_module_that_does_not_load_is_reported_in_one_line(
         load_suite("does_not_load:MySuite")
 
 
+def test_a_module_of_the_current_folder_is_found_where_the_import_path_lacks_it(
+    tmp_path: Path,
+) -> None:
+    """As in the process of a console script, whose path begins with the script's folder."""
+    package = tmp_path / "found_here"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "mine.py").write_text(OWN_SUITE)
+    repository = str(Path(__file__).parents[2])
+    script = (
+        "import sys\n"
+        f"sys.path.insert(0, {repository!r})\n"
+        "from envs.registry import load_suite, make_env\n"
+        "print(load_suite('found_here.mine:MySuite').name)\n"
+        "make_env('found_here.mine:MySuite').close()\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (ran.stdout, ran.stderr) == ("own\n", "")
+
+
 def test_two_files_of_the_same_name_do_not_clash(tmp_path: Path) -> None:
     suites = []
     for folder in ("a", "b"):
@@ -144,6 +182,12 @@ def test_two_files_of_the_same_name_do_not_clash(tmp_path: Path) -> None:
         ("..own:MySuite", "'..own' is no module"),
         ("{file}:MySiute", "did you mean 'MySuite'"),
         ("{file}:NoSuite", "is no Suite; it needs name, tasks and make_env"),
+        (
+            "{file}:Listed",
+            r"tasks must be a mapping of ids to tasks, \{task.id: task\}, got a list",
+        ),
+        ("{file}:Misnamed", r"tasks\['own/two'\] must be the Task of that id, got .*'own/one'"),
+        ("{file}:Texts", r"tasks\['own/one'\] must be the Task of that id, got 'do it'"),
     ],
 )
 def test_a_broken_path_names_the_place_and_the_cure(

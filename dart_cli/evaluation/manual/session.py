@@ -81,7 +81,6 @@ def run_play(options: PlayOptions) -> int:
     """
     task = _task(options.suite, options.task)
     check_options(options.suite, options.options)
-    check_parts(options.suite, options.options, [task.id])
     if options.out is not None and options.out.suffix.lower() not in FORMATS:
         raise UserError(f"--out {options.out}: want a film called .png or .gif")
     console = Console(markup=False, highlight=False)
@@ -89,6 +88,7 @@ def run_play(options: PlayOptions) -> int:
         with _using("make_env"):
             made = make_env(options.suite, **options.options)
         with closing(made) as env:
+            check_parts(options.suite, options.options, [task.id])
             session = ManualEpisode(env, task, options.seed, Path(folder), console)
             verdict = session.play(PLAYERS[options.player])
         console.print(_told(verdict), soft_wrap=True)

@@ -76,9 +76,9 @@ def run_check(options: CheckOptions, *, as_json: bool = False, out: Path | None 
     """
     tasks = select_tasks(options.suite, options.tasks)
     check_options(options.suite, options.options)
-    check_parts(options.suite, options.options, [task.id for task in tasks])
     if not options.isolated:
         _try_options(options)
+    check_parts(options.suite, options.options, [task.id for task in tasks])
     errors = broken_files(options.suite)
     if not tasks and not errors:
         raise TaskError(f"suite {options.suite} has no task")

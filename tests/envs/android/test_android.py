@@ -41,7 +41,7 @@ from envs.android.adb import AdbTransport
 from envs.android.env import AndroidEnv
 from envs.android.suite import AndroidSuite
 from envs.base import GuiEnv
-from envs.registry import check_parts, make_env
+from envs.registry import check_parts, load_suite, make_env
 
 SIZE = (90, 160)
 
@@ -329,8 +329,9 @@ def test_a_missing_adb_names_the_install_step(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(MissingPartError, match="apt install adb"):
         check_parts("android", {})
+    env = make_env("android", adb="/no/adb")
     with pytest.raises(MissingPartError, match="apt install adb"):
-        make_env("android", adb="/no/adb")
+        env.reset(options={"task": next(iter(load_suite("android").tasks))})
 
 
 def test_more_slots_than_devices_are_refused(device: Device) -> None:

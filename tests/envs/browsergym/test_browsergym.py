@@ -13,7 +13,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from bus.errors import EnvError, MissingPartError
+from bus.errors import EnvError, MissingPartError, TaskError
 from envs.actions import Action, Answer, Click, Done, Fail, Goto, KeyPress, Type
 from envs.base import Observation
 from envs.browsergym.env import BrowsergymEnv
@@ -158,7 +158,7 @@ def test_an_evaluator_that_breaks_and_a_task_that_is_none_are_errors(env: Browse
     begin(env, "own.page")
     with pytest.raises(EnvError, match=r"own\.page: RuntimeError: the evaluator broke"):
         env.step(BREAK)
-    with pytest.raises(EnvError, match=r"BrowserGym has no task 'own\.none' here"):
+    with pytest.raises(TaskError, match=r"suite browsergym has no task 'browsergym/own\.none'"):
         begin(env, "own.none")
 
 

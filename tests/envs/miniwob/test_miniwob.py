@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from random import Random
 
@@ -530,8 +531,10 @@ def test_a_browser_that_cannot_be_started_leaves_no_descriptor_open(tmp_path: Pa
 
 def test_a_missing_browser_names_the_install_step(tmp_path: Path) -> None:
     nowhere = str(tmp_path / "chromium")
-    with pytest.raises(MissingPartError, match="apt install chromium-headless-shell"):
-        make_env("miniwob", chromium=nowhere)
+    env = MiniwobSuite().make_env(chromium=nowhere)
+    told = "apt install chromium-headless-shell"
+    with closing(env), pytest.raises(MissingPartError, match=told):
+        begin(env, "click-test")
     with pytest.raises(MissingPartError, match="apt install"):
         check_parts("miniwob", {"chromium": nowhere})
 

@@ -61,9 +61,6 @@ class LaxEnv:
             raise EnvError("no way")
         return Wait() if self.kind == "bad-oracle" else Click(x=2, y=2)
 
-    def oracle_hint(self) -> str:
-        return ""
-
     def close(self) -> None:
         return None
 

@@ -124,6 +124,8 @@ def test_the_verb_prints_a_table_keeps_json_and_ends_with_its_code(
         (["mini", "--option", "size"], "want KEY=VALUE"),
         (["mini", "--option", "sise=3"], "did you mean 'size'"),
         (["mini", "--option", "size=3x3"], "size must be 32 to 4096"),
+        (["miniwob", "--option", "chromium=/no", "--option", "scale=99"], "scale must be 1 to 8"),
+        (["miniwob", "--option", "chromium=/no/chromium"], "apt install chromium-headless-shell"),
         (["mini", "--probes", "lazy"], "there are nothing, done"),
         (["mini", "--task", "mini/click", "--out", "/no/such/x.json"], "is no folder /no/such;"),
         (["mini", "--task", "mini/click", "--out", "/"], "--out /: a folder; name a file"),
