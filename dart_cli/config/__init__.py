@@ -11,6 +11,7 @@ models        the folders of models, shipped or the user's own
 model_files, model_tensors, architecture    what such a folder must hold: small files, headers, shapes
 pointer_head  the tokens and tensors of a folder that can point
 adapters      the layers that `model.lora` adapts, and what that needs
+rate          the learning rate that follows from the model, where a file sets none
 vllm_support  whether the installed vLLM can be used
 vllm_parts, source_checks   the parts of vLLM that dart relies on, and how they are looked up in its source
 screens       how large a run's screens are, and the caches of engines that follow from it

@@ -17,6 +17,7 @@ from dart_cli.config.families import FAMILIES
 from dart_cli.config.family_values import origins, told
 from dart_cli.config.model_tensors import parameter_count
 from dart_cli.config.models import BUILTIN, model_folder
+from dart_cli.config.rate import rate_origin
 from dart_cli.config.schema import (
     BY_TRACKER,
     Config,
@@ -242,7 +243,7 @@ def _train(config: Config) -> str:
     if config.gpus.train:
         device += f", GPU {', '.join(map(str, config.gpus.train))}"
     return (
-        f"{train.updates} updates{limit} on {device}, {_rate(train)}, "
+        f"{train.updates} updates{limit} on {device}, {_rate(config)}, "
         f"{_reuse(train)}checkpoint every {train.checkpoint_every}; {_trained(config)}"
     )
 
@@ -253,9 +254,10 @@ def _reuse(train: TrainConfig) -> str:
     return f"each batch again {train.reuse} x, {train.reuse_gap} updates apart at least, "
 
 
-def _rate(train: TrainConfig) -> str:
+def _rate(config: Config) -> str:
     """The learning rate and its schedule."""
-    text = f"lr {train.lr:g}"
+    train, origin = config.train, rate_origin(config)
+    text = f"lr {train.rate:g}" + (f" ({origin})" if origin else "")
     if train.lr_end == 1:
         return text
     by_success = train.lr_follows == "success"
@@ -264,7 +266,7 @@ def _rate(train: TrainConfig) -> str:
         text += f" until {what}, then"
     elif by_success:
         text += " until success is 0.5, then"
-    text += f" falling to {train.lr * train.lr_end:g}"
+    text += f" falling to {train.rate * train.lr_end:g}"
     return text + (" at full success" if by_success else "")
 
 

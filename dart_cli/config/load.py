@@ -26,6 +26,7 @@ from pydantic_core import ErrorDetails
 
 from bus.errors import ConfigError
 from dart_cli.config.family_values import FAMILY_KEY, with_family
+from dart_cli.config.rate import with_rate
 from dart_cli.config.schema import Config, section_types
 
 DEFAULTS = Path("defaults")
@@ -94,7 +95,7 @@ def _validated(tree: dict[str, Any], source: Source) -> Config:
         key, text = _explain(mistakes[0])
         raise ConfigError(f"{text} {source.cite(key)}") from None
     try:
-        return with_family(config)
+        return with_rate(with_family(config))
     except ConfigError as mistake:
         raise ConfigError(f"{FAMILY_KEY} {mistake} {source.cite(FAMILY_KEY)}") from None
 

@@ -109,6 +109,7 @@ def examine(
             "ports": lambda: run.ports(of_run),
             "model": lambda: run.model(of_run),
             "family": lambda: family(of_run),
+            "train.lr": lambda: run.learning_rate(of_run),
             "plan": lambda: plan(of_run, steps),
             "slots": lambda: env_limits(of_run),
             "tasks": lambda: run.tasks(of_run),

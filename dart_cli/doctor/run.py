@@ -4,6 +4,7 @@ configuration   its mistakes, all of them
 directory       whether it can be made, its owner, its file system, its free space
 ports           whether the address of `dart data` is free
 model, tasks    what would be loaded, what would be played
+learning_rate   the rate that follows from the model, where the file sets none
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dart_cli.config.endpoints import weights_dir
 from dart_cli.config.model_files import read_json
 from dart_cli.config.model_tensors import parameter_count
 from dart_cli.config.models import BUILTIN, model_folder, model_problem
+from dart_cli.config.rate import rate_origin
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.config.task_split import composed_tasks, trained_tasks
 from dart_cli.config.validate import find_mistakes
@@ -225,6 +227,12 @@ def model(config: Config) -> Iterator[Finding]:
     place = _existing(weights_dir(config))
     free = shutil.disk_usage(place).free
     yield judge_weights(published * wide, config.weights.keep, free, place)
+
+
+def learning_rate(config: Config) -> Iterator[Finding]:
+    """Nothing where the file sets it."""
+    if origin := rate_origin(config):
+        yield ok("train.lr", f"{config.train.rate:g} ({origin})")
 
 
 def judge_weights(size: int, keep: int, free: int, place: Path) -> Finding:

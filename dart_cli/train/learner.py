@@ -73,9 +73,8 @@ class PolicyLearner:
         self._objective = Objective(
             **{part.name: getattr(config, part.name) for part in fields(Objective)}
         )
-        self._schedule = Schedule(
-            **{part.name: getattr(config, part.name) for part in fields(Schedule)}
-        )
+        schedule = {part.name: getattr(config, part.name) for part in fields(Schedule)}
+        self._schedule = Schedule(**schedule | {"lr": config.rate})
         self._parameters = model.trainable()
         self._averaged: AveragedWeights | None = None
         if config.average:
@@ -92,7 +91,7 @@ class PolicyLearner:
                 {"params": matrices, "weight_decay": config.weight_decay},
                 {"params": vectors, "weight_decay": 0.0},
             ],
-            lr=config.lr,
+            lr=config.rate,
             betas=config.betas,
             fused=True,
         )

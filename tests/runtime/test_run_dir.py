@@ -88,7 +88,7 @@ def test_a_run_directory_remembers_its_configuration_wherever_it_moves(tmp_path:
 def test_a_changed_configuration_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = Config.model_validate({"run": {"dir": tmp_path}})
+    config = Config.model_validate({"run": {"dir": tmp_path}, "train": {"lr": 1e-6}})
     save_config(config)
     changed = config.model_copy(update={"train": config.train.model_copy(update={"lr": 0.5})})
     save_config(changed)

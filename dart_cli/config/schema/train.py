@@ -17,6 +17,9 @@ from dart_cli.config.schema.base import (
     Threads,
 )
 
+LEAST_RATE = 1e-6
+"""Learning rate of a large model, and of one of unknown size."""
+
 
 class TrainConfig(Section):
     """The optimizer and the objective (arXiv 2509.23866 section 3)."""
@@ -37,8 +40,10 @@ class TrainConfig(Section):
     """The run ends once its tasks' mean success is at least this, by the lower bound of its 95 %
     confidence interval over the newest 400 trajectories, as many of each task; 0 for never."""
 
-    lr: float = Field(default=1e-6, ge=0, le=1)
-    """AdamW learning rate after warm-up; 0 trains nothing (a control)."""
+    lr: float | None = Field(default=None, ge=0, le=1)
+    """AdamW learning rate after warm-up; 0 trains nothing (a control). Unset it follows the size of the
+    model: 4e-4 for one of 0.6 million parameters, as those that ship with dart, 1e-6 from 7 billion on,
+    between them a power of the size."""
 
     lr_end: float = Field(default=1.0, ge=0, le=1)
     """Fraction of `lr` to which the rate falls, in a straight line, by the end of what `lr_follows`
@@ -196,3 +201,8 @@ class TrainConfig(Section):
 
     wandb: str = ""
     """Project of Weights & Biases that gets the metrics, too (install its package); empty for none."""
+
+    @property
+    def rate(self) -> float:
+        """`lr`; that of a large model where no file was read, which fills it in."""
+        return LEAST_RATE if self.lr is None else self.lr
