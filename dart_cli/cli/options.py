@@ -92,7 +92,12 @@ def load_checked(path: Path, overrides: list[str] | None, role: Role | None) -> 
     from dart_cli.config.validate import check_config
 
     config = load_config(path, overrides)
-    check_config(config, Source(path, tuple(overrides or ())), role)
+    source = Source(path, tuple(overrides or ()))
+    check_config(config, source, role)
+    if role in (None, "rollout", "eval"):
+        from dart_cli.policy.shortest_click import refuse_cut_off
+
+        refuse_cut_off(config, source)
     return config
 
 

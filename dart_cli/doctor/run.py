@@ -31,6 +31,7 @@ from dart_cli.data.store.open import DATABASE, LOCK, open_reader
 from dart_cli.doctor.findings import Finding, error, ok, warning
 from dart_cli.doctor.machine import GIB
 from dart_cli.doctor.trainer_memory import WIDTH
+from dart_cli.policy.shortest_click import cut_off
 
 LEAST_ROOM = 2 * GIB
 """Free space below which a run is not to be started."""
@@ -41,6 +42,8 @@ NETWORK = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "lustre", "beegfs", "9p"
 def configuration(config: Config) -> Iterator[Finding]:
     """Every mistake that `dart up` would refuse, not only the first."""
     mistakes = list(find_mistakes(config))
+    if not mistakes and (cut := cut_off(config)):
+        mistakes = [cut]
     for key, text in mistakes:
         problem, _, cure = text.partition("; ")
         yield error("config", f"{key} {problem}", cure or "see docs/config.md")

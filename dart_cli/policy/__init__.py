@@ -1,6 +1,7 @@
 """The policy: what the model reads, what it writes, and the model itself.
 
 codec          model text <-> GUI actions; the languages are in codecs/
+shortest_click whether any click fits into rollout.max_tokens, by the tokenizer's file
 coordinates    the numbers a model writes <-> pixels of the screenshot
 history        which past turns and screenshots are in the prompt
 prompt         instruction, turns and screen -> token ids

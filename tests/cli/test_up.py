@@ -32,7 +32,7 @@ suite = "{suite}:CoinSuite"
 slots = 8
 malformed = "noop"
 [rollout]
-max_tokens = 3
+max_tokens = 5
 [data]
 group_size = 4
 groups_per_batch = 2
