@@ -14,7 +14,6 @@ from dart_cli.config.places import Mistake
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.policy.codec import Codec, PointCodec, make_codec
 from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map, resize_of
-from dart_cli.policy.pointer.text import split_text
 from envs.actions import Click
 
 _SIDE = 1000  # pixels of a screen on whose first pixel nothing clicks with longer numbers than elsewhere
@@ -57,6 +56,8 @@ def _shortest(config: Config) -> list[str]:
         codec = make_codec(policy.codec)
         text = _without_thought(codec, codec.format(Click(x=0, y=0), coordinates), coordinates)
         if policy.pointing == "pointer" and isinstance(codec, PointCodec):
+            from dart_cli.policy.pointer.text import split_text  # late: it loads the messages
+
             return split_text(codec, text)[0]
     except Exception:  # noqa: BLE001 - a user's codec may raise anything; what plays reports it
         return []

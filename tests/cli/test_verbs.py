@@ -253,7 +253,7 @@ def test_a_dry_run_says_what_each_role_would_do(
         "env": ("tasks:", "2 of mini: mini/popup, mini/menu", "16 slots"),
         "rollout": ("model:", "builtin:tiny", "transformers on auto"),
         "data": ("groups of 4, 8 groups (32 trajectories) a batch",),
-        "train": ("200 updates", "lr 1e-06"),
+        "train": ("200 updates", "lr 0.0004 (from the model: 0.6 million parameters)"),
         "up": ("1 process x 16 slots", "sock"),
         "eval": ("400 episodes sampled", "seeds from 1000000"),
     }
@@ -287,7 +287,7 @@ def test_a_dry_run_names_the_end_of_the_run_and_the_way_of_the_learning_rate(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], train: str, text: str
 ) -> None:
     path = tmp_path / "c.toml"
-    path.write_text(f'[env]\ntasks = ["mini/popup"]\n[train]\n{train}\n')
+    path.write_text(f'[env]\ntasks = ["mini/popup"]\n[train]\nlr = 1e-6\n{train}\n')
     assert run("train", str(path), "--dry-run", "--set", f"run.dir={tmp_path}/run") == 0
     assert text in " ".join(capsys.readouterr().out.split())
 
