@@ -139,7 +139,8 @@ def list_(
 ) -> None:
     """List trajectories: task, state, why dropped, verdict, steps, versions, batch.
 
-    With --json one object a line.
+    Cancelled ones, which the end of the run cut off, only with --reason, --state or --outcome. With
+    --json one object a line.
 
     Example: dart data ls runs/quickstart --state dropped --reason stale --json | jq .task
     """
@@ -147,6 +148,7 @@ def list_(
     from dart_cli.inspection.find import check_reason, check_tasks, find_run
     from dart_cli.inspection.ls import (
         Listing,
+        left_out_note,
         list_pool,
         list_trajectories,
         print_pool,
@@ -169,6 +171,8 @@ def list_(
             print_pool(_console(), reader, found, limit)
         else:
             print_trajectories(_console(), reader, found, limit)
+        if not pool and (note := left_out_note(reader, wanted)):
+            typer.echo(note, err=as_json)
 
 
 @data.command()

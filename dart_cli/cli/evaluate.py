@@ -216,7 +216,7 @@ def compare(
     from rich.console import Console
 
     from dart_cli.evaluation.compare import compare as compared
-    from dart_cli.evaluation.compare import comparison_table, told
+    from dart_cli.evaluation.compare import comparison_table, difference_lines, told
 
     console = Console(markup=False, highlight=False)
     for other in others:
@@ -227,7 +227,7 @@ def compare(
         for each in found.modes:
             console.print(comparison_table(found, each))
             console.print(told(found, each), soft_wrap=True)
-        for line in found.settings:
+        for line in difference_lines(found):
             console.print(f"differs: {line}", soft_wrap=True)
 
 

@@ -31,6 +31,7 @@ from dart_cli.cli.live_display import LiveDisplay
 from dart_cli.cli.options import refuse_other
 from dart_cli.config.endpoints import weights_dir
 from dart_cli.config.schema import Config
+from dart_cli.config.task_split import composed_tasks
 from dart_cli.data.run_end import learned
 from dart_cli.data.store.open import DATABASE, open_reader
 from dart_cli.evaluation.results import Evaluation, read_evaluation
@@ -225,9 +226,7 @@ async def _bring_to_end(
         await supervisor.run(stop)
 
     async def evaluate(name: str, *how: str) -> None:
-        display.notice(
-            f"evaluating {name} the run: {config.eval.episodes} held-out episodes a mode"
-        )
+        display.notice(f"evaluating {name} the run: {_episodes_asked(config)}, sampled and greedy")
         command = ["eval", *there.arguments, "--json", "--keep-as", name, *how]
         await run({"eval": command}, ["eval"], 0)
 
@@ -251,6 +250,16 @@ async def _bring_to_end(
         if around and not stop.is_set() and _outdated(config):
             await evaluate(AFTER, *(["--averaged"] if _average_after(config) is not None else []))
     return not stop.is_set()
+
+
+def _episodes_asked(config: Config) -> str:
+    """What one mode of an evaluation plays, in words."""
+    composed = bool(composed_tasks(config))
+    if config.eval.per_task:
+        kinds = "task and composition" if composed else "task"
+        return f"{config.eval.per_task} held-out episodes of each {kinds}"
+    also = f" and {config.eval.episodes} of compositions" if composed else ""
+    return f"{config.eval.episodes} held-out episodes of the tasks{also}"
 
 
 def finished_by(config: Config) -> str:

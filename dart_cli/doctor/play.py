@@ -56,7 +56,11 @@ async def _play_one(config: Config) -> tuple[PlayedEpisode, str, float]:
         each_s = config.rollout.deadline_s + config.env.step_deadline_s
         async with asyncio.timeout(config.env.reset_deadline_s + episode.task.max_steps * each_s):
             [played] = await play_all(config, model.responder, [episode], "sampled")
-    return played, "the model as it comes" if directory is None else f"weights v{version}", loaded_s
+    return (
+        played,
+        "the model's base weights" if directory is None else f"weights v{version}",
+        loaded_s,
+    )
 
 
 def judge(played: PlayedEpisode, weights: str, loaded_s: float) -> Iterator[Finding]:

@@ -2,11 +2,12 @@
 
 compare        the second against the first: `dart eval compare`, and the page of an evaluation
 Comparison     what came of it, by mode; ModeComparison with its test, by task
-comparison_table, told   for people
+comparison_table, told, difference_lines   for people
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from math import fsum
@@ -24,6 +25,7 @@ Pairs = Mapping[Instance, tuple[Sequence[bool], Sequence[bool]]]
 """Instance -> whether the attempts of the first passed, and those of the second."""
 
 MCNEMAR = "McNemar's exact test"
+_DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20,}\b")
 SIGN_FLIP = f"random signs of the instances' differences, {DRAWS:,} draws, seed {SEED}"
 
 
@@ -98,7 +100,10 @@ def told(comparison: Comparison, mode: ModeComparison) -> str:
     )
     alone = ""
     if mode.first_only is not None and mode.second_only is not None:
-        alone = f"; alone passed {mode.first_only} and {mode.second_only}"
+        alone = (
+            f"; only {comparison.first} passed {mode.first_only} of the instances, only "
+            f"{comparison.second} {mode.second_only}"
+        )
     return (
         f"{comparison.second} - {comparison.first} = {mode.difference:+.3f}{between}, p = {mode.p:.3g} by "
         f"{mode.test}{alone}"
@@ -128,6 +133,11 @@ def comparison_table(comparison: Comparison, mode: ModeComparison) -> Table:
         style="bold",
     )
     return table
+
+
+def difference_lines(comparison: Comparison) -> list[str]:
+    """What differs in the settings, a line each; of a digest its first 12 digits."""
+    return [_DIGEST.sub(r"\1", line) for line in comparison.settings]
 
 
 def _compared(
@@ -202,6 +212,7 @@ def _differences(first: Evaluation, second: Evaluation) -> Iterator[str]:
     if first.settings is None or second.settings is None:
         return
     for name, one, other in differences(first.settings, second.settings):
-        yield f"{name}: {one or '-'}, {other or '-'}"
+        none = "base weights" if name == "weights" else "-"
+        yield f"{name}: {one or none}, {other or none}"
     if first.dart != second.dart:
         yield f"dart: {first.dart}, {second.dart}"

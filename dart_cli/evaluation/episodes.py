@@ -59,6 +59,11 @@ CREATE TABLE settings (  -- JSON values
 CREATE TABLE times (player TEXT PRIMARY KEY, began REAL NOT NULL, ended REAL NOT NULL) WITHOUT ROWID;
 """
 
+_COUNTED = (  # the fields of Counts
+    "COUNT(*) AS total, COUNT(outcome) AS over, COUNT(player) AS playing, "
+    "COALESCE(SUM(outcome = 'pass'), 0) AS passed, COALESCE(SUM(outcome = 'invalid'), 0) AS invalid"
+)
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -226,13 +231,25 @@ class EpisodeStore(SqliteFile):
     def counts(self, mode: Mode | None = None) -> Counts:
         """How far the plan is, or one mode of it."""
         [row] = self._rows(
-            "SELECT COUNT(*) AS total, COUNT(outcome) AS over, COUNT(player) AS playing, "
-            "COALESCE(SUM(outcome = 'pass'), 0) AS passed, "
-            "COALESCE(SUM(outcome = 'invalid'), 0) AS invalid FROM episodes "
+            f"SELECT {_COUNTED} FROM episodes "  # noqa: S608
             "WHERE position IS NOT NULL AND (? IS NULL OR mode = ?)",
             (mode, mode),
         )
         return Counts(**dict(row))
+
+    def counts_by_part(self, mode: Mode | None = None) -> dict[tuple[Mode, bool], Counts]:
+        """The same for each mode's tasks and, under True, for its compositions, in the order of the plan."""
+        rows = self._rows(
+            f"SELECT mode, composed, {_COUNTED} FROM episodes "  # noqa: S608
+            "WHERE position IS NOT NULL AND (? IS NULL OR mode = ?) "
+            "GROUP BY mode, composed ORDER BY MIN(position)",
+            (mode, mode),
+        )
+        found = {}
+        for row in map(dict, rows):
+            part = row.pop("mode"), bool(row.pop("composed"))
+            found[part] = Counts(**row)
+        return found
 
     def rows(self, mode: Mode) -> list[EpisodeRow]:
         """The planned episodes of one mode that are over, in the order of the plan."""

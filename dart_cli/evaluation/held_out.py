@@ -20,7 +20,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -298,18 +298,26 @@ async def _shown(store: EpisodeStore, mode: Mode | None) -> AsyncIterator[Callab
             new, done = now.over - done, now.over
             played = now.over - first
             each_s = (time.monotonic() - began) / played if played >= _TIMED else 0.0
-            advance(new, _note(now, each_s * (now.total - now.over)))
+            left_s = each_s * (now.total - now.over)
+            advance(new, progress_note(store.counts_by_part(mode), left_s))
 
         if first:
             look()
         yield look
 
 
-def _note(counts: Counts, left_s: float) -> str:
-    """What came of the episodes so far, and how long the others may take."""
-    judged = counts.over - counts.invalid
-    parts = [f"{counts.passed / judged:.2f} passed"] if judged else []
-    parts += [f"{counts.invalid} invalid"] if counts.invalid else []
+def progress_note(counts: Mapping[tuple[Mode, bool], Counts], left_s: float) -> str:
+    """What came of the episodes so far, tasks and compositions apart, and how long the others may take."""
+    several_modes = len({mode for mode, _ in counts}) > 1
+    parts = []
+    for (mode, composed), each in counts.items():
+        judged = each.over - each.invalid
+        told = [f"{each.passed / judged:.2f} passed"] if judged else []
+        told += [f"{each.invalid} invalid"] if each.invalid else []
+        if len(counts) > 1 and each.over:
+            name = f"{mode} " * several_modes + ("compositions" if composed else "tasks")
+            told.insert(0, f"{name} {each.over}/{each.total}")
+        parts += [" ".join(told)] if told else []
     if left_s >= 1:
         parts.append(f"about {minutes(left_s)} left")
     return ", ".join(parts)

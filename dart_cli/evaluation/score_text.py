@@ -17,7 +17,7 @@ from dart_cli.status.page import fraction
 
 def score_table(evaluation: Evaluation, mode: Mode, score: ModeScore) -> Table:
     """Success by task with its interval, and the mean reward where scores are partial; compositions below."""
-    version = "as it comes" if evaluation.policy_version < 0 else f"v{evaluation.policy_version}"
+    version = "(base weights)" if evaluation.policy_version < 0 else f"v{evaluation.policy_version}"
     if evaluation.averaged is not None:
         version = f"averaged over updates to {evaluation.averaged}"
     title = "random clicks" if mode == "random" else f"{evaluation.model} {version}, {mode}"

@@ -7,6 +7,7 @@ lengths.png    steps of trajectories under the cap of their task
 entropies.png  which steps were trained on, by their mean token entropy
 
 group_outcome      the outcome of one group
+draw_lengths       one of the pictures
 success_averages   the moving average of its task's success when each group was opened
 """
 
@@ -25,6 +26,7 @@ from dart_cli.algo.schedule import MovingAverage, group_size
 from dart_cli.config.schema import Config
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import GroupRow, SampleRow, TrajectoryRow
+from dart_cli.runtime.palette import BLUE, GREEN, GREY, INK, ORANGE, PINK, RED, SKY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,18 +35,20 @@ if TYPE_CHECKING:
 GroupOutcome = Literal["mixed", "tracked", "pool", "all_success", "all_fail", "other"]
 
 _LABELS: dict[GroupOutcome, tuple[str, str]] = {
-    "mixed": ("trained on: successes and failures", "#2563eb"),
-    "tracked": ("trained on: one trajectory, compared with earlier ones", "#0891b2"),
-    "pool": ("trained on: all failed, a success of the pool joined", "#db2777"),
-    "all_success": ("dropped: all passed", "#a7d7b5"),
-    "all_fail": ("dropped: all failed", "#4b5563"),
-    "other": ("dropped: stale, too few valid, ...", "#d97706"),
+    "mixed": ("trained on: successes and failures", BLUE),
+    "tracked": ("trained on: one trajectory, compared with earlier ones", SKY),
+    "pool": ("trained on: all failed, a success of the pool joined", PINK),
+    "all_success": ("dropped: all passed", GREEN),
+    "all_fail": ("dropped: all failed", GREY),
+    "other": ("dropped: stale, too few valid, ...", ORANGE),
 }
-_PASS, _FAIL, _LINE = "#1a7f37", "#cf222e", "#111827"
+_TRAINED: tuple[GroupOutcome, ...] = ("mixed", "tracked", "pool")
 
+_AXIS_POINTS = 600  # about the width of the axis of groups, in points
 MOST_TASKS = 24
 """Rows of a picture by task; of more tasks those with the most groups are drawn."""
-MOST_PANELS = 6
+MOST_PANELS = 12
+"""Of the picture of lengths; of more tasks those with the highest step limit are drawn."""
 
 
 def draw_all(reader: Reader, folder: Path) -> list[Path]:
@@ -69,7 +73,7 @@ def draw_all(reader: Reader, folder: Path) -> list[Path]:
     pictures: dict[str, Callable[[Figure], None]] = {
         "fates": lambda figure: _outcomes(figure, groups),
         "sizes": lambda figure: _sizes(figure, groups, trajectories, config),
-        "lengths": lambda figure: _lengths(figure, groups, trajectories),
+        "lengths": lambda figure: draw_lengths(figure, groups, trajectories),
         "entropies": lambda figure: _entropies(figure, samples),
     }
     paths = []
@@ -130,23 +134,31 @@ def success_averages(
 def _outcomes(figure: Figure, groups: Sequence[GroupRow]) -> None:
     tasks = _most_played(groups, MOST_TASKS)
     figure.set_size_inches(11, 1.6 + 0.32 * len(tasks))
-    axes = _axes(figure)
+    axes = figure.subplots()
+    _plain(axes)
+    # A mark is thinner than the distance of two groups of a task, so that none hides another.
+    width = min(2.5, max(0.4, 0.5 * _AXIS_POINTS * len(tasks) / max(1, len(groups))))
     counts = Counter(map(group_outcome, groups))
     for kind, (label, colour) in _LABELS.items():
         marked = [g for g in groups if group_outcome(g) == kind and g.task_id in tasks]
         if marked:
             axes.scatter(
                 [group.number for group in marked],
-                [tasks[group.task_id] for group in marked],
+                [tasks[group.task_id] + (-0.15 if kind in _TRAINED else 0.15) for group in marked],
                 marker="|",
-                s=130,
-                linewidths=1.1,
+                s=65,
+                linewidths=width,
                 color=colour,
                 label=f"{label} ({counts[kind]})",
             )
     axes.set_yticks(list(tasks.values()), list(tasks), fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlabel("groups, in the order they were opened")
+    played = len({group.task_id for group in groups})
+    some = f"; {len(tasks)} of {played} tasks, those with the most groups"
+    axes.set_xlabel(
+        "groups, in the order they were opened; above: trained on, below: dropped"
+        + (some if played > len(tasks) else "")
+    )
     legend = figure.legend(loc="outside upper left", ncols=2, fontsize=8, frameon=False)
     for handle in legend.legend_handles:
         if handle is not None:
@@ -159,6 +171,13 @@ def _sizes(
     trajectories: Sequence[TrajectoryRow],
     config: Config,
 ) -> None:
+    if not config.data.dynamic_number and {group.size for group in groups} == {
+        config.data.group_size
+    }:
+        figure.set_size_inches(11, 0.8)
+        told = f"data.dynamic_number is off: every group has {config.data.group_size} trajectories"
+        figure.text(0.5, 0.5, told, ha="center", va="center")
+        return
     figure.set_size_inches(11, 3.8)
     left, right = figure.subplots(1, 2)
     known = success_averages(groups, trajectories)
@@ -172,7 +191,7 @@ def _sizes(
             s=[6 + 5 * number for number in counts.values()],
             alpha=0.45,
             linewidths=0,
-            color="#2563eb",
+            color=BLUE,
         )
     rates = [each / 200 for each in range(201)]
     data = config.data
@@ -182,20 +201,17 @@ def _sizes(
         else data.group_size
         for rate in rates
     ]
-    left.step(rates, sizes, where="post", color=_LINE, linewidth=1.2, label="the rule")
+    left.step(rates, sizes, where="post", color=INK, linewidth=1.2, label="the rule")
     left.set_xlabel("success of the task when the group was opened")
     left.set_ylabel("trajectories of the group")
     left.set_ylim(0, data.group_size + 1)
     left.legend(fontsize=8, frameon=False, loc="lower left")
     width = max(1, len(groups) // 40)
     parts = [groups[start : start + width] for start in range(0, len(groups), width)]
-    trained = [
-        [group for group in part if group_outcome(group) in ("mixed", "tracked", "pool")]
-        for part in parts
-    ]
+    trained = [[group for group in part if group_outcome(group) in _TRAINED] for part in parts]
     for label, colour, chosen in (
-        ("all groups", "#6b7280", parts),
-        ("those trained on", "#2563eb", trained),
+        ("all groups", GREY, parts),
+        ("those trained on", BLUE, trained),
     ):
         points = [(part[0].number, mean(group.size for group in part)) for part in chosen if part]
         right.plot([x for x, _ in points], [y for _, y in points], color=colour, label=label)
@@ -206,9 +222,10 @@ def _sizes(
     _plain(left, right)
 
 
-def _lengths(
+def draw_lengths(
     figure: Figure, groups: Sequence[GroupRow], trajectories: Sequence[TrajectoryRow]
 ) -> None:
+    """Steps of trajectories under the limit of their task, a panel for each of MOST_PANELS tasks."""
     by_id = {group.id: group for group in groups}
     tasks: dict[str, list[TrajectoryRow]] = defaultdict(list)
     for row in trajectories:
@@ -222,7 +239,7 @@ def _lengths(
     panels = figure.subplots(rows_of, columns, squeeze=False).flatten()
     for panel, task in zip(panels, shown, strict=False):
         played = sorted(tasks[task], key=lambda row: by_id[row.group_id].number)
-        for outcome, colour in (("fail", _FAIL), ("pass", _PASS)):
+        for outcome, colour in (("fail", RED), ("pass", BLUE)):
             counts = Counter(
                 (by_id[row.group_id].number, row.steps) for row in played if row.outcome == outcome
             )
@@ -238,7 +255,7 @@ def _lengths(
                 )
         caps = {by_id[row.group_id].number: row.max_steps for row in played if row.max_steps}
         panel.step(
-            list(caps), list(caps.values()), where="post", color=_LINE, linewidth=1.3, label="cap"
+            list(caps), list(caps.values()), where="post", color=INK, linewidth=1.3, label="cap"
         )
         panel.set_title(task, loc="left", fontsize=8)
         panel.set_ylim(0, max([*caps.values(), *(row.steps or 0 for row in played)]) + 1)
@@ -248,6 +265,9 @@ def _lengths(
         panel.set_ylabel("steps")
     for panel in panels[max(0, len(shown) - columns) :]:
         panel.set_xlabel("groups")
+    if len(longest) > len(shown):
+        told = f"{len(shown)} of {len(longest)} tasks, those with the highest step limit"
+        figure.suptitle(told, fontsize=8)
     panels[0].legend(fontsize=7, frameon=False, loc="lower left")
     _plain(*panels)
 
@@ -260,7 +280,7 @@ def _entropies(figure: Figure, samples: Sequence[SampleRow]) -> None:
         "trained on": [row for row in known if row.weight],
         "left out": [row for row in known if not row.weight],
     }
-    colours = {"trained on": "#2563eb", "left out": "#d1d5db"}
+    colours = {"trained on": BLUE, "left out": "#d1d5db"}
     left.hist(
         [[row.entropy for row in rows] for rows in parts.values()],
         bins=40,
@@ -287,12 +307,6 @@ def _most_played(groups: Sequence[GroupRow], most: int) -> Mapping[str, int]:
     """Task id -> row of the picture, by name."""
     kept = [task for task, _ in Counter(group.task_id for group in groups).most_common(most)]
     return {task: row for row, task in enumerate(sorted(kept))}
-
-
-def _axes(figure: Figure) -> Axes:
-    axes = figure.subplots()
-    _plain(axes)
-    return axes
 
 
 def _plain(*axes: Axes) -> None:

@@ -25,7 +25,7 @@ from dart_cli.data.lineage import restored
 from dart_cli.data.replay import WHY_REFUSED, replay_subject
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import BatchRow, GroupRow, PoolRow, SampleRow, StepRow, TrajectoryRow
-from dart_cli.inspection.find import Subject
+from dart_cli.inspection.find import Subject, has_ended
 from dart_cli.inspection.text import action_words, moment, versions_words
 from dart_cli.policy.pointer.patches import DrawnPatch, drawn, drawn_patches
 from dart_cli.runtime.tables import verdict_words
@@ -118,7 +118,10 @@ def _judged(reader: Reader, trajectory: TrajectoryRow, group: GroupRow) -> Itera
             },
         )
     elif trajectory.state in ("leased", "playing"):
-        yield Event(f"it is {trajectory.state} now")
+        if has_ended(reader):
+            yield Event(f"the run ended while it was {trajectory.state}: it has no verdict")
+        else:
+            yield Event(f"it is {trajectory.state} now")
         return
     members = reader.trajectories(group_ids=[group.id])
     judged = {
@@ -150,9 +153,15 @@ def _judged(reader: Reader, trajectory: TrajectoryRow, group: GroupRow) -> Itera
         yield Event(text, None, {"rule": group.reason, **numbers})
     elif group.state == "open":
         live = sum(member.state in ("leased", "playing") for member in members)
-        yield Event(f"it waits for its group {group.id}: {live} more are in play")
+        if has_ended(reader):
+            yield Event(f"the run ended before its group {group.id} was over")
+        else:
+            yield Event(f"it waits for its group {group.id}: {live} more are in play")
     elif group.state == "ready":
-        yield Event("it waits for a batch: enough groups must be ready first")
+        if has_ended(reader):
+            yield Event("the run ended before a batch took it; it stays ready if the run goes on")
+        else:
+            yield Event("it waits for a batch: enough groups must be ready first")
 
 
 def _instance(member: PoolRow | None, group: GroupRow) -> str:
@@ -313,7 +322,10 @@ def _trained(reader: Reader, subject: Subject, steps: Sequence[StepRow]) -> Iter
             version = "" if batch.trained_version is None else f": weights v{batch.trained_version}"
             yield Event(f"batch {batch.id} is trained{version}", batch.trained_at)
         else:
-            yield Event(f"batch {batch.id} is served, the trainer has not acknowledged it yet")
+            acknowledged = "the run ended before the trainer acknowledged it"
+            if not has_ended(reader):
+                acknowledged = "the trainer has not acknowledged it yet"
+            yield Event(f"batch {batch.id} is served, {acknowledged}")
         yield from _used_again(reader, batch_id)
 
 

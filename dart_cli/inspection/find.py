@@ -2,6 +2,7 @@
 
 find_run       a configuration file, a run directory, or nothing -> the run that is meant
 find_subject   a trajectory by its id, of the run or of its pool; or an error with the nearest cure
+has_ended      whether the `dart data` that served the run is gone
 check_tasks    whether the run has such tasks
 check_reason   whether trajectories are dropped for such a reason
 """
@@ -20,6 +21,7 @@ from dart_cli.data.groups import group_id
 from dart_cli.data.store.open import DATABASE
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import DROP_REASONS, GroupRow, PoolRow, TrajectoryRow
+from dart_cli.runtime.liveness import workers_of
 from envs.own_code import did_you_mean
 
 RUNS = Path("runs")
@@ -50,6 +52,12 @@ def find_run(target: Path | None, overrides: Sequence[str] = ()) -> Path:
             f"no run in {run_dir} yet (run.dir of {target}); start one with `dart up {target}`"
         )
     return run_dir
+
+
+def has_ended(reader: Reader) -> bool:
+    """Whether the `dart data` that served the run is gone; False where none is known."""
+    served = [each for each in workers_of(reader.path.parent) if each.name == "data"]
+    return any(each.liveness == "gone" for each in served)
 
 
 def _newest_run() -> Path:

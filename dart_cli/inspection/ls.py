@@ -2,6 +2,7 @@
 
 Listing                                  which trajectories are listed
 list_trajectories, print_trajectories    those of the run
+left_out_note                            how many cancelled ones are left out
 list_pool, print_pool                    those of its experience pool
 """
 
@@ -23,16 +24,27 @@ STATES: tuple[TrajectoryState, ...] = (
     *("batched", "trained", "dropped"),
 )
 
+CANCELLED = "cancelled"
+"""The reason of a trajectory that the end of the run, or of its lease, cut off."""
+
 
 @dataclass(frozen=True)
 class Listing:
-    """Which trajectories are listed: the newest `limit` of those that match every given field."""
+    """Which trajectories are listed: the newest `limit` of those that match every given field.
+
+    Those that were cancelled only where `state`, `outcome` or `reason` asks for them.
+    """
 
     task: str | None = None
     outcome: Outcome | None = None
     state: TrajectoryState | None = None
     reason: str | None = None
     limit: int = 50
+
+    @property
+    def leaves_out_cancelled(self) -> bool:
+        """Whether those that the end of the run or of a lease cut off are left out: no state is asked for."""
+        return not (self.state or self.reason or self.outcome)
 
 
 def list_trajectories(reader: Reader, wanted: Listing) -> list[Json]:
@@ -42,10 +54,22 @@ def list_trajectories(reader: Reader, wanted: Listing) -> list[Json]:
         outcome=wanted.outcome,
         state=wanted.state,
         reason=wanted.reason,
+        but_reason=CANCELLED if wanted.leaves_out_cancelled else None,
         limit=wanted.limit + 1,
     )
     groups = reader.groups_by_id(row.group_id for row in rows)
     return [trajectory_json(row, groups[row.group_id]) for row in rows]
+
+
+def left_out_note(reader: Reader, wanted: Listing) -> str:
+    """How many cancelled trajectories are not listed, and the option that lists them; empty without any."""
+    if not wanted.leaves_out_cancelled:
+        return ""
+    count = reader.count_trajectories(task_id=wanted.task, reason=CANCELLED)
+    told = "cancelled one that the end of the run cut off is"
+    if count != 1:
+        told = "cancelled ones that the end of the run cut off are"
+    return f"{count} {told} left out; --reason {CANCELLED} lists them" if count else ""
 
 
 def trajectory_json(row: TrajectoryRow, group: GroupRow) -> Json:
@@ -97,7 +121,8 @@ def print_trajectories(console: Console, reader: Reader, rows: list[Json], limit
 
 def list_pool(reader: Reader, task: str | None, limit: int) -> list[Json]:
     """Members of the experience pool, evicted ones too; the newest last."""
-    return [asdict(row) for row in reader.pool(task_id=task, evicted=True)][-limit - 1 :]
+    rows = [asdict(row) for row in reader.pool(task_id=task, evicted=True)[-limit - 1 :]]
+    return [{"id": row.pop("trajectory_id"), "task": row.pop("task_id"), **row} for row in rows]
 
 
 def print_pool(console: Console, reader: Reader, rows: list[Json], limit: int) -> None:
@@ -106,8 +131,8 @@ def print_pool(console: Console, reader: Reader, rows: list[Json], limit: int) -
     table = page_table(f"pool of {run_dir_of(reader)}", *columns, right=("steps", "used"))
     for row in rows[-limit:]:
         table.add_row(
-            row["trajectory_id"][:13],
-            row["task_id"],
+            row["id"][:13],
+            row["task"],
             row["source"],
             str(row["steps"]),
             "known" if row["known"] else "unknown",

@@ -18,4 +18,5 @@ http_server  its socket and its limits
 kept_folder  the folder of long work that a second start goes on with
 progress     how far a long command is
 tables       how tables on a page look
+palette      the colours of pictures and pages
 """

@@ -133,7 +133,7 @@ def _scores(found: Evaluation) -> Iterator[Values]:
 
 
 def _facts(found: Evaluation) -> Iterator[tuple[str, str]]:
-    version = "as it comes" if found.policy_version < 0 else f"v{found.policy_version}"
+    version = "base weights" if found.policy_version < 0 else f"v{found.policy_version}"
     if found.averaged is not None:
         version = f"averaged, {found.averaged} updates"
     yield "weights", version

@@ -13,7 +13,7 @@ from statistics import fmean
 from bus.errors import UserError
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import CountersRow, CurvePoint, MetricPoint
-from dart_cli.inspection.ls import STATES
+from dart_cli.inspection.ls import CANCELLED, STATES
 from dart_cli.inspection.stats import reward_of_counted, success_of
 from dart_cli.view.charts import MOST_POINTS, Series, bar, line_chart
 from dart_cli.view.header import LIVE_S, Values, begun_at, config_of, header
@@ -40,7 +40,8 @@ def run(reader: Reader, site: Site, query: Query) -> Values:
     """Curves, trajectories by state, reasons of drops, processes, the newest verdicts."""
     counters = reader.counters()
     curve = curve_of(reader)
-    newest = [row for row in reader.trajectories(limit=LOOKED_AT) if row.outcome is not None]
+    judged = reader.trajectories(limit=LOOKED_AT, but_reason=CANCELLED)
+    newest = [row for row in judged if row.outcome is not None]
     return header(reader, site, query) | {
         "facts": _facts(reader, counters),
         "success_chart": run_chart(reader, curve),

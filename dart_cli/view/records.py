@@ -16,7 +16,7 @@ from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import GroupRow, GroupState, TrajectoryRow
 from dart_cli.inspection.explain import explain_trajectory
 from dart_cli.inspection.find import find_subject
-from dart_cli.inspection.ls import STATES
+from dart_cli.inspection.ls import CANCELLED, STATES
 from dart_cli.view import film
 from dart_cli.view.header import Values, header
 from dart_cli.view.query import ROWS, Query, page_of
@@ -24,6 +24,7 @@ from dart_cli.view.site import Site
 
 GROUP_STATES: tuple[GroupState, ...] = get_args(GroupState)
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+_ASKED = ("outcome", "state", "reason", "version")
 
 # --- groups ---------------------------------------------------------------------------------
 
@@ -73,7 +74,10 @@ def group_rows(reader: Reader, rows: Sequence[GroupRow]) -> list[Values]:
 
 
 def trajectories(reader: Reader, site: Site, query: Query) -> Values:
-    """Trajectories, the newest first; by task, verdict, state, reason and version."""
+    """Trajectories, the newest first; by task, verdict, state, reason and version.
+
+    Cancelled ones only where a verdict, state or reason asks for them.
+    """
     counters = reader.counters()
     reasons = sorted({row.reason for row in counters if row.reason})
     task_ids = sorted({row.task_id for row in counters})
@@ -84,12 +88,17 @@ def trajectories(reader: Reader, site: Site, query: Query) -> Values:
         "reason": query.one_of("reason", reasons),
         "version": query.whole("version"),
     }
+    left_out = 0
+    if not (wanted["outcome"] or wanted["state"] or wanted["reason"]):
+        left_out = reader.count_trajectories(**wanted | {"reason": CANCELLED})
+        wanted["but_reason"] = CANCELLED
     page = page_of(query, reader.count_trajectories(**wanted))
     rows = reader.trajectories(**wanted, limit=ROWS, offset=page.offset)
     return header(reader, site, query, is_list=True) | {
         "rows": with_groups(reader, rows[::-1]),
         "page": page,
-        "asked": {"task": wanted["task_id"], **{k: wanted[k] for k in list(wanted)[1:]}},
+        "left_out": left_out,
+        "asked": {"task": wanted["task_id"], **{k: wanted[k] for k in _ASKED}},
         "choices": {"task": task_ids, "outcome": OUTCOMES, "state": STATES, "reason": reasons},
     }
 

@@ -135,3 +135,21 @@ def test_the_verbs_read_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     code, _, error = say("row", str(tmp_path / "nothing"))
     assert code == 2
     assert "no such result" in error
+
+
+def test_digests_are_short_for_people_and_whole_for_scripts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digest = "0123456789abcdef" * 8
+    for name, weights in (("a", ""), ("b", digest)):
+        found = evaluation(name, outcomes("x", "ppf"))
+        assert found.settings is not None
+        settings = found.settings.model_copy(update={"weights_digest": weights})
+        found = found.model_copy(update={"settings": settings})
+        (tmp_path / f"{name}.json").write_text(found.model_dump_json())
+    for options, told in (([], digest[:12]), (["--json"], digest)):
+        with pytest.raises(SystemExit):
+            main(["eval", "compare", str(tmp_path / "a"), str(tmp_path / "b"), *options])
+        out = capsys.readouterr().out
+        assert f"weights: base weights, {told}" in out
+        assert (digest in out) == bool(options)

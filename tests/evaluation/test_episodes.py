@@ -11,6 +11,7 @@ import pytest
 
 from bus.errors import RunDirectoryError, UserError
 from dart_cli.evaluation.episodes import DATABASE, EpisodeStore, Kept, Planned, open_episodes
+from dart_cli.evaluation.held_out import progress_note
 from dart_cli.evaluation.results import EpisodeRow, EvalSettings
 
 PLAN = [
@@ -190,3 +191,26 @@ def test_time_counts_once_where_processes_play_at_once(tmp_path: Path) -> None:
         rows = [("a", 0.0, 10.0), ("b", 5.0, 12.0), ("c", 20.0, 21.0)]
         store._connection.executemany("INSERT INTO times VALUES (?, ?, ?)", rows)
         assert store.wall_s() == 13.0
+
+
+def test_tasks_and_compositions_are_counted_apart(tmp_path: Path) -> None:
+    plan = [
+        Planned("sampled", task, seed, 0, composed, False)
+        for task, composed in (("a", False), ("a+b", True))
+        for seed in (7, 8)
+    ]
+    with EpisodeStore(tmp_path) as store:
+        store.plan(plan)
+        for outcome in ("pass", "fail", "fail"):
+            planned = store.claim()
+            assert planned
+            store.keep(over(planned, outcome))
+        counts = store.counts_by_part("sampled")
+        assert list(counts) == [("sampled", False), ("sampled", True)]
+        assert [(each.over, each.total, each.passed) for each in counts.values()] == [
+            *((2, 2, 1), (1, 2, 0))
+        ]
+        assert progress_note(counts, 61) == (
+            "tasks 2/2 0.50 passed, compositions 1/2 0.00 passed, about 1:01 left"
+        )
+        assert progress_note({("sampled", False): counts["sampled", False]}, 0) == "0.50 passed"

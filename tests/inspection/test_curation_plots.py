@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from dart_cli.algo.schedule import group_size
 from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.data.store.reader import Reader
-from dart_cli.inspection.curation_plots import draw_all, group_outcome, success_averages
+from dart_cli.inspection.curation_plots import (
+    MOST_PANELS,
+    draw_all,
+    draw_lengths,
+    group_outcome,
+    success_averages,
+)
+from dart_cli.runtime.palette import COLOURS
+from dart_cli.view.site import stylesheet
 from tests.data.parts import (
     Clock,
     ask_lease,
@@ -134,3 +145,35 @@ def test_the_sizes_that_are_drawn_are_those_the_rule_gives_for_what_is_drawn(
     assert known[groups[0].id] is None
     assert [group.size for group in groups] == [group_size(known[g.id], 8, 2) for g in groups]
     assert {group.size for group in groups} >= {8, 2}
+
+
+def test_sizes_that_never_change_are_told_in_words(
+    tmp_path: Path, played: Played, reader: Reader
+) -> None:
+    assert not played.config.data.dynamic_number
+    draw_all(reader, tmp_path)
+    with Image.open(tmp_path / "sizes.png") as sizes, Image.open(tmp_path / "fates.png") as fates:
+        assert sizes.height < fates.height / 1.5
+
+
+def test_each_task_has_its_panel_of_lengths_or_the_picture_counts_them(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "run")
+    with open_store(config.run.dir) as store:
+        play_group(make_ledger(config, store, Clock()), ["pass"] * 4)
+        [group], [row, *_] = store.groups(), store.trajectories()
+
+    def drawn(tasks: int) -> list[str]:
+        groups = [replace(group, id=f"g{i}", number=i, task_id=f"t{i:02}") for i in range(tasks)]
+        rows = [replace(row, id=f"g{i}-00", group_id=f"g{i}") for i in range(tasks)]
+        figure = Figure()
+        draw_lengths(figure, groups, rows)
+        panels = [axes.get_title("left") for axes in figure.axes if axes.get_visible()]
+        return [*filter(None, [figure.get_suptitle()]), *panels]
+
+    assert drawn(MOST_PANELS) == [f"t{i:02}" for i in range(MOST_PANELS)]
+    assert f"{MOST_PANELS} of {MOST_PANELS + 1} tasks" in drawn(MOST_PANELS + 1)[0]
+
+
+def test_the_pages_have_the_colours_of_the_pictures() -> None:
+    light = stylesheet().partition("@media")[0]
+    assert re.findall(r"--v\d: (#\w+)", light) == list(COLOURS)

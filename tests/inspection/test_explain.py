@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,8 @@ from dart_cli.data.store.open import open_store
 from dart_cli.data.store.reader import Reader
 from dart_cli.inspection.explain import explain_trajectory
 from dart_cli.inspection.find import find_subject
-from tests.data.parts import make_ledger, play, play_group, pool_member, small_config
+from dart_cli.runtime.run_dir import claim
+from tests.data.parts import ask_lease, make_ledger, play, play_group, pool_member, small_config
 from tests.data.test_baselines import stream_config
 from tests.inspection.parts import Played, events_text, run
 
@@ -144,3 +147,28 @@ def test_why_prints_moments_or_json(played: Played, capsys: pytest.CaptureFixtur
     text = json.loads(capsys.readouterr().out)
     assert text["id"] == name
     assert text["story"][0]["numbers"]["worker"] == "env-0"
+
+
+def test_what_a_run_that_ended_left_behind_waits_for_nothing(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "run")
+    with open_store(config.run.dir) as store:
+        ledger = make_ledger(config, store)
+        ready = play_group(ledger, ["pass", "fail", "fail", "pass"])
+        begun, playing = play(ledger, 0, "pass"), ask_lease(ledger, 1).trajectory_id
+        names = (f"{ready}-00", begun.trajectory_id, playing)
+        with claim(config, "data"):
+            ends = [events_text(store, name).splitlines()[-1] for name in names]
+        assert ["waits for a batch" in ends[0], "waits for its group" in ends[1]] == [True, True]
+        assert ends[2] == "it is leased now"
+        lock = config.run.dir / "workers" / "data.lock"
+        ended = subprocess.run(
+            [sys.executable, "-c", "import os; print(os.getpid())"],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        lock.write_text(ended.stdout)
+        ends = [events_text(store, name).splitlines()[-1] for name in names]
+        assert "ended before a batch took it" in ends[0]
+        assert "ended before its group" in ends[1]
+        assert "ended while it was leased" in ends[2]

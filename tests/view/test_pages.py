@@ -31,6 +31,7 @@ from tests.data.parts import (
     pool_member,
     small_config,
     trained,
+    trajectory_end,
 )
 from tests.inspection.parts import Played
 from tests.view.parts import Bones, Server, play_shown, png, serving
@@ -478,3 +479,21 @@ def test_a_member_of_the_pool_is_found_by_its_id(server: Server, played: Played)
     member = played.store.pool()[0]
     text = Bones.of(server.page(f"/trajectories/{member.trajectory_id}")).text
     assert f"in the pool {member.source}" in text
+
+
+def test_what_the_end_of_a_run_cancelled_is_not_among_the_newest(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "run")
+    with open_store(config.run.dir) as store:
+        ledger = make_ledger(config, store)
+        group = play_group(ledger, ["pass"] * 4)
+        lease = ask_lease(ledger, 0)
+        ledger.end(trajectory_end(lease.trajectory_id, 0, "invalid", "cancelled"))
+        store.commit()
+        with serving(config.run.dir) as server:
+            for path in ("/", "/trajectories"):
+                links = Bones.of(server.page(path)).links
+                assert f"/trajectories/{group}-00" in links
+                assert f"/trajectories/{lease.trajectory_id}" not in links
+            assert "/trajectories?reason=cancelled" in links
+            links = Bones.of(server.page("/trajectories?reason=cancelled")).links
+            assert f"/trajectories/{lease.trajectory_id}" in links

@@ -105,13 +105,20 @@ def where_clause(
     *,
     version: int | None = None,
     group_ids: Sequence[str] | None = None,
+    but_reason: str | None = None,
 ) -> tuple[str, list[object]]:
-    """The WHERE clause for columns that must equal what is not None, and its values."""
+    """The WHERE clause for columns that must equal what is not None, and its values.
+
+    `but_reason` leaves out what was dropped for that reason.
+    """
     clauses = [f"{column} = ?" for column, wanted in equal.items() if wanted is not None]
     values = [wanted for wanted in equal.values() if wanted is not None]
     if version is not None:
         clauses.append("? BETWEEN t.oldest_version AND t.newest_version")
         values.append(version)
+    if but_reason is not None:
+        clauses.append("t.reason != ?")
+        values.append(but_reason)
     if group_ids is not None:
         clauses.append("t.group_id IN (SELECT value FROM json_each(?))")
         values.append(json.dumps(list(group_ids)))

@@ -78,18 +78,20 @@ class Reader(Analytics, Judgements):
         task_id: str | None = None,
         outcome: Outcome | None = None,
         reason: str | None = None,
+        but_reason: str | None = None,
         version: int | None = None,
         limit: int = 1_000_000,
         offset: int = 0,
     ) -> list[TrajectoryRow]:
         """Trajectories that match, in order of lease; of very many the newest `limit`.
 
-        `version` is one of the weights that sampled it. `offset` leaves out that many of the newest.
+        `version` is one of the weights that sampled it; `but_reason` leaves out those dropped for it. `offset` leaves out that many of the newest.
         """
         where, values = where_clause(
             {"t.state": state, "g.task_id": task_id, "t.outcome": outcome, "t.reason": reason},
             version=version,
             group_ids=group_ids,
+            but_reason=but_reason,
         )
         rows = self._rows(
             f"SELECT t.* FROM trajectories t JOIN groups g ON g.id = t.group_id {where} "  # noqa: S608
@@ -105,12 +107,14 @@ class Reader(Analytics, Judgements):
         task_id: str | None = None,
         outcome: Outcome | None = None,
         reason: str | None = None,
+        but_reason: str | None = None,
         version: int | None = None,
     ) -> int:
         """How many trajectories match; see `trajectories`."""
         where, values = where_clause(
             {"t.state": state, "g.task_id": task_id, "t.outcome": outcome, "t.reason": reason},
             version=version,
+            but_reason=but_reason,
         )
         [row] = self._rows(
             "SELECT COUNT(*) AS number "  # noqa: S608
