@@ -5,6 +5,7 @@ Deadlines how long each may take
 reporting_wait   reports a call that is out to a WaitReporter
 AsyncEnv    an environment that is called from an event loop, wherever it lives
 as_regular_exception  an error as one that ends no process
+log_traceback    the traceback of an environment's mistake, once for each place that raises
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import logging
 import math
 import re
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -30,7 +32,13 @@ from envs.screenshots import ScreenFormat, size_of
 logger = logging.getLogger(__name__)
 
 _ACTIONS = get_args(get_args(Action)[0])
+MOST_TRACEBACK = 20_000
+"""Characters of a traceback that are kept, from its end."""
+
 _FIELD = re.compile(r"\{\w+\}")
+
+_logged: set[tuple[str, str]] = set()
+"""Places that have raised in this process, and what: their tracebacks are in its log."""
 
 Looked = tuple[ScreenState, list[Element]]
 """Which screen is shown, and what can be done on it."""
@@ -268,3 +276,27 @@ def as_regular_exception(error: BaseException, where: str) -> Exception:
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     return EnvError(f"{where}: {type(error).__name__}: {error}")
+
+
+def traceback_of(error: BaseException) -> tuple[str, str]:
+    """Where and what an error was raised, the same each time, and its traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    text = "".join(traceback.format_exception(error))
+    return f"{type(error).__name__} at {where}", text[-MOST_TRACEBACK:]
+
+
+def log_traceback(what: str, raised_at: str, text: str) -> None:
+    """Log the traceback of an environment's mistake. One of the same place is not logged again.
+
+    Each episode's reason says the error; an environment that always raises would bury the log.
+    """
+    place = what.rpartition(": ")[2], raised_at
+    if place not in _logged:
+        _logged.add(place)
+        logger.error("%s; further ones at this place are not logged\n%s", what, text.rstrip())
+
+
+def has_logged_tracebacks() -> bool:
+    """Whether a traceback is in this process's log."""
+    return bool(_logged)

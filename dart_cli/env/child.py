@@ -16,7 +16,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple
 from typing import Any
@@ -91,8 +90,6 @@ class EnvServer:
         try:
             return self._answer(call)
         except BaseException as error:  # noqa: BLE001 - it is raised again in the slot
-            if not isinstance(error, DartError):
-                traceback.print_exc()
             return _error_reply(error, call["call"]), b""
 
     def _answer(self, call: dict[str, Any]) -> PipeMessage:
@@ -145,7 +142,10 @@ def _error_reply(error: BaseException, what: str) -> dict[str, Any]:
     if isinstance(error, EnvError):
         kinds = (kind for kind in (NoOracleError, ActionCausedError) if isinstance(error, kind))
         return {"error": str(error), "kind": next(kinds, EnvError).__name__}
-    return {"error": f"{what}: {type(error).__name__}: {error}", "kind": EnvError.__name__}
+    reply = {"error": f"{what}: {type(error).__name__}: {error}", "kind": EnvError.__name__}
+    # The slot's process logs it: this one is not the last to fail at that place.
+    told = {} if isinstance(error, DartError) else {"traceback": list(calls.traceback_of(error))}
+    return reply | told
 
 
 def _end() -> None:

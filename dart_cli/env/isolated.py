@@ -24,6 +24,7 @@ from typing import Any
 from bus.errors import ActionCausedError, EnvError, NoOracleError, TaskError
 from bus.heartbeat import WaitReporter
 from dart_cli.config.schema import EnvConfig, observed_kinds
+from dart_cli.env import calls
 from dart_cli.env.calls import (
     AS_GIVEN,
     AsyncEnv,
@@ -228,6 +229,8 @@ class IsolatedEnv:
             await self._end()  # half an answer may be on its way
             raise
         if "error" in header:
+            if "traceback" in header:
+                calls.log_traceback(f"{self._name}: {what} failed", *header["traceback"])
             raise _KINDS[header["kind"]](f"{self._name}: {header['error']}")
         return header, blob
 

@@ -173,7 +173,7 @@ class ThreadedEnv:
         except DartError as error:
             raise EnvError(f"{self._name}: {what}: {error}") from error
         except Exception as error:
-            logger.exception("%s: %s failed", self._name, what)
+            calls.log_traceback(f"{self._name}: {what} failed", *calls.traceback_of(error))
             raise EnvError(f"{self._name}: {what}: {type(error).__name__}: {error}") from error
         finally:
             job.answer.cancel()  # its result is no longer needed

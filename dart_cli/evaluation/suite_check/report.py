@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from rich.console import Console
 
 from bus.errors import DartError, TaskError, UserError
 from dart_cli.config.schema import EnvConfig
-from dart_cli.env.calls import AsyncEnv
+from dart_cli.env.calls import AsyncEnv, has_logged_tracebacks
 from dart_cli.evaluation.in_process import in_slots
 from dart_cli.evaluation.suite_check.agents import PROBES, Probe
 from dart_cli.evaluation.suite_check.episodes import play_task
@@ -32,6 +33,9 @@ from dart_cli.runtime.tables import page_table
 from envs.base import Task
 from envs.registry import check_options, check_parts, load_suite, make_env
 from envs.selection import select_tasks
+
+_SLOT = re.compile(r"^check/[0-9]+: ")
+"""Which environment it was that raised."""
 
 STOPPED = 130  # exit code, as a shell has it for Ctrl-C
 
@@ -192,8 +196,14 @@ def _print(options: CheckOptions, reports: Sequence[TaskReport], errors: Sequenc
     console.print(table)
     for line in errors:
         console.print(f"cannot be read: {line}", soft_wrap=True)
+    for line in _broken(reports):
+        console.print(line, soft_wrap=True)
+    if has_logged_tracebacks():
+        console.print("tracebacks: above, on standard error, one for each place that raises")
     for report in reports:
         for kind, found in report.mistakes.items():
+            if found is report.errors:
+                continue  # told by error, over all tasks
             for line in found[:MOST_LINES]:
                 console.print(f"{report.task_id} {kind}: {line}", soft_wrap=True)
             if len(found) > MOST_LINES:
@@ -228,6 +238,20 @@ def _print(options: CheckOptions, reports: Sequence[TaskReport], errors: Sequenc
         + (f"{wrong} to fix" if wrong or errors else "nothing to fix")
         + (f", {len(errors)} files cannot be read" if errors else "")
     )
+
+
+def _broken(reports: Sequence[TaskReport]) -> list[str]:
+    """One line for each error that broke episodes, with their number and the first."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for report in reports:
+        for line in report.errors:
+            episode, _, reason = line.partition(": ")
+            found.setdefault(_SLOT.sub("", reason), []).append((report.task_id, episode))
+    return [
+        f"breaks: {reason} ({_number(len(episodes), 'episode')} of "
+        f"{_number(len({task_id for task_id, _ in episodes}), 'task')}, first {', '.join(episodes[0])})"
+        for reason, episodes in found.items()
+    ]
 
 
 def _number(number: int, what: str) -> str:

@@ -142,6 +142,51 @@ def test_a_mistake_on_the_command_line_is_one_line_and_exit_code_2(
     assert "Traceback" not in error
 
 
+RAISES = """
+from envs.base import Task
+from tests.env.unruly_suite import Unruly
+
+class RaisingEnv(Unruly):
+    def reset(self, *, seed=None, options=None):
+        if seed == 2:
+            raise ValueError("no such window")
+        return [][1]
+
+    def close(self):
+        pass
+
+class RaisingSuite:
+    name = "raising"
+    tasks = {each: Task(each, "raising", "click", 3) for each in ("raising/a", "raising/b")}
+
+    def make_env(self):
+        return RaisingEnv()
+"""
+
+
+@pytest.mark.parametrize("carrier", [(), ("--isolate", "--slots", "2")], ids=["thread", "process"])
+def test_an_environment_that_always_raises_is_one_line_with_a_count_and_one_traceback(
+    carrier: tuple[str, ...],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    file = tmp_path / f"raises_{len(carrier)}.py"
+    file.write_text(RAISES)
+    with pytest.raises(SystemExit) as exit_:
+        main(["env", "check", f"{file}:RaisingSuite", "--probes", "done,random", *carrier])
+    assert exit_.value.code == 1
+    told = capfd.readouterr()
+    broken = [line for line in told.out.splitlines() if line.startswith("breaks: ")]
+    assert len(broken) == 2
+    assert "IndexError: list index out of range (8 episodes of 2 tasks, first" in broken[0]
+    assert "ValueError: no such window (4 episodes of 2 tasks, first" in broken[1]
+    assert "tracebacks: above, on standard error" in told.out
+    assert caplog.text.count("Traceback (most recent call last)") == 2  # places that raise
+    assert caplog.text.count("return [][1]") == 1
+    assert told.out.splitlines()[-1] == "2 tasks, 12 episodes: 2 to fix"
+
+
 def test_what_was_found_is_printed_though_it_cannot_be_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
