@@ -322,6 +322,6 @@ def tasks(
     with read_graph(folder) as graph:
         told = make_tasks(graph, out, options)
     for reason, count in told["left_out"].items():
-        typer.echo(f"left out: {count} screens: {reason}", err=True)
+        typer.echo(f"{count} screens have no task: {reason}", err=True)
     typer.echo(f"{told['tasks']} tasks; play them with dart env play {told['suite']}", err=True)
     typer.echo(json.dumps(told))

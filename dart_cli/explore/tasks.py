@@ -135,9 +135,9 @@ def candidates(
         if screen.ended:
             reason = "the environment ends the episode there"
         elif screen.id in starts:
-            reason = "it is a start"
+            reason = "an exploration starts there"
         elif screen.id not in best:
-            reason = "no step led there again and again"
+            reason = "no step led there reliably"
         elif len(best[screen.id][1]) > options.longest:
             reason = f"more than {options.longest} steps away"
         else:

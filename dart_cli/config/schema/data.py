@@ -79,7 +79,7 @@ class DataConfig(Section):
     screen is worth less what this one is (`temporal_difference`)."""
 
     screen_weight: float = Field(default=1.0, gt=0, le=100)
-    """`screen_credit`: what the screen's part is multiplied by before it is added."""
+    """`screen_credit`: what the screen advantage is multiplied by before it is added."""
 
     screen_discount: float = Field(default=0.95, gt=0, le=1)
     """`screen_credit`: `discount` of the returns that are compared on a screen."""

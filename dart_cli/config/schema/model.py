@@ -83,7 +83,7 @@ class PolicyConfig(Section):
     them: a name of docs/families.md; `auto`, as the folder of `model.path` shows; `none`, the defaults below."""
 
     codec: Annotated[str, AfterValidator(_codec)] = "compact"
-    """The model's action language: `compact` (tiny model), `uitars` (UI-TARS text), `toolcall` and its kin
+    """The model's action language: `compact` (tiny model), `uitars` (UI-TARS text), the `toolcall` codecs
     (calls of Qwen's computer_use and mobile_use), `pyautogui`, `scalecua`, `glm`, or your own as `package.module:Codec` or `file.py:Codec`
     (docs/extend-codec.md). Which model writes which: docs/families.md."""
 
