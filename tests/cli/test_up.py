@@ -178,7 +178,12 @@ def test_one_command_evaluates_trains_goes_on_after_ctrl_c_and_reports(
 @pytest.mark.usefixtures("children")
 def test_a_run_that_has_learned_ends_is_evaluated_and_is_not_gone_on_with(tmp_path: Path) -> None:
     path = write_config(tmp_path, updates=100_000, around=True)
-    learned = ("up", path, "--set", "train.stop_at=0.001")  # once it is known of 400 trajectories
+    learned = (
+        "up",
+        path,
+        "--set",
+        "train.stop_at=0.001",
+    )  # once as many trajectories are over as it is of
     out, err = finish(start(*learned))
     assert err.count("learned: success is at least") == 1, err
     result = json.loads(out.splitlines()[-1])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import dart_cli.data.progress as progress_module
 from bus.messages import Outcome
 from dart_cli.data.progress import NEWEST, Meter, RunCounters, RunProgress
 
@@ -130,12 +129,18 @@ def test_a_task_the_run_no_longer_has_does_not_count_in_its_success() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=600),
-    st.integers(0, 600),
+    st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=60),
+    st.integers(0, 60),
 )
 def test_the_newest_success_is_that_of_a_list_of_all_whatever_was_restarted(
     played: list[tuple[str, bool]], restart: int
 ) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(progress_module, "NEWEST", 20)
+        _compared(played, restart)
+
+
+def _compared(played: list[tuple[str, bool]], restart: int) -> None:
     progress = RunProgress("abc", 0.0)
     for number, (task, passed) in enumerate(played):
         if number == restart:
@@ -143,7 +148,7 @@ def test_the_newest_success_is_that_of_a_list_of_all_whatever_was_restarted(
             progress = RunProgress("abc", 0.0)
             progress.restore(rows)
         progress.count(task, passed, 0)
-    each = math.ceil(NEWEST / 3)
+    each = 7  # of 20 for three tasks
     newest = {name: [passed for task, passed in played if task == name][-each:] for name in "abc"}
     seen = progress.newest_success()
     assert seen.passed == sum(map(sum, newest.values()))

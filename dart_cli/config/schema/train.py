@@ -38,7 +38,7 @@ class TrainConfig(Section):
 
     stop_at: float = Field(default=0.0, ge=0, le=0.99)
     """The run ends once its tasks' mean success is at least this, by the lower bound of its 95 %
-    confidence interval over the newest 400 trajectories, as many of each task; 0 for never."""
+    confidence interval over the newest 1500 trajectories, as many of each task; 0 for never."""
 
     lr: float | None = Field(default=None, ge=0, le=1)
     """AdamW learning rate after warm-up; 0 trains nothing (a control). Unset it follows the size of the
