@@ -5,7 +5,6 @@
 
     stop     `dart up configs/quickstart.toml`: the run ends at train.stop_at
     whole    the same file without it: all of train.updates
-    former   the settings before there was train.stop_at: 250 updates, the rate to a fifth
 
 The claim: held-out success of at least 0.95 for each seed. A run that is done is kept in --work and not
 played again; one that was stopped goes on where it was. Minutes mean little where other work shares the cores, so each
@@ -44,10 +43,6 @@ CONFIG = ROOT / "configs" / "quickstart.toml"
 ARMS: dict[str, list[str]] = {
     "stop": [],
     "whole": ["train.stop_at=0"],
-    "former": [
-        *("train.stop_at=0", "train.updates=250", "train.lr_end=0.2", "train.average=0.0"),
-        "train.max_minutes=9.5",
-    ],
 }
 GOAL = 0.95
 """Held-out success, sampled, that each seed must reach."""

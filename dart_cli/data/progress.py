@@ -34,9 +34,8 @@ _BUCKETS = 2 * CURVE_POINTS
 
 NEWEST = 1500
 """Newest trajectories that train.stop_at looks at, as many of each task. Members of a group play the same
-instance, so these tell about as much as half of them would of as many instances; and a success that one
-version has by chance does not last for so many. With 400 the bound was passed by 0.04 more than what came
-after (docs/log.md)."""
+instance, so these tell about as much as half of them would of as many instances. They are counted as they
+end, and those that pass end sooner: few of so many are still in play. Over 400 runs ended by chance."""
 
 WINDOW_S = 60
 """Seconds over which throughput is averaged."""
