@@ -53,9 +53,12 @@ class Progress:
         """Where it is: packages fetched, or installed."""
         if self._installing:
             done = min(max(0, self._held() - self._before), self._total)
-            return f"    installed {done} of about {self._total} packages"
+            return f"    installed {done} of {self._all()}"
         size = f", {self._megabytes:.0f} MB" if self._megabytes >= 1 else ""
-        return f"    fetched {len(self._fetched)} of about {self._total} packages{size}"
+        return f"    fetched {len(self._fetched)} of {self._all()}{size}"
+
+    def _all(self) -> str:
+        return "1 package" if self._total == 1 else f"about {self._total} packages"
 
     def _held(self) -> int:
         return len(list(self._folder.glob("*.dist-info")))

@@ -13,7 +13,7 @@
 #   --envs N         environment processes (default up.envs)
 #   --session NAME   tmux session (default dart-CONFIG); one that is there is gone back to
 #   --detached       leave it in the background
-#   --dry-run        print the commands, start nothing
+#   --dry-run        print the commands, start nothing; also after CONFIG
 #
 # What follows CONFIG goes to every role. In each pane is a shell: Ctrl-C ends its process, the
 # up-arrow brings the command back. Window `run`: status, data, train, env; window `rollout`: the
@@ -53,6 +53,11 @@ while [ $# -gt 0 ]; do
         --session) session=$2 ;;
     esac
     shift 2
+done
+given=("$@") # a dry run is one wherever it stands
+set --
+for each in ${given[@]+"${given[@]}"}; do
+    if [ "$each" = --dry-run ]; then dry=1; else set -- "$@" "$each"; fi
 done
 [ -n "$config" ] || die "name the TOML file of the run: scripts/tmux.sh configs/quickstart.toml"
 [ -f "$config" ] || die "no such file: $config"

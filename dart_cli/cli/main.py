@@ -65,11 +65,21 @@ def _in_one_line() -> Iterator[None]:
         if type(error).__name__ == "NoArgsIsHelpError":  # its text is the help page
             raise
         page = f"{error.ctx.command_path} --help" if error.ctx else "dart --help"
-        raise UserError(f"{error.format_message().rstrip('.')}; see `{page}`") from None
+        text = error.format_message().replace("Value error, ", "").rstrip(".")
+        raise UserError(f"{text}; see `{page}`") from None
+
+
+PANELS = {
+    "Run": ("up", "data", "train", "rollout", "env", "serve"),
+    "Look": ("status", "view", "doctor"),
+    "Evaluate": ("eval",),
+    "Make": ("init", "tune", "export", "model", "explore"),
+}
+"""The verbs of the first help page by what they are for. `bench` and `keys` are left out of it."""
 
 
 class _Verbs(typer.core.TyperGroup):
-    """Lists groups such as `env` and `data` beside the other verbs; typer lists them last."""
+    """Lists the verbs by what they are for; typer lists groups such as `env` and `data` last."""
 
     def make_context(self, *arguments: Any, **named: Any) -> Any:
         """Read the options of `dart` itself."""
@@ -83,13 +93,8 @@ class _Verbs(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The verbs in the order of the help page."""
-        groups = ("env", "data", "eval", "explore", "tune", "model")
-        names = [name for name in super().list_commands(ctx) if name not in groups]
-        names.insert(names.index("train"), "data")
-        names[names.index("view") + 1 : names.index("view") + 1] = ["eval", "explore"]
-        names[names.index("export") : names.index("export")] = ["tune", "model"]
-        names.remove("serve")
-        return ["env", "serve", *names]
+        named = [name for verbs in PANELS.values() for name in verbs]
+        return [*named, *(name for name in super().list_commands(ctx) if name not in named)]
 
 
 app = typer.Typer(
@@ -130,7 +135,20 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 @cache
 def _command() -> Any:
     """What typer makes of all verbs; made once, however often a process calls `main`."""
-    return typer.main.get_command(app)
+    root: Any = typer.main.get_command(app)
+    for panel, verbs in PANELS.items():
+        for verb in verbs:
+            root.commands[verb].rich_help_panel = panel
+    _unwrap(root)
+    return root
+
+
+def _unwrap(command: Any) -> None:
+    """Take the source's line breaks out of the paragraphs of a help page: the terminal has its own."""
+    paragraphs = (command.help or "").split("\n\n")
+    command.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)
+    for each in getattr(command, "commands", {}).values():
+        _unwrap(each)
 
 
 def _say_error(text: str) -> None:

@@ -51,10 +51,14 @@ def add_pointer(
 
     Example: dart model add-pointer models/Qwen2.5-VL-3B-Instruct models/Qwen2.5-VL-3B-pointer --seed 1
     """
-    from dart_cli.policy.model import resolve
-    from dart_cli.policy.pointer.folder import add_pointer as add
+    from dart_cli.config.models import resolve
+    from dart_cli.config.places import refuse_out
 
-    tokens = add(resolve(folder), out, seed)
+    source = resolve(folder)
+    refuse_out(out)
+    from dart_cli.policy.pointer.folder import add_pointer as add  # it brings torch
+
+    tokens = add(source, out, seed)
     typer.echo(
         f"{out}: {folder} with a pointer head, tokens {', '.join(map(str, tokens.triple))}; train it "
         f'with model.path = "{out}" and policy.pointing = "pointer"'

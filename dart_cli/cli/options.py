@@ -151,8 +151,9 @@ def print_dry_run(
 def config_of(target: Path, overrides: list[str] | None = None) -> Config:
     """The configuration in a file, or the one that a run directory was started with."""
     from dart_cli.config.load import load_config, refuse_overrides
-    from dart_cli.runtime.run_dir import read_run
+    from dart_cli.runtime.run_dir import read_run, refuse_missing
 
+    refuse_missing(target)
     if not target.is_dir():
         return load_config(target, overrides)
     refuse_overrides(target, overrides or [])

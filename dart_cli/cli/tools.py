@@ -113,7 +113,7 @@ def view(
 
 
 bench = typer.Typer(no_args_is_help=True, help="Measure schedules against each other.")
-tools.add_typer(bench, name="bench")
+tools.add_typer(bench, name="bench", hidden=True)
 
 
 @bench.callback()
@@ -223,7 +223,10 @@ def export(
         option = "--averaged" if averaged else "--checkpoint"
         raise UserError(f"--version names a published version: leave it out with {option}")
     config = config_of(target, overrides)
-    from dart_cli.export.folder import export_folder
+    from dart_cli.config.places import refuse_out
+
+    refuse_out(out)
+    from dart_cli.export.folder import export_folder  # it brings torch
 
     trained = export_folder(
         config, out, version=version, checkpoint=checkpoint, averaged=averaged, merge=merge
@@ -343,7 +346,7 @@ def init(
     typer.echo(f"wrote {', '.join(map(str, written))}; edit, then: dart up {path}")
 
 
-@tools.command()
+@tools.command(hidden=True)
 def keys(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder; made if need be.")],
 ) -> None:

@@ -15,6 +15,7 @@ the right one.
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -121,12 +122,39 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
+        if twice := _set_twice(text):
+            raise ConfigError(f"{twice} ({path})") from None
         cure = "text is written in quotes, a section is [name], a value is key = value"
         raise ConfigError(f"not TOML: {error}; {cure} ({path})") from None
     except RecursionError:
         raise ConfigError(
             f"nested too deeply: no value needs more than a few brackets ({path})"
         ) from None
+
+
+_HEADER = re.compile(r"\s*\[([^\[\]]+)\]\s*(?:#.*)?")
+_KEY = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*=")
+
+
+def _set_twice(text: str) -> str:
+    """The first key or section that stands twice in `text`, with both lines; empty without one.
+
+    tomllib says neither which, nor on which line. Read by lines: a multi-line value that looks like keys
+    may be taken for them, but only where the file is wrong.
+    """
+    section, first = "", dict[str, int]()
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := _HEADER.fullmatch(line):
+            section = header[1].strip()
+            name = f"[{section}]"
+        elif key := _KEY.match(line):
+            name = f"{section}.{key[1]}" if section else key[1]
+        else:
+            continue
+        if name in first:
+            return f"{name} stands twice, on lines {first[name]} and {number}; remove one"
+        first[name] = number
+    return ""
 
 
 def _check_depth(tree: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 BUILTIN          names of the shipped models, and their folders
 MODEL_TYPES      the kinds of model that the policy can load
 model_folder     the folder that `model.path` names
+resolve          the same, which must exist; of those that ship, too
 is_model_folder  whether a folder is a model's and not a run's
 check_model      the whole folder, without torch: each file, each header, each shape
 model_problem    why a `model.path` cannot be loaded, and the cure
@@ -50,6 +51,20 @@ def model_folder(path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         return Path(path)
+
+
+def resolve(name: str | Path) -> Path:
+    """The folder of a configuration's `model`. Raises ModelError if it does not exist."""
+    if str(name).startswith("builtin:"):
+        if str(name) not in BUILTIN:
+            raise ModelError(f"model {name} is unknown; built in are: {', '.join(BUILTIN)}")
+        return BUILTIN[str(name)]
+    folder = model_folder(name)
+    if not folder.is_dir():
+        raise ModelError(
+            f"model folder {folder} does not exist; give a local Hugging Face folder or builtin:tiny"
+        )
+    return folder
 
 
 def model_problem(path: str) -> str:

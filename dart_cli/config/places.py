@@ -2,6 +2,7 @@
 
 Mistake   a key, and what is wrong with it
 cannot_be_made   why a directory cannot be made
+refuse_out  the error where a folder cannot be new
 closed    paths that the system does not let us read
 places    run.dir and weights.directory: a file, or nowhere that they could be made
 pool      folders of data.pool that are not there
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from bus.errors import UserError
 from bus.loopback import is_loopback
 from dart_cli.config.endpoints import KEY_FILE
 from dart_cli.config.load import shown
@@ -124,3 +126,11 @@ def weights(config: Config) -> Iterator[Mistake]:
             f'works with weights.channel = "file" alone; "{channel}" sends only what workers lack anyway; '
             "set it to false",
         )
+
+
+def refuse_out(out: Path) -> None:
+    """Raise UserError where `out` exists or has no parent."""
+    if out.exists():
+        raise UserError(f"{out} exists; name a folder that does not")
+    if not out.absolute().parent.is_dir():
+        raise UserError(f"{out}: there is no folder {out.absolute().parent}")

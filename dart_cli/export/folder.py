@@ -12,16 +12,17 @@ import torch
 from transformers import PreTrainedModel
 
 from bus.errors import UserError
+from dart_cli.config.models import resolve
+from dart_cli.config.places import refuse_out
 from dart_cli.config.schema import Config
 from dart_cli.export.card import model_card
 from dart_cli.export.sources import Trained, of_checkpoint, published_weights
 from dart_cli.policy.lora import merge_into
-from dart_cli.policy.model import load_policy, resolve, weight_tensors
+from dart_cli.policy.model import load_policy, weight_tensors
 from dart_cli.policy.saved_folder import (
     SHARD,
     copy_rest,
     new_folder,
-    refuse_out,
     write_adapters,
     write_model,
 )

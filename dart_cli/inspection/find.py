@@ -22,6 +22,7 @@ from dart_cli.data.store.open import DATABASE
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import DROP_REASONS, GroupRow, PoolRow, TrajectoryRow
 from dart_cli.runtime.liveness import workers_of
+from dart_cli.runtime.run_dir import refuse_missing
 from envs.own_code import did_you_mean
 
 RUNS = Path("runs")
@@ -46,6 +47,7 @@ def find_run(target: Path | None, overrides: Sequence[str] = ()) -> Path:
                 "`dart data` or `dart up` made, or the TOML file of the run"
             )
         return target
+    refuse_missing(target)
     run_dir = load_config(target, list(overrides)).run.dir
     if not (run_dir / DATABASE).is_file():
         raise RunDirectoryError(

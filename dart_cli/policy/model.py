@@ -28,7 +28,7 @@ from transformers.utils import logging as transformers_logging
 
 from bus.errors import ModelError, first_line
 from dart_cli.config import model_files as files
-from dart_cli.config.models import BUILTIN, check_model, model_folder
+from dart_cli.config.models import check_model, resolve
 from dart_cli.config.schema import LoraConfig, Pointing
 from dart_cli.policy.attention import use_packed
 from dart_cli.policy.forward import ModelInputs, collate, use_batched_vision
@@ -136,20 +136,6 @@ def weight_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """
     tensors = {name: parameter.data for name, parameter in model.named_parameters()}
     return {name: tensor for name, tensor in tensors.items() if is_adapter(name)} or tensors
-
-
-def resolve(name: str | Path) -> Path:
-    """The folder of a configuration's `model`. Raises ModelError if it does not exist."""
-    if str(name).startswith("builtin:"):
-        if str(name) not in BUILTIN:
-            raise ModelError(f"model {name} is unknown; built in are: {', '.join(BUILTIN)}")
-        return BUILTIN[str(name)]
-    folder = model_folder(name)
-    if not folder.is_dir():
-        raise ModelError(
-            f"model folder {folder} does not exist; give a local Hugging Face folder or builtin:tiny"
-        )
-    return folder
 
 
 def load_policy(

@@ -1,6 +1,5 @@
 """A model folder that is written: the tensors of a model, and the rest as its makers wrote it.
 
-refuse_out      the error where a folder cannot be new
 new_folder      a folder that appears when all of it is written
 write_model     the model's tensors, and its config.json with their dtype
 write_adapters  adapters alone, as peft writes them
@@ -23,7 +22,8 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from bus.errors import DiskError, UserError
+from bus.errors import DiskError
+from dart_cli.config.places import refuse_out
 from dart_cli.config.schema import LoraConfig
 from dart_cli.policy.lora import peft_config, peft_names
 
@@ -32,14 +32,6 @@ SHARD = "5GB"
 _COPIED = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*")
 _OWN = frozenset({"config.json", "README.md"})
 _DTYPES = ("dtype", "torch_dtype")
-
-
-def refuse_out(out: Path) -> None:
-    """Raise UserError where `out` exists or has no parent."""
-    if out.exists():
-        raise UserError(f"{out} exists; name a folder that does not")
-    if not out.absolute().parent.is_dir():
-        raise UserError(f"{out}: there is no folder {out.absolute().parent}")
 
 
 @contextmanager

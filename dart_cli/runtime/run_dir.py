@@ -231,6 +231,15 @@ def _whole(name: str) -> str:
     return os.path.realpath(path) + colon + suite if colon or os.sep in name else name
 
 
+def refuse_missing(target: Path) -> None:
+    """Raise RunDirectoryError for a run directory that does not exist; a TOML file is not looked for."""
+    if target.suffix != ".toml" and not target.exists():
+        raise RunDirectoryError(
+            f"no such run: {target}; name a run directory that `dart data` or `dart up` made, or the TOML "
+            "file of the run"
+        )
+
+
 def read_run(run_dir: Path) -> Config:
     """The configuration that the run in `run_dir` was last started with.
 

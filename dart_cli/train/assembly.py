@@ -40,7 +40,7 @@ def identity_of(config: Config) -> str:
     """What tells the model folder from another one; empty without a model. Raises ModelError."""
     if config.train.learner == "timed":
         return ""
-    from dart_cli.policy.model import resolve
+    from dart_cli.config.models import resolve
 
     return model_identity(resolve(config.model.path))
 

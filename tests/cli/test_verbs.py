@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -95,8 +96,32 @@ def loaded_by(*arguments: str) -> tuple[list[str], str]:
 def test_help_loads_nothing_heavy_and_names_every_verb() -> None:
     loaded, output = loaded_by("--help")
     assert loaded == []
-    for verb in VERBS:
-        assert re.search(rf"\b{verb}\b", output)
+    for verb in (*VERBS, "serve", "tune", "export", "explore"):
+        assert re.search(rf"\b{verb}\b", output) or verb == "keys"
+    panels = [output.index(f"─ {panel} ─") for panel in ("Run", "Look", "Evaluate", "Make")]
+    assert panels == sorted(panels)
+
+
+@pytest.mark.parametrize("verb", ["bench", "keys"])
+def test_a_rare_verb_is_left_out_of_the_first_page_and_works(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--help") == 0
+    assert not re.search(rf"^│ {verb}\b", capsys.readouterr().out, re.MULTILINE)
+    assert run(verb, "--help") == 0
+    assert f"dart {verb}" in capsys.readouterr().out
+
+
+def test_a_help_page_fills_its_lines_whatever_the_source_wraps_at() -> None:
+    page = subprocess.run(
+        [sys.executable, "-m", "dart_cli", "up", "--help"],
+        env=os.environ | {"COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    ).stdout
+    assert "With --ray each runs where the cluster has room for it;" in page
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -177,6 +202,59 @@ def test_a_verb_without_any_word_shows_its_help(capsys: pytest.CaptureFixture[st
     assert run("bench") == 2
     out, err = capsys.readouterr()
     assert "efficiency" in out + err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["init", "x", "--template", "nope"], "'nope' is not one of 'tiny', 'own-env', '7b'"),
+        (["data", "ls", "--state", "foo"], "'foo' is not one of"),
+    ],
+    ids=["init", "ls"],
+)
+def test_a_choice_that_there_is_not_is_told_without_pydantics_words(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*words) == 2
+    err = capsys.readouterr().err
+    assert told in err
+    assert "Value error" not in err
+
+
+@pytest.mark.parametrize("words", [["status"], ["view"], ["data", "ls"], ["export"]], ids=" ".join)
+def test_a_run_that_is_not_there_has_its_own_cure(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = [str(tmp_path / "out")] if words == ["export"] else []
+    assert run(*words, str(tmp_path / "none"), *out) == 2
+    err = capsys.readouterr().err
+    assert f"no such run: {tmp_path / 'none'}" in err
+    assert "dart init" not in err
+
+
+@pytest.mark.parametrize("verb", ["export", "add-pointer"])
+def test_a_place_that_cannot_be_is_refused_before_torch_is_loaded(
+    verb: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text("")
+    if verb == "export":
+        words, told = ["export", str(path), str(tmp_path)], f"{tmp_path} exists"
+    else:
+        words, told = ["model", "add-pointer", "/nope", str(tmp_path / "o")], "/nope does not exist"
+    script = (
+        "import sys\nfrom dart_cli.cli.main import main\n"
+        "try:\n    main(sys.argv[1:])\nfinally:\n    print('torch' in sys.modules)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script, *words],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout.strip()) == (2, "False")
+    assert told in ended.stderr
 
 
 def test_a_file_that_is_not_there_is_no_finding_of_the_doctor(

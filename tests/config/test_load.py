@@ -18,7 +18,7 @@ CASES = [
     # no TOML at all
     Case("unquoted text", "[env]\nsuite = mini\n", "line 2", "text is written in quotes"),
     Case("unclosed section", "[env\n", "line 1", "not TOML"),
-    Case("key twice", "[run]\nseed = 1\nseed = 2\n", "line 3", "not TOML"),
+    Case("key twice", "[run]\nseed = 1\nseed = 2\n", "run.seed", "lines 2 and 3"),
     Case("colon for equals", "[run]\nseed: 1\n", "line 2", "not TOML"),
     # keys in no or the wrong place
     Case("unknown section", "[trian]\nlr = 1.0\n", "[trian]", "did you mean train"),
@@ -177,3 +177,20 @@ def test_a_configuration_that_names_dart_has_its_curation_and_its_mean(name: str
     assert (data.dynamic_number, data.dynamic_length, data.pool_ratio) == (True, True, 0.125)
     assert (train.normalise, train.correction, train.is_cap) == ("samples", "truncated", 1.0)
     assert (train.lr, train.kl_beta, train.grad_clip) == (1e-6, 0.1, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[train]\nlr = 1\nupdates = 2\nlr = 2\n", "train.lr stands twice, on lines 2 and 4"),
+        ("[run]\nseed = 1\n\n[train]\n[run]  # again\n", "[run] stands twice, on lines 1 and 5"),
+    ],
+    ids=["key", "section"],
+)
+def test_what_stands_twice_is_named_with_its_lines(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load_config(path)
+    assert told in str(error.value)
+    assert str(path) in str(error.value)

@@ -14,11 +14,12 @@ import torch
 from bus.errors import ModelError
 from dart_cli.cli.main import main
 from dart_cli.config.model_tensors import read_tensors
+from dart_cli.config.models import resolve
 from dart_cli.config.policy_rules import pointer_mistakes
 from dart_cli.config.schema import Config, PolicyConfig
 from dart_cli.data.exchange.compatibility import model_facts
 from dart_cli.policy.families import FAMILIES
-from dart_cli.policy.model import LoadedPolicy, load_policy, resolve
+from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.pointer.folder import add_pointer
 from dart_cli.policy.pointer.head import initial_head
 from dart_cli.policy.pointer.tokens import TRIPLE, PointerTokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import subprocess
 import sys
@@ -80,3 +81,37 @@ def test_a_log_is_not_flooded_and_keeps_errors(tmp_path: Path) -> None:
     assert lines[0] == "ERROR: No matching distribution found for p501"
     assert lines[1].startswith("fetched 500 of about 4 packages, 750 MB, ")
     assert len(lines) == 2
+
+
+def test_one_package_is_no_plural(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "install_progress.py", tmp_path, "1"],
+        input="Installing collected packages: torch\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "installed 0 of 1 package\n" in ended.stdout
+
+
+@pytest.mark.parametrize("command", [["scripts/setup"], ["bash", "-c", "source scripts/setup"]])
+def test_setup_is_run_or_sourced_and_names_a_python_that_cannot_be_used(
+    command: list[str], tmp_path: Path
+) -> None:
+    old = tmp_path / "python3.9"
+    old.write_text("#!/bin/sh\ncase $2 in *platform*) echo Python 3.9.2;; *) exit 1;; esac\n")
+    old.chmod(0o755)
+    ended = subprocess.run(
+        command if command[0] == "bash" else [ROOT / command[0]],
+        cwd=ROOT if command[0] == "bash" else tmp_path,
+        env=os.environ | {"DART_PYTHON": str(old), "DART_VENV": str(tmp_path / "venv")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert f"DART_PYTHON={old} is Python 3.9.2" in ended.stderr
+    assert "3.11 to 3.13" in ended.stderr
+    assert not (tmp_path / "venv").exists()

@@ -85,6 +85,19 @@ def test_a_box_trains_on_some_gpus_and_rolls_out_on_the_others(
     ]
 
 
+def test_a_dry_run_is_one_wherever_it_is_asked_for(config: Path, venv: dict[str, str]) -> None:
+    before, after = (
+        script(*words, env=venv | {"PATH": "/usr/bin:/bin"})
+        for words in (
+            ("--dry-run", config, "--set", "run.seed=1"),
+            (config, "--set", "run.seed=1", "--dry-run"),
+        )
+    )
+    assert before == after
+    assert before[0] == 0
+    assert "dry-run" not in before[1]
+
+
 def test_a_box_is_shared_out_as_the_configuration_says(config: Path, venv: dict[str, str]) -> None:
     with config.open("a") as file:
         file.write("[gpus]\ntrain = [0, 1]\nrollout = [2, 3, 4, 5]\n")

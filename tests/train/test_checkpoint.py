@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 
 from bus.errors import CheckpointError, ModelError
 from bus.messages import Batch
+from dart_cli.config.models import resolve
 from dart_cli.config.schema import Config
-from dart_cli.policy.model import resolve
 from dart_cli.train.checkpoints import saver as saving
 from dart_cli.train.checkpoints.checkpoint import load, load_newest, newest_intact
 from dart_cli.train.checkpoints.identity import (

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from bus.errors import CheckpointError, RunDirectoryError, UserError
+from dart_cli.config.models import resolve
 from dart_cli.config.schema import Config, LoraConfig
 from dart_cli.policy.lora import initial_adapter
-from dart_cli.policy.model import load_policy, resolve, weight_tensors
+from dart_cli.policy.model import load_policy, weight_tensors
 from dart_cli.train.checkpoints.checkpoint import path_of
 from dart_cli.train.checkpoints.identity import TrainedPart, TrainerProgress, model_identity
 from dart_cli.train.checkpoints.saved_weights import averaged_set, newest_weights

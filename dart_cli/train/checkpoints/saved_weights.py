@@ -17,9 +17,10 @@ import torch
 from transformers import PreTrainedModel
 
 from bus.errors import CheckpointError, ConfigError, RunDirectoryError, UserError
+from dart_cli.config.models import resolve
 from dart_cli.config.schema import Config, LoraConfig
 from dart_cli.policy.lora import is_adapter
-from dart_cli.policy.model import load_policy, resolve, weight_tensors
+from dart_cli.policy.model import load_policy, weight_tensors
 from dart_cli.train.base import AVERAGE
 from dart_cli.train.checkpoints.checkpoint import newest_intact
 from dart_cli.train.checkpoints.identity import (
