@@ -240,7 +240,9 @@ def _tmux(env: dict[str, str], *arguments: str) -> str:
 
 
 def test_every_pane_runs_its_role(config: Path, tmux: dict[str, str]) -> None:
-    arguments = ("--detached", "--session", "a", "--rollouts", 2, config, "--dry-run")
+    program = Path(tmux["DART_VENV"]) / "bin" / "dart"
+    program.write_text(program.read_text().rstrip() + " --dry-run\n")  # of each role in its pane
+    arguments = ("--detached", "--session", "a", "--rollouts", 2, config)
     code, out, err = script(*arguments, env=tmux)
     assert (code, out, err) == (0, "tmux attach -t a\n", "")
     deadline = time.monotonic() + DEADLINE_S
