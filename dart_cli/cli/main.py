@@ -43,6 +43,7 @@ from dart_cli.cli.options import (
 from dart_cli.cli.serve import serving
 from dart_cli.cli.tools import tools
 from dart_cli.cli.tune import tuning
+from dart_cli.runtime.streams import keep_going, results_written, say_error, take_streams
 
 if TYPE_CHECKING:
     import asyncio
@@ -116,20 +117,24 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
     A path that the system refuses is the user's mistake, wherever it is found.
     """
+    take_streams()
     gc.set_threshold(COLLECT_EVERY)
+    code: Any = 0
     try:
         _command()(arguments, prog_name="dart")
+    except SystemExit as end:
+        code = end.code or 0
     except DartError as error:
-        _say_error(str(error))
-        sys.exit(error.exit_code)
+        say_error(str(error))
+        code = error.exit_code
     except OSError as error:
         if error.filename is None:
             raise
-        _say_error(f"{error.filename}: {error.strerror}; name another path")
-        sys.exit(2)
+        say_error(f"{error.filename}: {error.strerror}; name another path")
+        code = 2
     except KeyboardInterrupt:
-        sys.exit(130)
-    sys.exit(0)
+        code = 130
+    sys.exit(results_written(code))
 
 
 @cache
@@ -149,10 +154,6 @@ def _unwrap(command: Any) -> None:
     command.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)
     for each in getattr(command, "commands", {}).values():
         _unwrap(each)
-
-
-def _say_error(text: str) -> None:
-    sys.stderr.write(f"error: {' '.join(text.split())}\n")
 
 
 def _version(asked: bool) -> None:
@@ -366,6 +367,7 @@ def status(
     if prometheus is not None:
         from dart_cli.status.prometheus import run_prometheus
 
+        keep_going()
         serving = run_prometheus(config, prometheus, every_s=watch, say=typer.echo)
         raise typer.Exit(asyncio.run(serving))
     raise typer.Exit(asyncio.run(run_status(config, once=once, as_json=as_json, every_s=watch)))

@@ -41,6 +41,7 @@ from dart_cli.runtime.commands import commands_of
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.logs import log_dir, logging_to
 from dart_cli.runtime.run_dir import claim, save_config
+from dart_cli.runtime.streams import keep_going
 from dart_cli.runtime.supervisor import StartProcess, Supervisor, start_here
 from dart_cli.train.checkpoints.identity import newest_average
 
@@ -81,6 +82,7 @@ def run_up(
     with this configuration, ChildError if one of its processes could not be kept alive.
     """
     began = time.monotonic()
+    keep_going()
     if ray:
         from dart_cli.cluster.connection import refuse_unreachable
 
@@ -200,12 +202,14 @@ async def _bring_to_end(
 
     def on_signal() -> None:
         if stop.is_set():
-            for each in killable:
-                each.kill()
-            display.leave()
-            os._exit(INTERRUPTED)
+            try:
+                for each in killable:
+                    each.kill()
+                display.leave()
+            finally:
+                os._exit(INTERRUPTED)
+        stop.set()  # before anything is told: the reader may have ended of the same Ctrl-C
         display.notice("stopping; a second Ctrl-C stops at once")
-        stop.set()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

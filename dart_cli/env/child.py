@@ -24,6 +24,7 @@ from bus.errors import ActionCausedError, DartError, EnvError, NoOracleError
 from dart_cli.env import calls
 from dart_cli.env.pipe import PipeMessage, pack, read_from
 from dart_cli.runtime.liveness import when_orphaned
+from dart_cli.runtime.streams import keep_going, take_streams
 from envs.actions import action_from_dict, action_to_dict
 from envs.base import GuiEnv, Observation, Verdict
 from envs.process_tree import adopt_orphans, descendants, kill_below
@@ -37,6 +38,8 @@ TOO_MANY = 75
 
 def main() -> None:
     """Serve until the pipe ends or `close` is called."""
+    take_streams()
+    keep_going()  # what an environment prints is no result
     requests, output = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

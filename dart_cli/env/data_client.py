@@ -27,6 +27,7 @@ from bus.messages import (
     TrajectoryEnd,
 )
 from bus.requester import Requester
+from dart_cli.runtime.logs import RepeatedWarnings
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +103,11 @@ class DataClient:
         self._deadline_s = deadline_s
         self._heartbeat = heartbeat
         self.leases = LeaseWaitStats()
+        self._warnings = RepeatedWarnings(logger)
+
+    def close(self) -> None:
+        """Log the warnings that were not logged yet."""
+        self._warnings.close()
 
     async def lease(self, request: LeaseRequest) -> Lease:
         """Wait for a task to play; the heartbeat reports why there is none yet."""
@@ -152,7 +158,7 @@ class DataClient:
         try:
             await self._requester.request(end, GIVE_BACK_S)
         except DartError as error:
-            logger.warning("%s not given back: %s", end.trajectory_id, error)
+            self._warnings.add(f"a lease was not given back, and expires: {error}")
 
     async def _hand_in(self, request: StepRecord | TrajectoryEnd) -> Ack:
         what = f"data to take {request.trajectory_id}"
@@ -173,9 +179,9 @@ class DataClient:
             try:
                 return await self._reporting(asking, what, since, on)
             except DeadlineError as error:
-                logger.warning("%s; asking again", error)
+                self._warnings.add(f"{error}; asking again")
             except StoreError as error:
-                logger.warning("data: %s; asking again", error)
+                self._warnings.add(f"data: {error}; asking again")
                 request_id = uuid.uuid4().bytes  # the old id would only get the old answer
                 await self._reporting(asyncio.sleep(STORE_PAUSE_S), what, since, on)
 

@@ -90,6 +90,7 @@ async def connected(
         )
         stack.push_async_callback(router.close)
         data = DataClient(requester, leases, config.bus.deadline_s, heartbeat)
+        stack.callback(data.close)
 
         def awaits() -> str:
             if not requester.connected:

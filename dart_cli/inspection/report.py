@@ -95,9 +95,9 @@ def write_report(config: Config, *, minutes_total: float) -> dict[str, Any]:
     if pairs:
         result["films"] = str(draw_films(folder / "films.png", run_dir, pairs))
     (folder / "report.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
-    _print_summary(result, run, before, after)
-    sys.stdout.write(json.dumps(result) + "\n")
-    sys.stdout.flush()
+    _print_summary(result, run, before, after, folder / "report.json")
+    if not sys.stdout.isatty():
+        sys.stdout.write(json.dumps(result) + "\n")
     return result
 
 
@@ -188,7 +188,11 @@ def _by_task(*columns: Sequence[TaskScore]) -> dict[str, dict[str, float | None]
 
 
 def _print_summary(
-    result: dict[str, Any], run: RunRow, before: Evaluation | None, after: Evaluation | None
+    result: dict[str, Any],
+    run: RunRow,
+    before: Evaluation | None,
+    after: Evaluation | None,
+    report: Path,
 ) -> None:
     console = Console(markup=False, highlight=False)
     if before or after:
@@ -222,6 +226,8 @@ def _print_summary(
             console.print(f"{name}: {result[name]}", soft_wrap=True)
     if result["why"]:
         console.print(result["why"], soft_wrap=True)
+    if console.is_terminal:
+        console.print(f"report: {report}", soft_wrap=True)
 
 
 def _arrow(before: float | None, after: float | None) -> str:

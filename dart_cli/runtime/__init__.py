@@ -16,6 +16,7 @@ chat         a client of models behind the OpenAI chat API
 http_guard   who may ask an HTTP server of ours: Host header, methods, token
 http_server  its socket and its limits
 kept_folder  the folder of long work that a second start goes on with
+streams      standard output and error, whose reader may be gone
 progress     how far a long command is
 tables       how tables on a page look
 palette      the colours of pictures and pages

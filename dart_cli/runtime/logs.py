@@ -1,13 +1,15 @@
 """Logging of one process: short lines to the terminal, all of it to a file in the run directory.
 
-    logging_to  the one block around all that a process does
-    log_dir     the folder of a run's log files
+    logging_to        the one block around all that a process does
+    log_dir           the folder of a run's log files
+    RepeatedWarnings  equal warnings of many slots, as one line with their number
 
 A process whose output `dart up` collects writes plain lines; on a terminal they are coloured.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import sys
@@ -19,6 +21,12 @@ from bus.errors import first_line
 
 _FILE_FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s"
 _PLAIN_FORMAT = "%(levelname)s %(message)s"
+
+GATHER_S = 0.5
+"""Seconds in which equal warnings are counted before the first line of them."""
+
+QUIET_S = 30.0
+"""Shortest time between two lines of equal warnings."""
 
 
 def log_dir(run_dir: Path) -> Path:
@@ -53,6 +61,49 @@ def logging_to(run_dir: Path, worker: str, *, terminal: bool = True) -> Iterator
         root.setLevel(level)
         with contextlib.suppress(OSError):  # what is not written by now is lost
             to_file.close()
+
+
+class RepeatedWarnings:
+    """Equal warnings that come in great number, as when all slots miss the same process: one line with a count.
+
+    Used inside a running loop. The first line comes after `GATHER_S`, a further one of the same text no
+    sooner than `QUIET_S` later.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._untold: dict[str, int] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def add(self, text: str) -> None:
+        """One more warning of this text."""
+        if text not in self._untold:
+            self._untold[text] = 0
+            self._tell_in(GATHER_S, text)
+        self._untold[text] += 1
+
+    def close(self) -> None:
+        """Tell what was not told yet."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        for text in list(self._untold):
+            self._tell(text)
+
+    def _tell_in(self, seconds: float, text: str) -> None:
+        def tell() -> None:
+            del self._timers[text]
+            if self._tell(text):
+                self._untold[text] = 0
+                self._tell_in(QUIET_S, text)
+
+        self._timers[text] = asyncio.get_running_loop().call_later(seconds, tell)
+
+    def _tell(self, text: str) -> bool:
+        number = self._untold.pop(text)
+        if number:
+            self._logger.warning("%s%s", text, f" ({number} times)" if number > 1 else "")
+        return bool(number)
 
 
 class _LogFile(logging.FileHandler):

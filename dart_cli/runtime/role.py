@@ -5,7 +5,6 @@
     finishing        puts the end off for work that would be lost
     end_with_parent  ends this process when the `dart up` that started it is gone
     limit_threads    bounds the CPU threads of torch and BLAS
-    say_error        one line on stderr
 
 The first SIGINT or SIGTERM sets the stop event and gives the role `GRACE_S` to end cleanly, more
 if it is finishing something (`finishing`); the second signal, or the end of that time, ends the process
@@ -43,6 +42,7 @@ from dart_cli.runtime.run_dir import (
     refuse_another_run,
     save_config,
 )
+from dart_cli.runtime.streams import keep_going, say_at_once, say_error
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +77,7 @@ def run_role(
     goes on with a run of another suite or model.
     """
     stack_dump.ignored()  # before another process can know this one
+    keep_going()
     limit_threads(threads)
     end_with_parent()
     try:
@@ -129,12 +130,6 @@ def finishing(what: str) -> Iterator[None]:
         yield
     finally:
         _finishing.remove(what)
-
-
-def say_error(text: str) -> None:
-    """One line on stderr."""
-    sys.stderr.write(f"error: {' '.join(text.split())}\n")
-    sys.stderr.flush()
 
 
 def limit_threads(threads: int) -> None:
@@ -242,7 +237,7 @@ class _Stopping:
         self._moved = error
 
         def end() -> None:
-            _write(f"error: {error}")
+            say_at_once(f"error: {error}")
             os._exit(error.exit_code)
 
         self.forget()
@@ -258,10 +253,10 @@ class _Stopping:
         # Before anything is printed: a reader may send the second signal at once.
         self._asked_at = time.monotonic()
         self._end_in(GRACE_S)
-        _write(f"{self._name}: stopping; a second signal stops at once")
         if self._loop is not None and self._event is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: it ended by itself
                 self._loop.call_soon_threadsafe(self._event.set)
+        say_at_once(f"{self._name}: stopping; a second signal stops at once")
 
     def _end_in(self, seconds: float) -> None:
         self._deadline = threading.Timer(seconds, self._too_late)
@@ -271,7 +266,7 @@ class _Stopping:
     def _too_late(self) -> None:
         waited_s = time.monotonic() - self._asked_at
         if _finishing and waited_s < LAST_WORK_S:
-            _write(
+            say_at_once(
                 f"progress: {self._name} is still {_finishing[-1]}; a second signal stops at once"
             )
             self._put_off = True
@@ -280,16 +275,10 @@ class _Stopping:
             self._put_off = False
             self._end_in(GRACE_S)
         else:
-            _write(f"{self._name}: did not end within {waited_s:.0f} s of the signal")
+            say_at_once(f"{self._name}: did not end within {waited_s:.0f} s of the signal")
             os._exit(1)
 
     def forget(self) -> None:
         """The process ended in time."""
         if self._deadline is not None:
             self._deadline.cancel()
-
-
-def _write(text: str) -> None:
-    """Write a line to stderr from a signal handler, which may have interrupted another write."""
-    with contextlib.suppress(OSError):  # the reader is gone
-        os.write(2, f"{text}\n".encode())

@@ -37,8 +37,8 @@ USER_ERROR_CODE = UserError.exit_code
 _BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 10.0
 _CHUNK_BYTES = 65536
-_NOTICED = re.compile(r"(WARNING|ERROR|progress:)")
-"""Lines of a child that a person should see."""
+_NOTICED = re.compile(r"(WARNING|ERROR|progress:|\S+: http://)")
+"""Lines of a child that a person should see: what goes wrong, how far it is, the address of `dart serve`."""
 
 
 @contextlib.contextmanager
@@ -283,7 +283,7 @@ class Supervisor:
                     log.write(f"{child.name} | {line}\n")
                 child.last_line = line.strip().removeprefix("error: ")[:300]
                 if _NOTICED.match(line):
-                    self._notice(f"{child.name}: {child.last_line}")
+                    self._notice(f"{child.name}: {child.last_line.removeprefix(f'{child.name}: ')}")
             with contextlib.suppress(OSError):
                 log.flush()
             rest = rest[-_CHUNK_BYTES:]

@@ -24,8 +24,8 @@ from typing import Self
 
 from dart_cli.config.schema import Config
 from dart_cli.runtime.logs import log_dir
-from dart_cli.runtime.role import say_error
 from dart_cli.runtime.run_dir import leave_error
+from dart_cli.runtime.streams import say_error
 from dart_cli.train.ranks.board import CONFIG, FOLDER_VARIABLE, Membership, RankBoard, membership
 from dart_cli.train.ranks.distributed import (
     Command,
@@ -187,9 +187,11 @@ class Ranks:
     def _end(self, reason: str) -> None:
         """End this process, from the watch's thread: the computing one waits for a rank that is gone."""
         log.error("%s", reason)
-        if self.member.rank == 0:
-            leave_error(self._config.run.dir, self.member.name, reason)
-            say_error(reason)
-            if self._processes is not None:
-                self._processes.end(LAST_WORDS_S)
-        os._exit(1)
+        try:
+            if self.member.rank == 0:
+                leave_error(self._config.run.dir, self.member.name, reason)
+                say_error(reason)
+                if self._processes is not None:
+                    self._processes.end(LAST_WORDS_S)
+        finally:
+            os._exit(1)
