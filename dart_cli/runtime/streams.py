@@ -100,15 +100,16 @@ def results_written(code: int) -> int:
     if raw is None:
         return code
     worked_on, raw.ends_process = not raw.ends_process, False
+    is_told = bool(code) and not worked_on and raw.fault is not None  # it was raised
     with contextlib.suppress(ValueError):  # it was closed
         sys.stdout.flush()
-    if code or raw.fault is None:
+    if is_told or raw.fault is None:
         return code
     match _ending(raw.fault):
         case DiskError() as error:
             say_error(str(error))
-            return error.exit_code
-    return 0 if worked_on else READER_GONE
+            return code or error.exit_code
+    return code or (0 if worked_on else READER_GONE)
 
 
 def _results() -> _Standard | None:
