@@ -222,9 +222,12 @@ def test_a_run_whose_reader_is_gone_ends_whole_at_the_first_signal(
     number: signal.Signals, tmp_path: Path, started: list[subprocess.Popen[bytes]]
 ) -> None:
     """As after Ctrl-C in `dart up ... 2>&1 | tee log`, which ends tee, too."""
-    up, reader = begin("up", simulated(tmp_path))
+    serving = ("--set", "up.serve=true", "--set", "serve.port=0")
+    up, reader = begin("up", simulated(tmp_path), *serving)
     started.append(up)
     until(lambda: updates_done(tmp_path / "run") >= 1, "an update")
+    log = tmp_path / "run" / "logs" / "dart-up.log"
+    until(lambda: "serve-0: http://127.0.0.1:" in log.read_text(), "the address of dart serve")
     below = [each.pid for each in psutil.Process(up.pid).children(recursive=True)]
     assert len(below) >= 4
     os.close(reader)
@@ -232,9 +235,9 @@ def test_a_run_whose_reader_is_gone_ends_whole_at_the_first_signal(
     assert up.wait(DONE) == 130
     wait_until(lambda: not any(map(lives, below)), "the end of all its processes")
     logs = tmp_path / "run" / "logs"
-    for name in ("data", "train", "rollout-0", "env-0"):
+    for name in ("data", "train", "rollout-0", "env-0", "serve-0"):
         assert (logs / f"{name}.log").read_text().rstrip().endswith(f"{name} ended")
-    assert "killed" not in (logs / "dart-up.log").read_text()
+    assert "killed" not in log.read_text()
 
 
 @pytest.mark.parametrize("role", ["data", "train", "rollout", "env", "serve"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,15 @@ from PIL import Image
 from dart_cli.config.schema import Config
 from dart_cli.data.store.rows import CurvePoint, RunRow
 from dart_cli.evaluation.films import Film, FilmFrame, films_dir
-from dart_cli.inspection.report import draw_curve, draw_films, pick_films, summarize, why_short
-from tests.inspection.parts import evaluation
+from dart_cli.inspection.report import (
+    draw_curve,
+    draw_films,
+    pick_films,
+    summarize,
+    why_short,
+    write_report,
+)
+from tests.inspection.parts import Played, evaluation
 
 
 def test_the_summary_holds_before_after_by_task_and_compositions_apart() -> None:
@@ -161,3 +170,20 @@ def test_a_run_without_an_update_is_told_why_and_the_cure() -> None:
     assert "0 of 250 updates" in note
     assert "114 of 116 groups were dropped as all_fail" in note
     assert "data.pool_ratio" in note
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_report_is_json_for_scripts_and_names_its_file_on_a_terminal(
+    *,
+    terminal: bool,
+    played: Played,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    result = write_report(played.config, minutes_total=1.0)
+    last = capsys.readouterr().out.splitlines()[-1]
+    if terminal:
+        assert last.endswith("report/report.json")
+    else:
+        assert json.loads(last) == json.loads(json.dumps(result))

@@ -91,6 +91,15 @@ async def test_a_child_is_read_from_though_the_disk_of_the_log_is_full(tmp_path:
     assert child.last_line == "progress: all"
 
 
+async def test_the_address_of_an_endpoint_is_shown_once_with_its_name(tmp_path: Path) -> None:
+    made, told = supervisor(tmp_path, {"one": []}, ["one"])
+    stream = asyncio.StreamReader()
+    stream.feed_data(b"serve-0: http://127.0.0.1:8480/v1\nother words\n")
+    stream.feed_eof()
+    await made._read(Child("serve-0", []), stream, io.StringIO())
+    assert told == ["serve-0: http://127.0.0.1:8480/v1"]
+
+
 async def test_a_full_disk_of_the_log_hides_no_childs_end() -> None:
     commands = {"data": ["data", "no.toml"]}
     made = Supervisor(
