@@ -19,7 +19,7 @@ import os
 import select
 import signal
 import sys
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from bus.errors import DiskError
 
@@ -70,14 +70,14 @@ def take_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
             os.set_inheritable(descriptor, True)  # as a stream is: children have it, too
     if sys.stdin is None:
-        sys.stdin = sys.__stdin__ = open(0, closefd=False, encoding="utf-8")  # noqa: SIM115
+        sys.stdin = open(0, closefd=False, encoding="utf-8")  # noqa: SIM115
     if sys.stdout is sys.__stdout__:  # a test's capture stays
-        sys.stdout = sys.__stdout__ = _stream(1, sys.stdout)
+        sys.stdout = _stream(1, sys.stdout)
     if sys.stderr is sys.__stderr__:
-        sys.stderr = sys.__stderr__ = _stream(2, sys.stderr)
+        sys.stderr = _stream(2, sys.stderr)
 
 
-def _stream(descriptor: int, before: IO[str] | None) -> io.TextIOWrapper:
+def _stream(descriptor: int, before: TextIO | None) -> io.TextIOWrapper:
     """As Python makes it, over a `_Standard`."""
     raw = _Standard(descriptor, ends_process=descriptor == 1)
     return io.TextIOWrapper(
@@ -114,7 +114,7 @@ def results_written(code: int) -> int:
 
 def _results() -> _Standard | None:
     """What is under standard output; None where a test captures it."""
-    raw = getattr(getattr(sys.__stdout__, "buffer", None), "raw", None)
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     return raw if isinstance(raw, _Standard) else None
 
 
