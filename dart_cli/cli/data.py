@@ -348,13 +348,17 @@ def collect(
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Write a folder for `import` or data.pool instead."),
+        typer.Option(
+            metavar="FOLDER",
+            help="Write a new folder instead, for `dart tune`, `import` or data.pool; it must not exist yet.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Fill the experience pool: play training tasks here and keep the successes.
 
-    Needs no other process. What was collected before is neither played nor kept twice.
+    Needs no other process. What the pool has already is neither played nor kept twice; a folder of --out
+    is written once, with all of its successes.
 
     Example: dart data collect configs/quickstart.toml --per-task 8
 

@@ -53,14 +53,17 @@ def tune(
 
     Needs no other process. A training that was stopped goes on with the same command; the new folder is
     there when it is over, with its curve in tune.json, and loads wherever a model is named. [tune] has
-    the settings; of [train] the optimizer's, device, threads and recompute hold, too. The defaults are
-    those published for GUI-Actor; a small model wants much higher rates. One process, one device.
+    the settings; of [train] the optimizer's, device, threads and recompute hold, too. Rates, batch and epochs that
+    are unset follow from the rows and the model's size. At the end stands what was learned, on rows that were
+    held out. One process, one device.
+
+    Example: dart tune --data successes --model builtin:tiny --out runs/models/begun
 
     Example: dart tune configs/tune.toml
 
-    Example: dart tune --data sets/made/train --model builtin:tiny --out runs/models/text --set tune.lr=1e-3
+    Example: dart tune --data sets/made/train --model builtin:tiny --out runs/models/text
 
-    Example: dart tune --data sets/made/train --model runs/models/tiny-pointer --out runs/models/pointing --set policy.pointing=pointer --set tune.lr=1e-3 --set tune.lr_head=3e-3
+    Example: dart tune --data sets/made/train --model runs/models/tiny-pointer --out runs/models/pointing --set policy.pointing=pointer
     """
     from dart_cli.config.load import DEFAULTS, Source, default_config, load_config
     from dart_cli.config.template import to_toml

@@ -42,6 +42,11 @@ def find_run(target: Path | None, overrides: Sequence[str] = ()) -> Path:
     if target.is_dir():
         refuse_overrides(target, overrides)
         if not (target / DATABASE).is_file():
+            if any(target.glob("*.parquet")):
+                raise RunDirectoryError(
+                    f"{target}: exported trajectories, no run; file them in a run's pool with `dart data import "
+                    f"CONFIG {target}`, then look at that run, e.g. with `dart data ls CONFIG --pool`"
+                )
             raise RunDirectoryError(
                 f"{target}: no run in it, {DATABASE} is missing; name a run directory that "
                 "`dart data` or `dart up` made, or the TOML file of the run"

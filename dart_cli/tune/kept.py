@@ -2,9 +2,9 @@
 
     TuneSettings   all that the weights depend on; a start with others is refused
     Progress      where the training is
-    KeptTraining  settings, state and curve on disk; one process at a time
+    KeptTraining  settings, state, curve and the first measurement on disk; one process at a time
 
-settings.json  progress.json  state-N.safetensors  curve.jsonl
+settings.json  progress.json  state-N.safetensors  curve.jsonl  before.json
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,8 +25,10 @@ from bus.errors import CheckpointError, UserError
 from dart_cli.evaluation.results import StoredModel
 from dart_cli.runtime.kept_folder import difference, lock, read_settings, write_whole
 from dart_cli.train.base import Tensors
+from dart_cli.tune.held_out import Measured
 
 SETTINGS, PROGRESS, CURVE = "settings.json", "progress.json", "curve.jsonl"
+BEFORE = "before.json"
 
 
 class TuneSettings(StoredModel):
@@ -34,6 +37,7 @@ class TuneSettings(StoredModel):
     learned: str
     data_digest: str  # of the annotation files
     examples: int
+    held_out: tuple[int, ...]  # rows that are not learned
     model_digest: str
     codec: str
     prompt: str  # system prompt, template, order of the parts
@@ -132,6 +136,18 @@ class KeptTraining:
 
     def __exit__(self, *_: object) -> None:
         self._lock.close()
+
+    def measured(self, measure: Callable[[], Measured]) -> Measured:
+        """What the model was before the training: measured once, at the first start."""
+        path = self.folder / BEFORE
+        if path.is_file():
+            try:
+                return Measured.model_validate_json(path.read_bytes())
+            except ValidationError:
+                raise UserError(f"{path} cannot be read; begin anew with --fresh") from None
+        found = measure()
+        write_whole(path, found.model_dump_json().encode())
+        return found
 
     def state(self) -> Tensors | None:
         """The state to go on from; None at the beginning. Raises CheckpointError."""

@@ -24,6 +24,8 @@ from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.saved_folder import copy_rest, new_folder, write_adapters, write_model
 from dart_cli.policy.verifier import VerifierSpec
 from dart_cli.runtime.tables import page_table
+from dart_cli.tune.defaults import Chosen
+from dart_cli.tune.held_out import Outcome, Split
 from dart_cli.tune.kept import TuneSettings
 from dart_cli.tune.prompts import Learned
 from dart_cli.tune.stages import dtype_of
@@ -41,6 +43,8 @@ class Tuned:
     updates: int
     seconds: float
     curve: list[dict[str, Any]]
+    used: Chosen
+    outcome: Outcome
 
     def summary(self) -> dict[str, Any]:
         """For `--json`."""
@@ -51,6 +55,8 @@ class Tuned:
             "updates": self.updates,
             "seconds": round(self.seconds, 1),
             **{name: last[name] for name in _SHOWN if name in last},
+            "used": {key: getattr(self.used, key) for key in ("lr", "lr_head", "batch", "epochs")},
+            **self.outcome.summary(),
         }
 
 
@@ -103,26 +109,27 @@ _LEARNED = {
 }
 
 
-def described(config: Config, learned: Learned, told: str, examples: int) -> list[tuple[str, str]]:
-    """(subject, text) lines of what a training on so many examples would do."""
+def described(
+    config: Config, use: Chosen, learned: Learned, told: str, split: Split
+) -> list[tuple[str, str]]:
+    """(subject, text) lines of what a training would do."""
     tune, model = config.tune, config.model
     part = Path(f"{tune.out}.part")
-    updates = math.ceil(tune.epochs * examples / tune.batch)
+    updates = math.ceil(use.epochs * len(split.learned) / use.batch)
     budget = (
-        f"{tune.seconds:g} s"
-        if tune.seconds
-        else f"{tune.epochs:g} epochs, about {updates} updates"
+        f"{tune.seconds:g} s" if tune.seconds else f"{use.epochs:g} epochs, about {updates} updates"
     )
-    rates = f"lr {tune.lr:g}"
+    rates = f"lr {use.lr:g}"
     if learned == "pointer":
-        rates += f", of the head alone {tune.lr_head:g} for the first {tune.head_share:.0%}"
+        rates += f", of the head alone {use.lr_head:g} for the first {tune.head_share:.0%}"
     state = "goes on from" if part.exists() else "a second start goes on from"
     return [
         ("data", told),
+        ("held out", f"{len(split.held)} of {len(split.held) + len(split.learned)} rows"),
         ("learns", _LEARNED[learned]),
         ("model", f"{model.path}, products in {model.dtype} on {config.train.device}"),
         ("trains", _trained(config, learned)),
-        ("training", f"{budget}, {tune.batch} examples an update, {rates}, seed {config.run.seed}"),
+        ("training", f"{budget}, {use.batch} examples an update, {rates}, seed {config.run.seed}"),
         ("out", f"{tune.out}; {state} {part}"),
     ]
 
@@ -161,6 +168,8 @@ def tell(console: Console, trained: Tuned, told: str) -> None:
         )
     console.print(table)
     console.print(told, soft_wrap=True)
+    for line in trained.outcome.lines(trained.used.lr, trained.updates):
+        console.print(line, soft_wrap=True)
     console.print(
         f"{trained.updates} updates, {trained.seconds:.0f} s; the whole curve "
         f"is in {trained.out / RECORD}",

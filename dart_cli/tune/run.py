@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from rich.console import Console
 
+from dart_cli.config.model_tensors import parameter_count
 from dart_cli.config.schema import Config
 from dart_cli.evaluation.folder_digest import folder_digest
 from dart_cli.evaluation.grounding.formats import folder_of
@@ -20,8 +21,11 @@ from dart_cli.policy.device import pick_device
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.tune.actions import ActionExamples
 from dart_cli.tune.data import ActionData, ItemData, read_data
+from dart_cli.tune.defaults import Chosen, chosen
 from dart_cli.tune.examples import Examples
+from dart_cli.tune.held_out import LearnedRows, Outcome, Split, fallen, split_rows
 from dart_cli.tune.kept import KeptTraining, TuneSettings, refuse_other
+from dart_cli.tune.measure import Meter, Pointed
 from dart_cli.tune.output import Tuned, described, tell, write_tuned
 from dart_cli.tune.prompts import Asked, Learned, acting, answers_of, prompts_of
 from dart_cli.tune.stages import train_stages
@@ -66,6 +70,23 @@ class _Plan:
     def examples(self) -> int:
         return len(self.data.items) if isinstance(self.data, ItemData) else len(self.data)
 
+    @property
+    def together(self) -> list[str]:
+        """The screenshot, demonstration or trajectory of each row [N]."""
+        if isinstance(self.data, ItemData):
+            return [str(item.image) for item in self.data.items]
+        if isinstance(self.data, ActionData):
+            steps = ((each.id, step) for each in self.data.demonstrations for step in each.steps)
+            return [name for name, step in steps if step.learned]
+        return self.data.names
+
+    @property
+    def pointed(self) -> Pointed | None:
+        """The items whose places shall be hit, where the model learns to name places."""
+        if isinstance(self.data, ItemData) and self.asked and self.learned in ("pointer", "text"):
+            return Pointed(self.data.items, self.asked.answers)
+        return None
+
     def training_set(self, policy: LoadedPolicy) -> TrainingSet:
         config, data = self.config, self.data
         if isinstance(data, Trajectories):
@@ -80,7 +101,15 @@ class _Plan:
 
 
 def _tune(config: Config, plan: _Plan, fresh: bool, as_json: bool, dry_run: bool) -> Tuned | None:
-    settings = _settings(plan)
+    split = split_rows(plan.together, config.tune.held_out, config.run.seed)
+    use = chosen(
+        config.tune,
+        rows=len(split.learned),
+        parameters=parameter_count(folder_of(config.model.path)),
+        lora=config.model.lora is not None,
+        points=plan.learned == "pointer",
+    )
+    settings = _settings(plan, use, split)
     console = Console(markup=False, highlight=False)
     out = config.tune.out
     assert out is not None
@@ -88,8 +117,10 @@ def _tune(config: Config, plan: _Plan, fresh: bool, as_json: bool, dry_run: bool
     if dry_run:
         if not fresh:
             refuse_other(part, settings)
-        for subject, text in described(plan.config, plan.learned, plan.data.told, plan.examples):
+        for subject, text in described(plan.config, use, plan.learned, plan.data.told, split):
             console.print(f"{subject + ':':<10} {text}", soft_wrap=True)
+        if use.line:
+            console.print(use.line, soft_wrap=True)
         console.print("valid; nothing was started")
         return None
     torch.manual_seed(config.run.seed)
@@ -107,13 +138,25 @@ def _tune(config: Config, plan: _Plan, fresh: bool, as_json: bool, dry_run: bool
         policy.images.bounds = prompts.resize_min_pixels, prompts.resize_max_pixels
     training_set = plan.training_set(policy)
     with KeptTraining(part, settings, fresh=fresh) as kept:
-        train_stages(config, plan.learned, policy, training_set, kept)
+        if use.line:
+            sys.stderr.write(f"{use.line}\n")
+        meter = Meter(plan.config, policy, training_set, split.held, use.batch, plan.pointed)
+        before = kept.measured(meter.measure) if split.held else None
+        learned = LearnedRows(training_set, split.learned)
+        train_stages(config, use, plan.learned, policy, learned, kept)
+        after = meter.measure() if split.held else None
+        curve = kept.curve()
+        outcome = Outcome(
+            len(split.held), split.groups, plan.pointed is not None, before, after, *fallen(curve)
+        )
         trained = Tuned(
             out,
             plan.examples,
             sum(updates for updates, _ in kept.progress.stages),
             sum(seconds for _, seconds in kept.progress.stages),
-            kept.curve(),
+            curve,
+            use,
+            outcome,
         )
         verifier = plan.data.verifier if isinstance(plan.data, ItemData) else None
         write_tuned(config, policy, settings, trained, verifier)
@@ -125,7 +168,7 @@ def _tune(config: Config, plan: _Plan, fresh: bool, as_json: bool, dry_run: bool
     return trained
 
 
-def _settings(plan: _Plan) -> TuneSettings:
+def _settings(plan: _Plan, use: Chosen, split: Split) -> TuneSettings:
     config, asked, is_pointer = plan.config, plan.asked, plan.learned == "pointer"
     is_prompted = plan.learned != "completions"
     by_policy = config.policy.model_dump_json() if plan.learned == "actions" else ""
@@ -134,6 +177,7 @@ def _settings(plan: _Plan) -> TuneSettings:
         learned=plan.learned,
         data_digest=plan.data.digest,
         examples=plan.examples,
+        held_out=tuple(split.held),
         model_digest=folder_digest(folder_of(config.model.path), config.model.adapters),
         codec=asked.answers.name if asked else config.policy.codec if is_prompted else "",
         prompt=json.dumps([policy.system_prompt, policy.template, policy.part_order])
@@ -143,13 +187,13 @@ def _settings(plan: _Plan) -> TuneSettings:
         max_pixels=policy.resize_max_pixels if is_prompted else 0,
         points="the whole box" if is_pointer else tune.points if asked else "",
         head_share=tune.head_share if is_pointer else 0.0,
-        epochs=0.0 if tune.seconds else tune.epochs,
+        epochs=use.epochs,
         seconds=tune.seconds,
-        batch=tune.batch,
+        batch=use.batch,
         micro_batch=tune.micro_batch if is_prompted else 0,
         pack_tokens=0 if is_prompted else train.pack_tokens,
-        lr=tune.lr,
-        lr_head=tune.lr_head,
+        lr=use.lr,
+        lr_head=use.lr_head,
         lm_weight=tune.lm_weight,
         pointer_weight=tune.pointer_weight,
         target=tune.target,

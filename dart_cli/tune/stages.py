@@ -19,6 +19,7 @@ from dart_cli.config.schema import Config, TuneConfig
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.runtime.progress import progress
 from dart_cli.tune.curve import Curve, StageClock
+from dart_cli.tune.defaults import Chosen
 from dart_cli.tune.kept import KeptTraining, Progress
 from dart_cli.tune.loss import LossSettings
 from dart_cli.tune.order import Order
@@ -28,7 +29,7 @@ from dart_cli.tune.trainer import StageName, Trainer, put_in, tuned
 from dart_cli.tune.training_set import TrainingSet
 
 FEW_UPDATES = 20
-"""A stage of fewer has hardly begun: the defaults are for tens of thousands of examples."""
+"""A stage of fewer has hardly begun."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class _Stage:
     losses: LossSettings
 
 
-def _stages(tune: TuneConfig, learned: Learned) -> list[_Stage]:
+def _stages(tune: TuneConfig, use: Chosen, learned: Learned) -> list[_Stage]:
     def losses(lm: float) -> LossSettings:
         return LossSettings(
             lm, tune.pointer_weight, tune.target, tune.gaussian_width, tune.suppress
@@ -49,14 +50,15 @@ def _stages(tune: TuneConfig, learned: Learned) -> list[_Stage]:
 
     share = tune.head_share if learned == "pointer" else 0.0
     stages = [
-        _Stage("head", share, tune.lr_head, losses(0.0)),
-        _Stage("all", 1.0 - share, tune.lr, losses(tune.lm_weight)),
+        _Stage("head", share, use.lr_head, losses(0.0)),
+        _Stage("all", 1.0 - share, use.lr, losses(tune.lm_weight)),
     ]
     return [stage for stage in stages if stage.share > 0]
 
 
 def train_stages(
     config: Config,
+    use: Chosen,
     learned: Learned,
     policy: LoadedPolicy,
     training_set: TrainingSet,
@@ -66,7 +68,7 @@ def train_stages(
 
     Raises KeyboardInterrupt where SIGINT or SIGTERM came: a second start goes on from there.
     """
-    stages = _stages(config.tune, learned)
+    stages = _stages(config.tune, use, learned)
     tensors = kept.state()
     with _told_to_stop() as stopped:
         for number, stage in enumerate(stages):
@@ -91,7 +93,7 @@ def train_stages(
                         f"{kept.folder / kept.progress.state}: {error}; begin anew with --fresh"
                     ) from None
                 tensors = None
-            _run_stage(config, stage, number, trainer, training_set, kept, stopped)
+            _run_stage(config, use, stage, number, trainer, training_set, kept, stopped)
             trainer.finish()
             ended = (kept.progress.updates, kept.progress.seconds)
             kept.progress = Progress(stage=number + 1, stages=(*kept.progress.stages, ended))
@@ -103,6 +105,7 @@ def train_stages(
 
 def _run_stage(
     config: Config,
+    use: Chosen,
     stage: _Stage,
     number: int,
     trainer: Trainer,
@@ -111,11 +114,11 @@ def _run_stage(
     stopped: Callable[[], bool],
 ) -> None:
     tune, seed = config.tune, config.run.seed
-    order = Order(training_set.together, tune.batch, f"{seed}/{stage.name}")
+    order = Order(training_set.together, use.batch, f"{seed}/{stage.name}")
     budget = (
         Budget(seconds=tune.seconds * stage.share)
         if tune.seconds
-        else Budget(updates=order.updates(tune.epochs * stage.share))
+        else Budget(updates=order.updates(use.epochs * stage.share))
     )
     clock = StageClock(kept.progress.seconds, on_cpu=next(_devices(trainer)).type == "cpu")
     updates, curve, saved = kept.progress.updates, Curve(number, stage.name), time.monotonic()
@@ -128,8 +131,8 @@ def _run_stage(
 
     if 0 < budget.updates < FEW_UPDATES:
         sys.stderr.write(
-            f"stage {stage.name} has {budget.updates} updates, which teach little: lower tune.batch "
-            f"({tune.batch}) or raise tune.epochs ({tune.epochs:g})\n"
+            f"stage {stage.name} has {budget.updates} updates, which teach little: give it more rows, lower "
+            f"tune.batch ({use.batch}) or raise tune.epochs ({use.epochs:g})\n"
         )
     total = budget.updates or round(budget.seconds)
     unit = "updates" if budget.updates else "s"
@@ -147,7 +150,7 @@ def _run_stage(
                 metrics = trainer.update(training_set.passes(order.of(updates), stage.losses), lr)
             except FloatingPointError as error:
                 raise UserError(
-                    f"update {updates} of stage {stage.name}: {error}; train with a lower tune.lr"
+                    f"update {updates} of stage {stage.name}: {error}; train with a lower tune.lr ({use.lr:g})"
                 ) from None
             updates += 1
             over = budget.share(updates, clock.seconds())

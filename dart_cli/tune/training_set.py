@@ -1,6 +1,7 @@
 """What is trained on, as passes whose costs add up to the loss of an update.
 
 TrainingSet   what the stages need of it
+Recorded      one row as an engine is asked it, and its answer
 ExampleSet    prompts with their answers, some in each forward pass
 StepSet       steps of trajectories, packed as the trainer packs them
 """
@@ -8,6 +9,7 @@ StepSet       steps of trajectories, packed as the trainer packs them
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
@@ -23,6 +25,16 @@ from dart_cli.tune.loss import Costs, LossSettings, batch_loss, collate_batch, c
 from dart_cli.tune.trajectories import Trajectories
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """A prompt, and what shall be answered."""
+
+    prompt_token_ids: list[int]  # [P]
+    images: list[bytes]  # [I]
+    answer: list[int]  # [A], token ids
+    patches: list[int]  # [A], as in SampledTokens; [] where nothing points
+
+
 class TrainingSet(Protocol):
     """Examples by number."""
 
@@ -33,6 +45,10 @@ class TrainingSet(Protocol):
 
     def passes(self, places: Sequence[tuple[int, int]], losses: LossSettings) -> Iterator[Costs]:
         """The loss of some examples, (epoch, number) each, in as many forward passes as it takes."""
+        ...
+
+    def recorded(self, index: int) -> Recorded:
+        """One example, to be asked without training."""
         ...
 
 
@@ -77,6 +93,11 @@ class ExampleSet:
             batch = collate_batch(self._policy, drawn[first : first + size], losses)
             yield batch_loss(self._policy, batch, losses, counts)
 
+    def recorded(self, index: int) -> Recorded:
+        """See TrainingSet."""
+        example = self._examples.of(index, Random(f"{self._seed}/0/{index}"))  # noqa: S311 - repeatable
+        return Recorded(example.prompt.token_ids, example.prompt.images, example.answer, [])
+
 
 class StepSet:
     """Steps of trajectories: those of one stand together, and share the tokens that they share."""
@@ -110,3 +131,10 @@ class StepSet:
                 costs = Costs(losses.lm * nll)
                 costs.add(lm=nll.item(), entropy=entropy.item(), loss=losses.lm * nll.item())
                 yield costs
+
+    def recorded(self, index: int) -> Recorded:
+        """See TrainingSet."""
+        step, images = self._trajectories.step(index)
+        return Recorded(
+            step.prompt_token_ids.tolist(), images, step.token_ids.tolist(), list(step.patches)
+        )

@@ -73,6 +73,13 @@ class Trajectories:
         """The trajectory of each step [N]."""
         return [place.name for place in self._places]
 
+    def step(self, index: int) -> tuple[BatchStep, list[bytes]]:
+        """One step, and the screenshots of its prompt."""
+        place = self._places[index]
+        [step] = place.source.steps([place.planned])
+        images = place.source.images(set(step.image_hashes))
+        return step, [images[name] for name in step.image_hashes]
+
     def batch(self, indices: Sequence[int]) -> Batch:
         """These steps, chained as the trainer trains on them, each with advantage and weight 1."""
         found: list[BatchStep | None] = [None] * len(indices)

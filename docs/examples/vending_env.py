@@ -1,7 +1,7 @@
 """A vending machine: insert a coin, choose the drink that is named, open the flap that lights up.
 
-Three steps in the right order; the wrong knob, drink or flap ends the episode. The tutorial
-(docs/tutorial.md) trains the tiny model on it: `dart up docs/examples/vending.toml`.
+Three steps in the right order; the wrong knob, drink or flap ends the episode. docs/your-application.md trains
+the tiny model on it.
 """
 
 import io

@@ -69,7 +69,7 @@ def test_the_example_repeats_with_its_seed_and_judges_the_state_not_the_claim(en
 VENDING = f"{EXAMPLE.with_name('vending_env.py')}:VendingSuite"
 
 
-def test_the_tutorial_s_environment_passes_by_its_solution_alone() -> None:
+def test_the_page_s_environment_passes_by_its_solution_alone() -> None:
     task, made = load_suite(VENDING).tasks["vending/buy"], make_env(VENDING)
     for seed in range(10):
         made.reset(seed=seed, options={"task": task})
@@ -82,7 +82,7 @@ def test_the_tutorial_s_environment_passes_by_its_solution_alone() -> None:
         assert (steps, made.evaluate().outcome) == (3, "pass")
 
 
-def test_the_tutorial_s_environment_gives_nothing_for_clicks_in_another_order() -> None:
+def test_the_page_s_environment_gives_nothing_for_clicks_in_another_order() -> None:
     task, made = load_suite(VENDING).tasks["vending/buy"], make_env(VENDING)
     _, info = made.reset(seed=1, options={"task": task})
     right = [made.oracle_action()]

@@ -80,3 +80,14 @@ def test_a_value_that_no_database_can_hold_is_one_line(
 ) -> None:
     assert run(*words, played.config.run.dir) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_folder_of_exported_successes_is_one_line_with_the_command_that_files_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "part-0.parquet").touch()
+    for tool in ("ls", "stats", "draw"):
+        assert run(tool, tmp_path) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        assert f"dart data import CONFIG {tmp_path}" in err

@@ -60,23 +60,28 @@ class TuneConfig(Section):
     max_pixels: int = Field(default=0, ge=0, le=MOST_PIXELS)
     """Most pixels of a screenshot as the model sees it; 0 for those of its folder."""
 
-    epochs: float = Field(default=2.0, ge=0, le=MANY)
-    """Passes over the data, over both stages together."""
+    held_out: float = Field(default=0.125, ge=0, le=0.5)
+    """Share of the episodes or screenshots that is not learned: what was learned is measured on it, before and
+    after. Of fewer than 24 none are held out, of large sets at most 256 rows; 0 for none."""
+
+    epochs: float | None = Field(default=None, ge=0, le=MANY)
+    """Passes over the data, over both stages together; unset: as many as make 200 updates, 2 to 40."""
 
     seconds: Seconds = 0.0
     """CPU seconds of training in place of `epochs`, on a GPU those of the clock; 0 for `epochs`."""
 
-    batch: int = Field(default=32, ge=1, le=65_536)
-    """Examples of an update: items, or steps of trajectories."""
+    batch: int | None = Field(default=None, ge=1, le=65_536)
+    """Examples of an update: items, or steps of trajectories; unset: 8 to 32, by how many there are."""
 
     micro_batch: int = Field(default=0, ge=0, le=65_536)
     """Grounding items of one forward pass; 0 for all of an update."""
 
-    lr: float = Field(default=5e-6, ge=0, le=1)
-    """Peak learning rate: it rises over 3 % of a stage and falls along half a cosine."""
+    lr: float | None = Field(default=None, ge=0, le=1)
+    """Peak learning rate: it rises over 3 % of a stage and falls along half a cosine. Unset: by the model's size,
+    1e-3 for the tiny model, 5e-6 for 7 billion parameters, ten times that for adapters."""
 
-    lr_head: float = Field(default=1e-4, ge=0, le=1)
-    """Pointer: peak learning rate of the first stage."""
+    lr_head: float | None = Field(default=None, ge=0, le=1)
+    """Pointer: peak learning rate of the first stage; unset: likewise, 3e-3 to 1e-4."""
 
     head_share: float = Field(default=0.5, ge=0, le=1)
     """Pointer: share of the budget that trains the head and its tokens alone, first; 1 for nothing else."""

@@ -1,0 +1,94 @@
+"""What a training uses where the configuration leaves it open, by its rows and its model.
+
+chosen     learning rates, batch and epochs, and where each came from
+rate_for   a learning rate by the size of the model
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dart_cli.config.schema import TuneConfig
+
+SMALL, LARGE = 0.63e6, 7e9
+"""Parameters of the tiny model, on which the first rate of each pair was measured, and of GUI-Actor's, with
+which the second was published (arXiv 2506.03143)."""
+
+LR = (1e-3, 5e-6)
+LR_HEAD = (3e-3, 1e-4)
+
+LORA_FACTOR, LORA_MOST = 10.0, 2e-3
+"""Adapters alone bear higher rates."""
+
+BATCHES = ((512, 8), (2048, 16))
+"""Examples of an update for fewer rows than the first number; LARGE_BATCH for more."""
+LARGE_BATCH = 32
+
+UPDATES = 200
+"""Updates that a stage should have at least."""
+EPOCHS = (2, 40)
+"""Fewest and most: rows that are seen too often are learned by heart."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a training uses."""
+
+    lr: float
+    lr_head: float
+    batch: int
+    epochs: float  # 0 with a budget of seconds
+    reasons: Mapping[str, str]  # why, of each that the configuration leaves open
+
+    @property
+    def line(self) -> str:
+        """Each value that was chosen, and where it came from; empty for none."""
+        told = [f"tune.{key} = {getattr(self, key):g} ({why})" for key, why in self.reasons.items()]
+        return f"chosen: {', '.join(told)}" if told else ""
+
+
+def chosen(tune: TuneConfig, *, rows: int, parameters: int, lora: bool, points: bool) -> Chosen:
+    """Fill in what `tune` leaves open, for so many rows that are learned and a model of so many parameters."""
+    reasons: dict[str, str] = {}
+    size = f"{_counted(parameters)} parameters"
+    lr, lr_head, batch, epochs = tune.lr, tune.lr_head, tune.batch, tune.epochs
+    if lr is None:
+        lr = rate_for(parameters, LR)
+        lr = min(LORA_MOST, _rounded(LORA_FACTOR * lr)) if lora else lr
+        reasons["lr"] = f"adapters of a model of {size}" if lora else size
+    if lr_head is None:
+        lr_head = rate_for(parameters, LR_HEAD)
+        reasons |= {"lr_head": size} if points else {}
+    if batch is None:
+        batch = next((size for most, size in BATCHES if rows < most), LARGE_BATCH)
+        reasons["batch"] = f"{rows} rows"
+    if tune.seconds:
+        epochs = 0.0
+    elif epochs is None:
+        shares = (tune.head_share, 1.0 - tune.head_share) if points else (1.0,)
+        shortest = min(share for share in shares if share > 0)
+        least, most = EPOCHS
+        wanted = math.ceil(UPDATES * batch / (max(1, rows) * shortest))
+        epochs = float(min(most, max(least, wanted)))
+        reasons["epochs"] = f"{math.ceil(epochs * rows / batch)} updates"
+    return Chosen(lr, lr_head, batch, epochs, reasons)
+
+
+def rate_for(parameters: int, pair: tuple[float, float]) -> float:
+    """The learning rate on the line through `pair` at SMALL and LARGE in logarithms; never above the first."""
+    slope = math.log(pair[1] / pair[0]) / math.log(LARGE / SMALL)
+    return _rounded(min(pair[0], pair[0] * (max(1, parameters) / SMALL) ** slope))
+
+
+def _rounded(value: float) -> float:
+    """To two digits."""
+    return float(f"{value:.1e}")
+
+
+def _counted(parameters: int) -> str:
+    size, unit = (
+        (parameters / 1e9, "billion") if parameters >= 1e9 else (parameters / 1e6, "million")
+    )
+    return f"{size:.2g} {unit}"
