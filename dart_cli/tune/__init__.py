@@ -8,6 +8,9 @@ prompts         how items are asked, and what the model shall answer
 actions         steps of demonstrations -> prompts with their actions
 examples        items of a grounding set, or rows for a verifier -> prompts with their answers
 order           which examples an update sees; the same for the same seed, wherever a start begins
+defaults        rates, batch and epochs, where they are not set
+held_out        rows that are not learned, and what they tell of the training
+measure         the model on them, before and after
 training_set    passes whose costs are the loss of an update: items, or the trainer's packs of steps
 loss            language loss of the answer, and where its pointer should point
 schedule        how much of the budget is over, and the learning rate

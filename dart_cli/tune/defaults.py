@@ -26,7 +26,7 @@ BATCHES = ((512, 8), (2048, 16))
 """Examples of an update for fewer rows than the first number; LARGE_BATCH for more."""
 LARGE_BATCH = 32
 
-UPDATES = 200
+UPDATES = 400
 """Updates that a stage should have at least."""
 EPOCHS = (2, 40)
 """Fewest and most: rows that are seen too often are learned by heart."""

@@ -67,10 +67,14 @@ def test_the_example_repeats_with_its_seed_and_judges_the_state_not_the_claim(en
 
 
 VENDING = f"{EXAMPLE.with_name('vending_env.py')}:VendingSuite"
+PARCELS = f"{EXAMPLE.with_name('parcels_env.py')}:ParcelsSuite"
 
 
-def test_the_page_s_environment_passes_by_its_solution_alone() -> None:
-    task, made = load_suite(VENDING).tasks["vending/buy"], make_env(VENDING)
+@pytest.mark.parametrize(
+    ("suite", "task_id"), [(VENDING, "vending/buy"), (PARCELS, "parcels/send")]
+)
+def test_the_page_s_environments_pass_by_their_solutions(suite: str, task_id: str) -> None:
+    task, made = load_suite(suite).tasks[task_id], make_env(suite)
     for seed in range(10):
         made.reset(seed=seed, options={"task": task})
         steps = 0
@@ -98,7 +102,7 @@ def test_the_page_s_environment_gives_nothing_for_clicks_in_another_order() -> N
     assert info["instruction"].startswith("click the ")
 
 
-@pytest.mark.parametrize("name", ["lights.toml", "tiles.toml", "vending.toml"])
+@pytest.mark.parametrize("name", ["lights.toml", "tiles.toml", "vending.toml", "parcels.toml"])
 def test_an_example_s_configuration_is_valid(name: str) -> None:
     config = load_config(EXAMPLE.with_name(name))
     suite = config.env.suite.replace("docs/examples", str(EXAMPLE.parent))

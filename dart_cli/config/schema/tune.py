@@ -65,7 +65,7 @@ class TuneConfig(Section):
     after. Of fewer than 24 none are held out, of large sets at most 256 rows; 0 for none."""
 
     epochs: float | None = Field(default=None, ge=0, le=MANY)
-    """Passes over the data, over both stages together; unset: as many as make 200 updates, 2 to 40."""
+    """Passes over the data, over both stages together; unset: as many as make 400 updates, 2 to 40."""
 
     seconds: Seconds = 0.0
     """CPU seconds of training in place of `epochs`, on a GPU those of the clock; 0 for `epochs`."""
