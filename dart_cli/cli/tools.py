@@ -344,6 +344,8 @@ def init(
     written = write_starter(folder, template, full=full)
     path = folder / CONFIG_NAME
     typer.echo(f"wrote {', '.join(map(str, written))}; edit, then: dart up {path}")
+    if template == "own-env":
+        typer.echo("from an environment of your own to a policy, step by step: docs/your-application.md")
 
 
 @tools.command(hidden=True)

@@ -1,6 +1,7 @@
 """An environment of your own, whole: press the square switch, then light the lamp that is named.
 
-`dart up docs/examples/lights.toml` trains the tiny model on it.
+`dart up docs/examples/lights.toml` trains the tiny model on it. From here to a policy for your application:
+docs/your-application.md.
 """
 
 import io

@@ -6,7 +6,7 @@ import random
 from PIL import Image, ImageDraw, ImageFont
 
 from envs.actions import Click, Type
-from envs.base import Observation, Task, Verdict
+from envs.base import Observation, Task, Verdict, task_of
 
 COLOURS = {"red": (226, 29, 42), "green": (18, 158, 62), "blue": (28, 82, 235)}
 SIDE = 168  # pixels
@@ -19,13 +19,13 @@ class ParcelsEnv:
     """First screen: three parcels. Second: a scale, a field for the weight, a stamp and a bin."""
 
     def reset(self, *, seed=None, options=None):
+        self.task = task_of(options, ParcelsSuite.tasks, "parcels")
         rng = random.Random(seed)
         self.parcels = rng.sample(list(COLOURS), k=3)
         self.goal = rng.choice(self.parcels)
         self.weight = rng.choice(WEIGHTS)
         self.stamp = rng.choice((42, 126))  # x of the stamp; the bin is on the other side
         self.parcel, self.typed, self.sent, self.steps = None, "", None, 0
-        self.task = options["task"]
         return self._look(), {"instruction": self.task.instruction.format(colour=self.goal)}
 
     def step(self, action):
@@ -52,9 +52,6 @@ class ParcelsEnv:
         if self.typed != self.weight:
             return Type(text=self.weight)
         return Click(x=self.stamp, y=138)
-
-    def oracle_hint(self):
-        return ""
 
     def close(self):
         """Nothing to free."""
