@@ -345,7 +345,9 @@ def init(
     path = folder / CONFIG_NAME
     typer.echo(f"wrote {', '.join(map(str, written))}; edit, then: dart up {path}")
     if template == "own-env":
-        typer.echo("from an environment of your own to a policy, step by step: docs/your-application.md")
+        typer.echo(
+            "from an environment of your own to a policy, step by step: docs/your-application.md"
+        )
 
 
 @tools.command(hidden=True)

@@ -309,6 +309,7 @@ def test_init_writes_a_file_that_is_valid_and_complete(
     assert "valid" in capsys.readouterr().out
     assert load_config(Path("mine/dart.toml")).run.dir == Path("runs/mine")
     assert run("init", "env", "--template", "own-env") == 0
+    assert "docs/your-application.md" in capsys.readouterr().out
     assert run("up", "env/dart.toml", "--dry-run") == 0
 
 
