@@ -23,7 +23,13 @@ LEAST_GROUPS = 24
 MOST_ROWS = 256
 """Rows that are held out of a large set; more would only cost time."""
 MARGIN = 0.05
-"""A loss that is not lower by this share shows no learning."""
+"""A loss that is not lower by this share, and right answers that are not more by this share of the rows, show no
+learning."""
+
+BY_HEART = 0.5
+"""Learned rows whose loss fell to this share, while that of others did not, are known by heart."""
+QUARTER = 4
+"""A stage's beginning and end are the means of its first and last quarter: single updates vary."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,10 @@ class Outcome:
         if self.before is None or self.after is None:
             return self.fell
         is_lower = self.after.loss < (1 - MARGIN) * self.before.loss
-        return is_lower or self.after.right > self.before.right
+        more = self.after.right - self.before.right
+        return is_lower or more >= max(
+            2, MARGIN * self.rows
+        )  # one may be a tie that rounding turned
 
     def summary(self) -> dict[str, Any]:
         """For `--json` and tune.json."""
@@ -145,7 +154,7 @@ class Outcome:
     def _cure(self, lr: float, updates: int) -> str:
         if self.before is not None and self.before.right >= 0.95 * self.rows:
             return "the model could do this before; give it rows that it cannot, or go on to the next step"
-        if self.fell:
+        if self.last_loss < BY_HEART * self.first_loss:
             return (
                 "the loss fell on the learned rows alone, which are known by heart: collect more of them, or lower "
                 "tune.epochs"
@@ -162,5 +171,8 @@ def fallen(curve: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     stages: dict[int, list[float]] = {}
     for point in curve:
         stages.setdefault(point["stage"], []).append(point["loss"])
-    ends = [(losses[0], losses[-1]) for losses in stages.values()]
+    ends = []
+    for losses in stages.values():
+        few = -(-len(losses) // QUARTER)
+        ends.append((sum(losses[:few]) / few, sum(losses[-few:]) / few))
     return min(ends, key=lambda pair: pair[1] / pair[0] if pair[0] else 1.0, default=(0.0, 0.0))

@@ -64,6 +64,7 @@ def outcome(before: tuple[float, int], after: tuple[float, int], fell: float = 0
     [
         (outcome((5.15, 0), (5.12, 0), 0.01), "tune.lr = 5e-05"),
         (outcome((1.0, 2), (1.4, 2), 0.9), "known by heart"),
+        (outcome((1.0, 2), (1.0, 3), 0.0), "did not fall"),
         (outcome((0.01, 20), (0.01, 20), 0.0), "could do this before"),
     ],
 )
@@ -118,12 +119,12 @@ def test_recorded_successes_tell_loss_and_answers_before_and_after(
     tune: Tune, keys: Keys, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
-    assert tune(keys, as_json=True) is not None
+    assert tune(keys | {"tune.epochs": 12.0}, as_json=True) is not None
     out, err = capsys.readouterr()
     told = json.loads(out.splitlines()[-1])
     held = told["held_out"]
     assert (held["groups"], held["measure"], told["learned"]) == (3, "answers", True)
-    assert held["loss_after"] < 0.8 * held["loss_before"]
+    assert held["loss_after"] < 0.9 * held["loss_before"]
     assert "chosen: tune.lr = 0.001 (0.63 million parameters)" in err
     record = json.loads((keys["tune.out"] / RECORD).read_text())
     assert record["held_out"] == held
