@@ -22,6 +22,7 @@ from bus.requester import Requester
 from bus.snapshot import Snapshot
 from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config
+from dart_cli.runtime.waits import data_awaited
 from dart_cli.status.absent import ended_badly, ended_well, over, why_absent
 from dart_cli.status.health import problems
 from dart_cli.status.page import status_page
@@ -132,6 +133,7 @@ async def _live(config: Config, console: Console, every_s: float) -> Snapshot:
         while _has_no_place(config):
             live.update(Text(_no_such_run(config), "red"), refresh=True)
             await asyncio.sleep(every_s)
+        live.update(Text(f"waits for {data_awaited(config)}"), refresh=True)  # until it answers
         snapshot: Snapshot | None = None
         async with Watcher(config) as watcher:
             while True:

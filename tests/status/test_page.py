@@ -444,6 +444,7 @@ async def test_the_live_page_waits_for_a_run_that_has_not_begun(
     status = asyncio.create_task(run_status(config, once=False, as_json=False, every_s=0.05))
     await until(lambda: "no such run" in terminal.getvalue())
     config.run.dir.mkdir(mode=0o700)
+    await until(lambda: "waits for dart data" in terminal.getvalue())  # at once
     await until(lambda: "no data process answers" in terminal.getvalue())
     async with serving(config):
         await until(lambda: "groups open" in terminal.getvalue())
