@@ -75,11 +75,9 @@ def main() -> None:
         results = play_missing(wanted, cells, play, tell=tell)
     except DartError as error:
         raise SystemExit(f"error: {error}") from None
-    summary = {
-        "benchmark": "quickstart",
-        "goal": GOAL,
-        "arms": {arm: summarized(arm, results) for arm in arguments.arms},
-    }
+    first, *others = arguments.arms
+    summary = {"benchmark": "quickstart", "goal": GOAL, "arm": first, **summarized(first, results)}
+    summary |= {arm: summarized(arm, results) for arm in others}
     text = json.dumps(summary)
     if arguments.out:
         arguments.out.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
