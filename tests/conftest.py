@@ -55,7 +55,8 @@ def pytest_terminal_summary(
         for report in terminalreporter.stats.get("skipped", [])
     }
     counts = Counter(reasons.values())
-    config.cache.set("dart/skips", dict(counts.most_common()))
+    if (cache := getattr(config, "cache", None)) is not None:  # None with -p no:cacheprovider
+        cache.set("dart/skips", dict(counts.most_common()))
     if counts:
         terminalreporter.section("skipped, by reason")
     for reason, count in counts.most_common():

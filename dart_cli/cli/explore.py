@@ -29,7 +29,7 @@ explore = typer.Typer(
 
 @explore.callback()
 def _explore() -> None:
-    """Explore an application that nobody trained on: its screens, and what leads from one to another.
+    """Explore an application that no model was trained on: its screens, and what leads from one to another.
 
     `dart explore SUITE --task PATTERN --out FOLDER` acts on what it finds, remembers what came of it and
     prefers what may lead to new screens (GUI-Bee's Q-ICRL); `dart explore SUITE --help` shows its options.

@@ -1,4 +1,4 @@
-"""`dart explore`: the screens of an application that nobody trained on, and what leads from one to another.
+"""`dart explore`: the screens of an application that no model was trained on, and what leads from one to another.
 
 run        the verb: what was asked for, checked; what was found
 explorer   the slots, which share one memory and one graph
