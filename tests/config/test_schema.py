@@ -35,8 +35,8 @@ def _field_cases() -> Iterator[Case]:
 def _wrong_values(field: FieldInfo) -> Iterator[tuple[str, str, str]]:
     """(what, TOML value, cure) for one field."""
     default = field.default
-    if default is None and float in get_args(field.annotation):
-        default = 0.5  # unset, or a number
+    if default is None:  # unset, or a number
+        default = {int: 1, float: 0.5}.get(get_args(field.annotation)[0])
     if get_origin(field.annotation) is Literal:
         yield "of no such choice", '"nonsense"', f"must be one of {get_args(field.annotation)[0]}"
         yield "not text", "[7]", "must be one of"

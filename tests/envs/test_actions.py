@@ -61,9 +61,9 @@ WITHOUT_INPUT = Wait(), Done(), Fail(), Answer(text="x")
 
 
 def table() -> dict[str, dict[str, str]]:
-    """Row -> suite -> cell, of the page's table of actions."""
-    section = PAGE.read_text().split("\n## Actions\n")[1].split("\n## ")[0]
-    lines = [line for line in section.splitlines() if line.startswith("|")]
+    """Row -> suite -> cell, of the page's table of what each suite performs."""
+    section = "| action |" + PAGE.read_text().split("\n| action |")[1].split("\n\n")[0]
+    lines = section.splitlines()
     header, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {row[0]: dict(zip(header[1:], row[1:], strict=True)) for row in rows}
 
