@@ -7,6 +7,7 @@ know is refused. Moments are unix seconds, durations seconds, log-probabilities 
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 from sqlite_utils import Database
@@ -468,5 +469,6 @@ def learned(db: Database) -> None:
 
 def unknown_steps(db: Database) -> list[str]:
     """Names of steps this database has had that this dart does not know: a newer one's."""
-    known = {step.name for step in MIGRATIONS.pending(Database(memory=True))}
+    with contextlib.closing(Database(memory=True)) as empty:
+        known = {step.name for step in MIGRATIONS.pending(empty)}
     return sorted({step.name for step in MIGRATIONS.applied(db)} - known)
