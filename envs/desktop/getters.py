@@ -86,6 +86,12 @@ def files(scene: GetterContext, path: str, hidden: bool = False) -> list[str] | 
     return None
 
 
+def _workbook(scene: GetterContext, path: str, *, data_only: bool = False) -> Any:
+    """A workbook of openpyxl, which leaves a damaged file open that it was given by name."""
+    with _small(scene, path).open("rb") as file:
+        return openpyxl.load_workbook(file, data_only=data_only)
+
+
 def cells(
     scene: GetterContext, path: str, cells: list[str], sheet: str = "", formulas: bool = False
 ) -> list[Any] | None:
@@ -96,7 +102,7 @@ def cells(
     with suppress(*_UNREADABLE):
         if path.endswith(".ods"):
             return list(read_cells(_small(scene, path), cells, sheet, formulas=formulas))
-        book = openpyxl.load_workbook(_small(scene, path), data_only=not formulas)
+        book = _workbook(scene, path, data_only=not formulas)
         table = book[sheet] if sheet else book.worksheets[0]
         return [table[cell].value for cell in cells]
     return None
@@ -113,7 +119,7 @@ def cell_looks(
 ) -> list[Any] | None:
     """For each cell whether it is bold and italic, its alignment and its number format."""
     with suppress(*_UNREADABLE):
-        book = openpyxl.load_workbook(_small(scene, path))
+        book = _workbook(scene, path)
         table = book[sheet] if sheet else book.worksheets[0]
         return [
             {
@@ -130,7 +136,7 @@ def cell_looks(
 def sheets(scene: GetterContext, path: str) -> list[str] | None:
     """Names of a workbook's sheets."""
     with suppress(*_UNREADABLE):
-        return list(openpyxl.load_workbook(_small(scene, path)).sheetnames)
+        return list(_workbook(scene, path).sheetnames)
     return None
 
 
