@@ -27,6 +27,7 @@ from pydantic_core import ErrorDetails
 
 from bus.errors import ConfigError
 from dart_cli.config.family_values import FAMILY_KEY, with_family
+from dart_cli.config.old_keys import OLD_KEYS
 from dart_cli.config.rate import with_rate
 from dart_cli.config.schema import Config, section_types
 
@@ -219,8 +220,6 @@ _BOUNDS = {
 }
 
 
-_GONE = {"train.micro_batch": "train.pack_tokens bounds a forward pass, by its tokens"}
-"""Keys that there were, and what is in their place."""
 _RENAMED = {("weights.channel", "collective"): "gloo"}
 """(key, value) -> the value's present name."""
 
@@ -287,8 +286,8 @@ def _parts(key: str) -> tuple[str, str]:
 def _unknown(key: str, value: object) -> str:
     sections = section_types()
     section, name = _parts(key)
-    if key in _GONE:
-        return f"{key} is gone; {_GONE[key]}"
+    if key in OLD_KEYS:
+        return f"{key} is gone; {OLD_KEYS[key]}"
     if name:
         known = list(sections[section].model_fields)
         close = difflib.get_close_matches(name, known, n=1)
