@@ -18,9 +18,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from bus.codec import decode, encode
+from bus.codec import MESSAGES, decode, encode
 from bus.errors import ProtocolError
-from bus.messages import MESSAGES, Message
+from bus.messages import Message
 from bus.packed import Code, float64s, int32s
 
 FRESH = 10_000

@@ -54,7 +54,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bus.messages import WeightsPublished
+from bus.weights import WeightsPublished
 from dart_cli.train.publishing import Publications
 from dart_cli.train.sharded import published
 from dart_cli.weights.atomic_directory import atomic_directory

@@ -45,8 +45,8 @@ from bus.messages import (
     StepRecord,
     TrajectoryEnd,
     VersionSpan,
-    WeightsPublished,
 )
+from bus.weights import WeightsPublished
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data.ledger import Ledger

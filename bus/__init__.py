@@ -1,6 +1,8 @@
 """The bus: typed messages over ZeroMQ, msgpack headers beside raw frames.
 
-messages    every type that crosses a process boundary
+messages    what processes tell each other: steps, batches, heartbeats
+weights     the same of weight sets
+ranks       the same between the ranks of one trainer
 codec       message <-> wire frames, limits checked
 packed      lists of numbers as raw frames beside the header
 endpoints   addresses, private directories and CURVE keys of a run

@@ -26,16 +26,20 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgpack
 from pydantic import ValidationError
 
+from bus import messages, ranks, weights
 from bus.errors import OversizeError, ProtocolError
-from bus.messages import (
-    MESSAGES,
-    PROTOCOL_VERSION,
-    BatchReply,
-    Message,
-    Scored,
-    Share,
-)
+from bus.messages import PROTOCOL_VERSION, BatchReply, Heartbeat, Message, Reply, Request, RunState
 from bus.packed import Packed, float64s, int32s, little_endian
+from bus.ranks import Scored, Share
+
+_ALONE = (Request, Reply, Heartbeat, RunState, Share, Scored)
+MESSAGES: dict[str, type[Message]] = {
+    name: kind
+    for module in (messages, weights, ranks)
+    for name, kind in vars(module).items()
+    if isinstance(kind, type) and issubclass(kind, _ALONE) and kind not in (Request, Reply)
+}
+"""Every kind that may be sent on its own, by name."""
 
 MAX_KIND_BYTES = 64
 MAX_FRAME_BYTES = 64 * 2**20

@@ -1,4 +1,6 @@
-"""Every type that crosses a process boundary: its sender, its reader, shapes and units.
+"""What processes tell each other: each type's sender and reader, shapes and units.
+
+Messages of weight sets are in weights.py, those between the ranks of one trainer in ranks.py.
 
 Axes: `[P]` prompt tokens, `[A]` completion tokens, `[I]` images of a prompt in reading order,
 `[L]` tokens of a chain, `[S]` samples of a batch. Times are seconds; log-probabilities and entropies are in nats.
@@ -7,10 +9,7 @@ A `bytes` field is a raw frame beside the msgpack header, never a part of it, an
 
     env   -> data     LeaseRequest, StepRecord, TrajectoryEnd
     env   -> rollout  ActRequest; `serve`, which plays what others send, stands in the place of env
-    rollout -> data   SyncRequest, SyncDone
-    rollout -> train  ManifestRequest, TransferRequest, RendezvousRequest
-    train -> data     TrainerHello, BatchRequest, BatchTrained, WeightsPublished
-    train -> train    Share, Scored: between the ranks of one trainer, over torch.distributed
+    train -> data     TrainerHello, BatchRequest, BatchTrained
     any   -> data     StatusRequest, StopRequest
     any   -> all      Heartbeat (published)
     data  -> all      RunState (published)
@@ -147,9 +146,7 @@ class Turn(Message):
     screenshot: bytes | None = None  # encoded, before the action; None where history dropped it
     token_ids: list[int] = []
     """[A], the completion as it was sampled, which the prompt then shows; [] where `text` is shown."""
-    observed_text: str = (
-        ""  # the screen's text beside its screenshot; empty where history dropped it
-    )
+    observed_text: str = ""  # the text beside its screenshot; empty where history dropped it
 
 
 class ChatPart(Message):
@@ -368,9 +365,7 @@ class ActRequest(Request):
     step: Integer
     instruction: str
     turns: list[Turn]  # oldest first; history has already chosen what is visible
-    previous: str = (
-        ""  # the steps before them, one line each, where policy.template shows {previous}
-    )
+    previous: str = ""  # the steps before them, a line each, where policy.template shows them
     screenshot: bytes  # encoded image
     image_hashes: list[str] = []
     """[I], content hashes of the turns' screenshots and of this one; [] if unknown. The worker checks the
@@ -379,113 +374,11 @@ class ActRequest(Request):
     height: Integer
     observed_text: str = ""  # the screen's text beside the screenshot (env.observe)
     sampling: Sampling
-    partial: SampledTokens | None = (
-        None  # a suspended completion of this very request to go on with
-    )
+    partial: SampledTokens | None = None  # a suspended completion of this request to go on with
     pointed: list[PointerMap] = []  # the partial's, which the completion has again
     messages: list[ChatMessage] = []
     """The whole prompt, in place of `instruction`, `turns` and `observed_text`, which it then does not show."""
     images: list[bytes] = []  # [I - 1], encoded, those of `messages` before `screenshot`
-
-
-# --- rollout -> data ------------------------------------------------------------------------
-
-
-class SyncReply(Reply):
-    """data -> rollout: take these weights now, or ask again; the newest at the moment of granting."""
-
-    granted: bool = False
-    policy_version: Integer = -1
-    path: str = ""  # directory with manifest.json
-    digest: str = ""  # of the manifest
-    reason: str = ""  # what the wait is for
-
-
-class SyncRequest(Request):
-    """rollout -> data: may I take newer weights? Held until a permit is free.
-
-    At most sync.concurrent workers hold a permit. It is given back by SyncDone, by asking again,
-    by the worker's death, or after sync.deadline_s.
-    """
-
-    reply_type: ClassVar[type[Reply]] = SyncReply
-    worker: str
-    policy_version: Integer  # that serves now; -1 if none: it then delays no worker and never waits
-
-
-class SyncDone(Request):
-    """rollout -> data: the permit is free again; the outcome. The times do not overlap."""
-
-    reply_type: ClassVar[type[Reply]] = Ack
-    worker: str
-    policy_version: Integer  # that was to be taken
-    error: str  # why the set was refused; empty if it serves
-    waited_s: Seconds  # for the permit
-    transfer_s: Seconds  # receiving and checking the set; requests are served meanwhile
-    pause_s: Seconds  # from the halt of the engine until the new tensors are in place
-    finish_s: Seconds  # post-processing, the engine still halted: caches cleared, weights re-packed
-    resume_s: Seconds  # from there until the engine serves again
-    in_flight: Integer  # requests in work when it began, all of which continue
-
-
-# --- rollout -> train -----------------------------------------------------------------------
-
-
-class ManifestReply(Reply):
-    """train -> rollout: the newest version's manifest.json."""
-
-    text: bytes  # UTF-8
-
-
-class ManifestRequest(Request):
-    """rollout -> train: the manifest of your newest version, whose folder is not on my host."""
-
-    reply_type: ClassVar[type[Reply]] = ManifestReply
-    policy_version: Integer
-    digest: str  # of the manifest
-
-
-class RendezvousReply(Reply):
-    """train -> rollout: those of the wanted values that are known so far."""
-
-    values: dict[str, bytes]
-
-
-class RendezvousRequest(Request):
-    """rollout -> train: my addresses for the others of a group, and which of theirs I want."""
-
-    reply_type: ClassVar[type[Reply]] = RendezvousReply
-    group: str  # its name, from TransferReply
-    values: dict[str, bytes] = {}  # to store
-    added: dict[str, Integer] = {}  # to add to a counter; the reply has the sums
-    wanted: list[str] = []  # keys
-
-
-class TransferReply(Reply):
-    """train -> rollout: the tensors come, join the group; or ask for this version; or ask again."""
-
-    accepted: bool
-    policy_version: Integer  # the newest that the trainer has published
-    path: str  # directory with its manifest.json
-    digest: str  # of the manifest
-    group: str = ""  # where accepted: its name
-    rank: Count = 0  # of this worker in it; the trainer has 0
-    size: Count = 0  # processes in it
-    tensors: list[str] = []  # names of those that come: what any worker of the group lacks
-
-
-class TransferRequest(Request):
-    """rollout -> train: let me take part in the next broadcast of that version.
-
-    The answer is held until the broadcast begins. A new request replaces the worker's one before.
-    """
-
-    reply_type: ClassVar[type[Reply]] = TransferReply
-    worker: str
-    policy_version: Integer  # -1: which is the newest?
-    digest: str  # of the manifest
-    group: str = ""  # the worker is still in it, from an earlier broadcast
-    tensors: list[str] = []  # names that the worker lacks
 
 
 # --- train -> data --------------------------------------------------------------------------
@@ -543,72 +436,7 @@ class BatchTrained(Request):
     batch_id: Integer
     policy_version: Integer  # after the update
     metrics: dict[str, float]  # of a skipped update perhaps not finite: data files those that are
-    mismatches: list[
-        StepMismatch
-    ] = []  # of steps that were trained on and whose behaviour policy is known
-
-
-# --- between the ranks of train -------------------------------------------------------------
-
-
-class PackNodes(Message):
-    """Part of PackedBatch: one forward pass over trees of tokens (dart_cli/train/packs/plan.py)."""
-
-    nodes: Int32s  # [M * 4], of each its parent (-1 for a root), the chain, begin and end of its tokens
-    ends: Int32s  # [E * 2], of each chain that is scored here its index, the node in which it ends
-
-
-class PackedBatch(Message):
-    """Part of Share: what one rank scores."""
-
-    batch: Batch  # the samples that it scores, their chains and images
-    packs: list[PackNodes]  # as many as every other rank has
-
-
-class Share(Message):
-    """rank 0 -> every rank: its part of an update."""
-
-    work: PackedBatch
-    looked_back: PackedBatch  # scored first, by other weights, that sampled it; usually empty
-    looked_back_version: Integer | None  # of those weights; None where it is empty
-    token_weights: (
-        Float64s  # [S], what a token of each sample of `work` weighs, before the division
-    )
-    divisor: float  # of the whole batch's loss
-    rate: float  # the learning rate
-    policy_version: (
-        Integer | None
-    )  # that the weights, or their served average, are; None if of none
-    samples: Count  # of the whole batch
-    tokens: Count  # of all their completions
-
-
-class ScoredTokens(Message):
-    """Part of Scored: tokens [N] that an engine sampled."""
-
-    engine: Float64s  # [N], its log-probabilities, nats
-    trainer: Float64s  # [N], the trainer's
-    versions: Int32s  # [N], whose weights sampled it; -1 where no single one did
-    seen: Int32s  # [N], how many screens the prompt showed: 0, 1, or 2 for more
-
-
-class Scored(Message):
-    """rank -> all ranks: what its packs gave in a pass. But for `stats` it is empty after the first."""
-
-    stats: Float64s  # sums over its tokens, as dart_cli.algo.loss.TokenStats names them
-    tokens: ScoredTokens
-    looked_back: ScoredTokens
-    mismatches: list[StepMismatch]
-
-
-class WeightsPublished(Request):
-    """train -> data: a weight set is complete on disk and may be taken."""
-
-    reply_type: ClassVar[type[Reply]] = Ack
-    policy_version: Integer
-    path: str  # directory with manifest.json
-    digest: str  # of the manifest
-    updates: Count  # that changed the weights, since the run began
+    mismatches: list[StepMismatch] = []  # of its steps whose behaviour policy is known
 
 
 # --- any -> data ----------------------------------------------------------------------------
@@ -682,41 +510,3 @@ class RunState(Message):
     reason: str  # why it stops
     suspended: bool = False  # coupled: the trainer's turn; no completion is begun or continued
     absent: list[Role] = []  # of env (or serve), rollout and train: those without a living process
-
-
-MESSAGES: dict[str, type[Message]] = {
-    cls.__name__: cls
-    for cls in (
-        Ack,
-        ActRequest,
-        BatchReply,
-        BatchRequest,
-        BatchTrained,
-        Completion,
-        ErrorReply,
-        Heartbeat,
-        HelloReply,
-        LeaseReply,
-        LeaseRequest,
-        ManifestReply,
-        ManifestRequest,
-        RendezvousReply,
-        RendezvousRequest,
-        RunState,
-        Scored,
-        Share,
-        StatusReply,
-        StatusRequest,
-        StepRecord,
-        StopRequest,
-        SyncDone,
-        SyncReply,
-        SyncRequest,
-        TrainerHello,
-        TrajectoryEnd,
-        TransferReply,
-        TransferRequest,
-        WeightsPublished,
-    )
-}
-"""Every kind that may be sent on its own, by name."""

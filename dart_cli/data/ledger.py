@@ -40,8 +40,8 @@ from bus.messages import (
     StepRecord,
     TrainerHello,
     TrajectoryEnd,
-    WeightsPublished,
 )
+from bus.weights import WeightsPublished
 from dart_cli.algo.selection import mean_entropy
 from dart_cli.config.schema import Config
 from dart_cli.data.baselines import Baselines

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bus.messages import Heartbeat, SyncDone
+from bus.messages import Heartbeat
+from bus.weights import SyncDone
 
 IsAhead = Callable[[int, int], bool]
 """Whether a worker that serves the second version should take the first, a later one."""

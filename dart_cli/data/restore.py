@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bus.messages import WeightsPublished
+from bus.weights import WeightsPublished
 from dart_cli.algo.advantage import RewardKind
 from dart_cli.algo.selection import mean_entropy
 from dart_cli.config.schema import DataConfig

@@ -46,15 +46,12 @@ from bus.messages import (
     StatusRequest,
     StepRecord,
     StopRequest,
-    SyncDone,
-    SyncReply,
-    SyncRequest,
     TrainerHello,
     TrajectoryEnd,
-    WeightsPublished,
 )
 from bus.pubsub import Forwarder, Publisher, Subscriber
 from bus.replier import EncodedReply, Replier
+from bus.weights import SyncDone, SyncReply, SyncRequest, WeightsPublished
 from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from bus.messages import SyncDone, SyncReply, SyncRequest
+from bus.weights import SyncDone, SyncReply, SyncRequest
 from dart_cli.config.schema import SyncConfig
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.permits import Permits

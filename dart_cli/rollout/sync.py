@@ -30,8 +30,9 @@ from typing import Protocol
 
 from bus.errors import DeadlineError, EngineError, RefusedError, StoreError, WeightsError
 from bus.heartbeat import WaitReporter
-from bus.messages import RunState, SyncDone, SyncReply, SyncRequest
+from bus.messages import RunState
 from bus.requester import RequestClient
+from bus.weights import SyncDone, SyncReply, SyncRequest
 from dart_cli.config.schema import LoraConfig
 from dart_cli.engines.base import Engine, UpdateTiming
 from dart_cli.policy.weight_set import directory_of

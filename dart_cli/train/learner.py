@@ -25,7 +25,8 @@ from typing import Literal
 
 import torch
 
-from bus.messages import Batch, Share, StepMismatch
+from bus.messages import Batch, StepMismatch
+from bus.ranks import Share
 from dart_cli.algo.learning_rate import RunPoint, Schedule, learning_rate
 from dart_cli.algo.loss import TokenStats, policy_loss
 from dart_cli.algo.objective import Objective, ess_factor

@@ -31,7 +31,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from bus.messages import Batch, PackedBatch
+from bus.messages import Batch
+from bus.ranks import PackedBatch
 from dart_cli.algo.mismatch import Mismatch, mismatch
 from dart_cli.config.schema import TrainConfig
 from dart_cli.train.model import TrainModel

@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
-from bus.messages import WeightsPublished
+from bus.weights import WeightsPublished
 from dart_cli.weights.base import Publication, Published
 
 Announce = Callable[[WeightsPublished], Awaitable[None]]

@@ -20,8 +20,8 @@ from benchmarks.fuzz import (
     ledger_of,
 )
 from benchmarks.fuzz_messages import random_message
+from bus.codec import MESSAGES
 from bus.errors import UserError
-from bus.messages import MESSAGES
 from dart_cli.config.load import load_config
 from dart_cli.config.schema import Config, section_types
 from dart_cli.config.task_split import training_tasks

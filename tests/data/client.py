@@ -24,15 +24,12 @@ from bus.messages import (
     StatusRequest,
     StepRecord,
     StopRequest,
-    SyncDone,
-    SyncReply,
-    SyncRequest,
     TrajectoryEnd,
-    WeightsPublished,
 )
 from bus.pubsub import Publisher, Subscriber
 from bus.requester import Requester
 from bus.snapshot import Snapshot
+from bus.weights import SyncDone, SyncReply, SyncRequest, WeightsPublished
 from dart_cli.config.endpoints import run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.data import service

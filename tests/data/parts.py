@@ -20,11 +20,11 @@ from bus.messages import (
     SampledTokens,
     StepRecord,
     StopReason,
-    SyncDone,
     TrainerHello,
     TrajectoryEnd,
     VersionSpan,
 )
+from bus.weights import SyncDone
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data.curate import FinishedGroup, Member

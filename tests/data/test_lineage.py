@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.errors import WeightsError
-from bus.messages import BatchTrained, Lease, LeaseRequest, WeightsPublished
+from bus.messages import BatchTrained, Lease, LeaseRequest
+from bus.weights import WeightsPublished
 from dart_cli.config.schema import Config
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.lineage import Lineage, Position

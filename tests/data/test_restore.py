@@ -9,13 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus.messages import (
-    Batch,
-    Lease,
-    LeaseRequest,
-    Outcome,
-    WeightsPublished,
-)
+from bus.messages import Batch, Lease, LeaseRequest, Outcome
+from bus.weights import WeightsPublished
 from dart_cli.config.schema import Config
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.store.open import open_store

@@ -17,7 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus.messages import Batch, Lease, LeaseRequest, Outcome, SyncDone, WeightsPublished
+from bus.messages import Batch, Lease, LeaseRequest, Outcome
+from bus.weights import SyncDone, WeightsPublished
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data.ledger import Ledger

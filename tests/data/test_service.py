@@ -33,8 +33,8 @@ from bus.messages import (
     Message,
     Outcome,
     StopRequest,
-    WeightsPublished,
 )
+from bus.weights import WeightsPublished
 from dart_cli.algo.proportion import Z_95
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks

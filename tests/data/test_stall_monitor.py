@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from bus.errors import DartError, DeadlineError
-from bus.messages import WeightsPublished
 from bus.snapshot import Snapshot, StallView
+from bus.weights import WeightsPublished
 from dart_cli.config.load import load_config
 from dart_cli.config.schema import Config
 from dart_cli.data import service

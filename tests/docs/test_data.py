@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bus.messages import SyncDone
+from bus.weights import SyncDone
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.rows import UsageRow
 from tests.data.parts import make_ledger, play_group, small_config

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from bus.errors import CheckpointError, ConfigError, ModelError, RunDirectoryError, UserError
-from bus.messages import WeightsPublished
+from bus.weights import WeightsPublished
 from dart_cli.algo.proportion import wilson
 from dart_cli.cli.main import main
 from dart_cli.config.schema import Config, LoraConfig, ModelConfig

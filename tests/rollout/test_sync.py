@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from bus.errors import WeightsError
-from bus.messages import Ack, Reply, Request, RunState, SyncDone, SyncReply, SyncRequest
+from bus.messages import Ack, Reply, Request, RunState
+from bus.weights import SyncDone, SyncReply, SyncRequest
 from dart_cli.engines.base import UpdateTiming
 from dart_cli.policy.weight_set import WeightSet
 from dart_cli.rollout.sync import WeightSync

@@ -38,13 +38,11 @@ from bus.messages import (
     RunState,
     SampledTokens,
     Sampling,
-    SyncDone,
-    SyncReply,
-    SyncRequest,
 )
 from bus.pubsub import Forwarder, Publisher, Subscriber
 from bus.replier import Replier
 from bus.requester import Requester
+from bus.weights import SyncDone, SyncReply, SyncRequest
 from dart_cli.config.schema import (
     Config,
     LoraConfig,

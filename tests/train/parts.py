@@ -20,9 +20,9 @@ from bus.messages import (
     Reply,
     Request,
     TrainerHello,
-    WeightsPublished,
 )
 from bus.replier import Replier
+from bus.weights import WeightsPublished
 from dart_cli.config.schema import Config
 from dart_cli.train.checkpoints.checkpoint import load_newest, path_of
 from dart_cli.train.checkpoints.identity import TrainedPart, TrainerProgress

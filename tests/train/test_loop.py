@@ -27,9 +27,9 @@ from bus.messages import (
     Request,
     RunState,
     TrainerHello,
-    WeightsPublished,
 )
 from bus.pubsub import Forwarder, Publisher, Subscriber
+from bus.weights import WeightsPublished
 from dart_cli.config.schema import Config, LoraConfig, WeightsConfig
 from dart_cli.train import loop
 from dart_cli.train.checkpoints import saver

@@ -16,17 +16,9 @@ import torch
 
 from bus.endpoints import TELEMETRY_IN, TELEMETRY_OUT, Endpoints
 from bus.errors import WeightsError
-from bus.messages import (
-    Batch,
-    BatchReply,
-    BatchRequest,
-    BatchTrained,
-    Heartbeat,
-    Reply,
-    Request,
-    WeightsPublished,
-)
+from bus.messages import Batch, BatchReply, BatchRequest, BatchTrained, Heartbeat, Reply, Request
 from bus.pubsub import Forwarder, Subscriber
+from bus.weights import WeightsPublished
 from dart_cli.config.schema import Config, TimingConfig, WeightsConfig
 from dart_cli.train import loop
 from dart_cli.train.learner import PolicyLearner

@@ -12,7 +12,8 @@ import torch
 
 from bus.codec import BATCH_LIMITS, joined, parted
 from bus.errors import ProtocolError
-from bus.messages import Ack, Batch, Share
+from bus.messages import Ack, Batch
+from bus.ranks import Share
 from dart_cli.config.schema import Config
 from dart_cli.train.learner import PolicyLearner, Update
 from dart_cli.train.model import TrainModel

@@ -24,10 +24,10 @@ from bus.messages import (
     Sample,
     TrainerHello,
     VersionSpan,
-    WeightsPublished,
 )
 from bus.packed import float64s, int32s
 from bus.pubsub import Forwarder, Subscriber
+from bus.weights import WeightsPublished
 from dart_cli.config.schema import Config, TimingConfig
 from dart_cli.train import data_client, loop
 from dart_cli.train.base import batch_metrics

@@ -14,8 +14,8 @@ import torch
 
 from bus.endpoints import TRAIN, Endpoints, write_key_pair
 from bus.errors import ProtocolError, WeightsError
-from bus.messages import RendezvousRequest, TransferReply, TransferRequest
 from bus.requester import Requester
+from bus.weights import RendezvousRequest, TransferReply, TransferRequest
 from dart_cli.bench.hosts import FIRST, NotPermittedError, hosts
 from dart_cli.config.schema import LoraConfig
 from dart_cli.weights.broadcast import channel as channels

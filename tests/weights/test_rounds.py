@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from bus.errors import WeightsError
-from bus.messages import TransferReply, TransferRequest
 from bus.requester import Requester
+from bus.weights import TransferReply, TransferRequest
 from dart_cli.weights.base import Published
 from dart_cli.weights.broadcast import rounds
 from dart_cli.weights.broadcast.gloo import GlooGroup

@@ -11,14 +11,8 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from bus.messages import (
-    BatchTrained,
-    Heartbeat,
-    Judgement,
-    SyncDone,
-    TrajectoryEnd,
-    WeightsPublished,
-)
+from bus.messages import BatchTrained, Heartbeat, Judgement, TrajectoryEnd
+from bus.weights import SyncDone, WeightsPublished
 from dart_cli.data.store.connection import marks
 from dart_cli.data.store.rows import (
     BatchRow,

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import torch
 
-from bus.messages import PackedBatch
+from bus.ranks import PackedBatch
 from dart_cli.policy.forward import ImageFeatures, image_features
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy

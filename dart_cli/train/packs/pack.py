@@ -26,8 +26,9 @@ import torch
 from numpy.typing import NDArray
 
 from bus.errors import ProtocolError
-from bus.messages import Batch, Chain, PackedBatch, Sample
+from bus.messages import Batch, Chain, Sample
 from bus.packed import IntArray
+from bus.ranks import PackedBatch
 from dart_cli.algo.normalise import LossShares, Normalise, loss_shares
 from dart_cli.policy.forward import ImageFeatures
 from dart_cli.policy.images import PreparedImage

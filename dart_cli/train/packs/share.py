@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bus.messages import Batch, Chain, PackedBatch, PackNodes, Share
+from bus.messages import Batch, Chain
 from bus.packed import float64s, int32s
+from bus.ranks import PackedBatch, PackNodes, Share
 from dart_cli.algo.normalise import LossShares
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.train.packs.pack import (

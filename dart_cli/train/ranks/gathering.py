@@ -13,8 +13,9 @@ from functools import reduce
 import torch
 
 from bus.codec import BATCH_LIMITS, joined, parted
-from bus.messages import Scored, ScoredTokens, StepMismatch
+from bus.messages import StepMismatch
 from bus.packed import float64s, int32s
+from bus.ranks import Scored, ScoredTokens
 from dart_cli.algo.loss import TokenStats
 from dart_cli.train.parity import ComparedTokens, all_of
 from dart_cli.train.ranks.group import RankGroup

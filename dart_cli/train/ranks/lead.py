@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 from bus.codec import BATCH_LIMITS, joined, parted
-from bus.messages import Batch, Share
+from bus.messages import Batch
+from bus.ranks import Share
 from dart_cli.config.schema import Config
 from dart_cli.train.base import SavedState, Tensors
 from dart_cli.train.checkpoints.identity import TrainerProgress

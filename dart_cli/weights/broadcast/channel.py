@@ -13,12 +13,11 @@ from collections.abc import Collection, Mapping
 import torch
 
 from bus.errors import ProtocolError, RefusedError, WeightsError
-from bus.messages import (
+from bus.messages import Reply, Request
+from bus.weights import (
     ManifestReply,
     ManifestRequest,
     RendezvousRequest,
-    Reply,
-    Request,
     TransferReply,
     TransferRequest,
 )

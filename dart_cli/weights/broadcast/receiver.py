@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from bus.errors import BusError, WeightsError
-from bus.messages import ManifestReply, ManifestRequest, TransferReply, TransferRequest
 from bus.requester import RequestClient
+from bus.weights import ManifestReply, ManifestRequest, TransferReply, TransferRequest
 from dart_cli.runtime.background import in_daemon_thread
 from dart_cli.weights.base import Received
 from dart_cli.weights.broadcast.group import (

@@ -24,8 +24,8 @@ from typing import Any, Protocol
 import torch.distributed
 
 from bus.errors import BusError, ProtocolError
-from bus.messages import RendezvousReply, RendezvousRequest
 from bus.requester import RequestClient
+from bus.weights import RendezvousReply, RendezvousRequest
 
 POLL_S = 0.01
 ASK_S = 5.0

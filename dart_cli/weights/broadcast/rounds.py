@@ -25,7 +25,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from bus.errors import WeightsError
-from bus.messages import TransferReply, TransferRequest
+from bus.weights import TransferReply, TransferRequest
 from dart_cli.weights.base import Published
 from dart_cli.weights.broadcast.group import (
     JOIN_S,

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from bus.errors import StoreError
-from bus.messages import BatchTrained, WeightsPublished
+from bus.messages import BatchTrained
+from bus.weights import WeightsPublished
 from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.data.store.rows import BatchRow, Decision, PlannedSample
 from dart_cli.data.store.writer import Store
