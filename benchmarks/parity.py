@@ -39,10 +39,11 @@ from bus.messages import Batch
 from dart_cli.config.load import config_of_model
 from dart_cli.config.schema import Config, RolloutConfig
 from dart_cli.doctor.trial import Trial, play
+from dart_cli.engines.base import Model
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.policy.families import FAMILIES
 from dart_cli.policy.random_models import build
-from dart_cli.rollout.worker import Model, load_model
+from dart_cli.rollout.worker import load_model
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.train.parity import SEEN, ComparedTokens, all_of, rescore

@@ -12,8 +12,7 @@ model_files, model_tensors, architecture    what such a folder must hold: small 
 pointer_head  the tokens and tensors of a folder that can point
 adapters      the layers that `model.lora` adapts, and what that needs
 rate          the learning rate that follows from the model, where a file sets none
-vllm_support  whether the installed vLLM can be used
-vllm_parts, source_checks   the parts of vLLM that dart relies on, and how they are looked up in its source
+engines       whether the engine can be used: a user's own, the installed vLLM
 screens       how large a run's screens are, and the caches of engines that follow from it
 judge_rules   what of [env.judge] cannot be, and tasks that need it
 task_split    which tasks are trained on, which are held out

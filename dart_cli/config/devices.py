@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from bus.errors import ConfigError
 from dart_cli.config.places import Mistake
-from dart_cli.config.schema import Config, TrainConfig
+from dart_cli.config.schema import MODEL_ENGINES, Config, TrainConfig
 
 if TYPE_CHECKING:
     from bus.messages import Role  # a type alone: the messages take as long as all of this
@@ -118,7 +118,7 @@ def _nccl_mistakes(config: Config) -> Iterator[Mistake]:
         ("train.learner", config.train.learner),
         ("rollout.engine", config.rollout.engine),
     ):
-        if value in ("timed", "scripted"):
+        if value not in ("torch", *MODEL_ENGINES):
             yield Mistake(
                 key, f'= "nccl" goes from GPU to GPU, and {name} = "{value}" has none; {cure}'
             )

@@ -16,6 +16,7 @@ from bus.errors import ConfigError, MissingPartError, TaskError
 from dart_cli.config import places
 from dart_cli.config.adapters import lora_mistakes
 from dart_cli.config.devices import device_mistakes, gpu_mistakes
+from dart_cli.config.engines import engine_mistakes
 from dart_cli.config.judge_rules import judge_problems, unjudged_problem
 from dart_cli.config.load import Source, shown
 from dart_cli.config.models import BUILTIN, model_problem, resize_problem
@@ -36,7 +37,6 @@ from dart_cli.config.schema import (
     observed_kinds,
 )
 from dart_cli.config.task_split import composed_tasks, trained_tasks, training_tasks
-from dart_cli.config.vllm_support import VLLM_OWN, vllm_problem
 from envs.registry import (
     SHIPPED,
     check_observe,
@@ -88,8 +88,8 @@ def find_mistakes(config: Config, role: Role | None = None) -> Iterator[Mistake]
     if role in (None, "rollout", "train", "eval"):
         yield from _model(config, role)
         yield from device_mistakes(config, role)
-    if role in (None, "rollout", "eval") and config.rollout.engine == "vllm":
-        yield from _vllm(config)
+    if role in (None, "rollout", "eval"):
+        yield from engine_mistakes(config)
 
 
 def _sizes(config: Config) -> Iterator[Mistake]:
@@ -507,25 +507,6 @@ def _model(config: Config, role: Role | None) -> Iterator[Mistake]:
         yield from pointer_mistakes(config)
     if config.policy.verifier:
         yield from verifier_mistakes(config)
-
-
-def _vllm(config: Config) -> Iterator[Mistake]:
-    """Whether the engine can be started, as far as that is known without loading it."""
-    for name in sorted(VLLM_OWN & config.vllm.options.keys()):
-        yield Mistake(
-            "vllm.options",
-            f"may not set {name}: dart sets it; [vllm] and [rollout] have fields for what can be "
-            "chosen",
-        )
-    device, gpus = config.rollout.device, config.vllm.tensor_parallel
-    if gpus > 1 and (device == "cpu" or ":" in device):
-        yield Mistake(
-            "rollout.device",
-            f'= "{device}" is one device, vllm.tensor_parallel = {gpus} needs {gpus}; set "cuda" '
-            "and choose by CUDA_VISIBLE_DEVICES",
-        )
-    if problem := vllm_problem():
-        yield Mistake("rollout.engine", f'= "vllm": {problem}')
 
 
 def _one_line(error: BaseException) -> str:

@@ -22,8 +22,7 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from dart_cli.config.vllm_parts import PARTS, TESTED
-from dart_cli.config.vllm_support import differing_parts, vllm_folder, vllm_installed
+from dart_cli.config.engines import vllm_installed
 from dart_cli.doctor.findings import Finding, error, ok, warning
 from dart_cli.doctor.speeds import H100, GpuKind, gpu_kind
 
@@ -103,28 +102,6 @@ def packages() -> Iterator[Finding]:
     if not bad:
         yield ok("packages", f"all {len(found)} that every run needs are installed")
     yield from _extras(requirements)
-    yield from judge_vllm(vllm_installed(), vllm_folder())
-
-
-def judge_vllm(found: tuple[str, str] | None, folder: Path | None) -> Iterator[Finding]:
-    """Whether an installed vLLM has the parts that dart relies on, and was tried."""
-    if found is None or folder is None:
-        return
-    name = " ".join(found)
-    if lines := differing_parts(folder):
-        yield warning(
-            "vllm",
-            f'{name} cannot be used, rollout.engine = "vllm": {"; ".join(lines)}',
-            f"a version that is known to work: {', '.join(TESTED)} (docs/engines.md)",
-        )
-    elif found[1].partition("+")[0] in TESTED:
-        yield ok("vllm", f"{name} has the {len(PARTS)} parts that dart relies on, and was tested")
-    else:
-        yield ok(
-            "vllm",
-            f"{name} has the {len(PARTS)} parts that dart relies on; the engine tests have run on "
-            f"{', '.join(TESTED)}: `pytest tests/engines -k vllm` runs them on this one",
-        )
 
 
 def _extras(requirements: Sequence[Requirement]) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from bus.errors import DartError
 from bus.messages import Batch
-from dart_cli.config.schema import Config
+from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.doctor.findings import Finding, error, ok, warning
 from dart_cli.doctor.play import LOAD_S
 from dart_cli.doctor.trial import Trial, play
@@ -34,7 +34,7 @@ _NAMES = {"text": "no screen", "one": "one screen", "several": "several screens"
 
 def parity(config: Config) -> Iterator[Finding]:
     """Sample with the engine, score with the trainer, compare. Needs no other process."""
-    if config.rollout.engine in ("scripted", "timed") or config.train.learner != "torch":
+    if config.rollout.engine not in MODEL_ENGINES or config.train.learner != "torch":
         yield warning(
             "parity",
             f"nothing to compare: engine {config.rollout.engine}, learner {config.train.learner}",

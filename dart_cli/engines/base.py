@@ -3,15 +3,18 @@
 Engine          prompts of token ids and images in, exact samples out
 PromptEncoder   the tokens of prompts and completions, without an engine
 Responder       an ActRequest in, a Completion out: prompt encoder and engine together
+Model           an engine and its responder; EngineMaker makes a user's own
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
-from bus.errors import EngineError
+from bus.errors import ConfigError, EngineError
 from bus.messages import ActRequest, Completion, PointerMap, SampledTokens, Sampling
+from dart_cli.config.engines import own_engine
+from dart_cli.config.schema import Config
 from dart_cli.policy.weight_set import WeightSet
 
 CLOSED = "the engine is closed; start another rollout worker"
@@ -135,3 +138,31 @@ class Responder(Protocol):
     async def answer(self, request: ActRequest) -> Completion:
         """Sample the policy's completion. Raises EngineError."""
         ...
+
+
+@dataclass(frozen=True)
+class Model:
+    """The parts that answer a worker's requests."""
+
+    engine: Engine
+    responder: Responder
+
+
+class EngineMaker(Protocol):
+    """What `rollout.engine = "my_package.my_module:MyEngine"` names: a function, or a class made without arguments."""
+
+    def __call__(self, config: Config) -> Model:
+        """The loaded parts, before the first weights: the engine's version is -1. Raises UserError."""
+        ...
+
+
+def load_own_engine(config: Config) -> Model:
+    """The engine of a user's own that `rollout.engine` names. Raises ConfigError."""
+    name = config.rollout.engine
+    model = cast("EngineMaker", own_engine(name))(config)
+    if not isinstance(model, Model):
+        raise ConfigError(
+            f"rollout.engine cannot be used: {name} returned {type(model).__name__}, not a Model "
+            "(dart_cli/engines/base.py)"
+        )
+    return model

@@ -49,9 +49,8 @@ from envs.actions import Click
 from envs.base import Task
 
 if TYPE_CHECKING:
-    from dart_cli.engines.base import Engine, Responder
+    from dart_cli.engines.base import Engine, Model, Responder
     from dart_cli.evaluation.results import Mode
-    from dart_cli.rollout.worker import Model
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
@@ -47,7 +47,7 @@ from dart_cli.config.endpoints import own_address, run_curve, run_endpoints
 from dart_cli.config.models import model_folder
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.config.screens import image_cache_bytes, vllm_image_cache_gb
-from dart_cli.engines.base import Engine, PromptEncoder, Responder
+from dart_cli.engines.base import Engine, Model, PromptEncoder, load_own_engine
 from dart_cli.rollout.receivers import receiving
 from dart_cli.rollout.sync import WeightSync
 from dart_cli.runtime.background import background, unless_stopped
@@ -70,14 +70,6 @@ DRAIN_S = 2.0
 FIRST_WEIGHTS = "the trainer's first weights"
 STARTING = f"{PREFIX}starting"
 """Gauge: seconds before the first weights served, those of loading included."""
-
-
-@dataclass(frozen=True)
-class Model:
-    """The parts that answer a worker's requests."""
-
-    engine: Engine
-    responder: Responder
 
 
 async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
@@ -146,6 +138,8 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
 
 def load_prompt_encoder(config: Config) -> PromptEncoder:
     """The prompt encoder of a configuration's model; its weights are not loaded."""
+    if ":" in config.rollout.engine:
+        return load_own_engine(config).responder.prompt_encoder
     if config.rollout.engine not in MODEL_ENGINES:
         from dart_cli.engines.scripted import BytePromptEncoder
 
@@ -163,6 +157,8 @@ def load_prompt_encoder(config: Config) -> PromptEncoder:
 
 def load_model(config: Config) -> Model:
     """The engine a configuration asks for, loaded. Raises ModelError, MissingPartError."""
+    if ":" in config.rollout.engine:
+        return load_own_engine(config)
     if config.rollout.engine == "scripted":
         from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, random_clicks
 

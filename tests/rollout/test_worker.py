@@ -53,7 +53,7 @@ from dart_cli.config.schema import (
     TimingConfig,
     WeightsConfig,
 )
-from dart_cli.engines.base import UpdateTiming
+from dart_cli.engines.base import Model, UpdateTiming
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, say
 from dart_cli.policy.codec import make_codec
 from dart_cli.policy.coordinates import make_coordinate_map
@@ -62,7 +62,7 @@ from dart_cli.policy.tiny import build_tiny, save
 from dart_cli.policy.weight_set import WeightSet
 from dart_cli.rollout import sync
 from dart_cli.rollout import worker as rollout_worker
-from dart_cli.rollout.worker import Model, run
+from dart_cli.rollout.worker import load_model, run
 from dart_cli.runtime.background import background
 from dart_cli.train.assembly import make_channel
 from dart_cli.weights.base import Published
@@ -640,7 +640,7 @@ def tiny_set(weights: Path, version: int) -> Published:
 _WORKER_PROCESS = """
 import asyncio, sys
 from dart_cli.config.schema import Config
-from dart_cli.rollout.worker import run
+from dart_cli.rollout.worker import load_model, run
 asyncio.run(run(Config.model_validate_json(sys.argv[1]), "rollout-0", asyncio.Event()))
 """
 
@@ -754,3 +754,26 @@ async def test_a_host_that_cannot_be_reached_is_named(config: Config, host: str)
     )
     with pytest.raises(ConfigError, match=rf"bus\.host = '{re.escape(host)}' cannot be reached"):
         await run(beyond, "rollout-0", asyncio.Event())
+
+
+async def test_an_engine_of_a_users_own_is_loaded_by_its_name(
+    config: Config, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from dart_cli.engines.base import Model\n"
+        "from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, say\n"
+        "def make(config):\n"
+        "    engine = ScriptedEngine(lambda _: say(config.policy.codec[:4]), policy_version=-1)\n"
+        "    return Model(engine, ScriptedResponder(engine))\n"
+        "def nothing(config): ...\n"
+    )
+    own = scripted(config, f"{file}:make")
+    async with telemetry(config.run.dir) as data, worker(own), asks(config) as client:
+        data.announce(publish({"w": torch.zeros(1)}, config.run.dir / "weights", 1))
+        await data.heard(lambda hb: hb.state == "ready")
+        reply = await client.request(act_request("t", 0), deadline_s=PATIENCE_S)
+        assert isinstance(reply, Completion)
+        assert reply.text == "comp"
+    with pytest.raises(ConfigError, match="returned NoneType, not a Model"):
+        load_model(scripted(config, f"{file}:nothing"))

@@ -13,8 +13,8 @@ images     sizes of screens, so that vLLM needs no image processor of its own
 transfer   the weight transfer back end `file`
 heads      attention heads of sizes that vLLM's CPU kernels lack
 
-The last six also run in vLLM's processes, the others in the rollout worker alone. What all of them need of
-vLLM is listed, and checked, in dart_cli/config/vllm_parts.py.
+The last six also run in vLLM's processes, the others in the rollout worker alone. They replace and read parts
+that vLLM does not document, so one minor version is pinned (dart_cli/config/engines.py).
 """
 
 SECTION = "dart"

@@ -17,8 +17,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from bus.errors import EngineError, MissingPartError
+from dart_cli.config.engines import VLLM_VERSIONS, vllm_problem
 from dart_cli.config.schema import VllmConfig
-from dart_cli.config.vllm_support import LEAST_VLLM, vllm_problem
 from dart_cli.engines.vllm import SECTION
 from dart_cli.policy.model import LoadedPolicy
 
@@ -214,7 +214,7 @@ def _check_platform(config: VllmConfig, device: str, on_cpu: bool) -> None:
     if on_cpu and device.startswith("cuda"):
         raise MissingPartError(
             f"rollout.device = {device!r}, but this vLLM is built for CPUs; "
-            f"pip install 'vllm>={LEAST_VLLM}', or set the device to auto or cpu"
+            f"pip install 'vllm{VLLM_VERSIONS}', or set the device to auto or cpu"
         )
     if not on_cpu and device == "cpu":
         raise MissingPartError(

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from bus.errors import ConfigError, EngineError, UserError
 from dart_cli.config.models import model_problem
-from dart_cli.config.schema import Config
+from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.evaluation.folder_digest import folder_digest
 from dart_cli.evaluation.grounding.formats import (
     AnswerFormat,
@@ -55,8 +55,8 @@ from dart_cli.status.page import fraction
 from dart_cli.weights.manifest import read_manifest
 
 if TYPE_CHECKING:
+    from dart_cli.engines.base import Model
     from dart_cli.policy.verifier import Verifier
-    from dart_cli.rollout.worker import Model
 
 T = TypeVar("T")
 _Weights = tuple[
@@ -203,7 +203,7 @@ def _configured(options: GroundingOptions, *, refusals: bool) -> tuple[Config, A
     config, answers = grounding_config(
         options.model, options.codec, options.overrides, refusals=refusals
     )
-    if config.rollout.engine not in ("transformers", "vllm"):
+    if config.rollout.engine not in MODEL_ENGINES:
         raise ConfigError(
             f"rollout.engine = {config.rollout.engine!r} has no model; use transformers or vllm"
         )

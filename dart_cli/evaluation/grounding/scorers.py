@@ -27,9 +27,8 @@ from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map, resi
 from envs.base import content_hash
 
 if TYPE_CHECKING:
-    from dart_cli.engines.base import Responder
+    from dart_cli.engines.base import Model, Responder
     from dart_cli.engines.responder import PolicyResponder
-    from dart_cli.rollout.worker import Model
 
 ANSWER_S = 1800.0
 """A model that gives no answer to one item in this time gives none."""
