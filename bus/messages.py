@@ -132,6 +132,7 @@ class PointerCandidate(Message):
 class PointerMap(Message):
     """Where a pointer of a completion looked; for pages and films. No part of what is trained on."""
 
+    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")  # in films' files
     position: Count  # in the completion, of the token with the patch
     rows: Annotated[int, Field(ge=1, le=2**16)]  # of the screen's cells
     columns: Annotated[int, Field(ge=1, le=2**16)]

@@ -24,11 +24,11 @@ from bus.errors import DartError, UserError
 from bus.messages import PointerMap
 from dart_cli.config.schema import Config
 from dart_cli.engines.responder import PolicyResponder
+from dart_cli.evaluation.filmstrip import heated
 from dart_cli.evaluation.grounding.formats import grounding_config, opening_of
 from dart_cli.evaluation.grounding.items import Item, Point, bounds_of
 from dart_cli.evaluation.grounding.reader import read_set
 from dart_cli.evaluation.grounding.scorers import PointerScorer
-from dart_cli.evaluation.heat_map import heated, kept_map
 from dart_cli.evaluation.in_process import loaded_model
 
 WIDTH, GAP, CAPTION = 420, 16, 64  # pixels
@@ -81,7 +81,7 @@ def _drawn(item: Item, pointed: PointerMap, click: Point) -> Image.Image:
         scale = WIDTH / opened.width
         sharp = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
         shot = opened.convert("RGB").resize((WIDTH, round(opened.height * scale)), sharp)
-    shot = heated(shot, [kept_map(pointed)])
+    shot = heated(shot, [pointed])
     draw = ImageDraw.Draw(shot)
     if item.region is not None:
         box = bounds_of(item.region)

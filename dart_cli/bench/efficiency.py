@@ -34,7 +34,7 @@ from dart_cli.config.load import Source, load_config
 from dart_cli.config.validate import check_config
 from dart_cli.data.store.open import DATABASE, open_reader
 from dart_cli.runtime.commands import commands_of
-from dart_cli.status.page import page_table
+from dart_cli.runtime.tables import page_table
 from envs.registry import check_options
 
 FAULT_RATE = 0.05

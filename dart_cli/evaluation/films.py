@@ -1,7 +1,6 @@
 """The films of an evaluation: some of its episodes as a person would watch them.
 
-Film        one episode: its screenshots, texts and where it clicked
-FilmFrame   one step; HeatMap where the policy looked to point
+Film        one episode: its screenshots, texts and actions; FilmFrame one step of it
 read_films  those of an evaluation; films_dir is where they are, with their screenshots
 write_shot  keeps one screenshot
 """
@@ -9,22 +8,13 @@ write_shot  keeps one screenshot
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
-from bus.messages import Outcome
+from bus.messages import Outcome, PointerMap
 from dart_cli.evaluation.results import StoredModel, eval_dir
 from envs.base import content_hash, image_suffix
-
-
-class HeatMap(StoredModel):
-    """Where one pointer of a completion looked."""
-
-    rows: int  # of the screenshot's cells
-    columns: int
-    heat: str  # base64 of a byte for each cell, row by row: its share of the largest, in 255ths
-    candidates: list[tuple[float, float]] = Field(default_factory=list)
-    """Centres of its regions in fractions of the screen, the best first."""
 
 
 class FilmFrame(StoredModel):
@@ -32,9 +22,8 @@ class FilmFrame(StoredModel):
 
     screenshot: str  # file name
     text: str  # the completion
-    point: tuple[int, int] | None  # where it clicked or let go, pixels of the screenshot
-    path: list[tuple[int, int]] = Field(default_factory=list)  # of a drag, likewise
-    pointed: list[HeatMap] = Field(default_factory=list)  # where the policy looked to point
+    action: dict[str, Any] | None = None  # None where the text was none
+    pointed: list[PointerMap] = Field(default_factory=list)  # where the policy looked to point
 
 
 class Film(StoredModel):

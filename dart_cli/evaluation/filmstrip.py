@@ -2,7 +2,7 @@
 
 film_strip    an episode from left to right, as one picture
 animation     the same as frames, one after the other, for a GIF
-frame         one step of a film
+heated        a screenshot with what its pointers looked at
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import io
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from bus.errors import RunDirectoryError
 from bus.messages import PointerMap
 from dart_cli.evaluation.films import Film, FilmFrame
-from dart_cli.evaluation.heat_map import heated, kept_map
+from dart_cli.evaluation.marks import MOST_OPAQUE, Line, heat_of, marks_of, outline
 
 MAX_FRAMES = 7
 """Screens of a strip, unless `most` is given."""
@@ -29,26 +29,8 @@ _CAPTION = 34
 _LETTER = 6.4  # pixels, mean width of a letter of a caption
 _LEAST_WIDTH = 320  # pixels of a frame of an animation
 _INK = "#ff1493"  # of actions
+_HEAT, _EDGE = (42, 90, 255), (20, 30, 120)
 _COLOURS = {"pass": "#1a7f37", "fail": "#cf222e", "invalid": "#9a6700"}
-
-
-def frame(
-    screenshot: str,
-    text: str,
-    action: dict[str, Any] | None,
-    pointed: Sequence[PointerMap] = (),
-) -> FilmFrame:
-    """One step of a film: the file of its screen, the completion, its action if it had one, and its pointers."""
-    done = action or {}
-    path = [(x, y) for x, y in done.get("path", [])]
-    point = (done["x"], done["y"]) if "x" in done and "y" in done else None
-    return FilmFrame(
-        screenshot=screenshot,
-        text=text,
-        point=path[-1] if path else point,
-        path=path,
-        pointed=[kept_map(each) for each in pointed],
-    )
 
 
 def film_strip(
@@ -139,19 +121,38 @@ def _scaled(shot: Image.Image, width: int) -> Image.Image:
 
 
 def _drawn(folder: Path, frame: FilmFrame) -> Image.Image:
-    """The screenshot with a ring where the action was, behind a line for a drag, over where it looked."""
+    """The screenshot with the marks of its action, over where its pointers looked."""
     shot = heated(_open(folder / frame.screenshot), frame.pointed)
-    if frame.point is not None:
-        draw = ImageDraw.Draw(shot)
-        x, y = frame.point
-        radius, thick = max(5, shot.width // 24), max(2, shot.width // 100)
-        if frame.path:
-            draw.line(frame.path, _INK, thick)
-        for extra, colour in ((1, "white"), (0, _INK)):
-            box = (x - radius - extra, y - radius - extra, x + radius + extra, y + radius + extra)
-            draw.ellipse(box, outline=colour, width=thick)
-        draw.point((x, y), _INK)
+    draw, thick = ImageDraw.Draw(shot), max(2, shot.width // 100)
+    for mark in marks_of(frame.action, shot.width):
+        if isinstance(mark, Line):
+            draw.line(mark.points, _INK, thick)
+            continue
+        for radius, colour in ((mark.radius + 1, "white"), (mark.radius, _INK)):
+            draw.circle((mark.x, mark.y), radius, outline=colour, width=thick)
+        draw.point((mark.x, mark.y), _INK)
     return shot
+
+
+def heated(shot: Image.Image, maps: Sequence[PointerMap]) -> Image.Image:
+    """The screenshot with the heat, the regions and the candidates of its pointers: an own picture, RGB."""
+    picture = shot.convert("RGB")
+    heats = [heat_of(each) for each in maps]
+    for heat in heats:
+        opacity = Image.fromarray((MOST_OPAQUE * heat).astype(np.uint8))
+        colour = Image.new("RGB", shot.size, _HEAT)
+        picture.paste(colour, mask=opacity.resize(shot.size, Image.Resampling.NEAREST))
+    draw = ImageDraw.Draw(picture)
+    thick = max(1, shot.width // 300)
+    for each, heat in zip(maps, heats, strict=True):
+        wide, high = shot.width / each.columns, shot.height / each.rows
+        for x0, y0, x1, y1 in outline(heat):
+            draw.line((x0 * wide, y0 * high, x1 * wide, y1 * high), _EDGE, thick)
+        font = ImageFont.load_default(max(10, shot.width // 22))
+        for nth, region in reversed(list(enumerate(each.candidates, start=1))):
+            at = region.x * shot.width, region.y * shot.height
+            draw.text(at, str(nth), "white", font, "mm", stroke_width=2 * thick, stroke_fill=_EDGE)
+    return picture
 
 
 def _caption(

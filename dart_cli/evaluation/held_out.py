@@ -48,7 +48,7 @@ from dart_cli.runtime.kept_folder import write_whole
 from dart_cli.runtime.logs import log_dir, logging_to
 from dart_cli.runtime.progress import progress
 from dart_cli.runtime.role import end_with_parent, limit_threads, take_gpus
-from dart_cli.status.page import minutes
+from dart_cli.runtime.tables import minutes
 
 if TYPE_CHECKING:
     from dart_cli.engines.base import Responder

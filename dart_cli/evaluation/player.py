@@ -22,8 +22,7 @@ from dart_cli.config.task_split import composed_tasks, trained_tasks
 from dart_cli.env.calls import AsyncEnv
 from dart_cli.env.episode import Policy, action_spec_of
 from dart_cli.evaluation.episodes import EpisodeStore, Kept, Planned
-from dart_cli.evaluation.films import Film, films_dir, write_shot
-from dart_cli.evaluation.filmstrip import frame
+from dart_cli.evaluation.films import Film, FilmFrame, films_dir, write_shot
 from dart_cli.evaluation.in_process import (
     FILMS_PER_TASK,
     PlannedEpisode,
@@ -212,7 +211,7 @@ def _film(folder: Path, played: PlayedEpisode) -> tuple[Film, int]:
         shots.append(played.end.screenshot)
     names = [write_shot(folder, shot) for shot in shots]
     frames = [
-        frame(shot, record.text, record.action, record.pointed)
+        FilmFrame(screenshot=shot, text=record.text, action=record.action, pointed=record.pointed)
         for shot, record in zip(names, played.records, strict=False)
     ]
     film = Film(

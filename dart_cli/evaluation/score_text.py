@@ -11,8 +11,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from dart_cli.evaluation.results import Evaluation, Mode, ModeScore
-from dart_cli.runtime.tables import page_table
-from dart_cli.status.page import fraction
+from dart_cli.runtime.tables import fraction, page_table
 
 
 def score_table(evaluation: Evaluation, mode: Mode, score: ModeScore) -> Table:

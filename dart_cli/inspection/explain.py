@@ -25,10 +25,11 @@ from dart_cli.data.lineage import restored
 from dart_cli.data.replay import WHY_REFUSED, replay_subject
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import BatchRow, GroupRow, PoolRow, SampleRow, StepRow, TrajectoryRow
+from dart_cli.evaluation.marks import action_words
 from dart_cli.inspection.find import Subject, has_ended
-from dart_cli.inspection.text import action_words, moment, versions_words
+from dart_cli.inspection.text import versions_words
 from dart_cli.policy.pointer.patches import DrawnPatch, drawn, drawn_patches
-from dart_cli.runtime.tables import verdict_words
+from dart_cli.runtime.tables import moment, verdict_words
 
 LEFT_OUT: dict[str, str] = {
     "low_entropy": "the policy was most certain here; data.high_entropy leaves such steps out",

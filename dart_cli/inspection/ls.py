@@ -16,8 +16,8 @@ from bus.messages import Outcome
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import GroupRow, TrajectoryRow, TrajectoryState
 from dart_cli.inspection.find import run_dir_of
-from dart_cli.inspection.text import Json, moment, or_dash, seconds, versions
-from dart_cli.runtime.tables import page_table, verdict_words
+from dart_cli.inspection.text import Json, seconds
+from dart_cli.runtime.tables import moment, or_dash, page_table, verdict_words, versions
 
 STATES: tuple[TrajectoryState, ...] = (
     *("leased", "playing", "finished"),

@@ -29,8 +29,8 @@ from dart_cli.data.stall_rules import NO_GRADIENT
 from dart_cli.data.store.open import open_reader
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import CurvePoint, RunRow
-from dart_cli.evaluation.films import Film, films_dir, read_films
-from dart_cli.evaluation.filmstrip import film_strip, frame
+from dart_cli.evaluation.films import Film, FilmFrame, films_dir, read_films
+from dart_cli.evaluation.filmstrip import film_strip
 from dart_cli.evaluation.results import (
     Evaluation,
     ModeScore,
@@ -40,7 +40,7 @@ from dart_cli.evaluation.results import (
 from dart_cli.inspection import curves
 from dart_cli.inspection.find import Subject
 from dart_cli.inspection.learned import judge_learning
-from dart_cli.status.page import fraction, minutes, page_table
+from dart_cli.runtime.tables import fraction, minutes, page_table
 
 BEFORE, AFTER = "before", "after"
 """Names of the evaluations around a run."""
@@ -362,7 +362,12 @@ def draw_trajectory(path: Path, reader: Reader, subject: Subject) -> Path:
     if not steps or len(images) < len(set(keys)):
         why = "its screenshots were removed to keep data.max_gb" if steps else "it has no step yet"
         raise UserError(f"no film of {subject.id}: {why}; choose another trajectory")
-    frames = [frame(step.screenshot, step.text, step.action, step.pointed) for step in steps]
+    frames = [
+        FilmFrame(
+            screenshot=step.screenshot, text=step.text, action=step.action, pointed=step.pointed
+        )
+        for step in steps
+    ]
     film = Film(
         task_id=subject.task_id,
         seed=subject.task_seed,

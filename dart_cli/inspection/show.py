@@ -14,11 +14,12 @@ from rich.console import Console
 
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import SampleRow, StepRow
+from dart_cli.evaluation.marks import action_words
 from dart_cli.inspection.find import Subject, run_dir_of
 from dart_cli.inspection.ls import trajectory_json
-from dart_cli.inspection.text import Json, action_words, moment, or_dash, seconds, versions_words
+from dart_cli.inspection.text import Json, seconds, versions_words
 from dart_cli.policy.pointer.patches import drawn, drawn_patches
-from dart_cli.runtime.tables import page_table, verdict_words
+from dart_cli.runtime.tables import moment, or_dash, page_table, verdict_words
 
 _TEXT_LINES = 12
 """Shown of the text beside a screenshot."""

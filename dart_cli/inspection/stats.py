@@ -21,10 +21,9 @@ from dart_cli.data.stall_rules import INVALID_SHARE, TELLING_INVALID
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import CountersRow, ReplayCounts
 from dart_cli.inspection.find import run_dir_of
-from dart_cli.inspection.text import Json, or_dash
-from dart_cli.runtime.tables import page_table
+from dart_cli.inspection.text import Json
+from dart_cli.runtime.tables import fraction, or_dash, page_table
 from dart_cli.status.judges import judge_json, judge_lines
-from dart_cli.status.page import fraction
 
 _MIB = 2**20
 

@@ -1,12 +1,16 @@
-"""How every table of a page looks, and a verdict in a line or a cell of it.
+"""How values read, the same on every page and in every table.
 
-page_table     an empty table with its title and columns
-verdict_words  an outcome, with its reward where that says more
+page_table       an empty table with its title and columns
+verdict_words    an outcome, with its reward where that says more
+or_dash          a number; fraction, with two digits
+minutes, moment  a duration, a moment
+versions         which weights sampled a trajectory
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from rich import box
 from rich.table import Table
@@ -36,3 +40,34 @@ def verdict_words(outcome: Outcome, reward: float | None) -> str:
     if reward is None or reward == reward_of(outcome):
         return outcome
     return f"{outcome} (reward {reward:.3g})"
+
+
+def or_dash(value: float | None, form: str = "") -> str:
+    """A number in the format `form`; a dash for None."""
+    return "-" if value is None else format(value, form)
+
+
+def fraction(value: float | None) -> str:
+    """Two digits, or a dash for None."""
+    return or_dash(value, ".2f")
+
+
+def minutes(seconds: float) -> str:
+    """`3:05`, or `1:03:05` from an hour on."""
+    whole = int(seconds)
+    hours, rest = divmod(whole, 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
+
+
+def moment(at: float | None) -> str:
+    """A moment in local time, to the second; a dash for None."""
+    if at is None:
+        return "-"
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def versions(oldest: int | None, newest: int | None) -> str:
+    """`3`, `3-5`, or a dash."""
+    if oldest is None or newest is None:
+        return "-"
+    return str(oldest) if oldest == newest else f"{oldest}-{newest}"

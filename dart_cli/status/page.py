@@ -17,12 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from bus.snapshot import ProcessView, Snapshot
-from dart_cli.runtime.tables import page_table
+from dart_cli.runtime.tables import fraction, minutes, page_table
 from dart_cli.status.health import problems
 from dart_cli.status.judges import judge_lines
 from dart_cli.status.utilisation import utilisation
-
-__all__ = ["fraction", "minutes", "page_table", "progress_line", "sparkline", "status_page"]
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BAR_CELLS = 24
@@ -92,18 +90,6 @@ def sparkline(
 def _level(above: float, span: float) -> int:
     top = len(_BLOCKS) - 1
     return 0 if span <= 0 else min(top, max(0, round(above / span * top)))
-
-
-def minutes(seconds: float) -> str:
-    """`3:05`, or `1:03:05` from an hour on."""
-    whole = int(seconds)
-    hours, rest = divmod(whole, 3600)
-    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
-
-
-def fraction(value: float | None) -> str:
-    """Two digits, or a dash for None."""
-    return "-" if value is None else f"{value:.2f}"
 
 
 def _header(snapshot: Snapshot, is_old: bool) -> RenderableType:

@@ -27,9 +27,10 @@ from dart_cli.evaluation.results import (
     read_evaluation,
 )
 from dart_cli.view.charts import Series, legend, line_chart
-from dart_cli.view.film import ShownScreenshot, image_size, line_mark, ring
+from dart_cli.view.film import ShownScreenshot
 from dart_cli.view.header import Values, header
 from dart_cli.view.query import Query
+from dart_cli.view.screens import action_marks, image_size
 from dart_cli.view.site import Site
 from envs.own_code import did_you_mean
 
@@ -208,7 +209,10 @@ def _film(run_dir: Path, site: Site, name: str, film: Film) -> Values:
 
 def _frame(folder: Path, site: Site, name: str, frame: FilmFrame) -> Values:
     screen = _shown(folder, site, name, frame.screenshot)
-    return {"screen": screen, "marks": Markup("") if screen is None else _marks(frame, screen)}
+    return {
+        "screen": screen,
+        "marks": Markup("") if screen is None else action_marks(frame.action, screen.width),
+    }
 
 
 def _shown(folder: Path, site: Site, name: str, file: str) -> ShownScreenshot | None:
@@ -217,16 +221,6 @@ def _shown(folder: Path, site: Site, name: str, file: str) -> ShownScreenshot | 
     except OSError:
         return None
     return size and ShownScreenshot(site.page("evaluations", name, "shots", file), *size)
-
-
-def _marks(frame: FilmFrame, screen: ShownScreenshot) -> Markup:
-    """A ring where it clicked or let go, with the path of a drag."""
-    if frame.point is None:
-        return Markup("")
-    radius = max(5.0, screen.width / 40)
-    path = "L".join(f"{x} {y}" for x, y in frame.path)
-    drag = line_mark(f"M{path}") if path else Markup("")
-    return drag + ring(*frame.point, radius)
 
 
 def _compared(comparison: Comparison, mode: ModeComparison) -> Values:

@@ -4,45 +4,27 @@ frames        the steps of a trajectory, ready for the template
 credited      what each step's advantage is made of, where it has several parts
 final_screen  the screen after the last action
 screens       screenshots by content hash -> address and size
-marks         an action -> SVG in pixels of its screenshot; ring and line_mark are what it draws
-image_size    pixels of an encoded image
 spans         completion tokens by the weights that sampled them
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from statistics import fmean
-from typing import Any
 
 from markupsafe import Markup
-from PIL import Image
 
-from bus.errors import ActionError
 from bus.messages import PointerCandidate
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import SampleRow, StepRow, TrajectoryRow
+from dart_cli.evaluation.marks import action_words
 from dart_cli.inspection.explain import LEFT_OUT
-from dart_cli.inspection.text import action_words
 from dart_cli.policy.pointer.patches import DrawnPatch, drawn, drawn_patches
 from dart_cli.view.charts import VERSION_COLOURS, token_bars
-from dart_cli.view.heat import heat_marks
+from dart_cli.view.screens import action_marks, heat_marks, image_size
 from dart_cli.view.site import Site
-from envs.actions import (
-    Click,
-    DoubleClick,
-    Drag,
-    MouseDown,
-    MouseUp,
-    Move,
-    Scroll,
-    TripleClick,
-    action_from_dict,
-)
-from envs.base import image_type
 
 _ACTION_WORD = "Action:"
 
@@ -148,40 +130,6 @@ def screens(reader: Reader, site: Site, hashes: Iterable[str]) -> dict[str, Show
     return found
 
 
-def marks(action: Mapping[str, Any] | None, screen: ShownScreenshot) -> Markup:
-    """The action, drawn over its screenshot; empty for an action without coordinates.
-
-    A ring for each click, half of one where a button goes down or up, a line for a drag or the wheel.
-    """
-    if action is None:
-        return Markup("")
-    try:
-        done = action_from_dict(dict(action))
-    except ActionError:
-        return Markup("")
-    radius = max(5.0, screen.width / 40)
-    match done:
-        case Click(x=x, y=y) | Move(x=x, y=y):
-            return ring(x, y, radius)
-        case DoubleClick(x=x, y=y):
-            return ring(x, y, radius) + ring(x, y, radius * 0.6)
-        case TripleClick(x=x, y=y):
-            rings = [ring(x, y, radius * size) for size in (1, 0.7, 0.4)]
-            return Markup("").join(rings)
-        case MouseDown(x=int(x), y=int(y)) | MouseUp(x=int(x), y=int(y)):
-            way = 1 if isinstance(done, MouseDown) else 0  # SVG's sweep: the lower half, the upper
-            return line_mark(
-                f"M{x + radius:g} {y}A{radius:g} {radius:g} 0 0 {way} {x - radius:g} {y}z"
-            )
-        case Drag(path=path):
-            line = "M" + "L".join(f"{x} {y}" for x, y in path)
-            return line_mark(line) + ring(*path[-1], radius)
-        case Scroll(x=x, y=y, dx=dx, dy=dy):
-            line = f"M{x} {y}l{_sign(dx) * 3 * radius:g} {_sign(dy) * 3 * radius:g}"
-            return line_mark(line) + ring(x, y, radius)
-    return Markup("")
-
-
 def spans(row: StepRow, colours: Mapping[int, str]) -> list[Span]:
     """The step's tokens by version; one span of version -1 where versions are not known."""
     ranges = [(span.version, span.start, span.end) for span in row.sampled.version_spans]
@@ -219,7 +167,7 @@ def _frame(
     return StepView(
         row=row,
         screen=screen,
-        marks=Markup("") if screen is None else marks(row.action, screen),
+        marks=Markup("") if screen is None else action_marks(row.action, screen.width),
         heat=Markup("") if screen is None else heat_marks(row.pointed, screen.width, screen.height),
         candidates=[
             (nth, each) for map_ in row.pointed for nth, each in enumerate(map_.candidates, 1)
@@ -266,34 +214,6 @@ def _colours(rows: Iterable[StepRow]) -> dict[int, str]:
     """Version -> class, in the order of the versions."""
     known = sorted({span.version for row in rows for span in row.sampled.version_spans})
     return {version: f"v{index % VERSION_COLOURS}" for index, version in enumerate(known)}
-
-
-def image_size(image: bytes) -> tuple[int, int] | None:
-    """Pixels of an image that can be shown; its header alone is read."""
-    if image_type(image) is None:
-        return None
-    try:
-        with Image.open(io.BytesIO(image)) as opened:
-            return opened.size
-    except (OSError, ValueError, Image.DecompressionBombError):
-        return None
-
-
-def line_mark(path: str) -> Markup:
-    """A path over a screenshot."""
-    return Markup('<path class="halo" d="{0}"/><path class="mark" d="{0}"/>').format(path)
-
-
-def ring(x: int, y: int, radius: float) -> Markup:
-    """A circle around a place of a screenshot."""
-    return Markup(
-        '<circle class="halo" cx="{0}" cy="{1}" r="{2}"/><circle class="mark" cx="{0}" cy="{1}" '
-        'r="{2}"/><circle class="dot" cx="{0}" cy="{1}" r="{3}"/>'
-    ).format(x, y, f"{radius:g}", f"{radius / 5:g}")
-
-
-def _sign(value: int) -> int:
-    return (value > 0) - (value < 0)
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -17,9 +17,7 @@ from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from dart_cli.inspection.text import moment, versions
-from dart_cli.runtime.tables import verdict_words
-from dart_cli.status.page import minutes
+from dart_cli.runtime.tables import minutes, moment, verdict_words, versions
 from envs.base import image_type
 
 POLICY = {

@@ -98,7 +98,9 @@ def test_the_curve_names_each_line_with_its_episodes_and_chance(
 
 def film(task_id: str, seed: int, outcome: str, steps: int) -> Film:
     """An episode whose screens are white."""
-    frame = FilmFrame(screenshot="white.png", text="click(500,500)", point=(50, 50))
+    frame = FilmFrame(
+        screenshot="white.png", text="click(500,500)", action={"kind": "click", "x": 50, "y": 50}
+    )
     return Film.model_validate(
         {
             "task_id": task_id,

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from dart_cli.data.store.open import open_store
-from dart_cli.inspection.text import action_words
+from dart_cli.evaluation.marks import action_words
 from dart_cli.view.film import spans
 from tests.data.parts import (
     DRAG,

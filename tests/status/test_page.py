@@ -28,9 +28,10 @@ from bus.snapshot import (
     UsageView,
 )
 from dart_cli.runtime.logs import log_dir
+from dart_cli.runtime.tables import minutes
 from dart_cli.status import watch
 from dart_cli.status.health import problems
-from dart_cli.status.page import minutes, progress_line, sparkline, status_page
+from dart_cli.status.page import progress_line, sparkline, status_page
 from dart_cli.status.utilisation import cells, shares
 from dart_cli.status.watch import Watcher, run_status
 from tests.data.client import serving

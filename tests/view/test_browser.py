@@ -88,8 +88,8 @@ def test_the_same_words_without_escaping_do_run(browser: Browser, tmp_path: Path
         ({"kind": "click", "x": 300, "y": 60, "button": "left"}, "circle.mark", (300, 60)),
         ({"kind": "double_click", "x": 7, "y": 231}, "circle.mark", (7, 231)),
         ({"kind": "triple_click", "x": 7, "y": 231}, "circle.mark", (7, 231)),
-        ({"kind": "mouse_down", "x": 200, "y": 100, "button": "left"}, "path.mark", (200, 105)),
-        ({"kind": "mouse_up", "x": 200, "y": 100, "button": "left"}, "path.mark", (200, 95)),
+        ({"kind": "mouse_down", "x": 200, "y": 100, "button": "left"}, "path.mark", (200, 106.25)),
+        ({"kind": "mouse_up", "x": 200, "y": 100, "button": "left"}, "path.mark", (200, 93.75)),
         ({"kind": "drag", "path": [[20, 40], [120, 90]]}, "path.mark", (70, 65)),
     ],
 )

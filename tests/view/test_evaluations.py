@@ -61,7 +61,9 @@ def keep(run_dir: Path, name: str, letters: str, word: str, attempts: int = 2) -
     folder = films_dir(run_dir, name)
     folder.mkdir(parents=True)
     shot = write_shot(folder, png())
-    frames = [FilmFrame(screenshot=shot, text=word, point=(5, 6), path=[(1, 2), (5, 6)])]
+    frames = [
+        FilmFrame(screenshot=shot, text=word, action={"kind": "drag", "path": [[1, 2], [5, 6]]})
+    ]
     film = Film(
         task_id=word,
         seed=0,

@@ -292,9 +292,9 @@ def test_the_action_is_drawn_where_it_was(tmp_path: Path) -> None:
                 assert 'viewBox="0 0 320 200"' in page
                 pages.append(page)
     click, drag, scroll, *others = pages
-    assert '<circle class="mark" cx="31" cy="77" r="8"/>' in click
+    assert '<circle class="mark" cx="31" cy="77" r="10"/>' in click
     assert '<path class="mark" d="M3 5L9 11"/><circle class="halo" cx="9" cy="11"' in drag
-    assert '<path class="mark" d="M8 9l0 -24"/>' in scroll
+    assert '<path class="mark" d="M8 9L8 -21"/>' in scroll
     assert not any('class="mark"' in page for page in others)
 
 

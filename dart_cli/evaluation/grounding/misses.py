@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw
 
 from dart_cli.evaluation.grounding.items import Answer, Box, Item, Point, bounds_of
 from dart_cli.evaluation.grounding.scores import Report, Score
-from dart_cli.status.page import fraction
+from dart_cli.runtime.tables import fraction
 
 WIDTH = 440
 """Pixels of a picture, at most."""

@@ -51,7 +51,7 @@ from dart_cli.evaluation.in_process import chosen_weights, loaded_model
 from dart_cli.runtime.kept_folder import write_whole
 from dart_cli.runtime.progress import progress
 from dart_cli.runtime.role import end_with_parent, limit_threads
-from dart_cli.status.page import fraction
+from dart_cli.runtime.tables import fraction
 from dart_cli.weights.manifest import read_manifest
 
 if TYPE_CHECKING:

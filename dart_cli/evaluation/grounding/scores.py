@@ -21,8 +21,7 @@ from rich.table import Table
 from dart_cli.algo.proportion import wilson
 from dart_cli.evaluation.grounding.items import Answer, Box, Item, share_of
 from dart_cli.evaluation.results import StoredModel
-from dart_cli.runtime.tables import page_table
-from dart_cli.status.page import fraction
+from dart_cli.runtime.tables import fraction, page_table
 
 REACH = 14.0
 """Pixels of the screenshot from the point to each side of the square that overlap@1 goes by."""

@@ -37,7 +37,7 @@ from bus.messages import StopReason
 from dart_cli.env import calls
 from dart_cli.env.episode import admitted, already_true, stop_reason_after
 from dart_cli.evaluation.films import Film, FilmFrame
-from dart_cli.evaluation.filmstrip import animation, film_strip, frame
+from dart_cli.evaluation.filmstrip import animation, film_strip
 from dart_cli.evaluation.in_process import player_rng, random_click
 from dart_cli.evaluation.manual.commands import HELP, parse, spell
 from dart_cli.runtime.tables import verdict_words
@@ -175,7 +175,9 @@ class ManualEpisode:
         """Perform an action; returns why the episode is over, None if it goes on."""
         done = len(self._frames) + 1
         self.console.print(f"{done}. {spell(action)}", soft_wrap=True)
-        self._frames.append(frame(self._last, spell(action), action_to_dict(action)))
+        self._frames.append(
+            FilmFrame(screenshot=self._last, text=spell(action), action=action_to_dict(action))
+        )
         with _using("step"):
             stepped = calls.step(self.env, action)
         self._show("step", stepped.observation)

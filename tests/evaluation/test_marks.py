@@ -8,9 +8,9 @@ import numpy as np
 from PIL import Image
 
 from bus.messages import PointerCandidate, PointerMap
-from dart_cli.evaluation.films import Film
-from dart_cli.evaluation.filmstrip import film_strip, frame
-from dart_cli.evaluation.heat_map import heated, kept_map, outline
+from dart_cli.evaluation.films import Film, FilmFrame
+from dart_cli.evaluation.filmstrip import film_strip, heated
+from dart_cli.evaluation.marks import outline
 
 HEAT = [[0, 255, 0, 0], [0, 128, 0, 60]]
 POINTED = PointerMap(
@@ -31,7 +31,7 @@ def test_an_outline_surrounds_the_cells_of_regions_alone() -> None:
 
 
 def test_heat_is_in_proportion_to_probability() -> None:
-    shot = heated(Image.new("RGB", (400, 200), "white"), [kept_map(POINTED)])
+    shot = heated(Image.new("RGB", (400, 200), "white"), [POINTED])
     red = [shot.getpixel((x, y))[0] for x, y in [(110, 10), (110, 190), (350, 190), (10, 10)]]  # type: ignore[index]
     assert red == sorted(red)
     assert len(set(red)) == 4
@@ -43,7 +43,7 @@ def test_a_film_shows_where_the_policy_looked(tmp_path: Path) -> None:
     action = {"kind": "click", "x": 150, "y": 40}
     strips = []
     for pointed in ([], [POINTED]):
-        one = frame("a.png", "click(375,200)", action, pointed)
+        one = FilmFrame(screenshot="a.png", text="click(375,200)", action=action, pointed=pointed)
         film = Film(
             task_id="t",
             seed=1,

@@ -1,0 +1,123 @@
+"""How an action is shown: in words, and as marks over its screenshot, which filmstrips and pages draw.
+
+action_words   an action as one short line
+marks_of       an action -> rings and lines
+heat_of        where a pointer looked: its numbers, by cell
+outline        the edges of its regions
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import cos, pi, sin
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bus.errors import ActionError
+from bus.messages import PointerMap
+from dart_cli.algo.regions import THRESHOLD
+from envs.actions import (
+    Click,
+    DoubleClick,
+    Drag,
+    MouseDown,
+    MouseUp,
+    Move,
+    Scroll,
+    TripleClick,
+    action_from_dict,
+)
+
+MOST_OPAQUE = 0.7
+"""Opacity of a pointer's cell with the largest probability; that of others is in proportion."""
+
+_ARC = 12  # lines of half a circle
+
+Edge = tuple[int, int, int, int]
+"""A line from (x0, y0) to (x1, y1), in cells from the upper left corner."""
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A circle with a dot in its middle, pixels of the screenshot."""
+
+    x: int
+    y: int
+    radius: float
+
+
+@dataclass(frozen=True)
+class Line:
+    """Through these points (x, y), pixels of the screenshot."""
+
+    points: list[tuple[float, float]]
+
+
+def action_words(action: Mapping[str, Any]) -> str:
+    """An action as one short line: `click 77,46`, `ctrl+click 77,46`, `type text hello`."""
+    rest = {key: value for key, value in action.items() if key not in ("kind", "x", "y")}
+    if rest.get("button") == "left":
+        del rest["button"]
+    held = "".join(f"{key}+" for key in rest.pop("modifiers", ()))
+    place = f" {action['x']},{action['y']}" if "x" in action and "y" in action else ""
+    return f"{held}{action.get('kind', '?')}{place}" + "".join(
+        f" {key} {value}" for key, value in rest.items()
+    )
+
+
+def marks_of(action: Mapping[str, Any] | None, width: int) -> list[Ring | Line]:
+    """The marks over a screenshot of that width; none for an action without coordinates.
+
+    A ring for each click, half of one where a button goes down or up, a line for a drag or the wheel.
+    """
+    try:
+        done = action_from_dict(dict(action or {}))
+    except ActionError:
+        return []
+    radius = max(5.0, width / 32)
+    match done:
+        case Click(x=x, y=y) | Move(x=x, y=y):
+            return [Ring(x, y, radius)]
+        case DoubleClick(x=x, y=y):
+            return [Ring(x, y, radius), Ring(x, y, radius * 0.6)]
+        case TripleClick(x=x, y=y):
+            return [Ring(x, y, radius * size) for size in (1, 0.7, 0.4)]
+        case MouseDown(x=int(x), y=int(y)):
+            return [_half(x, y, radius)]
+        case MouseUp(x=int(x), y=int(y)):
+            return [_half(x, y, -radius)]
+        case Drag(path=path):
+            return [Line([(float(x), float(y)) for x, y in path]), Ring(*path[-1], radius)]
+        case Scroll(x=x, y=y, dx=dx, dy=dy):
+            end = x + 3 * radius * _sign(dx), y + 3 * radius * _sign(dy)
+            return [Line([(x, y), end]), Ring(x, y, radius)]
+    return []
+
+
+def _half(x: int, y: int, radius: float) -> Line:
+    """The lower half of a circle; the upper one where the radius is negative."""
+    angles = [pi * step / _ARC for step in range(_ARC + 1)]
+    arc = [(x + radius * cos(each), y + radius * sin(each)) for each in angles]
+    return Line([*arc, arc[0]])
+
+
+def _sign(value: int) -> int:
+    return (value > 0) - (value < 0)
+
+
+def heat_of(pointed: PointerMap) -> NDArray[np.uint8]:
+    """The bytes of a map [rows, columns]; cells that are missing are 0."""
+    cells = pointed.rows * pointed.columns
+    found = np.frombuffer(pointed.heat[:cells].ljust(cells, b"\0"), np.uint8)
+    return found.reshape(pointed.rows, pointed.columns)
+
+
+def outline(heat: NDArray[np.uint8]) -> list[Edge]:
+    """The edges between cells [rows, columns] of a region and others: it ends at THRESHOLD of the largest."""
+    kept = np.pad(heat > THRESHOLD * heat.max(initial=0), 1)
+    across = np.argwhere(kept[1:-1, 1:] != kept[1:-1, :-1]).tolist()  # row, column right of it
+    down = np.argwhere(kept[1:, 1:-1] != kept[:-1, 1:-1]).tolist()
+    return [(x, y, x, y + 1) for y, x in across] + [(x, y, x + 1, y) for y, x in down]
