@@ -40,9 +40,9 @@ from dart_cli.policy import tiny
 from dart_cli.policy.forward import encoder_outputs, image_features, rope_positions
 from dart_cli.policy.images import ImagePreparer, PreparedImage
 from dart_cli.policy.model import LoadedPolicy, load_policy
-from envs.embedded.grounding import grounding_screen
 from envs.embedded.phrases import INSTRUCTIONS
 from envs.embedded.theme import COLOURS
+from scripts.grounding_screens import grounding_screen
 
 HELDOUT = 5_000_000
 """Grounding seeds from here on are never trained on."""

@@ -6,14 +6,14 @@ import re
 from pathlib import Path
 
 from envs.embedded.env import EmbeddedEnv
-from envs.embedded.gallery import PAGES, SUITES, sheet, with_tables
 from envs.registry import load_suite, make_env
+from scripts.embedded_gallery import PAGES, SUITES, sheet, with_tables
 
 PAGE = Path(__file__).parents[3] / "docs" / "environments" / "embedded.md"
 
 
 def test_the_tables_are_those_of_the_suites() -> None:
-    """Fix with `python -m envs.embedded.gallery docs`."""
+    """Fix with `python scripts/embedded_gallery.py docs`."""
     texts = [(PAGE.parents[1] / page).read_text() for page in PAGES]
     assert [with_tables(text) for text in texts] == texts
     text = "".join(texts)

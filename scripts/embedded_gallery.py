@@ -1,6 +1,6 @@
 """Tables of templates and pictures of the embedded suites, for the documentation.
 
-`python -m envs.embedded.gallery docs` writes both anew: the tables into the pages of `PAGES`, between their
+`python scripts/embedded_gallery.py docs` writes both anew: the tables into the pages of `PAGES`, between their
 markers, and one contact sheet per suite into docs/images.
 """
 
@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from envs.actions import Done
 from envs.embedded.apps.suite import AppsSuite

@@ -68,7 +68,7 @@ class GroundingScreen:
 
 def grounding_screen(seed: int, size: tuple[int, int] = (168, 168)) -> GroundingScreen:
     """A random screen with every question that has exactly one answer on it."""
-    rng = Random(f"grounding/{seed}")  # noqa: S311 - repeatable on purpose
+    rng = Random(f"grounding/{seed}")
     scale = min(size) / min(MiniSuite.size)
     ui = Ui(*size, rng.choice(THEMES), scale)
     name = rng.choices(list(_SCENES), _WEIGHTS)[0]
