@@ -1,6 +1,6 @@
 """The arm `cuabench` of benchmarks/interop.py: a worker by cua-bench's published protocol, in its own process.
 
-PyPI's cua-bench has no code, so the worker is that of the tests (tests/envs/cuabench/worker_server.py): the routes
+PyPI's cua-bench has no code, so the worker is that of the tests (tests/examples/cuabench/worker_server.py): the routes
 and answers of cua_bench/workers/worker_server.py, with a screen of 1280x720 that holds a square to be clicked.
 The own client does what that package's does for a step: a request, its JSON, the image's bytes.
 """
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.interop_parts import Adapter, Asked, Played, Result, compared
 from envs.actions import Action, Click, Done
 from envs.registry import make_env
-from tests.envs.cuabench.worker_process import worker
+from tests.examples.cuabench.worker_process import EXAMPLE, own_suite, worker
 
 WIDTH, HEIGHT = 1280, 720
 ENV_PATH = f"screens/{WIDTH}x{HEIGHT}"
@@ -39,6 +39,9 @@ def actions_of(index: int, steps: int) -> list[Action]:
         x, y = square.randrange(4, WIDTH - 16), square.randrange(4, HEIGHT - 16)
         clicks.append(Click(x=x + 5, y=y + 5))
     return [*clicks, Done()]
+
+
+sys.path.append(str(EXAMPLE))  # where the suite's package is
 
 
 class OwnClient:
@@ -81,7 +84,7 @@ def play(asked: Asked) -> Result:
         file = Path(folder, "squares.toml")
         tasks = f"[[tasks]]\nid = 'square'\ncount = {asked.episodes}\n"
         file.write_text(f'env_path = "{ENV_PATH}"\n{tasks}')
-        env = make_env(f"cuabench:{file}", url=url)
+        env = make_env(own_suite(file), url=url)
         try:
             ours = Adapter(
                 env,

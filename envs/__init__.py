@@ -14,7 +14,7 @@ screenshots   image encodings, and screenshots as observations
 screen_key    which screens count as one: without carets and ignored parts
 taskfile      task files in OSWorld's JSON schema
 metrics       judging of such files: pure functions
-pool          existing guests and devices, shared out to slots
+options       options of suites, checked by their types; guests and devices shared out to slots
 child_program a program in another interpreter, asked over its pipes
 process_tree  a process with all processes that it started
 
@@ -24,7 +24,6 @@ browsergym    suite `browsergym`: BrowserGym's tasks, in an interpreter of its o
 miniwob       suite `miniwob`: MiniWoB++ in headless Chromium
 osworld       suite `osworld`: OSWorld's guests, in containers or already running
 android       suite `android`: devices over adb (experimental)
-cuabench      suite `cuabench:TASKS.toml`: cua-bench's tasks on its HTTP workers
 openenv       suite `openenv:PROFILE`: environments behind OpenEnv servers
 remote        what environments behind a server share: addresses, replies, screenshots
 explored      suite `explored:FOLDER`: tasks that were made of an exploration

@@ -48,7 +48,6 @@ EXPLORED = "explored"
 """`explored:FOLDER` is the suite of a folder that `dart explore tasks` made."""
 
 MADE_OF: dict[str, tuple[str, str]] = {
-    "cuabench": ("envs.cuabench.suite:CuabenchSuite", "TASKS.toml"),
     EXPLORED: ("envs.explored.suite:ExploredSuite", "FOLDER"),
     "osworld": ("envs.osworld.suite:OsworldFolder", "FOLDER"),
     "gym": ("envs.gym.suite:GymSuite", "ENV_ID"),

@@ -1,6 +1,5 @@
 """Screenshots of real screens as observations.
 
-as_encoding   a suite's option `encoding`, checked
 observe       an encoded screenshot as an Observation, as JPEG if requested
 ScreenFormat  what an environment's screenshots become before anything sees or stores them, and their keys
 pixels_of     the whole image
@@ -17,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from PIL import Image, UnidentifiedImageError
 
-from bus.errors import EnvError, TaskError
+from bus.errors import EnvError
 from envs.base import Observation, content_hash
+from envs.options import ImageEncoding
 
 if TYPE_CHECKING:
     from envs.screen_key import Box
 
-ImageEncoding = Literal["png", "jpeg"]
 MEDIA_TYPES: dict[ImageEncoding, str] = {"png": "image/png", "jpeg": "image/jpeg"}
 SCREEN_JPEG_QUALITY = 85
 """Of photographed screens: desktops, browsers, phones."""
@@ -37,14 +36,6 @@ _EFFORT = 2
 _CURE = "the environment must send encoded images"
 BROKEN = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 """What Pillow raises for bytes that are not a whole image."""
-
-
-def as_encoding(value: object) -> ImageEncoding:
-    """The option `encoding` of a suite. Raises TaskError for any other value."""
-    for encoding in MEDIA_TYPES:
-        if value == encoding:
-            return encoding
-    raise TaskError(f"encoding must be png or jpeg, got {value!r}")
 
 
 def observe(image: bytes, encoding: ImageEncoding) -> Observation:

@@ -20,8 +20,8 @@ from envs.android.view_tree import focus_of, nodes_of, read_views
 from envs.base import Observation, Verdict, task_of
 from envs.elements import Element, Node, ScreenState, elements_of, state_of
 from envs.metrics import METRICS, claimed, graded, joined
-from envs.pool import ResourcePool
-from envs.screenshots import ImageEncoding, observe
+from envs.options import ImageEncoding, ResourcePool
+from envs.screenshots import observe
 from envs.taskfile import Check, Evaluator, Getter, SetupStep, TaskFile
 
 logger = logging.getLogger(__name__)

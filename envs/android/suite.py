@@ -6,7 +6,6 @@ The folder that ships, tasks/, holds a few files that any recent Android can pla
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,8 +13,7 @@ from bus.errors import TaskError
 from envs.android.adb import find_adb
 from envs.android.env import AndroidEnv, check_file
 from envs.base import Task
-from envs.pool import ResourcePool
-from envs.screenshots import ImageEncoding, as_encoding
+from envs.options import ImageEncoding, Pause, Seconds, SharedPools, checked
 from envs.taskfile import load_tasks
 
 logger = logging.getLogger(__name__)
@@ -49,18 +47,18 @@ class AndroidSuite:
             )
             for task_id, file in self._files.items()
         }
-        self._lock = threading.Lock()
-        self._serials: dict[tuple[str, ...], ResourcePool[str]] = {}
+        self._serials = SharedPools[str]("serial", str)
 
+    @checked
     def make_env(
         self,
         *,
         serial: str | list[str] = "",
         adb: str = "",
         snapshot: str = "",
-        pause_s: float = 1.0,
+        pause_s: Pause = 1.0,
         encoding: ImageEncoding = "png",
-        deadline_s: float = 30.0,
+        deadline_s: Seconds = 30.0,
     ) -> AndroidEnv:
         """An environment with a device of its own, which the first reset asks for.
 
@@ -69,15 +67,11 @@ class AndroidSuite:
         `pause_s` is the time a device gets to react to an action, `deadline_s` the longest time of
         one command. Raises TaskError.
         """
-        for name, value, least in (("pause_s", pause_s, 0), ("deadline_s", deadline_s, 1)):
-            if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
-                raise TaskError(f"{name} must be a number of at least {least}, got {value!r}")
-        encoding = as_encoding(encoding)
         return AndroidEnv(
             self.name,
             self._files,
             adb,
-            self._shared((serial,) if isinstance(serial, str) else tuple(serial)),
+            self._serials.of(serial),
             snapshot=snapshot,
             pause_s=pause_s,
             encoding=encoding,
@@ -87,10 +81,3 @@ class AndroidSuite:
     def check_parts(self, *, adb: str = "", **_: object) -> None:
         """Raise MissingPartError where adb is not installed."""
         find_adb(adb)
-
-    def _shared(self, serials: tuple[str, ...]) -> ResourcePool[str]:
-        """The same devices for all environments of the process that name the same list."""
-        with self._lock:
-            if serials not in self._serials:
-                self._serials[serials] = ResourcePool(serials, "serial")
-            return self._serials[serials]

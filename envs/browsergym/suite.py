@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any
 
-from bus.errors import EnvError, MissingPartError, TaskError
+from bus.errors import EnvError, MissingPartError
 from envs.base import ObservedKind, Task, task_of
 from envs.browsergym.env import BrowsergymEnv, GoalImages, Settings
 from envs.browsergym.interpreter import CURE, find_interpreter, need_interpreter
 from envs.browsergym.tasks import benchmark_of, known_tasks, lacking, make_tasks, registered_tasks
 from envs.miniwob.env import find_pages
 from envs.miniwob.process import find_chromium
+from envs.options import Pause, Seconds, Size, checked
 
 logger = logging.getLogger(__name__)
-
-_SIZE = re.compile(r"([0-9]{2,4})x([0-9]{2,4})")
 
 
 class BrowsergymSuite:
@@ -51,15 +49,16 @@ class BrowsergymSuite:
             if task_id not in self.tasks
         }
 
+    @checked
     def make_env(
         self,
         *,
         python: str = "",
         chromium: str = "",
-        size: str = "",
-        pause_s: float | None = None,
-        deadline_s: float = 25.0,
-        reset_s: float = 55.0,
+        size: Size | None = None,
+        pause_s: Pause | None = None,
+        deadline_s: Seconds = 25.0,
+        reset_s: Seconds = 55.0,
         goal_images: GoalImages = "below",
         task_options: Mapping[str, Any] | None = None,
         observe: Sequence[ObservedKind] = (),
@@ -67,26 +66,18 @@ class BrowsergymSuite:
         """An environment with a process and a browser of its own, which the first reset starts.
 
         `python` is the interpreter that has BrowserGym, `chromium` the browser's binary if it is not
-        Debian's. `size` is that of the viewport (the task's own if empty), `pause_s` the time that a page
+        Debian's. `size` is that of the viewport (the task's own if None), `pause_s` the time that a page
         gets to react to an action (its benchmark's if None). `deadline_s` is the longest time of a step, `reset_s`
         of a reset. `goal_images` says what becomes of images in a goal: "below" the first screenshot, or
         "refuse". `task_options` are given to the class of the task, e.g. {"with_na_hint": true} in
         WebArena. Raises TaskError.
         """
-        for name, value, least in (("deadline_s", deadline_s, 1), ("reset_s", reset_s, 1)):
-            _number(name, value, least)
-        if pause_s is not None:
-            _number("pause_s", pause_s, 0)
-        if goal_images not in get_args(GoalImages):
-            raise TaskError(f"goal_images must be below or refuse, got {goal_images!r}")
-        if not isinstance(task_options or {}, Mapping):
-            raise TaskError(f"task_options must be a table, got {task_options!r}")
         settings = Settings(
             python=python,
             chromium=chromium,
             pages=_pages(),
             pause_s=pause_s,
-            size=_size(size),
+            size=size,
             deadline_s=deadline_s,
             reset_s=reset_s,
             goal_images=goal_images,
@@ -130,17 +121,3 @@ def _pages() -> str:
         return f"{find_pages().as_uri()}/"
     except MissingPartError:
         return ""
-
-
-def _number(name: str, value: object, least: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
-        raise TaskError(f"{name} must be a number of at least {least}, got {value!r}")
-
-
-def _size(text: str) -> tuple[int, int] | None:
-    if not text:
-        return None
-    found = _SIZE.fullmatch(text)
-    if found is None:
-        raise TaskError(f"size must be WIDTHxHEIGHT, e.g. 1280x720, got {text!r}")
-    return int(found[1]), int(found[2])

@@ -27,7 +27,7 @@ from envs.desktop.screen import encode
 from envs.desktop.session import PROGRAMS, DesktopSession, check_step
 from envs.elements import Element, ScreenState
 from envs.metrics import claimed
-from envs.screenshots import ImageEncoding
+from envs.options import ImageEncoding
 from envs.taskfile import Check, Evaluator, Getter, NearMiss, SetupStep, TaskFile
 
 logger = logging.getLogger(__name__)

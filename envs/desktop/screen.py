@@ -20,7 +20,8 @@ from pathlib import Path
 from PIL import Image
 
 from bus.errors import EnvError
-from envs.screenshots import SCREEN_JPEG_QUALITY, ImageEncoding
+from envs.options import ImageEncoding
+from envs.screenshots import SCREEN_JPEG_QUALITY
 
 POLL_S = 0.015
 

@@ -9,19 +9,17 @@ import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated
+
+from pydantic import Field
 
 from bus.errors import MissingPartError, TaskError
-from envs.base import ObservedKind, Task
+from envs.base import GuiEnv, ObservedKind, Task
 from envs.desktop.accessibility import PACKAGES as APT_PACKAGES
 from envs.desktop.accessibility import has_accessibility
 from envs.desktop.needs import missing_packages
-from envs.embedded.suites import read_size
-from envs.screenshots import as_encoding
+from envs.options import ImageEncoding, Seconds, Size, checked
 from envs.taskfile import load_tasks
-
-if TYPE_CHECKING:
-    from envs.desktop.env import DesktopEnv
 
 logger = logging.getLogger(__name__)
 
@@ -66,17 +64,18 @@ class DesktopSuite:
             for name, each in self.files.items()
         }
 
+    @checked
     def make_env(
         self,
         *,
-        size: Sequence[int] | str = "1280x720",
-        encoding: str = "png",
-        settle_ms: float = 120.0,
-        deadline_s: float = 20.0,
+        size: Size = (1280, 720),
+        encoding: ImageEncoding = "png",
+        settle_ms: Annotated[float, Field(ge=0, le=2000)] = 120.0,
+        deadline_s: Seconds = 20.0,
         user: str = "nobody",
-        memory_mb: int = 2048,
+        memory_mb: Annotated[int, Field(ge=512)] = 2048,
         observe: Sequence[ObservedKind] = (),
-    ) -> DesktopEnv:
+    ) -> GuiEnv:
         """An environment with a display of its own.
 
         After an action it waits until the screen has not changed for `settle_ms`; a call that hangs
@@ -84,16 +83,9 @@ class DesktopSuite:
         `memory_mb` is for all programs of a desktop. Raises TaskError, and MissingPartError if
         a package is not installed; programs are looked for at the first reset.
         """
-        image_encoding = as_encoding(encoding)
-        width, height = read_size(size)
+        width, height = size
         if not (800 <= width <= 3840 and 600 <= height <= 2160):
             raise TaskError(f"size must be 800x600 to 3840x2160, got {width}x{height}")
-        if not 0 <= settle_ms <= 2_000:
-            raise TaskError(f"settle_ms must be 0 to 2000, got {settle_ms:g}")
-        if not deadline_s > 0:
-            raise TaskError(f"deadline_s must be > 0, got {deadline_s:g}")
-        if memory_mb < 512:
-            raise TaskError(f"memory_mb must be at least 512, got {memory_mb}")
         _check_packages()
         from envs.desktop.desktop import Settings
         from envs.desktop.env import DesktopEnv
@@ -104,7 +96,7 @@ class DesktopSuite:
         return DesktopEnv(
             self.files,
             settings,
-            encoding=image_encoding,
+            encoding=encoding,
             settle_s=settle_ms / 1000,
             observe=observe,
         )

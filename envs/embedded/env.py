@@ -17,7 +17,8 @@ from envs.embedded.scene import Scene, SceneFactory
 from envs.embedded.theme import THEMES, Theme
 from envs.embedded.tree import nodes_of, titles_of
 from envs.embedded.widgets import Ui
-from envs.screenshots import MEDIA_TYPES, ImageEncoding, as_encoding
+from envs.options import ImageEncoding
+from envs.screenshots import MEDIA_TYPES
 
 MAX_SIDE = 4096  # pixels
 SOLVE_LIMIT = 100  # steps after which a task counts as unsolvable
@@ -53,12 +54,14 @@ class EmbeddedEnv:
             raise TaskError(f"size must be 32 to {MAX_SIDE} pixels a side, got {width}x{height}")
         if isinstance(slack, bool) or not isinstance(slack, int) or slack < 0:
             raise TaskError(f"slack must be a whole number of at least 0, got {slack!r}")
+        if encoding not in MEDIA_TYPES:
+            raise TaskError(f"encoding must be 'png' or 'jpeg', got {encoding!r}")
         self._suite = suite
         self._tasks = tasks
         self._scenes = scenes
         self._size = size
         self._scale = min(width / design[0], height / design[1], max_scale)
-        self._encoding = as_encoding(encoding)
+        self._encoding: ImageEncoding = encoding
         self._slack = slack
         self._themes = themes
         self._fresh_seeds = Random()  # noqa: S311 - a seed, not a secret

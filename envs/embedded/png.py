@@ -15,7 +15,7 @@ import zlib
 from PIL import Image
 
 from envs.embedded.draw import Canvas
-from envs.screenshots import ImageEncoding
+from envs.options import ImageEncoding
 
 DRAWN_JPEG_QUALITY = 90
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"

@@ -7,10 +7,9 @@ Instances differ by seed: layout, theme, colours and distractors. By convention 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 
-from bus.errors import TaskError
 from envs.base import Split, Task
 from envs.embedded.env import EmbeddedEnv
 from envs.embedded.scene import SceneFactory
@@ -26,7 +25,7 @@ from envs.embedded.tasks import (
     small,
 )
 from envs.embedded.theme import DESK_THEMES
-from envs.screenshots import ImageEncoding
+from envs.options import ImageEncoding, Size, checked
 
 _MINI_KINDS: dict[str, tuple[type[mini.MiniScene], int]] = {
     "click": (mini.ClickScene, 1),
@@ -105,10 +104,11 @@ class MiniSuite:
             )
         self.tasks, self.scenes = tasks, scenes
 
+    @checked
     def make_env(
         self,
         *,
-        size: Sequence[int] | str = size,
+        size: Size = size,
         encoding: ImageEncoding = "png",
         slack: int = SLACK,
     ) -> EmbeddedEnv:
@@ -117,7 +117,7 @@ class MiniSuite:
             self.name,
             self.tasks,
             self.scenes,
-            size=read_size(size),
+            size=size,
             design=self.size,
             max_scale=8.0,
             encoding=encoding,
@@ -222,10 +222,11 @@ class DeskSuite:
             for kind, (_, steps, split) in _DESK.items()
         }
 
+    @checked
     def make_env(
         self,
         *,
-        size: Sequence[int] | str = size,
+        size: Size = size,
         encoding: ImageEncoding = "png",
         slack: int = DESK_SLACK,
     ) -> EmbeddedEnv:
@@ -234,20 +235,10 @@ class DeskSuite:
             self.name,
             self.tasks,
             self.scenes,
-            size=read_size(size),
+            size=size,
             design=self.size,
             max_scale=1.6,
             encoding=encoding,
             slack=slack,
             themes=DESK_THEMES,
         )
-
-
-def read_size(size: Sequence[int] | str) -> tuple[int, int]:
-    """(width, height) from a pair or from text like "448x336". Raises TaskError."""
-    try:
-        parts = size.lower().split("x") if isinstance(size, str) else list(size)
-        width, height = (int(part) for part in parts)
-    except (TypeError, ValueError):
-        raise TaskError(f"size must be WIDTHxHEIGHT such as 448x336, got {size!r}") from None
-    return width, height

@@ -10,6 +10,7 @@ from bus.errors import TaskError
 from envs.base import Task
 from envs.gym.env import GymEnv, check_id, import_gymnasium
 from envs.gym.hooks import GymHooks
+from envs.options import checked
 from envs.own_code import load_own
 
 _VERSION = re.compile(r"-v[0-9]+$")
@@ -45,6 +46,7 @@ class GymSuite:
             for task_id in [f"{_short(self._env_id)}/{name}"]
         }
 
+    @checked
     def make_env(self, *, hooks: str = "") -> GymEnv:
         """An environment of its own, which the first reset makes; `hooks` is file.py:MyHooks.
 
@@ -57,8 +59,6 @@ class GymSuite:
                 f'suite {self.name} needs hooks: set env.options.hooks = "file.py:MyHooks" '
                 "(docs/environments/gym.md)"
             )
-        if not isinstance(hooks, str):
-            raise TaskError(f"hooks must be a text, got {hooks!r}")
         import_gymnasium()
         made = _hooks_of(self._named or hooks)()
         if "play" not in made.tasks and not self._named:

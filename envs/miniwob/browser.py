@@ -23,7 +23,8 @@ from bus.errors import EnvError
 from envs.actions import Action
 from envs.miniwob.cdp import Call, Chromium, DocumentLeftError
 from envs.miniwob.inputs import PageInput
-from envs.screenshots import SCREEN_JPEG_QUALITY, ImageEncoding
+from envs.options import ImageEncoding
+from envs.screenshots import SCREEN_JPEG_QUALITY
 
 logger = logging.getLogger(__name__)
 

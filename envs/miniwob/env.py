@@ -12,9 +12,11 @@ import itertools
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from bus.errors import EnvError, MissingPartError, TaskError
+from pydantic import Field
+
+from bus.errors import EnvError, MissingPartError
 from bus.messages import Outcome
 from envs.actions import Action, Answer, Done, Fail, Wait
 from envs.base import Observation, Task, Verdict, task_of
@@ -24,7 +26,8 @@ from envs.miniwob.oracle import Oracle, PageWidget
 from envs.miniwob.process import find_chromium
 from envs.miniwob.tasks import FIRST_TEST_SEED, LEFT_OUT, TASKS, Pace
 from envs.miniwob.tree import read_page, route_of
-from envs.screenshots import MEDIA_TYPES, ImageEncoding, as_encoding
+from envs.options import ImageEncoding, Seconds, checked
+from envs.screenshots import MEDIA_TYPES
 
 Metric = Literal["threshold", "published"]
 
@@ -208,16 +211,17 @@ class MiniwobSuite:
         self._hosts: dict[tuple[object, ...], BrowserHost] = {}  # by options and number
         self._numbers = itertools.count()  # of environments; threads make them
 
+    @checked
     def make_env(
         self,
         *,
-        scale: float = 1.0,
+        scale: Annotated[float, Field(ge=1, le=8)] = 1.0,
         encoding: ImageEncoding = "png",
-        step_ms: float = 500.0,
+        step_ms: Annotated[float, Field(ge=0, le=60_000)] = 500.0,
         metric: Metric = "threshold",
-        browsers: int = 2,
+        browsers: Annotated[int, Field(ge=1, le=64)] = 2,
         chromium: str = "",
-        deadline_s: float = 20.0,
+        deadline_s: Seconds = 20.0,
     ) -> MiniwobEnv:
         """An environment whose screenshots are 160x210 pixels times `scale`.
 
@@ -227,17 +231,6 @@ class MiniwobSuite:
         environments of a process (each draws one frame at a time), `deadline_s` the longest time of
         one browser command, `chromium` its binary if it is not Debian's. Raises TaskError.
         """
-        if not 1 <= scale <= 8:
-            raise TaskError(f"scale must be 1 to 8, got {scale:g}")
-        encoding = as_encoding(encoding)
-        if not 0 <= step_ms <= 60_000:
-            raise TaskError(f"step_ms must be 0 to 60000, got {step_ms:g}")
-        if metric not in get_args(Metric):
-            raise TaskError(f"metric must be {' or '.join(get_args(Metric))}, got {metric!r}")
-        if not 1 <= browsers <= 64:
-            raise TaskError(f"browsers must be 1 to 64, got {browsers}")
-        if not deadline_s > 0:
-            raise TaskError(f"deadline_s must be > 0, got {deadline_s:g}")
         place = (chromium, scale, encoding, deadline_s, next(self._numbers) % browsers)
         host = self._hosts.setdefault(
             place,

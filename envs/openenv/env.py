@@ -16,9 +16,8 @@ from envs.base import Observation, Verdict, task_of
 from envs.openenv.profile import Profile, RewardTable, at
 from envs.openenv.session import CapacityError, ClosedError, Reply, Session
 from envs.remote.address import Access
-from envs.remote.http import UnreachableError, shown
 from envs.remote.images import from_numbers, from_text
-from envs.remote.servers import Retry, SharedServers
+from envs.remote.servers import Retry, SharedServers, UnreachableError, shown
 
 MOST_SEED = 1 << 31  # environments hand it to generators that take 32 bits
 

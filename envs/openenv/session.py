@@ -21,8 +21,8 @@ from typing import Any
 
 from bus.errors import EnvError, MissingPartError, first_line
 from envs.remote.address import Access, Address
-from envs.remote.http import UnreachableError, shown
 from envs.remote.images import CutNumbers, cut_numbers
+from envs.remote.servers import UnreachableError, shown
 
 INSTALL = "pip install -e '.[openenv]' in dart's folder"
 CLOSE_S = 2.0

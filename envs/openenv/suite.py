@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from contextlib import closing
+from functools import partial
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
-from bus.errors import EnvError, MissingPartError
+from bus.errors import MissingPartError, first_line
 from envs.base import Task
 from envs.openenv.env import Limits, OpenenvEnv
 from envs.openenv.profile import read_profile
 from envs.openenv.session import import_websockets
+from envs.options import Megabytes, Pause, Seconds, checked
 from envs.remote.address import Access, Address, read_access, read_addresses
-from envs.remote.http import JsonClient, RefusedError
-from envs.remote.options import check_number
 from envs.remote.servers import SharedServers
 
 PORT = 8000  # of a server, where its address names none
@@ -32,16 +34,17 @@ class OpenenvSuite:
         self._lock = threading.Lock()
         self._servers: dict[tuple[Address, ...], SharedServers] = {}
 
+    @checked
     def make_env(
         self,
         *,
         url: str | list[str] = "",
         token_env: str = "",
         ca_file: str = "",
-        connect_s: float = 30.0,
-        reset_s: float = 120.0,
-        step_s: float = 60.0,
-        reply_mb: float = 64.0,
+        connect_s: Pause = 30.0,
+        reset_s: Seconds = 120.0,
+        step_s: Seconds = 60.0,
+        reply_mb: Megabytes = 64.0,
     ) -> OpenenvEnv:
         """An environment that opens a session at its first reset.
 
@@ -50,9 +53,6 @@ class OpenenvSuite:
         `connect_s` is how long to wait for a server that is down or full, `reset_s` and `step_s` the longest
         time of a request, `reply_mb` the most of one answer. Raises TaskError.
         """
-        for name, value in (("reset_s", reset_s), ("step_s", step_s), ("reply_mb", reply_mb)):
-            check_number(name, value, over=0)
-        check_number("connect_s", connect_s, least=0)
         addresses = read_addresses(url, PORT)
         access = read_access(token_env, ca_file, addresses)
         with self._lock:
@@ -73,14 +73,13 @@ class OpenenvSuite:
 
 
 def _probe(address: Address, access: Access) -> str:
-    """Why a server does not answer; empty where it does."""
-    client = JsonClient(address, access, what="server", reply_mb=1)
+    """Why a server does not answer; empty where it does, even without the route."""
+    where = f"server {address.http}/health"
+    connect = partial(HTTPSConnection, context=access.tls) if address.secure else HTTPConnection
     try:
-        client.call("GET", "/health", deadline_s=_PROBE_S)
-    except RefusedError as error:  # one without that route is there as well
-        return "" if error.status in (404, 405) else str(error)
-    except EnvError as error:
-        return str(error)
-    finally:
-        client.close()
-    return ""
+        with closing(connect(address.bare_host, address.port, timeout=_PROBE_S)) as connection:
+            connection.request("GET", f"{address.path}/health", headers=access.headers)
+            status = connection.getresponse().status
+    except (OSError, HTTPException) as error:
+        return f"{where}: no server answers there ({first_line(error)})"
+    return "" if status in (200, 404, 405) else f"{where} answers {status}"

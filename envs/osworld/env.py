@@ -18,6 +18,7 @@ from envs.actions import Action, Answer, Done, Fail, KeyDown, MouseDown, Move, W
 from envs.atspi_tree import elements_from, state_from
 from envs.base import Observation, ObservedKind, Verdict, task_of
 from envs.elements import Element, ScreenState
+from envs.options import ImageEncoding
 from envs.osworld.accessibility import outline_of, told_of
 from envs.osworld.actions import RELEASE, command_of, commands_of
 from envs.osworld.downloads import Downloads
@@ -26,7 +27,7 @@ from envs.osworld.evaluator_process import EvaluatorProcess
 from envs.osworld.guest import DisplayFullError, Guest, UnreachableError
 from envs.osworld.provider import Provider
 from envs.osworld.setup import STEPS, EpisodeContext, prepare
-from envs.screenshots import ImageEncoding, observe
+from envs.screenshots import observe
 from envs.taskfile import TaskFile
 
 ACTION_DEADLINE_S = 130.0

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bus.errors import EnvError, TaskError
+from envs.options import ResourcePool
 from envs.osworld.guest import Address
-from envs.pool import ResourcePool
 
 logger = logging.getLogger(__name__)
 

@@ -7,13 +7,15 @@ not shipped.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from bus.errors import MissingPartError, TaskError
 from envs.base import ObservedKind, Task
+from envs.options import ImageEncoding, Pause, Seconds, SharedPools, checked
 from envs.osworld.boot_gate import BootGate
 from envs.osworld.classify import classified
 from envs.osworld.container import IMAGE, ContainerProvider, Machine, check_machine, find_engine
@@ -23,8 +25,6 @@ from envs.osworld.evaluator_parts import refuse_lacking
 from envs.osworld.evaluator_process import CURE, EvaluatorProcess, find_checkout, find_python
 from envs.osworld.guest import Address, import_urllib3, read_address
 from envs.osworld.provider import Provider, Restart, UrlProvider
-from envs.pool import ResourcePool
-from envs.screenshots import ImageEncoding, as_encoding
 from envs.taskfile import load_tasks, read_ids
 
 logger = logging.getLogger(__name__)
@@ -73,31 +73,31 @@ class OsworldSuite:
             )
             for task_id, file in self._files.items()
         }
-        self._lock = threading.Lock()
-        self._urls: dict[tuple[str, ...], ResourcePool[Address]] = {}
+        self._urls = SharedPools[Address]("url", read_address)
 
+    @checked
     def make_env(
         self,
         *,
         url: str | list[str] = "",
         vm: str = "",
         image: str = IMAGE,
-        ram_gb: int = 4,
-        cpus: int = 4,
-        boot_s: float = 300.0,
-        boots: int = 8,
-        turn_s: float = 1800.0,
+        ram_gb: Annotated[int, Field(ge=1)] = 4,
+        cpus: Annotated[int, Field(ge=1)] = 4,
+        boot_s: Seconds = 300.0,
+        boots: Annotated[int, Field(ge=1)] = 8,
+        turn_s: Pause = 1800.0,
         restart: str = "",
-        restart_s: float = 120.0,
-        pause_s: float = 2.0,
+        restart_s: Seconds = 120.0,
+        pause_s: Pause = 2.0,
         encoding: ImageEncoding = "png",
         evaluator_python: str = "",
-        evaluator_s: float = 180.0,
+        evaluator_s: Seconds = 180.0,
         checkout: str = "",
         password: str = "password",  # noqa: S107 - that of OSWorld's images
         downloads: str = "",
-        downloads_gb: float = 20.0,
-        deadline_s: float = 30.0,
+        downloads_gb: Annotated[float, Field(ge=0)] = 20.0,
+        deadline_s: Seconds = 30.0,
         observe: Sequence[ObservedKind] = (),
     ) -> OsworldEnv:
         """An environment with a guest of its own, which the first reset starts.
@@ -112,21 +112,6 @@ class OsworldSuite:
         (otherwise the one that the task files lie in). `password` is the guest user's, `downloads` the
         folder where fetched files are kept, at most `downloads_gb` of them. Raises TaskError.
         """
-        for name, value, least in (
-            *(("ram_gb", ram_gb, 1), ("cpus", cpus, 1), ("pause_s", pause_s, 0)),
-            *(
-                ("boot_s", boot_s, 1),
-                ("boots", boots, 1),
-                ("turn_s", turn_s, 0),
-                ("restart_s", restart_s, 1),
-                ("evaluator_s", evaluator_s, 1),
-                ("deadline_s", deadline_s, 1),
-                ("downloads_gb", downloads_gb, 0),
-            ),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
-                raise TaskError(f"{name} must be a number of at least {least}, got {value!r}")
-        encoding = as_encoding(encoding)
         if url and vm:
             raise TaskError(
                 "url and vm exclude each other: a guest that runs, or a machine to boot"
@@ -135,8 +120,9 @@ class OsworldSuite:
             raise TaskError("restart is of a guest that runs already: set url, or leave it out")
         provider: Provider
         if url:
-            urls = self._shared((url,) if isinstance(url, str) else tuple(url))
-            provider = UrlProvider(urls, Restart(restart, restart_s) if restart else None)
+            provider = UrlProvider(
+                self._urls.of(url), Restart(restart, restart_s) if restart else None
+            )
         else:
             provider = ContainerProvider(
                 Machine(
@@ -212,13 +198,6 @@ class OsworldSuite:
                 f"checkout: {named} has no package desktop_env; name a checkout of OSWorld"
             )
         return folder
-
-    def _shared(self, urls: tuple[str, ...]) -> ResourcePool[Address]:
-        """The same guests for all environments of the process that name the same list."""
-        with self._lock:
-            if urls not in self._urls:
-                self._urls[urls] = ResourcePool([read_address(url) for url in urls], "url")
-            return self._urls[urls]
 
 
 class OsworldFolder(OsworldSuite):

@@ -1,10 +1,8 @@
 """What environments behind a server share: addresses, access, replies, screenshots.
 
 address   addresses of servers, and what a request carries: TLS, a bearer token
-http      JSON over HTTP, with a deadline and a bound on every reply
 servers   several addresses, shared out to slots; a server that is down or full is tried again
 images    screenshots in JSON: base64, data URLs, lists of numbers
-options   options that are numbers
 
 Environments are called in a thread or process of their own (dart_cli/env), so replies are read and decoded
 there and no event loop waits. Servers are not trusted: redirects are refused, replies are bounded, and

@@ -1,26 +1,31 @@
 """Several addresses, shared out to slots.
 
 SharedServers     each may serve several slots at once; the least used first, those that failed last
-ExclusiveServers  each serves one slot, on this machine and whatever process the slot is in
 Retry             waits between attempts, with a bound in all
+UnreachableError  there is no server at an address
+shown             the start of a server's words, for an error
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import IO
 
 from bus.errors import EnvError
-from envs.base import content_hash
 from envs.remote.address import Address
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
+
+
+class UnreachableError(EnvError):
+    """There is no server at the address: refused, no such host, no route, or it has just ended."""
+
+
+def shown(text: str) -> str:
+    """The start of a server's words, in one line, for an error."""
+    return " ".join(text[:400].split())[:200] or "nothing"
 
 
 class SharedServers:
@@ -53,45 +58,6 @@ class SharedServers:
         """It is down or full: the others come first for now."""
         with self._lock:
             self._failed[address] = time.monotonic()
-
-
-class ExclusiveServers:
-    """Addresses that serve one slot each: a lock on a file of this user, let go by the kernel at the end."""
-
-    def __init__(self, addresses: Sequence[Address], folder: Path | None = None) -> None:
-        self._shared = SharedServers(addresses)
-        self._folder = folder or Path(tempfile.gettempdir()) / f"dart-servers-{os.getuid()}"
-        self._held: dict[Address, IO[str]] = {}
-        self._lock = threading.Lock()
-
-    def take(self) -> Address:
-        """A server that no other slot on this machine uses. Raises EnvError where there is none."""
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        for address in self._shared.in_order():
-            file = (self._folder / f"{content_hash(address.http.encode())}.lock").open("a")
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                file.close()
-                continue
-            with self._lock:
-                self._held[address] = file
-            self._shared.took(address)
-            return address
-        raise EnvError(
-            "all servers of env.options.url are in use by slots of this machine; each serves one: "
-            "name more of them, or set env.slots to their number"
-        )
-
-    def give_back(self, address: Address, *, worked: bool = True) -> None:
-        """Another slot may use it; one that did not work comes last."""
-        with self._lock:
-            file = self._held.pop(address, None)
-        if file is not None:
-            self._shared.gave_back(address)
-            if not worked:
-                self._shared.failed(address)
-            file.close()
 
 
 class Retry:

@@ -16,7 +16,7 @@ from typing import Any
 from bus.errors import EnvError, TaskError
 from envs.actions import Action, Answer, Done, Fail
 from envs.base import Observation, Task, Verdict, task_of
-from envs.embedded.suites import read_size
+from envs.options import read_size
 from envs.screenshots import MEDIA_TYPES
 from envs.timed.profiles import PROFILES, Profile, profile_named
 from envs.timed.screens import screenshot

@@ -22,6 +22,7 @@ from envs.base import GuiEnv, Task
 from envs.explored.tasks import ExploredFile, ExploredTask, PathStep, write_file
 from envs.grid import as_explorable
 from envs.registry import MADE_OF, SHIPPED, load_suite, make_env
+from tests.examples.cuabench.worker_process import own_suite
 
 ROOT = Path(__file__).parents[2]
 NOWHERE = "127.0.0.1:9"  # discard: nothing answers
@@ -53,7 +54,7 @@ PLAYED = [
     Played(f"{ROOT}/docs/examples/vending_env.py:VendingSuite"),
     Played("android", {"adb": "{folder}/adb"}, plays=False),
     Played("browsergym", {"chromium": "{folder}/chromium"}, plays=False),
-    Played("cuabench:{folder}/cuabench.toml", SERVER, plays=False),
+    Played("{folder}/cuabench.py:suite", SERVER, plays=False),
     Played("desktop", plays=False),
     Played("miniwob", {"chromium": "{folder}/chromium"}, plays=False),
     Played("openenv:openapp", SERVER, plays=False),
@@ -74,6 +75,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Files that suites are made of."""
     folder = tmp_path_factory.mktemp("contract")
     (folder / "cuabench.toml").write_text(_CUABENCH)
+    own_suite(folder / "cuabench.toml")
     (folder / "served.toml").write_text(_SERVED)
     with closing(make_env("mini")) as env:
         env.reset(seed=0, options={"task": "mini/popup"})

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from envs.base import Split, Task
 from envs.embedded.apps import centre, mail, shop
 from envs.embedded.env import EmbeddedEnv
 from envs.embedded.scene import SceneFactory
-from envs.embedded.suites import DESK_SLACK, DeskSuite, read_size
+from envs.embedded.suites import DESK_SLACK, DeskSuite
 from envs.embedded.theme import DESK_THEMES
-from envs.screenshots import ImageEncoding
+from envs.options import ImageEncoding, Size, checked
 
 APPS: dict[str, tuple[SceneFactory, int, Split]] = {
     "mail-star": (mail.StarScene, 3, "train"),
@@ -62,10 +62,11 @@ class AppsSuite:
             for kind, (_, steps, split) in APPS.items()
         }
 
+    @checked
     def make_env(
         self,
         *,
-        size: Sequence[int] | str = size,
+        size: Size = size,
         encoding: ImageEncoding = "png",
         slack: int = DESK_SLACK,
     ) -> EmbeddedEnv:
@@ -74,7 +75,7 @@ class AppsSuite:
             self.name,
             self.tasks,
             self.scenes,
-            size=read_size(size),
+            size=size,
             design=self.size,
             max_scale=1.6,
             encoding=encoding,

@@ -131,10 +131,10 @@ def test_without_an_interpreter_the_cure_is_named(
     ("options", "said"),
     [
         ({"size": "wide"}, "size must be WIDTHxHEIGHT"),
-        ({"pause_s": -1.0}, "pause_s must be a number of at least 0"),
-        ({"reset_s": 0.0}, "reset_s must be a number of at least 1"),
-        ({"goal_images": "above"}, "goal_images must be below or refuse"),
-        ({"task_options": ["a"]}, "task_options must be a table"),
+        ({"pause_s": -1.0}, "pause_s must be greater than or equal to 0"),
+        ({"reset_s": 0.0}, "reset_s must be greater than 0"),
+        ({"goal_images": "above"}, "goal_images must be .below. or .refuse."),
+        ({"task_options": ["a"]}, "task_options must be a valid dictionary"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused(options: dict[str, object], said: str) -> None:

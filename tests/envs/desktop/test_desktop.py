@@ -557,10 +557,10 @@ def test_a_closed_environment_leaves_no_open_files() -> None:
     ("options", "told"),
     [
         ({"size": "640x480"}, "size must be 800x600 to 3840x2160, got 640x480"),
-        ({"encoding": "gif"}, "encoding must be png or jpeg"),
-        ({"settle_ms": -1}, "settle_ms must be 0 to 2000"),
-        ({"deadline_s": 0}, "deadline_s must be > 0"),
-        ({"memory_mb": 10}, "memory_mb must be at least 512"),
+        ({"encoding": "gif"}, "encoding must be .png. or .jpeg."),
+        ({"settle_ms": -1}, "settle_ms must be greater than or equal to 0"),
+        ({"deadline_s": 0}, "deadline_s must be greater than 0"),
+        ({"memory_mb": 10}, "memory_mb must be greater than or equal to 512"),
         ({"settle": 3}, "no option 'settle'; did you mean 'settle_ms'"),
     ],
 )

@@ -19,9 +19,9 @@ import pytest
 from websockets.sync.server import serve
 
 from bus.errors import EnvError
+from dart_cuabench.http import JsonClient
 from envs.openenv.session import Session
 from envs.remote.address import Access, Address
-from envs.remote.http import JsonClient
 
 CERTIFICATE = str(Path(__file__).with_name("localhost.pem"))
 TRUSTED = Access(token="hush", ca_file=CERTIFICATE)

@@ -62,9 +62,7 @@ def read_tasks(path: Path, suite: str) -> dict[str, tuple[Task, WorkerTask]]:
     try:
         file = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
-        raise TaskError(
-            f"suite {suite}:{path}: the file cannot be read: {error.strerror}"
-        ) from None
+        raise TaskError(f"{path}: the file cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise TaskError(f"{path}: no TOML: {error}") from None
     except ValidationError as error:

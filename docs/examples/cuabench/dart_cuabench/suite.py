@@ -1,4 +1,7 @@
-"""CuabenchSuite: the tasks of one file, and the environments that play them."""
+"""CuabenchSuite: the tasks of one file, and the environments that play them.
+
+slack = CuabenchSuite("slack.toml")    # in a file slack.py: the suite is slack.py:slack
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bus.errors import EnvError, MissingPartError
+from dart_cuabench.env import CuabenchEnv, Limits
+from dart_cuabench.http import JsonClient
+from dart_cuabench.tasks import WorkerTask, read_tasks
+from dart_cuabench.workers import ExclusiveWorkers
 from envs.base import Task
-from envs.cuabench.env import CuabenchEnv, Limits
-from envs.cuabench.tasks import WorkerTask, read_tasks
+from envs.options import Megabytes, Pause, Seconds, checked
 from envs.remote.address import Access, Address, read_access, read_addresses
-from envs.remote.http import JsonClient
-from envs.remote.options import check_number
-from envs.remote.servers import ExclusiveServers
 
 PORT = 8001  # of a worker, where its address names none
 _PROBE_S = 10.0
@@ -24,26 +27,27 @@ class CuabenchSuite:
 
     name = "cuabench"
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str | Path) -> None:
         found = read_tasks(Path(file).expanduser(), self.name)
         self.tasks: Mapping[str, Task] = {task_id: task for task_id, (task, _) in found.items()}
         self._asked: Mapping[str, WorkerTask] = {
             task_id: asked for task_id, (_, asked) in found.items()
         }
         self._lock = threading.Lock()
-        self._servers: dict[tuple[Address, ...], ExclusiveServers] = {}
+        self._servers: dict[tuple[Address, ...], ExclusiveWorkers] = {}
 
+    @checked
     def make_env(
         self,
         *,
         url: str | list[str] = "",
         token_env: str = "",
         ca_file: str = "",
-        connect_s: float = 30.0,
-        reset_s: float = 300.0,
-        step_s: float = 60.0,
-        evaluate_s: float = 120.0,
-        reply_mb: float = 64.0,
+        connect_s: Pause = 30.0,
+        reset_s: Seconds = 300.0,
+        step_s: Seconds = 60.0,
+        evaluate_s: Seconds = 120.0,
+        reply_mb: Megabytes = 64.0,
     ) -> CuabenchEnv:
         """An environment that takes a worker of its own at its first reset.
 
@@ -59,13 +63,10 @@ class CuabenchSuite:
             connect_s=connect_s,
             reply_mb=reply_mb,
         )
-        for name in ("reset_s", "step_s", "evaluate_s", "reply_mb"):
-            check_number(name, getattr(limits, name), over=0)
-        check_number("connect_s", connect_s, least=0)
         addresses = read_addresses(url, PORT)
         access = read_access(token_env, ca_file, addresses)
         with self._lock:
-            servers = self._servers.setdefault(addresses, ExclusiveServers(addresses))
+            servers = self._servers.setdefault(addresses, ExclusiveWorkers(addresses))
         return CuabenchEnv(self._asked, servers, access, limits)
 
     def check_parts(

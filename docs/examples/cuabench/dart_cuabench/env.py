@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from bus.errors import EnvError
+from dart_cuabench.actions import DONE, Payload, payloads_of
+from dart_cuabench.http import JsonClient, RefusedError
+from dart_cuabench.tasks import WorkerTask
+from dart_cuabench.workers import ExclusiveWorkers
 from envs.actions import Action, Answer, Done, Fail, Wait
 from envs.base import Observation, Verdict, task_of
-from envs.cuabench.actions import DONE, Payload, payloads_of
-from envs.cuabench.tasks import WorkerTask
 from envs.remote.address import Access, Address
-from envs.remote.http import JsonClient, RefusedError, UnreachableError
 from envs.remote.images import from_text
-from envs.remote.servers import ExclusiveServers, Retry
+from envs.remote.servers import Retry, UnreachableError
 
 KEEP_S = 7 * 24 * 3600
 """After which an idle episode may be ended. Never: a worker that ends one takes a lock that it holds already, and
@@ -48,7 +49,7 @@ class CuabenchEnv:
     def __init__(
         self,
         tasks: Mapping[str, WorkerTask],
-        servers: ExclusiveServers,
+        servers: ExclusiveWorkers,
         access: Access,
         limits: Limits,
     ) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.envs.cuabench.worker_process import worker
+from tests.examples.cuabench.worker_process import own_suite, worker
 
 TASKS = """
 env_path = "tasks/square"
@@ -33,9 +32,9 @@ def url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def tasks_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four tasks, and one for each fault."""
+def suite(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Four tasks, and one for each fault; named as a user names a suite of their own."""
     file = tmp_path_factory.mktemp("tasks") / "square.toml"
     faults = [f'[[tasks]]\nenv_path = "faults/{fault}"\n' for fault in FAULTS]
     file.write_text(TASKS + "\n".join(faults))
-    return file
+    return own_suite(file)

@@ -11,14 +11,9 @@ import pytest
 from bus.errors import EnvError, MissingPartError, TaskError
 from envs.actions import Click, Done, Fail, KeyDown, Scroll, Type
 from envs.registry import check_parts, make_env
-from tests.envs.cuabench.worker_process import worker
+from tests.examples.cuabench.worker_process import worker
 
 QUICK = {"connect_s": 0.0, "step_s": 20.0}
-
-
-@pytest.fixture
-def suite(tasks_file):
-    return f"cuabench:{tasks_file}"
 
 
 @pytest.fixture
@@ -192,5 +187,5 @@ def test_no_worker_is_found_before_a_run(suite, url):
         MissingPartError, match=r"no server answers there.*worker_server --port 8001"
     ):
         check_parts(suite, {"url": "http://127.0.0.1:1"})
-    with pytest.raises(TaskError, match="step_s must be a number over 0"):
+    with pytest.raises(TaskError, match="step_s must be greater than 0"):
         make_env(suite, url=url, step_s=0)

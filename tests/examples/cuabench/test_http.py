@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from bus.errors import EnvError
+from dart_cuabench.http import JsonClient, RefusedError
 from envs.remote.address import Access, Address
-from envs.remote.http import JsonClient, RefusedError
 
 OK = b'HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"is": 1}'
 

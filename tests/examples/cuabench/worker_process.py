@@ -8,7 +8,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "cuabench"
 SERVER = Path(__file__).with_name("worker_server.py")
+
+
+def own_suite(tasks: Path) -> str:
+    """The name of the suite of a file of tasks: that of a module beside it."""
+    module = tasks.with_suffix(".py")
+    module.write_text(
+        f"from dart_cuabench import CuabenchSuite\n\nsuite = CuabenchSuite({str(tasks)!r})\n"
+    )
+    return f"{module}:suite"
 
 
 @contextmanager

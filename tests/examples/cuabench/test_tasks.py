@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from bus.errors import TaskError
+from dart_cuabench.actions import DONE, MOST_NOTCHES, payloads_of
+from dart_cuabench.suite import CuabenchSuite
 from envs.actions import (
     Answer,
     Click,
@@ -22,14 +24,13 @@ from envs.actions import (
     Type,
     Wait,
 )  # fmt: skip
-from envs.cuabench.actions import DONE, MOST_NOTCHES, payloads_of
 from envs.registry import load_suite
 
 SIZE = (100, 80)
 
 
-def test_the_tasks_of_a_file(tasks_file):
-    suite = load_suite(f"cuabench:{tasks_file}")
+def test_the_tasks_of_a_file(suite):
+    suite = load_suite(suite)
     first = suite.tasks["cuabench/square-0"]
     assert (first.max_steps, first.split) == (6, "train")
     assert [task.split for task in suite.tasks.values()][:4] == ["train"] * 3 + ["heldout"]
@@ -50,7 +51,7 @@ def test_a_file_that_cannot_be_used_says_where(text, why, tmp_path):
     file = tmp_path / "tasks.toml"
     file.write_text(text)
     with pytest.raises(TaskError, match=why):
-        load_suite(f"cuabench:{file}")
+        CuabenchSuite(file)
 
 
 def test_the_file_that_the_page_shows_can_be_used(tmp_path):
@@ -59,15 +60,13 @@ def test_the_file_that_the_page_shows_can_be_used(tmp_path):
     (text,) = (block for block in blocks if block.startswith("# slack.toml"))
     file = tmp_path / "slack.toml"
     file.write_text(text)
-    tasks = list(load_suite(f"cuabench:{file}").tasks)
+    tasks = list(CuabenchSuite(file).tasks)
     assert (tasks[0], tasks[-1], len(tasks)) == ("cuabench/slack_env-0", "cuabench/invite", 13)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(TaskError, match=r"missing\.toml"):
-        load_suite(f"cuabench:{tmp_path / 'missing.toml'}")
-    with pytest.raises(TaskError, match=r"cuabench:TASKS\.toml"):
-        load_suite("cuabench:")
+        CuabenchSuite(tmp_path / "missing.toml")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
 """JSON over HTTP to one server, with a deadline and a bound on every reply.
 
-JsonClient        its connection; calls raise EnvError
-RefusedError      the server answered with an error status
-UnreachableError  there is no server at the address
+JsonClient    its connection; calls raise EnvError
+RefusedError  the server answered with an error status
 
 A call is never repeated, since it may have acted. Redirects are refused.
 """
@@ -20,6 +19,7 @@ from typing import Any
 
 from bus.errors import EnvError, first_line
 from envs.remote.address import Access, Address
+from envs.remote.servers import UnreachableError, shown
 
 _BLOCK = 1 << 16
 _FRESH_S = 2.0
@@ -33,10 +33,6 @@ class RefusedError(EnvError):
         super().__init__(message)
         self.status = status
         self.detail = detail  # what the server says
-
-
-class UnreachableError(EnvError):
-    """There is no server at the address: refused, no such host, no route, or it has just ended."""
 
 
 class JsonClient:
@@ -156,11 +152,6 @@ class JsonClient:
                 f"{where} answers no JSON object: {shown(answer.decode('utf-8', 'replace'))}"
             )
         return value
-
-
-def shown(text: str) -> str:
-    """The start of a server's words, in one line, for an error."""
-    return " ".join(text[:400].split())[:200] or "nothing"
 
 
 def _left(until: float) -> float:

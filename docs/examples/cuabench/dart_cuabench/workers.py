@@ -1,0 +1,55 @@
+"""Workers that serve one slot each, whatever process the slot is in."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from bus.errors import EnvError
+from envs.base import content_hash
+from envs.remote.address import Address
+from envs.remote.servers import SharedServers
+
+
+class ExclusiveWorkers:
+    """Addresses that serve one slot each: a lock on a file of this user, let go by the kernel at the end."""
+
+    def __init__(self, addresses: Sequence[Address], folder: Path | None = None) -> None:
+        self._shared = SharedServers(addresses)
+        self._folder = folder or Path(tempfile.gettempdir()) / f"dart-servers-{os.getuid()}"
+        self._held: dict[Address, IO[str]] = {}
+        self._lock = threading.Lock()
+
+    def take(self) -> Address:
+        """A server that no other slot on this machine uses. Raises EnvError where there is none."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        for address in self._shared.in_order():
+            file = (self._folder / f"{content_hash(address.http.encode())}.lock").open("a")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.close()
+                continue
+            with self._lock:
+                self._held[address] = file
+            self._shared.took(address)
+            return address
+        raise EnvError(
+            "all servers of env.options.url are in use by slots of this machine; each serves one: "
+            "name more of them, or set env.slots to their number"
+        )
+
+    def give_back(self, address: Address, *, worked: bool = True) -> None:
+        """Another slot may use it; one that did not work comes last."""
+        with self._lock:
+            file = self._held.pop(address, None)
+        if file is not None:
+            self._shared.gave_back(address)
+            if not worked:
+                self._shared.failed(address)
+            file.close()
