@@ -31,7 +31,7 @@ from dart_cli.bench.measure import Measured, measure
 from dart_cli.bench.recording import Plan, record
 from dart_cli.bench.timeline import draw
 from dart_cli.config.load import Source, load_config
-from dart_cli.config.validate import check_config
+from dart_cli.config.rules.check import check_config
 from dart_cli.data.store.open import DATABASE, open_reader
 from dart_cli.runtime.commands import commands_of
 from dart_cli.runtime.tables import page_table

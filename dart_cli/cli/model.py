@@ -52,7 +52,7 @@ def add_pointer(
     Example: dart model add-pointer models/Qwen2.5-VL-3B-Instruct models/Qwen2.5-VL-3B-pointer --seed 1
     """
     from dart_cli.config.models import resolve
-    from dart_cli.config.places import refuse_out
+    from dart_cli.config.rules.machine import refuse_out
 
     source = resolve(folder)
     refuse_out(out)

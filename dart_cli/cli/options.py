@@ -89,7 +89,7 @@ class ProcessOrTool(typer.core.TyperGroup):
 def load_checked(path: Path, overrides: list[str] | None, role: Role | None) -> Config:
     """The configuration, checked for `role`. Raises ConfigError."""
     from dart_cli.config.load import Source, load_config
-    from dart_cli.config.validate import check_config
+    from dart_cli.config.rules.check import check_config
 
     config = load_config(path, overrides)
     source = Source(path, tuple(overrides or ()))

@@ -223,7 +223,7 @@ def export(
         option = "--averaged" if averaged else "--checkpoint"
         raise UserError(f"--version names a published version: leave it out with {option}")
     config = config_of(target, overrides)
-    from dart_cli.config.places import refuse_out
+    from dart_cli.config.rules.machine import refuse_out
 
     refuse_out(out)
     from dart_cli.export.folder import export_folder  # it brings torch

@@ -66,8 +66,9 @@ def tune(
     Example: dart tune --data sets/made/train --model runs/models/tiny-pointer --out runs/models/pointing --set policy.pointing=pointer
     """
     from dart_cli.config.load import DEFAULTS, Source, default_config, load_config
+    from dart_cli.config.rules.check import check_config
+    from dart_cli.config.rules.learning import read_by_tune
     from dart_cli.config.template import to_toml
-    from dart_cli.config.tune_rules import check_tuning, read_by_tune
 
     shortcuts = {"tune.data": data or [], "model.path": model, "tune.out": out}
     changes = [*(overrides or [])]
@@ -75,7 +76,7 @@ def tune(
     source = Source(config_path or DEFAULTS, tuple(changes))
     config = load_config(config_path, changes) if config_path else default_config(changes)
     config = read_by_tune(config)
-    check_tuning(config, source)
+    check_config(config, source, "tune")
     from dart_cli.runtime.role import end_with_parent, limit_threads
 
     limit_threads(config.train.threads)

@@ -2,10 +2,7 @@
 
 schema        the sections and keys, their types, ranges and texts
 load          reading a TOML file and `--set` overrides; errors with suggestions
-validate      the mistakes that no single key shows
-policy_rules  those of section [policy]
-tune_rules    what `dart tune` reads of it, and those of section [tune]
-places        those of folders, files and sockets
+rules         what no single key shows: combinations, places, tasks, model, devices
 devices       which GPUs each process uses
 models        the folders of models, shipped or the user's own
 model_files, model_tensors, architecture    what such a folder must hold: small files, headers, shapes
@@ -14,11 +11,9 @@ adapters      the layers that `model.lora` adapts, and what that needs
 rate          the learning rate that follows from the model, where a file sets none
 engines       whether the engine can be used: a user's own, the installed vLLM
 screens       how large a run's screens are, and the caches of engines that follow from it
-judge_rules   what of [env.judge] cannot be, and tasks that need it
 task_split    which tasks are trained on, which are held out
 endpoints     the addresses, keys and folders of the run's processes
 families, family_values    families of models: recognised by a folder; their values of [policy]
 dry_run       what a run would do: `--dry-run`
-unread        settings that were changed and have no effect; the dry run tells them
 template      the starter file and docs/config.md, from the texts of the keys
 """

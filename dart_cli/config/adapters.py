@@ -4,7 +4,6 @@ adapted_layers   the linear layers that get adapters, by name, with their inputs
 adapter_count    how many numbers are trained and published
 adapter_of       which layer's adapter a tensor of a peft folder is
 folder_problem   why a folder's adapters cannot be those of `model.lora`
-lora_mistakes    what of `model.lora` does not fit the model or the engine
 lora_problem     why adapters cannot be had here, and the cure
 adapter_change   what differs between the settings of two sets of adapters
 """
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -21,9 +20,8 @@ from safetensors import SafetensorError, safe_open
 from bus.errors import ModelError, first_line
 from dart_cli.config.architecture import canonical, expected_tensors
 from dart_cli.config.model_files import read_json
-from dart_cli.config.models import ADAPTERS, BUILTIN, model_folder
-from dart_cli.config.places import Mistake
-from dart_cli.config.schema import Config, LoraConfig
+from dart_cli.config.models import ADAPTERS, model_folder
+from dart_cli.config.schema import LoraConfig
 
 _LAYER = re.compile(r"language_model\.layers\.\d+\..*\.(\w+)")
 _TARGETS = "model.lora.targets"
@@ -126,35 +124,6 @@ def folder_problem(path: str, base: Path, lora: LoraConfig) -> str:
     if more := [name for name in shapes if adapter_of(name) not in wanted]:
         return f"= {path!r} also adapts {more[0]}; name that layer in model.lora.targets, or set vision"
     return ""
-
-
-def lora_mistakes(config: Config, lora: LoraConfig) -> Iterator[Mistake]:
-    """Whether there is something to adapt in the model, and whether the engine can serve it."""
-    if not lora.targets and not lora.vision:
-        yield Mistake(_TARGETS, "is empty, so nothing would be trained; name a layer")
-    for target in sorted({each for each in lora.targets if lora.targets.count(each) > 1}):
-        yield Mistake(_TARGETS, f"lists {target!r} twice; remove one")
-    folder = BUILTIN.get(config.model.path) or model_folder(config.model.path)
-    try:
-        adapted_layers(expected_tensors(read_json(folder, "config.json")), lora)
-    except ModelError as error:
-        yield Mistake(_TARGETS, str(error).removeprefix(f"{_TARGETS} "))
-    if lora.vision and config.model.freeze_vision:
-        yield Mistake(
-            "model.lora.vision",
-            "= true trains adapters of the vision tower, which model.freeze_vision = true keeps as "
-            "it is; remove one of them",
-        )
-    if lora.vision and config.rollout.engine == "vllm" and config.vllm.lora == "adapters":
-        yield Mistake(
-            "model.lora.vision",
-            '= true has adapters in the vision tower, which vllm.lora = "adapters" does not serve; '
-            'set vllm.lora = "merged"',
-        )
-    if problem := lora_problem():
-        yield Mistake("model.lora", f"cannot be used: {problem}")
-    if config.model.adapters and (text := folder_problem(config.model.adapters, folder, lora)):
-        yield Mistake("model.adapters", text)
 
 
 def lora_problem() -> str:

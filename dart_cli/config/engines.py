@@ -1,6 +1,5 @@
-"""What of `rollout.engine` and its section cannot be, as far as that is known without loading it.
+"""Which engines can be had here, as far as that is known without loading one.
 
-engine_mistakes  an engine of a user's own that is none, arguments that are ours, a vLLM of another version
 own_engine       the user's own engine, by its name
 vllm_problem     why the vLLM of this environment cannot be used, and the cure
 """
@@ -8,13 +7,10 @@ vllm_problem     why the vLLM of this environment cannot be used, and the cure
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterator
 
 from packaging.specifiers import SpecifierSet
 
 from bus.errors import ConfigError, TaskError
-from dart_cli.config.places import Mistake
-from dart_cli.config.schema import Config
 from envs.own_code import load_own
 
 VLLM_VERSIONS = ">=0.32,<0.33"
@@ -30,33 +26,6 @@ VLLM_OWN = (
     *("tensor_parallel_size", "weight_transfer_config", "worker_cls", "worker_extension_cls"),
 )
 """vLLM's arguments that `vllm.options` may not set: a field of dart sets them, or exactness needs them."""
-
-
-def engine_mistakes(config: Config) -> Iterator[Mistake]:
-    """Mistakes of `rollout.engine`, and of [vllm] where that is the engine."""
-    name = config.rollout.engine
-    if ":" in name:
-        try:
-            own_engine(name)
-        except ConfigError as error:
-            yield Mistake(*str(error).split(" ", 1))
-    if name != "vllm":
-        return
-    for argument in sorted(VLLM_OWN & config.vllm.options.keys()):
-        yield Mistake(
-            "vllm.options",
-            f"may not set {argument}: dart sets it; [vllm] and [rollout] have fields for what can be "
-            "chosen",
-        )
-    device, gpus = config.rollout.device, config.vllm.tensor_parallel
-    if gpus > 1 and (device == "cpu" or ":" in device):
-        yield Mistake(
-            "rollout.device",
-            f'= "{device}" is one device, vllm.tensor_parallel = {gpus} needs {gpus}; set "cuda" '
-            "and choose by CUDA_VISIBLE_DEVICES",
-        )
-    if problem := vllm_problem():
-        yield Mistake("rollout.engine", f'= "vllm": {problem}')
 
 
 def own_engine(name: str) -> object:

@@ -30,7 +30,7 @@ def heldout_tasks(config: Config) -> list[Task]:
 def training_tasks(config: Config) -> list[Task]:
     """The tasks the run trains on: those env.tasks names, else all that are not held out.
 
-    An id that env.tasks writes out is taken as it is; validate.py refuses one that is held out.
+    An id that env.tasks writes out is taken as it is; rules/tasks.py refuses one that is held out.
     Raises TaskError for a suite or task that does not exist.
     """
     return select_tasks(config.env.suite, config.env.tasks, _free(config))

@@ -21,6 +21,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from bus.errors import ConfigError
+from dart_cli.config.rules.check import reader_of
 from dart_cli.config.schema import Section, inner_section, section_types
 
 CONFIG_NAME = "dart.toml"
@@ -154,6 +155,8 @@ def config_reference() -> str:
             default = to_toml(field.default)
             shown = "unset" if default is None else f"`{default}`"
             meaning = f"{_flat(field)} {bounds(field)}".strip().replace("|", "\\|")
+            if reader := reader_of(f"{name}.{key}"):
+                meaning += f" Only with {reader}."
             if inner_section(field.annotation):
                 meaning += f" Its keys: `[{name}.{key}]`, below."
             lines.append(f"| `{key}` | {shown} | {meaning} |")

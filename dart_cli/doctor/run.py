@@ -24,9 +24,9 @@ from dart_cli.config.model_files import read_json
 from dart_cli.config.model_tensors import parameter_count
 from dart_cli.config.models import BUILTIN, model_folder, model_problem
 from dart_cli.config.rate import rate_origin
+from dart_cli.config.rules.check import find_mistakes
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.config.task_split import composed_tasks, trained_tasks
-from dart_cli.config.validate import find_mistakes
 from dart_cli.data.store.open import DATABASE, LOCK, open_reader
 from dart_cli.doctor.findings import Finding, error, ok, warning
 from dart_cli.doctor.machine import GIB

@@ -20,8 +20,9 @@ from pydantic import ValidationError
 
 from bus.errors import EngineError, EnvError, UserError, first_line
 from bus.messages import Judgement
-from dart_cli.config.judge_rules import judge_problems
-from dart_cli.config.schema import JudgeConfig
+from dart_cli.config.rules.policy import JUDGE
+from dart_cli.config.rules.rule import found_in
+from dart_cli.config.schema import Config, EnvConfig, JudgeConfig
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.rows import TrajectoryRow
 from dart_cli.data.store.writer import Store
@@ -78,8 +79,8 @@ def _judge(store: Store, given: Mapping[str, Any]) -> Judge:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise UserError(f"env.judge.{key}: {first['msg']}") from None
-    for key, text in judge_problems(config):
-        raise UserError(f"env.judge.{key} {text}")
+    for key, text in found_in(JUDGE, Config(env=EnvConfig(judge=config))):
+        raise UserError(f"{key} {text}")
     return Judge(config, env.get("pass_threshold", 1.0))
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from bus.errors import UserError
 from dart_cli.config.models import resolve
-from dart_cli.config.places import refuse_out
+from dart_cli.config.rules.machine import refuse_out
 from dart_cli.config.schema import Config
 from dart_cli.export.card import model_card
 from dart_cli.export.sources import Trained, of_checkpoint, published_weights

@@ -75,7 +75,7 @@ class History:
 
 
 def history_of(policy: PolicyConfig) -> History:
-    """The history of a configuration whose [policy] has no mistake (config/validate.py)."""
+    """The history of a configuration whose [policy] has no mistake (config/rules/policy.py)."""
     most = policy.history_images_most if policy.history == "evict" else 0
     return History(policy.history_images, policy.history_turns, policy.history_texts, most)
 

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from bus.errors import DiskError
-from dart_cli.config.places import refuse_out
+from dart_cli.config.rules.machine import refuse_out
 from dart_cli.config.schema import LoraConfig
 from dart_cli.policy.lora import peft_config, peft_names
 

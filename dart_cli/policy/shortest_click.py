@@ -10,7 +10,7 @@ from bus.errors import ActionError, ConfigError
 from dart_cli.config.load import Source
 from dart_cli.config.model_files import TOKENIZER
 from dart_cli.config.models import BUILTIN, model_folder
-from dart_cli.config.places import Mistake
+from dart_cli.config.rules.rule import Finding
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.policy.codec import Codec, PointCodec, make_codec
 from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map, resize_of
@@ -28,7 +28,7 @@ def refuse_cut_off(config: Config, source: Source | None = None) -> None:
         raise ConfigError(f"{mistake.key} {mistake.text}{cited}")
 
 
-def cut_off(config: Config) -> Mistake | None:
+def cut_off(config: Config) -> Finding | None:
     """The mistake; None where a click fits, and where nothing tells: no model, no tokenizer, no click."""
     if config.rollout.engine not in MODEL_ENGINES or config.env.suite.startswith(_SERVED):
         return None  # agents of other programs may write what they like
@@ -41,7 +41,7 @@ def cut_off(config: Config) -> Mistake | None:
     needed = _tokens(config, parts)
     if needed is None or needed + points <= most:
         return None
-    return Mistake(
+    return Finding(
         "rollout.max_tokens",
         f"must be >= {needed + points}, the tokens of the shortest click in policy.codec = "
         f'"{config.policy.codec}" ({text!r}), or every action is cut off, got {most}',

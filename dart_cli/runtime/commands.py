@@ -14,8 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bus.errors import ConfigError, DartError
-from dart_cli.config.devices import gpu_mistakes, gpus_of, gpus_per_worker
+from dart_cli.config.devices import gpus_of, gpus_per_worker
 from dart_cli.config.load import Source, load_config
+from dart_cli.config.rules.machine import GPUS
+from dart_cli.config.rules.rule import found_in
 from dart_cli.config.schema import Config
 
 
@@ -64,7 +66,7 @@ def place(path: Path, overrides: list[str], train: str = "", rollout: str = "") 
         given += [f"gpus.rollout=[{rollout}]", f"up.rollouts={workers}"]
     overrides = [*overrides, *given]
     config = load_config(path, overrides)
-    for key, text in gpu_mistakes(config):
+    for key, text in found_in(GPUS, config):
         raise ConfigError(f"{key} {text} {Source(path, tuple(overrides)).cite(key)}")
     return placement(config)
 

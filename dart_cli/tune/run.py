@@ -36,7 +36,7 @@ from dart_cli.tune.trajectories import Trajectories
 def run_tune(
     config: Config, *, fresh: bool = False, as_json: bool = False, dry_run: bool = False
 ) -> Tuned | None:
-    """Train as a checked configuration says (tune_rules.py); None for a dry run.
+    """Train as a checked configuration says; None for a dry run.
 
     Raises UserError, ConfigError and ModelError before anything starts, and KeyboardInterrupt where SIGINT
     or SIGTERM came: a second start goes on from there.

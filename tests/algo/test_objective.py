@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from dart_cli.algo import normalise, objective, trackers
 from dart_cli.algo.loss import policy_loss
 from dart_cli.algo.objective import Objective, ess_factor
+from dart_cli.config.rules.check import find_mistakes
 from dart_cli.config.schema import BY_TRACKER, Config, DataConfig, TrainConfig
-from dart_cli.config.validate import find_mistakes
 
 
 def test_its_defaults_are_the_configurations() -> None:

@@ -23,9 +23,9 @@ from benchmarks.fuzz_messages import random_message
 from bus.codec import MESSAGES
 from bus.errors import UserError
 from dart_cli.config.load import load_config
+from dart_cli.config.rules.check import check_config
 from dart_cli.config.schema import Config, section_types
 from dart_cli.config.task_split import training_tasks
-from dart_cli.config.validate import check_config
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import make_scheduler
 from dart_cli.data.store.open import open_store

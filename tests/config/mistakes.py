@@ -8,8 +8,8 @@ from typing import NamedTuple
 import pytest
 
 from dart_cli.cli.main import main
+from dart_cli.config.rules.check import find_mistakes
 from dart_cli.config.schema import Config
-from dart_cli.config.validate import find_mistakes
 
 
 class Case(NamedTuple):

@@ -8,11 +8,13 @@ import pytest
 
 from bus.errors import ConfigError
 from dart_cli.config import devices
-from dart_cli.config.devices import device_mistakes, gpu_mistakes, gpus_of
+from dart_cli.config.devices import gpus_of
+from dart_cli.config.rules.machine import GPUS, NCCL, TRAINER, WORKERS
+from dart_cli.config.rules.rule import Finding, found_in
 from dart_cli.config.schema import Config
 from dart_cli.runtime.commands import placement
 
-NCCL: dict[str, dict[str, Any]] = {"weights": {"channel": "nccl"}}
+BY_NCCL: dict[str, dict[str, Any]] = {"weights": {"channel": "nccl"}}
 
 
 def config_of(**sections: dict[str, Any]) -> Config:
@@ -29,9 +31,20 @@ def config_of(**sections: dict[str, Any]) -> Config:
     return Config.model_validate(given)
 
 
+def gpu_mistakes(config: Config) -> list[Finding]:
+    """Wherever it is read."""
+    return list(found_in(GPUS, config))
+
+
+def device_mistakes(config: Config, role: str) -> list[Finding]:
+    """On this machine."""
+    tables = [table for table in (WORKERS, TRAINER, NCCL) if role in table.roles]
+    return [found for table in tables for found in found_in(table, config)]
+
+
 def test_each_process_gets_its_gpus_in_order() -> None:
     config = config_of()
-    assert not list(gpu_mistakes(config))
+    assert not gpu_mistakes(config)
     assert gpus_of(config, "train", "train") == "0,1,2,3"
     assert gpus_of(config, "rollout", "rollout-0") == "4,5"
     assert gpus_of(config, "rollout", "rollout-1") == "6,7"
@@ -55,13 +68,11 @@ def test_a_worker_too_many_is_refused_with_the_cure() -> None:
         ({"gpus": {"rollout": [4, 5]}}, "gpus.rollout", "list 4, or set up.rollouts = 1"),
         ({"gpus": {"rollout": [4, 5, 6]}}, "gpus.rollout", "list 4"),
         ({"gpus": {"rollout": [3, 4, 5, 6]}}, "gpus.rollout", "GPU 3, which gpus.train lists too"),
-        ({"gpus": {"rollout": [4, 4, 5, 6]}}, "gpus.rollout", "GPU 4 twice"),
-        ({"train": {"learner": "timed"}}, "train.ranks", "no model to share; set 1"),
+        ({"gpus": {"rollout": [4, 4, 5, 6]}}, "gpus.rollout", "lists 4 twice"),
         ({"train": {"device": "cuda:1"}}, "train.device", 'set "cuda"'),
         ({"rollout": {"device": "cpu"}}, "rollout.device", 'set "cuda"'),
-        ({**NCCL, "train": {"learner": "timed", "ranks": 4}}, "weights.channel", "timed"),
-        ({**NCCL, "rollout": {"engine": "scripted"}}, "weights.channel", 'set "gloo" or "file"'),
-        ({**NCCL, "train": {"device": "cpu"}}, "weights.channel", 'train.device = "cpu"'),
+        ({**BY_NCCL, "rollout": {"engine": "scripted"}}, "weights.channel", 'set "gloo" or "file"'),
+        ({**BY_NCCL, "train": {"device": "cpu"}}, "weights.channel", 'train.device = "cpu"'),
         (
             {"gpus": {"train": []}, "train": {"device": "cpu", "offload": "optimizer"}},
             "train.offload",
@@ -72,20 +83,20 @@ def test_a_worker_too_many_is_refused_with_the_cure() -> None:
 def test_what_cannot_be_is_refused_with_the_cure(
     sections: dict[str, Any], key: str, cure: str
 ) -> None:
-    found = list(gpu_mistakes(config_of(**sections)))
+    found = gpu_mistakes(config_of(**sections))
     [text] = [each.text for each in found if each.key == key]
     assert cure in text
 
 
 def test_nccl_is_for_processes_with_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(devices.VISIBLE, raising=False)
-    assert not list(gpu_mistakes(config_of(**NCCL)))
+    assert not gpu_mistakes(config_of(**BY_NCCL))
     apart = {"train": {"ranks": 1}, "rollout": {"device": "cuda:1"}, "up": {"rollouts": 1}}
     none = {"gpus": {"train": [], "rollout": []}}
 
     def told(count: int, **sections: dict[str, Any]) -> str:
         monkeypatch.setattr(devices, "visible_gpus", lambda: count)
-        found = device_mistakes(config_of(**NCCL, **sections), None)
+        found = device_mistakes(config_of(**BY_NCCL, **sections), "train")
         return " ".join(each.text for each in found if each.key == "weights.channel")
 
     assert not told(8)
@@ -107,8 +118,8 @@ def test_more_ranks_than_gpus_are_refused_but_under_torchrun(
     auto = config_of(train={"device": "auto"})
     assert [each.key for each in device_mistakes(auto, "train")] == ["train.ranks"]
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert not list(device_mistakes(config_of(), "train"))
-    assert not list(device_mistakes(auto, "train"))
+    assert not device_mistakes(config_of(), "train")
+    assert not device_mistakes(auto, "train")
 
 
 def test_gpus_of_the_trainer_are_refused_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,10 +131,10 @@ def test_gpus_of_the_trainer_are_refused_under_torchrun(monkeypatch: pytest.Monk
     [found] = device_mistakes(config_of(), "train")
     assert found.key == "gpus.train"
     assert found.text.endswith("choose GPUs by CUDA_VISIBLE_DEVICES on each host")
-    assert not list(device_mistakes(config_of(gpus={"train": []}), "train"))
-    assert not list(device_mistakes(config_of(), "rollout"))
+    assert not device_mistakes(config_of(gpus={"train": []}), "train")
+    assert not device_mistakes(config_of(), "rollout")
     monkeypatch.setenv(devices.VISIBLE, "0,1,2,3")  # the user's own choice, for all ranks
-    assert not list(device_mistakes(config_of(), "train"))
+    assert not device_mistakes(config_of(), "train")
 
 
 @pytest.mark.parametrize(
@@ -145,4 +156,4 @@ def test_without_a_gpu_many_ranks_and_offload_are_refused(
     mistakes = [each for each in device_mistakes(config, "train") if each.key.startswith("train.")]
     assert [each.key for each in mistakes] == ([found] if found else [])
     assert all(each.text.endswith(cure) for each in mistakes)
-    assert not list(device_mistakes(config, "rollout"))
+    assert not device_mistakes(config, "rollout")

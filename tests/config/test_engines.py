@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from dart_cli.config.engines import engine_mistakes
+from dart_cli.config.rules.policy import OWN_ENGINE, VLLM
+from dart_cli.config.rules.rule import found_in
 from dart_cli.config.schema import Config
 from tests.config.mistakes import Case, assert_one_line, write
 
@@ -48,7 +49,7 @@ def test_a_vllm_of_another_minor_version_is_refused_with_the_cure(
     found: tuple[str, str] | None, cause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dart_cli.config.engines.vllm_installed", lambda: found)
-    told = [each.text for each in engine_mistakes(config("vllm"))]
+    told = [each.text for each in found_in(VLLM, config("vllm"))]
     assert len(told) == bool(cause)
     assert all(cause in each and "pip install 'vllm>=0.32,<0.33'" in each for each in told)
 
@@ -68,7 +69,7 @@ def test_an_engine_of_a_users_own_is_looked_at_before_anything_starts(
 ) -> None:
     file = tmp_path / "mine.py"
     file.write_text(code)
-    told = list(engine_mistakes(config(f"{file}:Mine")))
+    told = list(found_in(OWN_ENGINE, config(f"{file}:Mine")))
     assert [each.key for each in told] == ["rollout.engine"] * bool(cause)
     assert all(each.text.startswith("cannot be used: ") and cause in each.text for each in told)
 

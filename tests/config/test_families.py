@@ -14,7 +14,8 @@ from dart_cli.config.families import FAMILIES, LOADED, PROMPTS, VALUES, recognis
 from dart_cli.config.family_values import origins, told
 from dart_cli.config.load import config_of_model, load_config
 from dart_cli.config.models import MODEL_TYPES
-from dart_cli.config.policy_rules import policy_mistakes
+from dart_cli.config.rules.policy import POLICY
+from dart_cli.config.rules.rule import found_in
 from dart_cli.config.schema import CODECS, Config, PolicyConfig
 from dart_cli.doctor.family import family
 
@@ -131,7 +132,7 @@ def test_a_key_that_the_user_sets_wins_and_all_others_are_the_familys(tmp_path: 
     )
     assert (policy.resize_factor, policy.resize_max_pixels) == (32, 2_000_000)
     assert policy.system_prompt == (PROMPTS / "qwen3-vl.system.txt").read_text(encoding="utf-8")
-    assert list(policy_mistakes(config)) == []
+    assert list(found_in(POLICY, config)) == []
     shown = {each.key: told(each) for each in origins(config)}
     assert list(shown) == list(VALUES)
     assert shown["history_images"] == "2 (set by you)"
@@ -183,7 +184,7 @@ def test_each_family_is_whole(name: str, tmp_path: Path) -> None:
     config = Config.model_validate(
         {"policy": {"family": name, **values}, "model": {"path": str(tmp_path)}}
     )
-    assert list(policy_mistakes(config)) == []
+    assert list(found_in(POLICY, config)) == []
 
 
 def test_every_prompt_is_of_a_family() -> None:

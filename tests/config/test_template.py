@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dart_cli.config.load import load_config
+from dart_cli.config.rules.check import check_config
 from dart_cli.config.schema import Config, LoraConfig, inner_section, section_types
 from dart_cli.config.task_split import training_tasks
 from dart_cli.config.template import (
@@ -16,7 +17,6 @@ from dart_cli.config.template import (
     template_values,
     write_starter,
 )
-from dart_cli.config.validate import check_config
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from bus.messages import Outcome
+from dart_cli.config.rules.check import find_mistakes
 from dart_cli.config.schema import Config
-from dart_cli.config.validate import find_mistakes
 from dart_cli.data.curate import FinishedGroup, Member, Tracking, curate
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import NotYet

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dart_cli.config.load import load_config
-from dart_cli.config.validate import check_config
+from dart_cli.config.rules.check import check_config
 from envs.actions import Click, Done
 from envs.base import GuiEnv
 from envs.registry import load_suite, make_env

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from dart_cli.config.devices import gpu_mistakes
 from dart_cli.config.load import load_config
+from dart_cli.config.rules.machine import GPUS
+from dart_cli.config.rules.rule import found_in
 from dart_cli.doctor.cures import smallest_cure
 from dart_cli.doctor.episode_tokens import EpisodeForm, episode_tokens
 from dart_cli.doctor.fit import misfits
@@ -233,7 +234,7 @@ def test_a_shipped_configuration_fits_eight_gpus_and_keeps_both_sides_busy(
     evict = ["policy.history=evict", "policy.history_images=3", "policy.history_images_most=7"]
     config = load_config(path, evict if history == "evict" else [])
     assert sorted([*config.gpus.train, *config.gpus.rollout]) == list(range(8))
-    assert not list(gpu_mistakes(config))
+    assert not list(found_in(GPUS, config))
     plan = make_plan(config, CONFIG, CUT, H100)
     room = Room(H100, gpus=8, found=True, memory=10**12)
     assert not list(misfits(plan, config, room))

@@ -15,7 +15,8 @@ from bus.errors import ModelError
 from dart_cli.cli.main import main
 from dart_cli.config.model_tensors import read_tensors
 from dart_cli.config.models import resolve
-from dart_cli.config.policy_rules import pointer_mistakes
+from dart_cli.config.rules.policy import SERVED
+from dart_cli.config.rules.rule import found_in
 from dart_cli.config.schema import Config, PolicyConfig
 from dart_cli.data.exchange.compatibility import model_facts
 from dart_cli.policy.families import FAMILIES
@@ -106,7 +107,7 @@ def test_adapters_and_an_engine_without_the_head_are_refused(pointer_folder: Fol
             "rollout": {"engine": "vllm"},
         }
     )
-    told = [each.text for each in pointer_mistakes(config)]
+    told = [each.text for each in found_in(SERVED, config)]
     assert len(told) == 2
     assert "remove [model.lora]" in told[0]
     assert 'set rollout.engine = "transformers"' in told[1]

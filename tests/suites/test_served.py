@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bus.errors import ConfigError, MissingPartError, TaskError
+from dart_cli.config.rules.check import check_config
 from dart_cli.config.schema import Config
-from dart_cli.config.validate import check_config
 from envs.registry import check_parts, load_suite, make_env
 
 FILE = """

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from dart_cli.config.load import DEFAULTS, Source, default_config
+from dart_cli.config.rules.check import check_config
+from dart_cli.config.rules.learning import read_by_tune
 from dart_cli.config.template import to_toml
-from dart_cli.config.tune_rules import check_tuning, read_by_tune
 from dart_cli.evaluation.grounding.made import make_set
 
 
@@ -46,7 +47,7 @@ def tune() -> Tune:
     def run(keys: dict[str, Any], **options: bool) -> Any:
         overrides = [f"{key}={to_toml(value)}" for key, value in keys.items()]
         config = read_by_tune(default_config(overrides))
-        check_tuning(config, Source(DEFAULTS, tuple(overrides)))
+        check_config(config, Source(DEFAULTS, tuple(overrides)), "tune")
         return run_tune(config, **options)
 
     return run

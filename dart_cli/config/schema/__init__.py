@@ -4,7 +4,7 @@
     section_types  the sections by name
 
 `dart init` writes the field texts as comments, docs/config.md holds them as tables. load.py reads a
-TOML file into a Config; validate.py finds the mistakes that no single field can show.
+TOML file into a Config; rules/ has what no single field can show.
 
 The sections are in modules by subject, and imported from here:
 

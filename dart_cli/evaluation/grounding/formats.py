@@ -27,8 +27,8 @@ from dart_cli.config.families import values_of
 from dart_cli.config.load import Source, config_of_model
 from dart_cli.config.model_files import TOKENIZER, read_json, screens
 from dart_cli.config.models import BUILTIN, model_folder, model_problem
+from dart_cli.config.rules.check import check_config
 from dart_cli.config.schema import Config
-from dart_cli.config.validate import check_config
 from dart_cli.evaluation.grounding.items import Point
 from dart_cli.policy.codec import Codec, make_codec, point_codec
 from dart_cli.policy.codecs.tools import point_of

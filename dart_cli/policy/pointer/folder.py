@@ -29,8 +29,8 @@ from dart_cli.config.architecture import canonical, text_sizes
 from dart_cli.config.model_files import TOKENIZER, read_json
 from dart_cli.config.model_tensors import INDEX, read_tensors
 from dart_cli.config.models import check_model
-from dart_cli.config.places import refuse_out
 from dart_cli.config.pointer_head import ID_KEYS, PREFIX, TOKENS, head_tensors
+from dart_cli.config.rules.machine import refuse_out
 from dart_cli.policy.pointer.head import PointerHead, initial_head
 from dart_cli.policy.pointer.tokens import PointerTokens, pointer_tokens
 from dart_cli.policy.saved_folder import new_folder

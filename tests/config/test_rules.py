@@ -10,11 +10,12 @@ import pytest
 from bus.errors import ConfigError
 from bus.messages import Role
 from dart_cli.config.devices import visible_gpus
-from dart_cli.config.judge_rules import unjudged_problem
 from dart_cli.config.load import load_config
-from dart_cli.config.policy_rules import verifier_mistakes
+from dart_cli.config.rules.check import check_config, find_mistakes
+from dart_cli.config.rules.policy import MODEL
+from dart_cli.config.rules.rule import found_in
+from dart_cli.config.rules.tasks import unjudged_problem
 from dart_cli.config.schema import Config, JudgeConfig, PolicyConfig
-from dart_cli.config.validate import check_config, find_mistakes
 from envs.base import Task
 from tests.config.mistakes import Case, assert_one_line, mistakes_anywhere, write
 
@@ -170,37 +171,6 @@ CASES = [
         "must be <= data.group_size (4)",
     ),
     Case(
-        "credit for screens without a group",
-        '[data]\ngroup_size = 1\nadvantage = "step_tracker"\nscreen_credit = "anchor"\n',
-        "data.screen_credit",
-        'needs data.group_size >= 2, got 1; or set it to "off"',
-    ),
-    Case(
-        "forks without a group",
-        '[data]\ngroup_size = 1\nadvantage = "step_tracker"\nfork_weight = 0.5\n',
-        "data.fork_weight",
-        "needs data.group_size >= 2, got 1; or set it to 0",
-    ),
-    Case(
-        "keys of screens that nothing reads",
-        '[env]\nscreen_match = "similar"\n',
-        "env.screen_match",
-        "is read by data.screen_credit and data.fork_weight alone",
-    ),
-    Case(
-        "parts of a screen that are ignored by nothing",
-        "[env]\nscreen_ignore = [[0, 0, 1, 0.03]]\n",
-        "env.screen_ignore",
-        'needs env.screen_match = "similar"',
-    ),
-    Case(
-        "a part of a screen that is none",
-        '[env]\nscreen_match = "similar"\nscreen_ignore = [[0.0, 0.5, 1.0, 0.5]]\n'
-        "[data]\nfork_weight = 0.5\n",
-        "env.screen_ignore",
-        "0 <= top < bottom <= 1, got [0.0, 0.5, 1.0, 0.5]",
-    ),
-    Case(
         "warm-up past the end",
         "[train]\nupdates = 10\nwarmup = 50\n",
         "train.warmup",
@@ -211,24 +181,6 @@ CASES = [
         "[train]\nlr_hold = 0.4\n",
         "train.lr_hold",
         "train.lr_end = 1 has none",
-    ),
-    Case(
-        "no fall that follows success",
-        '[train]\nlr_follows = "success"\n',
-        "train.lr_follows",
-        "train.lr_end = 1 has none",
-    ),
-    Case(
-        "averages that are not made are served",
-        '[train]\naverage_for = "serving"\n',
-        "train.average_for",
-        "train.average = 0 has none",
-    ),
-    Case(
-        "averages of nothing",
-        '[train]\naverage = 0.9\nlearner = "timed"\n[rollout]\nengine = "timed"\n',
-        "train.average",
-        "set 0",
     ),
     Case("evaluated on train seeds", "[eval]\nseed = 0\n", "eval.seed", "must be >= 1000000"),
     Case(
@@ -257,12 +209,6 @@ CASES = [
     Case("run around us", '[run]\ndir = "."\n', "run.dir", "choose one for this run alone"),
     Case("run above us", '[run]\ndir = "/"\n', "run.dir", "choose one for this run alone"),
     Case("weights in a file", '[weights]\ndirectory = "{file}"\n', "weights.directory", "choose"),
-    Case(
-        "deltas of what is no file",
-        '[weights]\nchannel = "gloo"\ndelta = true\n',
-        "weights.delta",
-        "set it to false",
-    ),
     # tasks
     Case("unknown suite", '[env]\nsuite = "minni"\n', "env.suite", "did you mean 'mini'"),
     Case("suite of no module", '[env]\nsuite = "no_mod:S"\n', "env.suite", "install it or add"),
@@ -524,7 +470,9 @@ def test_gpus_are_counted_as_cuda_would(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_folder_without_its_file_is_no_verifier() -> None:
     policy = PolicyConfig(pointing="pointer", verifier="builtin:tiny")
-    [mistake] = verifier_mistakes(Config(policy=policy))
+    [mistake] = (
+        each for each in found_in(MODEL, Config(policy=policy)) if each.key == "policy.verifier"
+    )
     assert "is no verifier: it has no verifier.json" in mistake.text
 
 

@@ -1,0 +1,278 @@
+"""What is learned from, how, and what is measured: rows of [data], [train], [eval], [tune]."""
+
+from __future__ import annotations
+
+from dart_cli.config.rules.machine import cannot_be_made, unreadable
+from dart_cli.config.rules.rule import Reader, Rule, Table, twice
+from dart_cli.config.schema import (
+    BY_TRACKER,
+    TRAIN_SEEDS,
+    Config,
+    RunConfig,
+    TrainConfig,
+    TuneConfig,
+)
+
+TUNE_READS = (
+    *("betas", "weight_decay", "grad_clip", "device", "threads"),
+    *("recompute", "pack_tokens", "chunk_tokens", "image_workers"),
+)
+"""Keys of [train] that hold for `dart tune`, too."""
+
+
+def read_by_tune(config: Config) -> Config:
+    """[model], [policy], [tune], `run.seed` and TUNE_READS; one process on one device has no other use."""
+    train = TrainConfig(**{key: getattr(config.train, key) for key in TUNE_READS})
+    return Config(
+        run=RunConfig(seed=config.run.seed),
+        model=config.model,
+        policy=config.policy,
+        train=train,
+        tune=config.tune,
+    )
+
+
+def _by_tracker(config: Config) -> bool:
+    return config.data.advantage in BY_TRACKER
+
+
+def _of_groups(key: str) -> Rule:
+    return Rule(
+        f"data.{key}",
+        lambda c: c.data.group_size == 1 and getattr(c.data, key),
+        "= true is of groups of several, and data.group_size = 1; set it to false",
+    )
+
+
+DATA = Table(
+    (
+        Rule(
+            "data.max_open_groups",
+            lambda c: 0 < c.data.max_open_groups < c.data.groups_per_batch,
+            "must be >= data.groups_per_batch ({data.groups_per_batch}) or no batch ever fills, got {value}",
+        ),
+        Rule(
+            "data.advantage",
+            lambda c: c.data.group_size == 1 and not _by_tracker(c),
+            '= "{data.advantage}" compares the members of a group, and data.group_size = 1; set it to '
+            '"step_tracker", or data.group_size to 2 or more',
+        ),
+        Rule(
+            "data.group_size",
+            lambda c: c.data.group_size > 1 and _by_tracker(c),
+            'must be 1 with data.advantage = "{data.advantage}", which compares a trajectory with '
+            "earlier ones of its task, got {value}",
+        ),
+        Rule(
+            "data.tracker_margin",
+            lambda c: _by_tracker(c) and c.data.tracker_scale == "batch" and c.data.tracker_margin,
+            'must be 0 with data.tracker_scale = "batch", which takes the mean off, got {value}',
+        ),
+        Rule(
+            "data.discount",
+            lambda c: _by_tracker(c) and c.data.discount < 1,
+            'must be 1 with data.advantage = "{data.advantage}": trackers expect rewards, not returns, '
+            "got {value}",
+        ),
+        *map(_of_groups, ("early_stop", "dynamic_number")),
+        Rule(
+            "data.pool_ratio",
+            lambda c: 0 < c.data.pool_ratio < 1 / (c.data.group_size + 1) and _least_ratio(c),
+            "must be 0 or >= {found}, one success beside data.group_size = {data.group_size} "
+            "failures, got {value}",
+        ),
+        Rule(
+            "data.min_group_size",
+            lambda c: c.data.dynamic_number and c.data.min_group_size > c.data.group_size,
+            "must be <= data.group_size ({data.group_size}), got {value}",
+        ),
+    )
+)
+
+POOL = Table(
+    (
+        Rule(
+            "data.pool",
+            lambda c: next(filter(None, map(unreadable, c.data.pool)), ""),
+            "cannot be read: {found}; choose another, got {value}",
+            ends=True,
+        ),
+        Rule(
+            "data.pool_ratio",
+            lambda c: c.data.pool and not c.data.pool_ratio,
+            "must be > 0, e.g. 0.125, or data.pool is never drawn from",
+        ),
+        Rule(
+            "data.pool",
+            lambda c: next((each for each in c.data.pool if not each.exists()), None),
+            "has {found}, which does not exist; `dart data collect` and `dart data export` write such folders",
+        ),
+    ),
+    ("data",),
+)
+
+
+def _least_ratio(config: Config) -> str:
+    return f"{1 / (config.data.group_size + 1):.4g}"
+
+
+TRAIN = Table(
+    (
+        Rule(
+            "train.warmup",
+            lambda c: c.train.warmup > c.train.updates > 0,
+            "must be <= train.updates ({train.updates}) or the learning rate never reaches train.lr, "
+            "got {value}",
+        ),
+        Rule(
+            "train.lr_hold",
+            lambda c: c.train.lr_end == 1 and c.train.lr_hold,
+            "= {value} delays a fall, and train.lr_end = 1 has none; set that below 1, e.g. 0.2, or this to 0",
+        ),
+        Rule(
+            "train.dual_clip",
+            lambda c: 0 < c.train.dual_clip <= 1,
+            "must be > 1, or 0 for no bound, got {value}; at most 1 it would stop every token of a "
+            "negative advantage",
+        ),
+        Rule(
+            "train.dual_clip",
+            lambda c: c.train.dual_clip > 0 and c.train.objective == "cispo",
+            'must be 0 with train.objective = "cispo", which bounds every weight by 1 + '
+            "train.clip_high already, got {value}",
+        ),
+        Rule(
+            "train.mask_low",
+            lambda c: c.train.mask_low == c.train.mask_high,
+            "must be < train.mask_high ({train.mask_high:g}) or nearly every token is masked, got {value}",
+        ),
+        Rule(
+            "train.reuse",
+            lambda c: c.train.reuse and c.train.correction == "none",
+            'must be 0 with train.correction = "none", got {value}: older tokens need weights; set '
+            'train.correction = "truncated"',
+        ),
+        Rule(
+            "train.constant_tokens",
+            lambda c: c.train.normalise == "constant" and c.train.constant_tokens == 0,
+            'must be > 0 with train.normalise = "constant", got 0; set the most tokens that a '
+            "trajectory can have, rollout.max_tokens times its steps",
+        ),
+    )
+)
+
+EVAL = Table(
+    (
+        Rule(
+            "eval.seed",
+            lambda c: c.eval.seed < TRAIN_SEEDS,
+            f"must be >= {TRAIN_SEEDS}, below are the training seeds, got {{value}}",
+        ),
+        Rule(
+            "eval.episodes",
+            lambda c: c.eval.around and c.eval.episodes == 0,
+            "must be >= 1 with eval.around = true, got 0; or set it to false",
+        ),
+    )
+)
+
+
+def _points(config: Config) -> bool:
+    return config.policy.pointing == "pointer"
+
+
+def _is_set(config: Config, key: str) -> bool:
+    return bool(getattr(config.tune, key) != TuneConfig.model_fields[key].default)
+
+
+def _of_pointers(key: str) -> Rule:
+    return Rule(
+        f"tune.{key}",
+        lambda c: not _points(c) and _is_set(c, key),
+        'is of pointers; set policy.pointing = "pointer", or leave it out',
+    )
+
+
+TUNE = Table(
+    (
+        Rule(
+            "tune.data",
+            lambda c: not c.tune.data,
+            "is empty; name what is learned from, e.g. --data sets/made/train",
+        ),
+        twice("tune.data"),
+        Rule(
+            "tune.out",
+            lambda c: c.tune.out is None,
+            "is unset; name the folder to make, e.g. --out runs/models/tuned",
+        ),
+        Rule(
+            "tune.out",
+            lambda c: c.tune.out and c.tune.out.exists(),
+            "exists: {tune.out}; name a folder that does not",
+        ),
+        Rule(
+            "tune.out",
+            lambda c: c.tune.out and not c.tune.out.exists() and cannot_be_made(c.tune.out),
+            "= {value} cannot be made: {found}; choose another",
+        ),
+        Rule(
+            "tune.epochs",
+            lambda c: c.tune.seconds == 0 and c.tune.epochs == 0,
+            "must be > 0, or set tune.seconds",
+        ),
+        *map(_of_pointers, ("pointer_weight", "suppress", "target")),
+        Rule(
+            "tune.write",
+            lambda c: c.tune.write == "adapters" and c.model.lora is None,
+            '= "adapters" needs adapters: set model.lora, e.g. model.lora.rank = 16',
+        ),
+        Rule(
+            "tune.write",
+            lambda c: c.tune.write == "adapters" and _points(c),
+            '= "adapters" leaves out the pointer head and the embeddings of its tokens, which are '
+            'trained, too; set "model"',
+        ),
+        Rule(
+            "tune.points",
+            lambda c: _points(c) and _is_set(c, "points"),
+            'is of numbers, and with policy.pointing = "pointer" the target is the whole box; leave it out',
+        ),
+    ),
+    ("tune",),
+)
+
+READERS = (
+    Reader(
+        "data.advantage by trackers",
+        _by_tracker,
+        ("data.tracker_decay", "data.tracker_scale", "data.tracker_margin"),
+    ),
+    Reader("data.dynamic_number", lambda c: c.data.dynamic_number, ("data.min_group_size",)),
+    Reader("data.dynamic_length", lambda c: c.data.dynamic_length, ("data.length_slack",)),
+    Reader(
+        "data.pool_ratio", lambda c: c.data.pool_ratio, ("data.pool_online", "data.pool_per_task")
+    ),
+    Reader("train.reuse", lambda c: c.train.reuse, ("train.reuse_gap",)),
+    Reader(
+        'train.correction = "truncated" or "sequence"',
+        lambda c: c.train.correction in ("truncated", "sequence"),
+        ("train.is_cap",),
+    ),
+    Reader(
+        'train.correction = "masked"',
+        lambda c: c.train.correction == "masked",
+        ("train.mask_low", "train.mask_high"),
+    ),
+    Reader("train.min_ess", lambda c: c.train.min_ess > 0, ("train.low_ess",)),
+    Reader(
+        'train.demonstrations = "shaped"',
+        lambda c: c.train.demonstrations == "shaped",
+        ("train.demonstration_gamma",),
+    ),
+    Reader(
+        'train.normalise = "constant"',
+        lambda c: c.train.normalise == "constant",
+        ("train.constant_tokens",),
+    ),
+)

@@ -1,0 +1,303 @@
+"""Places, sockets and GPUs: rows of [run], [bus], [weights], [gpus], and of devices.
+
+unreadable      why the system does not let us look at a path
+cannot_be_made  why a directory cannot be made
+refuse_out      the error where a folder cannot be new
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from bus.errors import UserError
+from bus.loopback import is_loopback
+from dart_cli.config import devices
+from dart_cli.config.devices import VISIBLE, gpus_per_worker
+from dart_cli.config.endpoints import KEY_FILE
+from dart_cli.config.rules.rule import Condition, Rule, Table, twice, value_of
+from dart_cli.config.schema import MODEL_ENGINES, Config
+
+MOST_CPU_RANKS = 8
+"""Ranks that a trial on the CPU may have, on however few cores."""
+
+
+def unreadable(path: Path | None) -> str:
+    """Why the system does not let us look at a path: a name too long, a folder of another user."""
+    try:
+        if path is not None:
+            path.exists()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def cannot_be_made(path: Path) -> str:
+    """Why a directory that is not there cannot be made; empty if it can, as far as is known."""
+    whole = path.absolute()
+    place = next(each for each in whole.parents if each.exists())
+    if not place.is_dir():
+        return f"{place} is a file"
+    system = [each.stat().st_dev for each in (Path("/proc"), Path("/sys")) if each.exists()]
+    if place.stat().st_dev in system:
+        return f"{place} is the kernel's"
+    if not os.access(place, os.W_OK | os.X_OK):
+        return f"{place} is not yours to write"
+    return ""
+
+
+def refuse_out(out: Path) -> None:
+    """Raise UserError where `out` exists or has no parent."""
+    if out.exists():
+        raise UserError(f"{out} exists; name a folder that does not")
+    if not out.absolute().parent.is_dir():
+        raise UserError(f"{out}: there is no folder {out.absolute().parent}")
+
+
+def _of_path(key: str, about: Callable[[Path], object]) -> Condition:
+    """A condition on the path of a key that may be unset."""
+
+    def broken(config: Config) -> object:
+        path = value_of(config, key)
+        return path is not None and about(path)
+
+    return broken
+
+
+_DIRECTORIES = ("run.dir", "weights.directory")
+PLACES = Table(
+    (
+        *(
+            Rule(
+                key,
+                _of_path(key, unreadable),
+                "cannot be read: {found}; choose another, got {value}",
+                ends=True,
+            )
+            for key in (*_DIRECTORIES, "bus.keys")
+        ),
+        *(
+            Rule(
+                key,
+                _of_path(key, lambda path: path.exists() and not path.is_dir()),
+                "is a file, want a directory: {value}; choose another",
+            )
+            for key in _DIRECTORIES
+        ),
+        *(
+            Rule(
+                key,
+                _of_path(key, lambda path: not path.exists() and cannot_be_made(path)),
+                "= {value} cannot be made: {found}; choose another",
+            )
+            for key in _DIRECTORIES
+        ),
+        Rule(
+            "run.dir",
+            lambda c: Path.cwd().resolve().is_relative_to(c.run.dir.resolve()),
+            "contains the current directory, got {value}; choose one for this run alone, e.g. runs/a",
+        ),
+        Rule(
+            "bus.keys",
+            lambda c: c.bus.keys is not None and c.bus.transport == "ipc",
+            'needs bus.transport = "tcp": ipc sockets are private already; remove it',
+        ),
+        Rule(
+            "bus.keys",
+            lambda c: (
+                c.bus.transport == "tcp" and c.bus.keys and not (c.bus.keys / KEY_FILE).is_file()
+            ),
+            f"has no {KEY_FILE}: {{bus.keys}}; make it with `dart keys {{bus.keys}}`",
+        ),
+        Rule(
+            "bus.host",
+            lambda c: (
+                c.bus.transport == "tcp" and c.bus.keys is None and not is_loopback(c.bus.host)
+            ),
+            '= {value} is beyond loopback and needs CURVE keys; set bus.keys, or bus.host = "127.0.0.1"',
+        ),
+    )
+)
+
+
+def _shared(config: Config) -> str:
+    both = {*config.gpus.train} & {*config.gpus.rollout}
+    return str(min(both)) if both else ""
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'' if count == 1 else 's'}"
+
+
+def _trainer_gpus(config: Config) -> str:
+    listed, ranks = len(config.gpus.train), config.train.ranks
+    if listed in (0, ranks):
+        return ""
+    return (
+        f"lists {_gpus(listed)} for train.ranks = {ranks}; list one for each rank, or set "
+        f"train.ranks = {listed}"
+    )
+
+
+def _rollout_gpus(config: Config) -> str:
+    listed, each, workers = len(config.gpus.rollout), gpus_per_worker(config), config.up.rollouts
+    if listed in (0, each * workers):
+        return ""
+    by = f" x vllm.tensor_parallel = {each}" if each > 1 else ""
+    cure = "" if listed % each else f", or set up.rollouts = {listed // each}"
+    return f"lists {_gpus(listed)} for up.rollouts = {workers}{by}; list {each * workers}{cure}"
+
+
+def _without_gpu(config: Config) -> str:
+    """Which part of the trainer or the workers uses none, whatever this machine has."""
+    if config.rollout.engine not in MODEL_ENGINES:
+        return f'rollout.engine = "{config.rollout.engine}" has none'
+    parts = {"train": config.train.device, "rollout": config.rollout.device}
+    return next((f'{name}.device = "cpu"' for name, each in parts.items() if each == "cpu"), "")
+
+
+def _named_twice(section: str) -> Rule:
+    def listed(config: Config) -> object:
+        apart = getattr(config, section).device not in ("auto", "cuda")
+        return apart and getattr(config.gpus, section)
+
+    text = f'= "{{{section}.device}}" and gpus.{section} = {{found}} both name a device; set "cuda"'
+    return Rule(f"{section}.device", listed, text)
+
+
+GPUS = Table(
+    (
+        twice("gpus.train"),
+        twice("gpus.rollout"),
+        Rule(
+            "gpus.rollout",
+            _shared,
+            "lists GPU {found}, which gpus.train lists too; neither leaves room for the other, remove "
+            "it from one of them",
+        ),
+        Rule("gpus.train", _trainer_gpus, "{found}"),
+        Rule("gpus.rollout", _rollout_gpus, "{found}"),
+        *map(_named_twice, ("train", "rollout")),
+        Rule(
+            "train.device",
+            lambda c: c.train.ranks > 1 and ":" in c.train.device and not c.gpus.train,
+            '= {value} is one device, train.ranks = {train.ranks} needs as many; set "cuda", and the '
+            "GPUs by gpus.train",
+        ),
+        Rule(
+            "weights.channel",
+            lambda c: c.weights.channel == "nccl" and _without_gpu(c),
+            '= "nccl" goes from GPU to GPU, and {found}; set "gloo" or "file"',
+        ),
+        Rule(
+            "train.offload",
+            lambda c: c.train.offload == "optimizer" and c.train.device == "cpu",
+            '= "optimizer" moves masters and moments to main memory, where train.device = "cpu" has '
+            'them already; set "none"',
+        ),
+    )
+)
+
+
+# --- what this machine has: devices.visible_gpus() is None where only torch knows
+
+
+def _index(device: str) -> int:
+    """The GPU that a process takes of those it sees."""
+    return int(device.partition(":")[2] or 0)
+
+
+def _not_there(section: str) -> Condition:
+    def broken(config: Config) -> str:
+        device, count = getattr(config, section).device, devices.visible_gpus()
+        if count is None or not device.startswith("cuda"):
+            return ""
+        if count == 0:
+            return 'but no GPU is visible; set "auto" or "cpu"'
+        known = f"but there are only cuda:0 to cuda:{count - 1}"
+        return known if _index(device) >= count else ""
+
+    return broken
+
+
+def _would_share(config: Config) -> bool:
+    """Whether trainer and workers that all start here, by NCCL, would have one GPU."""
+    is_alone = (
+        config.bus.transport == "ipc" and VISIBLE not in os.environ
+    )  # one host, its first GPU
+    placed = config.gpus.train and config.gpus.rollout
+    are_same = _index(config.train.device) == _index(config.rollout.device)
+    return bool(is_alone and not placed and (are_same or config.up.rollouts > 1))
+
+
+def _starts_all() -> bool:
+    """Whether all ranks are started here; torchrun's may be on several hosts."""
+    return "WORLD_SIZE" not in os.environ
+
+
+def _too_many_ranks(config: Config) -> str:
+    train, count = config.train, devices.visible_gpus()
+    if count is None or not _starts_all():
+        return ""
+    if train.device != "cpu" and count:
+        if ":" in train.device or train.ranks <= count:
+            return ""
+        seen = f"{_gpus(count)} {'is' if count == 1 else 'are'} visible"
+        return f"but {seen}; set train.ranks = {count}, or start the others by torchrun"
+    most = max(MOST_CPU_RANKS, os.cpu_count() or 1)
+    if train.device.startswith("cuda") or train.ranks <= most:
+        return ""
+    used = "visible" if train.device == "auto" else "used"
+    return f"but no GPU is {used}, and on the CPU there are at most {most} here; lower train.ranks"
+
+
+TRAINER = Table(
+    (
+        Rule("train.device", _not_there("train"), "= {value} {found}"),
+        Rule("train.ranks", _too_many_ranks, "= {value} {found}"),
+        Rule(
+            "train.offload",
+            lambda c: (
+                c.train.offload == "optimizer"
+                and c.train.device == "auto"
+                and devices.visible_gpus() == 0
+            ),
+            '= "optimizer" but no GPU is visible, so masters and moments are in main memory already; '
+            'set "none"',
+        ),
+        Rule(
+            "gpus.train",
+            lambda c: (
+                c.gpus.train
+                and os.environ.get("WORLD_SIZE", "1") != "1"
+                and "RANK" in os.environ
+                and VISIBLE not in os.environ
+            ),
+            "= {value} and torchrun, which gives each rank a GPU of its own: leave it empty, and choose "
+            f"GPUs by {VISIBLE} on each host",
+        ),
+    ),
+    ("train", "tune"),
+)
+WORKERS = Table(
+    (Rule("rollout.device", _not_there("rollout"), "= {value} {found}"),),
+    ("rollout", "eval"),
+)
+NCCL = Table(
+    (
+        Rule(
+            "weights.channel",
+            lambda c: c.weights.channel == "nccl" and devices.visible_gpus() == 0,
+            '= "nccl" but no GPU is visible; set "gloo", the same over TCP',
+            ends=True,
+        ),
+        Rule(
+            "weights.channel",
+            lambda c: c.weights.channel == "nccl" and _would_share(c),
+            '= "nccl" needs a GPU for each process, and trainer and rollout workers would share one; '
+            'name theirs by gpus.train and gpus.rollout, or set "gloo" or "file"',
+        ),
+    ),
+    ("rollout", "train"),
+)

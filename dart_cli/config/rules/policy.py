@@ -1,0 +1,402 @@
+"""The model and what it sees and writes: rows of [policy], [model], [model.lora], [env.judge], [vllm]."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from bus.errors import ConfigError, ModelError, TaskError
+from dart_cli.config.adapters import adapted_layers, folder_problem, lora_problem
+from dart_cli.config.architecture import expected_tensors
+from dart_cli.config.engines import VLLM_OWN, own_engine, vllm_problem
+from dart_cli.config.load import shown
+from dart_cli.config.model_files import VERIFIER, read_json
+from dart_cli.config.models import BUILTIN, model_folder, model_problem, resize_problem
+from dart_cli.config.pointer_head import pointer_ids
+from dart_cli.config.rules.machine import unreadable
+from dart_cli.config.rules.rule import Reader, Rule, Table, twice
+from dart_cli.config.schema import (
+    CODEC_PARTS,
+    MODEL_ENGINES,
+    POINT_PARTS,
+    Config,
+    JudgeConfig,
+    PolicyConfig,
+)
+from envs.actions import Click, Done, Type
+from envs.own_code import load_own
+
+
+def needs_model(config: Config) -> bool:
+    """Whether any part of the run loads the model; scripted parts do not."""
+    return config.rollout.engine in MODEL_ENGINES or config.train.learner == "torch"
+
+
+def _folder(config: Config) -> Path:
+    return BUILTIN.get(config.model.path) or model_folder(config.model.path)
+
+
+# --- [policy]
+
+
+def _codec_problem(config: Config) -> str:
+    """Why the user's own codec cannot be used; empty if it can."""
+    policy = config.policy
+    name = policy.codec
+    if ":" not in name:
+        return ""
+    try:
+        codec = load_own("codec", name, name)
+        lacking = [part for part in CODEC_PARTS if not hasattr(codec, part)]
+        no_points = [part for part in POINT_PARTS if not hasattr(codec, part)]
+    except TaskError as error:
+        return f"cannot be used: {error}"
+    except Exception as error:  # noqa: BLE001 - of the user's own property
+        return f"= {shown(name)} cannot be used: {type(error).__name__}: {error}"
+    if lacking:
+        return f"= {shown(name)} lacks {', '.join(lacking)}; docs/extend-codec.md has one in full"
+    if no_points and policy.pointing == "pointer":
+        return (
+            f'= {shown(name)} lacks {" and ".join(no_points)}, which policy.pointing = "pointer" needs; add '
+            'them (docs/extend-codec.md), or set policy.pointing = "text"'
+        )
+    if policy.history == "evict" and (change := _changed_in_history(codec)):
+        return (
+            f'= {shown(name)} cannot be used with policy.history = "evict", which shows past '
+            f"completions as they were sampled: its as_history turns {change}; "
+            'set policy.history = "slide", or let as_history return its text'
+        )
+    return ""
+
+
+class _AsIs:
+    """Coordinates of a screen of a thousand pixels a side, for a codec that is only tried."""
+
+    def to_screen(self, x: int, y: int) -> tuple[int, int]:
+        return x, y
+
+    def to_model(self, x: int, y: int) -> tuple[int, int]:
+        return x, y
+
+
+def _changed_in_history(codec: Any) -> str:
+    """A completion that the codec shows otherwise in a prompt, and as what; empty if it shows none."""
+    for action in (Click(x=500, y=300), Type(text="a"), Done()):
+        with contextlib.suppress(Exception):  # not every language has every action
+            text = codec.format(action, _AsIs(), thought="Now this.")
+            changed = codec.as_history(text)
+            if changed != text:
+                return f"{shown(text)} into {shown(changed)}"
+    return ""
+
+
+def _past(policy: PolicyConfig) -> int:
+    return policy.history_images - 1
+
+
+POLICY = Table(
+    (
+        Rule(
+            "policy.history_images_most",
+            lambda c: c.policy.history == "slide" and c.policy.history_images_most,
+            '= {value} needs policy.history = "evict"; set it, or remove policy.history_images_most',
+        ),
+        Rule(
+            "policy.history_images_most",
+            lambda c: (
+                c.policy.history == "evict"
+                and c.policy.history_images_most <= c.policy.history_images
+                and 2 * c.policy.history_images + 1
+            ),
+            'must be > policy.history_images ({policy.history_images}) with policy.history = "evict", '
+            "got {value}; set e.g. {found}",
+        ),
+        Rule(
+            "policy.history_images",
+            lambda c: _past(c.policy) > c.policy.history_turns and _past(c.policy),
+            "= {value} shows {found} past screenshots but policy.history_turns keeps "
+            "{policy.history_turns} turns; set policy.history_turns >= {found}",
+        ),
+        Rule(
+            "policy.history_texts",
+            lambda c: (
+                c.policy.history_texts - 1 > c.policy.history_turns and c.policy.history_texts - 1
+            ),
+            "= {value} shows texts of {found} past screens but policy.history_turns keeps "
+            "{policy.history_turns} turns; set policy.history_turns >= {found}",
+        ),
+        Rule(
+            "policy.part_order",
+            lambda c: (
+                c.policy.part_order == "image_first"
+                and c.policy.history_turns > _past(c.policy)
+                and str(_past(c.policy))
+            ),
+            '= "image_first" cannot hold where policy.history_turns = {policy.history_turns} keeps '
+            "turns whose screenshots policy.history_images = {policy.history_images} drops; set "
+            '"instruction_first", or policy.history_turns = {found}',
+        ),
+        Rule(
+            "policy.template",
+            lambda c: "{instruction}" not in c.policy.template,
+            "needs {{instruction}} where the task belongs, got {value}",
+        ),
+        Rule("policy.codec", _codec_problem, "{found}"),
+        Rule(
+            "policy.coordinates",
+            lambda c: c.policy.codec == "compact" and c.policy.coordinates != "thousandths",
+            'must be "thousandths" with policy.codec = "compact", which writes numbers 0-999, got {value}',
+        ),
+        Rule(
+            "policy.coordinates",
+            lambda c: (
+                c.policy.coordinates == "unit"
+                and c.policy.codec not in ("pyautogui", "scalecua")
+                and ":" not in c.policy.codec
+            ),
+            '= "unit" needs a codec that reads decimals: policy.codec = "pyautogui", got '
+            '"{policy.codec}"',
+        ),
+        Rule(
+            "policy.codec",
+            lambda c: c.model.path in BUILTIN and c.policy.codec != "compact" and needs_model(c),
+            'must be "compact", the only action language of model.path = "{model.path}", got {value}',
+        ),
+        Rule(
+            "policy.resize_min_pixels",
+            lambda c: c.policy.resize_min_pixels > c.policy.resize_max_pixels,
+            "must be <= policy.resize_max_pixels ({policy.resize_max_pixels}), got {value}",
+        ),
+        Rule(
+            "policy.verifier",
+            lambda c: c.policy.verifier and c.policy.pointing != "pointer",
+            'chooses among the candidates of a policy that points; set policy.pointing = "pointer", or '
+            "leave it out",
+        ),
+    )
+)
+
+
+# --- [model], with the parts of [policy] that read its folder
+
+
+def _unknown_target(config: Config) -> str:
+    lora = config.model.lora
+    if lora is None:
+        return ""
+    try:
+        adapted_layers(expected_tensors(read_json(_folder(config), "config.json")), lora)
+    except ModelError as error:
+        return str(error).removeprefix("model.lora.targets ")
+    return ""
+
+
+def _no_head(config: Config) -> bool:
+    points = config.policy.pointing == "pointer"
+    return points and pointer_ids(read_json(_folder(config), "config.json")) is None
+
+
+def _no_verifier(config: Config) -> str:
+    path = config.policy.verifier
+    if not path or config.policy.pointing != "pointer":
+        return ""
+    if problem := model_problem(path):
+        return problem
+    if (model_folder(path) / VERIFIER).is_file():
+        return ""
+    return (
+        f"= {shown(path)} is no verifier: it has no {VERIFIER}; train one with `dart tune --data "
+        "ROWS --model MODEL --out OUT`"
+    )
+
+
+MODEL = Table(
+    (
+        Rule(
+            "model.path",
+            lambda c: unreadable(model_folder(c.model.path)),
+            "cannot be read: {found}; choose another, got {value}",
+            ends=True,
+        ),
+        Rule("model.path", lambda c: model_problem(c.model.path), "{found}", ends=True),
+        Rule(
+            "policy.resize_factor",
+            lambda c: c.model.path not in BUILTIN and resize_problem(c.model.path, c.policy),
+            "= {value} {found}",
+        ),
+        Rule(
+            "model.lora.targets",
+            lambda c: (lora := c.model.lora) and not lora.targets and not lora.vision,
+            "is empty, so nothing would be trained; name a layer",
+        ),
+        twice("model.lora.targets"),
+        Rule("model.lora.targets", _unknown_target, "{found}"),
+        Rule(
+            "model.lora.vision",
+            lambda c: (lora := c.model.lora) and lora.vision and c.model.freeze_vision,
+            "= true trains adapters of the vision tower, which model.freeze_vision = true keeps as it "
+            "is; remove one of them",
+        ),
+        Rule(
+            "model.lora.vision",
+            lambda c: (
+                (lora := c.model.lora)
+                and lora.vision
+                and (c.rollout.engine, c.vllm.lora) == ("vllm", "adapters")
+            ),
+            '= true has adapters in the vision tower, which vllm.lora = "adapters" does not serve; set '
+            'vllm.lora = "merged"',
+        ),
+        Rule("model.lora", lambda c: c.model.lora and lora_problem(), "cannot be used: {found}"),
+        Rule(
+            "model.adapters",
+            lambda c: c.model.adapters and not c.model.lora,
+            "needs [model.lora] with the rank, alpha and targets of its adapters",
+        ),
+        Rule(
+            "model.adapters",
+            lambda c: (
+                c.model.adapters
+                and c.model.lora
+                and folder_problem(c.model.adapters, _folder(c), c.model.lora)
+            ),
+            "{found}",
+        ),
+        Rule(
+            "policy.pointing",
+            _no_head,
+            '= "pointer" needs a pointer head, which model.path = "{model.path}" has not; make a folder '
+            "that has one with `dart model add-pointer {model.path} OUT` and name that",
+        ),
+        Rule("policy.verifier", _no_verifier, "{found}"),
+    ),
+    ("rollout", "train", "eval", "tune"),
+    needs_model,
+)
+SERVED = Table(
+    (
+        Rule(
+            "policy.pointing",
+            lambda c: c.policy.pointing == "pointer" and c.model.lora,
+            '= "pointer" trains the pointer head and the embeddings of its tokens, which model.lora '
+            "leaves as they are; remove [model.lora]",
+        ),
+        Rule(
+            "policy.pointing",
+            lambda c: c.policy.pointing == "pointer" and c.rollout.engine == "vllm",
+            '= "pointer" is not served by rollout.engine = "vllm", which keeps no screen for the head '
+            '(docs/pointing.md#vllm); set rollout.engine = "transformers"',
+        ),
+    ),
+    ("rollout", "train", "eval"),
+)
+
+
+def _own_engine(config: Config) -> str:
+    """Why the user's own engine cannot be used."""
+    if ":" not in config.rollout.engine:
+        return ""
+    try:
+        own_engine(config.rollout.engine)
+    except ConfigError as error:
+        return str(error).removeprefix("rollout.engine ")
+    return ""
+
+
+OWN_ENGINE = Table((Rule("rollout.engine", _own_engine, "{found}"),), ("rollout", "eval"))
+VLLM = Table(
+    (
+        Rule(
+            "vllm.options",
+            lambda c: ", ".join(sorted(VLLM_OWN & c.vllm.options.keys())),
+            "may not set {found}: dart sets it; [vllm] and [rollout] have fields for what can be chosen",
+        ),
+        Rule(
+            "rollout.device",
+            lambda c: (
+                c.vllm.tensor_parallel > 1
+                and (c.rollout.device == "cpu" or ":" in c.rollout.device)
+            ),
+            "= {value} is one device, vllm.tensor_parallel = {vllm.tensor_parallel} needs "
+            '{vllm.tensor_parallel}; set "cuda" and choose by CUDA_VISIBLE_DEVICES',
+        ),
+        Rule("rollout.engine", lambda _: vllm_problem(), '= "vllm": {found}'),
+    ),
+    ("rollout", "eval"),
+    lambda c: c.rollout.engine == "vllm",
+)
+
+
+# --- [env.judge]
+
+
+def _judge(config: Config) -> JudgeConfig:
+    """The judge; without one, one that nothing is wrong with."""
+    return config.env.judge or JudgeConfig(model="builtin:tiny")
+
+
+def _url_problem(config: Config) -> str:
+    url = _judge(config).url
+    if not url:
+        return ""
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        is_url = False
+    if not is_url:
+        return f"must be a base URL such as http://localhost:8000/v1, got {url!r}"
+    if parts.username or parts.password or parts.query or parts.fragment:
+        return (
+            "must have no user, key or query; the key is read from the variable env.judge.key_env"
+        )
+    return ""
+
+
+JUDGE = Table(
+    (
+        Rule(
+            "env.judge.model",
+            lambda c: not _judge(c).model,
+            "is empty: which model judges? With url as the server calls it, else a model folder",
+            ends=True,
+        ),
+        Rule(
+            "env.judge.key_env",
+            lambda c: _judge(c).key_env and not _judge(c).url,
+            "belongs to env.judge.url; a model folder needs no key",
+        ),
+        Rule(
+            "env.judge.model",
+            lambda c: not _judge(c).url and model_problem(_judge(c).model),
+            "{found}; or set env.judge.url for a model behind a server",
+        ),
+        Rule("env.judge.url", _url_problem, "{found}"),
+        Rule(
+            "env.judge.key_env",
+            lambda c: (
+                _judge(c).url
+                and _judge(c).key_env
+                and not os.environ.get(_judge(c).key_env, "").strip()
+            ),
+            "names {env.judge.key_env}: no such environment variable, or it is empty",
+        ),
+        Rule(
+            "env.judge.answer_s",
+            lambda c: _judge(c).url and _judge(c).answer_s > _judge(c).deadline_s,
+            "must be <= env.judge.deadline_s ({env.judge.deadline_s:g}), got {value}",
+        ),
+    ),
+    ("env", "eval"),
+)
+
+READERS = (
+    Reader(
+        'policy.history = "evict"',
+        lambda c: c.policy.history == "evict",
+        ("policy.history_images_most",),
+    ),
+)

@@ -1,0 +1,280 @@
+"""What is played: rows of [env] and of the lists of tasks, some of which try the user's suite."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from bus.errors import MissingPartError, TaskError
+from dart_cli.config.load import shown
+from dart_cli.config.rules.rule import Condition, Rule, Table, twice, value_of
+from dart_cli.config.schema import TRAIN_SEEDS, Config, JudgeConfig, observed_kinds
+from dart_cli.config.task_split import composed_tasks, trained_tasks, training_tasks
+from envs.base import Task
+from envs.registry import (
+    SHIPPED,
+    check_observe,
+    check_options,
+    check_parts,
+    find_task,
+    load_suite,
+    make_env,
+)
+from envs.selection import is_pattern, select_tasks
+
+logger = logging.getLogger(__name__)
+
+LEAST_MEMORY_MB = 32
+"""Private memory below which no environment's process starts."""
+
+_LISTS = ("env.tasks", "env.heldout", "eval.tasks", "eval.compositions")
+_CHOSEN: dict[str, Callable[[Config], list[Task]]] = {
+    "env.tasks": training_tasks,
+    "eval.tasks": trained_tasks,
+    "eval.compositions": composed_tasks,
+}
+
+ENV = Table(
+    (
+        Rule(
+            "env.seeds",
+            lambda c: not 0 <= c.env.seeds[0] < c.env.seeds[1] <= TRAIN_SEEDS,
+            f"must be [first, end] with 0 <= first < end <= {TRAIN_SEEDS}, from where seeds are for "
+            "evaluation, got {value}",
+        ),
+        Rule(
+            "env.memory_mb",
+            lambda c: 0 < c.env.memory_mb < LEAST_MEMORY_MB,
+            f"must be 0 or >= {LEAST_MEMORY_MB}, Python alone takes that much, got {{value}}",
+        ),
+        Rule(
+            "env.observe",
+            lambda c: "screenshot" not in c.env.observe,
+            'must have "screenshot", got {value}; add it',
+        ),
+        *map(twice, ("env.observe", *_LISTS)),
+        Rule(
+            "eval.compositions",
+            lambda c: next((t for t in c.eval.compositions if t in c.env.tasks), ""),
+            "holds {found!r}, which env.tasks trains on; remove it from one of them",
+        ),
+        Rule(
+            "env.screenshot_quality",
+            lambda c: c.env.screenshots == "png" and c.env.screenshot_quality != 100,
+            '= {value} is of lossy encodings, and env.screenshots = "png"; set that to "webp" or "jpeg"',
+        ),
+        Rule(
+            "env.screenshots",
+            lambda c: (
+                c.env.screenshots != "png"
+                and (before := c.env.options.get("encoding", "png"))
+                not in ("png", c.env.screenshots)
+                and shown(before)
+            ),
+            "is {value}, but env.options.encoding = {found} has lost detail before; remove that option",
+        ),
+    )
+)
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+def _suite_problem(config: Config) -> str:
+    suite = config.env.suite
+    try:
+        load_suite(suite)
+    except TaskError as error:
+        return str(error)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything
+        return f"importing {suite} failed, fix it: {_one_line(error)}"
+    return ""
+
+
+def _refused(check: Callable[[Config], object]) -> Condition:
+    """What a check of a suite says against it."""
+
+    def broken(config: Config) -> str:
+        try:
+            check(config)
+        except TaskError as error:
+            return str(error)
+        return ""
+
+    return broken
+
+
+def _unknown(config: Config, key: str) -> list[str]:
+    """Why names and patterns of a list name no task of the suite."""
+    found = []
+    for pattern in value_of(config, key):
+        try:
+            select_tasks(config.env.suite, [pattern])
+        except TaskError as error:
+            found.append(str(error))
+    return found
+
+
+def _unknown_task(key: str) -> Rule:
+    def broken(config: Config) -> str:
+        wrong = _unknown(config, key)
+        # Where none is known, they are likely those of the suite that was configured before.
+        all_of_them = len(wrong) == len(value_of(config, key))
+        cure = f"; if they are another suite's, set {key}=[] for all" if all_of_them else ""
+        return f"{wrong[0]}{cure}" if wrong else ""
+
+    return Rule(key, broken, "cannot be used: {found}")
+
+
+def _is_known(config: Config) -> bool:
+    """Whether all lists name tasks; before that no split of them can be told."""
+    return not any(_unknown(config, key) for key in _LISTS)
+
+
+def _held_out(config: Config) -> str:
+    """A task that env.tasks writes out, although its suite holds it out."""
+    if not _is_known(config):
+        return ""
+    named = (each for each in config.env.tasks if not is_pattern(each))
+    return next((t for t in named if find_task(config.env.suite, t).split == "heldout"), "")
+
+
+def _held_here(config: Config) -> str:
+    """The same, although env.heldout holds it out."""
+    if not config.env.heldout or not _is_known(config):
+        return ""
+    held = {task.id for task in select_tasks(config.env.suite, config.env.heldout)}
+    free = (t for t in config.env.tasks if not is_pattern(t) and t in held)
+    return next((t for t in free if find_task(config.env.suite, t).split != "heldout"), "")
+
+
+def _chosen(key: str) -> Rule:
+    """Whether a list leaves tasks, and what judges them."""
+
+    def broken(config: Config) -> str:
+        if not _is_known(config):
+            return ""
+        try:
+            found = _CHOSEN[key](config)
+        except TaskError as error:
+            return f"cannot be used: {error}"
+        return unjudged_problem(config.env.judge, found)
+
+    return Rule(key, broken, "{found}")
+
+
+def unjudged_problem(judge: JudgeConfig | None, tasks: Sequence[Task]) -> str:
+    """What is wrong with tasks that nothing judges; empty if nothing is."""
+    without = [task.id for task in tasks if not task.evaluated]
+    if judge is not None or not without:
+        return ""
+    more = f" and {len(without) - 1} others" if len(without) > 1 else ""
+    return (
+        f"has {without[0]}{more} without an evaluator: add [env.judge] with a model that judges them, "
+        "or leave them out"
+    )
+
+
+_SUITE = Rule("env.suite", _suite_problem, "cannot be used: {found}", ends=True)
+
+TASKS = Table(
+    (
+        _SUITE,
+        Rule(
+            "env.options",
+            _refused(lambda c: check_options(c.env.suite, c.env.options)),
+            "cannot be used: {found}",
+        ),
+        Rule(
+            "env.observe",
+            _refused(lambda c: check_observe(c.env.suite, observed_kinds(c.env))),
+            "cannot be used: {found}",
+        ),
+        *map(_unknown_task, _LISTS),
+        Rule(
+            "env.tasks",
+            _held_out,
+            "holds {found!r}, which its suite keeps out of training; move it to eval.compositions",
+        ),
+        Rule(
+            "env.heldout",
+            _held_here,
+            "names {found!r}, which env.tasks trains on; remove it from one of them",
+        ),
+        *map(_chosen, _CHOSEN),
+    ),
+    ("env", "serve", "data", "eval"),
+)
+
+
+# --- where environments are played: what they need is installed, and takes its options
+
+
+def _made(config: Config) -> Exception | None:
+    """The error of making an environment with its options, which is not started; None without one.
+
+    A user's own environment that belongs in a process is not made in this one.
+    """
+    suite, options = config.env.suite, config.env.options
+    is_apart = config.env.isolation == "process" and suite not in SHIPPED
+    if not options or is_apart or not _is_usable(config):
+        return None
+    try:
+        make_env(suite, **options).close()
+    except (TaskError, TypeError, ValueError, MissingPartError) as error:
+        return error
+    except Exception as error:  # noqa: BLE001 - not a mistake of the configuration: it may pass
+        logger.warning(
+            "suite %s cannot make an environment now (%s); until it can, its episodes are invalid; "
+            "`dart env check` shows more",
+            *(suite, _one_line(error)),
+        )
+    return None
+
+
+def _is_usable(config: Config) -> bool:
+    """Whether the suite is there, and knows its options and texts."""
+    usable = TASKS.rows[:3]
+    return not any(broken(config) for _, broken, *_ in usable)
+
+
+def _refused_option(config: Config) -> str:
+    match _made(config):
+        case MissingPartError() | None:
+            return ""
+        case TaskError() as error:
+            return str(error)
+        case error:
+            return _one_line(error)
+
+
+def _missing_part(config: Config) -> str:
+    env = config.env
+    if _suite_problem(config):
+        return ""
+    if isinstance(error := _made(config), MissingPartError):
+        return str(error)
+    try:
+        check_parts(env.suite, env.options, _played(config), observed_kinds(env))
+    except MissingPartError as missing:
+        return str(missing)
+    return ""
+
+
+def _played(config: Config) -> set[str] | None:
+    """The ids of all tasks that are trained on or evaluated; None where these cannot be told."""
+    try:
+        return {task.id for tasks in _CHOSEN.values() for task in tasks(config)}
+    except TaskError:
+        return None
+
+
+PLAYED = Table(
+    (
+        Rule("env.options", _refused_option, "cannot be used: {found}"),
+        Rule("env.suite", _missing_part, "= {value} cannot be played here: {found}"),
+    ),
+    ("env", "eval"),
+)
