@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bus.errors import ConfigError
+from dart_cli.config.schema import Config
 
 if TYPE_CHECKING:
     from bus.messages import Role  # a type alone: the messages take as long as all of this
