@@ -51,8 +51,8 @@ from bus.snapshot import Snapshot  # noqa: E402
 from bus.weights import WeightsPublished  # noqa: E402
 from dart_cli.config.endpoints import run_endpoints  # noqa: E402
 from dart_cli.config.load import load_config  # noqa: E402
-from dart_cli.config.schema import Config  # noqa: E402
 from dart_cli.config.rules.check import check_config  # noqa: E402
+from dart_cli.config.schema import Config  # noqa: E402
 from dart_cli.data import service  # noqa: E402
 from dart_cli.data.store.open import open_reader, open_store  # noqa: E402
 
