@@ -155,7 +155,7 @@ def qwen25(scratch: Path) -> tuple[Path, Screens]:
     from PIL import Image
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-    from dart_cli.policy.tiny import SPECIALS, build_image_processor, build_tokenizer
+    from scripts.tiny_model import SPECIALS, build_image_processor, build_tokenizer
 
     tokenizer, processor = build_tokenizer(), build_image_processor()
     processor.temporal_patch_size = 2

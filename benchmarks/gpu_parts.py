@@ -6,7 +6,7 @@
     trajectories    multi-turn trajectories whose completions are random tokens, as a Batch
 
 Nothing is downloaded: widths are those of Qwen2.5-VL-7B's config.json, weights are drawn, tokenizer and
-preprocessor those of dart_cli/policy/random_models.py.
+preprocessor those of scripts/small_models.py.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from dart_cli.doctor.trial import draw
 from dart_cli.policy.history import History
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.prompt import PromptRenderer
-from dart_cli.policy.random_models import build
 from envs.base import content_hash
+from scripts.small_models import build
 
 KIND = "qwen2_5_vl"
 SCALE = 0.02  # standard deviation of the drawn weights

@@ -43,11 +43,11 @@ from dart_cli.config.schema import LoraConfig, VllmConfig
 from dart_cli.engines.base import Engine, UpdateTiming
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.engines.vllm.engine import VllmEngine
-from dart_cli.policy import tiny
 from dart_cli.policy.lora import adapters_by_layer, merged
 from dart_cli.policy.model import load_policy, weight_tensors
 from dart_cli.weights.file import load, publish
 from envs.process_tree import descendants
+from scripts import tiny_model as tiny
 
 SIZES = {
     "tiny": tiny.TinySizes(),

@@ -16,10 +16,12 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,13 +35,15 @@ from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AttentionInterface, AutoConfig, AutoModelForImageTextToText
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from dart_cli.algo.chunked import token_scores
 from dart_cli.config.architecture import is_tied
 from dart_cli.doctor.shape import shape_of
 from dart_cli.doctor.trainer_memory import TrainerMemory, TrainerSetup, trainer_memory
-from dart_cli.policy.families import FAMILIES
 from dart_cli.policy.recompute import use_recompute
 from dart_cli.train.sharded import ShardingPlan, shard
+from scripts.small_models import FAMILIES
 
 ATTENTION = "counted"
 """Name of our attention in transformers."""

@@ -3,7 +3,7 @@
     python benchmarks/parity.py [--updates 20] [--engines transformers vllm] [--models qwen3_vl]
         [--set vllm.KEY=VALUE] [--out benchmarks/results/parity.json]
 
-For each class a small random folder (dart_cli/policy/random_models.py) in float32. An engine plays
+For each class a small random folder (scripts/small_models.py) in float32. An engine plays
 multi-turn trajectories whose prompts show none, one and several screens, at each temperature; the
 trainer's forward pass scores the same tokens; then the trainer takes a real step on them, publishes,
 and the engine takes the weights while another trial is being played, and so on. Compared are
@@ -41,13 +41,12 @@ from dart_cli.config.schema import Config, RolloutConfig
 from dart_cli.doctor.trial import Trial, play
 from dart_cli.engines.base import Model
 from dart_cli.engines.responder import PolicyResponder
-from dart_cli.policy.families import FAMILIES
-from dart_cli.policy.random_models import build
 from dart_cli.rollout.worker import load_model
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.train.parity import SEEN, ComparedTokens, all_of, rescore
 from dart_cli.weights.file import FileChannel
+from scripts.small_models import FAMILIES, build
 
 LIMIT = 1e-4  # nats, float32
 TEMPERATURES = (0.7, 1.0)

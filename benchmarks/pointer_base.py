@@ -22,9 +22,9 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from dart_cli.policy import tiny
 from dart_cli.policy.forward import encoder_outputs, image_features
 from dart_cli.policy.model import LoadedPolicy, load_policy
+from scripts import tiny_model as tiny
 from scripts.build_tiny_base import (
     HELDOUT,
     NAMING_SCALE,

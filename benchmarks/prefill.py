@@ -46,11 +46,11 @@ from dart_cli.engines import features
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.engines.vllm.engine import VllmEngine
-from dart_cli.policy import tiny
 from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.policy.prompt import PromptRenderer
 from dart_cli.weights.file import load, publish
 from envs.registry import load_suite, make_env
+from scripts import tiny_model as tiny
 from tests.engines.exact import Weights, fresh_numbers, put
 from tests.waiting import until
 

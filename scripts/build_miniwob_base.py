@@ -34,7 +34,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from build_tiny_base import BLANK, Question, Sheet, cover, evaluate, train
 
 from bus.errors import EnvError
-from dart_cli.policy import tiny
 from dart_cli.policy.images import ImagePreparer
 from dart_cli.policy.model import load_policy
 from envs.actions import Click
@@ -42,6 +41,7 @@ from envs.miniwob.env import MiniwobEnv
 from envs.miniwob.oracle import PageWidget
 from envs.miniwob.tasks import FIRST_TEST_SEED
 from envs.registry import make_env
+from scripts import tiny_model as tiny
 
 Box = tuple[float, float, float, float]
 

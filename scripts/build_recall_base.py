@@ -32,7 +32,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from build_tiny_base import POINTING_HEADS, SPREAD, cover
 
 from bus.messages import Turn
-from dart_cli.policy import tiny
 from dart_cli.policy.codec import make_codec
 from dart_cli.policy.coordinates import make_coordinate_map
 from dart_cli.policy.forward import ModelInputs, encoder_outputs, image_features
@@ -43,6 +42,7 @@ from envs.actions import Click
 from envs.embedded.env import EmbeddedEnv
 from envs.embedded.suites import RecallSuite
 from envs.embedded.tasks.recall import RecallScene
+from scripts import tiny_model as tiny
 
 MOST_SCREENS = 7
 HELDOUT = 500_000

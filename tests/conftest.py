@@ -85,7 +85,7 @@ def _leaves_no_process_group() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """family(model_type) -> a small random model folder of that class, built once."""
-    from dart_cli.policy.random_models import build
+    from scripts.small_models import build
 
     @cache
     def folder(model_type: str) -> Path:

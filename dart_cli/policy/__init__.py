@@ -20,7 +20,4 @@ weight_set     a weight set, as engines load it and weight channels deliver it
 pointer/       a head that points at a patch of the screenshot, its tokens, folders that have one
 saved_folder   a model folder that is written
 verifier       a model that says whether a place is the one that an instruction names
-tiny           the tiny model: tokenizer, configuration, initialisation
-families       the supported model classes, at the smallest sizes
-random_models  folders of random models of these classes, for tests
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dart_cli.config.architecture import expected_tensors
-from dart_cli.policy.families import EMBEDDING_ROWS, FAMILIES
+from scripts.small_models import EMBEDDING_ROWS, FAMILIES
 
 IMAGE = EMBEDDING_ROWS - 1
 

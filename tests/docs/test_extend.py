@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dart_cli.cli.main import main
-from dart_cli.policy import random_models
+from scripts import small_models
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,10 +56,10 @@ def test_the_guide_to_a_model_family_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     make, compare, tests = blocks("extend-model.md", "bash")
-    _, _, module, *arguments = shlex.split(make)
-    assert module == random_models.__name__
-    monkeypatch.setattr("sys.argv", [module, *arguments])
-    random_models.main()
+    _, script, *arguments = shlex.split(make)
+    assert script == "scripts/small_models.py"
+    monkeypatch.setattr("sys.argv", [script, *arguments])
+    small_models.main()
     [shown] = blocks("extend-model.md", "python")
     run_shown(shown, tmp_path)
     assert "<|vision_start|>...<|vision_end|>click the box" in capsys.readouterr().out

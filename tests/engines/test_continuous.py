@@ -19,9 +19,9 @@ from bus.errors import EngineError
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.batch import JoinPolicy
 from dart_cli.engines.kv_cache import kv_bytes_per_token
-from dart_cli.policy import tiny
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer
+from scripts import tiny_model as tiny
 from tests.engines.conftest import screenshot
 from tests.engines.test_transformers_engine import assert_exact, begun, gather, serving
 from tests.waiting import until

@@ -20,11 +20,11 @@ from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.kv_cache import kv_bytes_per_token
 from dart_cli.engines.prefix_cache import BLOCK, BlockKeys, CachedPrefix, CachedRow, PrefixCache
 from dart_cli.engines.transformers_engine import TransformersEngine
-from dart_cli.policy.families import FAMILIES
 from dart_cli.policy.images import PixelTable, PreparedImage
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer
 from dart_cli.weights.file import publish
+from scripts.small_models import FAMILIES
 from tests.engines.conftest import Asker, screenshot
 from tests.engines.exact import put, random_versions
 from tests.engines.test_continuous import endless, windowed_folder

@@ -26,14 +26,13 @@ from dart_cli.engines.scripted import Script, ScriptedEngine
 from dart_cli.env.calls import StepResult
 from dart_cli.env.episode import action_spec_of, play_episode
 from dart_cli.evaluation.in_process import InProcessPolicy
-from dart_cli.policy.families import FAMILIES
 from dart_cli.policy.forward import rope_positions
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import make_renderer
-from dart_cli.policy.random_models import build
 from envs.actions import Action
 from envs.base import Observation, Task, Verdict
 from envs.observed import KINDS
+from scripts.small_models import FAMILIES, build
 from tests.env.parts import Memory, lease
 
 MODELS = ("tiny", *FAMILIES)

@@ -19,13 +19,12 @@ from dart_cli.config.schema import Config, LoraConfig, ModelConfig
 from dart_cli.data.store.open import open_store
 from dart_cli.evaluation.results import Evaluation, ModeScore, TaskScore, eval_dir
 from dart_cli.export.folder import export_folder
-from dart_cli.policy.families import FAMILIES
 from dart_cli.policy.model import load_policy, weight_tensors
-from dart_cli.policy.random_models import build
-from dart_cli.policy.tiny import build_tiny, save
 from dart_cli.runtime.run_dir import save_config
 from dart_cli.train.checkpoints.identity import TrainedPart, TrainerProgress, model_identity
 from dart_cli.weights.file import FileChannel, publish
+from scripts.small_models import FAMILIES, build
+from scripts.tiny_model import build_tiny, save
 from tests.data.parts import MIXED, a_batch, make_ledger, play_group, small_config, trained
 from tests.train import parts
 

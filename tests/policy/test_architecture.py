@@ -15,10 +15,9 @@ from dart_cli.config.architecture import canonical, expected_tensors
 from dart_cli.config.model_files import screens
 from dart_cli.config.model_tensors import read_tensors
 from dart_cli.config.models import BUILTIN, check_model
-from dart_cli.policy.families import FAMILIES
 from dart_cli.policy.images import ImagePreparer
 from dart_cli.policy.model import load_policy
-from dart_cli.policy.random_models import build
+from scripts.small_models import FAMILIES, build
 
 SMALL: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"num_hidden_layers": 1, "vision_config": {"depth": 1, "hidden_size": 8192}},

@@ -23,11 +23,10 @@ from dart_cli.config.models import MODEL_TYPES
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.scripted import Script, ScriptedEngine
 from dart_cli.policy.coordinates import Resize, make_coordinate_map
-from dart_cli.policy.families import EMBEDDING_ROWS, FAMILIES
 from dart_cli.policy.forward import image_features, logits, rope_positions
 from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.policy.prompt import PromptRenderer
-from dart_cli.policy.random_models import build
+from scripts.small_models import EMBEDDING_ROWS, FAMILIES, build
 
 Family = Callable[[str], Path]
 

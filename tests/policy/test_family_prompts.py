@@ -23,7 +23,7 @@ from dart_cli.policy.codec import make_codec, summary_of
 from dart_cli.policy.history import history_of, previous_of
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import make_renderer
-from dart_cli.policy.random_models import build
+from scripts.small_models import build
 
 TEMPLATES = Path(__file__).parent / "templates"
 TASK = "Turn on the dark mode in {settings} & save"

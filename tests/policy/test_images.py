@@ -14,10 +14,10 @@ from transformers import Qwen2VLImageProcessorPil
 
 from bus.errors import EngineError
 from dart_cli.policy.images import ImagePreparer, patches_of, with_hashes
-from dart_cli.policy.tiny import build_image_processor
 from envs.base import content_hash
 from envs.embedded.suites import MiniSuite
 from envs.screenshots import ScreenFormat
+from scripts.tiny_model import build_image_processor
 from tests.devices import no_gpu
 
 

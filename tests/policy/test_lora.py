@@ -15,7 +15,6 @@ from dart_cli.config import adapters
 from dart_cli.config.adapters import adapted_layers, adapter_count
 from dart_cli.config.architecture import canonical, expected_tensors
 from dart_cli.config.schema import LoraConfig
-from dart_cli.policy.families import FAMILIES
 from dart_cli.policy.forward import ModelInputs, logits
 from dart_cli.policy.lora import (
     adapters_by_layer,
@@ -26,6 +25,7 @@ from dart_cli.policy.lora import (
     peft_names,
 )
 from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
+from scripts.small_models import FAMILIES
 from tests.engines.conftest import screenshot
 
 Family = Callable[[str], Path]

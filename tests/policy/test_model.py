@@ -25,10 +25,10 @@ from transformers import (
 
 from bus.errors import ModelError
 from bus.messages import Turn
-from dart_cli.policy import tiny
 from dart_cli.policy.forward import collate, image_features, logits, rope_positions
 from dart_cli.policy.model import load_policy, weight_tensors
 from dart_cli.policy.prompt import PromptRenderer
+from scripts import tiny_model as tiny
 
 
 def screenshot(seed: int, width: int = 168, height: int = 168) -> bytes:

@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from dart_cli.policy.families import FAMILIES
 from dart_cli.policy.forward import logits
 from dart_cli.policy.model import LoadedPolicy, load_policy
+from scripts.small_models import FAMILIES
 
 
 def numbers(policy: LoadedPolicy) -> torch.Tensor:

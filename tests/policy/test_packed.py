@@ -19,12 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bus.errors import ModelError
 from dart_cli.policy import attention, pack_plan
 from dart_cli.policy.attention import packed_attention
-from dart_cli.policy.families import FAMILIES
 from dart_cli.policy.forward import collate, image_features, logits, rope_positions
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.pack_plan import PackLayout, plan_pack
 from dart_cli.policy.packed import PackedInputs, packed_hidden
+from scripts.small_models import FAMILIES
 from tests.devices import no_gpu
 
 Family = Callable[[str], Path]

@@ -11,12 +11,12 @@ from PIL import Image
 from bus.errors import EngineError
 from bus.messages import ChatMessage, ChatPart, Turn
 from dart_cli.config.schema import PolicyConfig
-from dart_cli.policy import tiny
 from dart_cli.policy.history import History
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PartOrder, PromptRenderer, RenderedPrompt, part_order_of
-from dart_cli.policy.random_models import build
 from dart_cli.policy.vocabulary import STRUCTURAL
+from scripts import tiny_model as tiny
+from scripts.small_models import build
 
 every_vocabulary = pytest.mark.parametrize("vocabulary", ["tiny", "qwen3_vl"])
 

@@ -14,11 +14,11 @@ from PIL import Image
 from torch import nn
 
 from bus.errors import ModelError
-from dart_cli.policy.families import FAMILIES
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.pack_plan import PackLayout
 from dart_cli.policy.packed import PackedInputs, packed_hidden
 from dart_cli.policy.recompute import use_recompute
+from scripts.small_models import FAMILIES
 
 Family = Callable[[str], Path]
 every_family = pytest.mark.parametrize("model_type", FAMILIES)

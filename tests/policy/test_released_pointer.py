@@ -21,9 +21,9 @@ from tokenizers import AddedToken, Tokenizer
 from torch import nn
 
 from dart_cli.config.models import check_model, model_problem
-from dart_cli.policy.families import HIDDEN
 from dart_cli.policy.model import load_policy
 from dart_cli.policy.shard_files import PolicyFiles
+from scripts.small_models import HIDDEN
 
 ADDED = (
     *("<|recipient|>", "<|diff_marker|>"),

@@ -58,7 +58,6 @@ from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, say
 from dart_cli.policy.codec import make_codec
 from dart_cli.policy.coordinates import make_coordinate_map
 from dart_cli.policy.model import load_policy, weight_tensors
-from dart_cli.policy.tiny import build_tiny, save
 from dart_cli.policy.weight_set import WeightSet
 from dart_cli.rollout import sync
 from dart_cli.rollout import worker as rollout_worker
@@ -69,6 +68,7 @@ from dart_cli.weights.base import Published
 from dart_cli.weights.broadcast.channel import BroadcastChannel
 from dart_cli.weights.file import FileChannel, publish
 from dart_cli.weights.manifest import WEIGHTS
+from scripts.tiny_model import build_tiny, save
 from tests.waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).parents[2]

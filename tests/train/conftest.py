@@ -23,11 +23,11 @@ from dart_cli.policy.codec import make_codec
 from dart_cli.policy.coordinates import make_coordinate_map
 from dart_cli.policy.history import History
 from dart_cli.policy.model import load_policy
-from dart_cli.policy.tiny import build_tiny, save
 from dart_cli.weights.file import load
 from envs.actions import Click
 from envs.base import content_hash
 from envs.registry import load_suite, make_env
+from scripts.tiny_model import build_tiny, save
 
 SUITE = "mini"
 HISTORY = History(images=3, turns=4)

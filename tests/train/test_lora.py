@@ -18,7 +18,6 @@ from dart_cli.config.adapters import adapter_count
 from dart_cli.config.schema import Config, LoraConfig
 from dart_cli.engines import features
 from dart_cli.engines.transformers_engine import TransformersEngine
-from dart_cli.policy.families import FAMILIES
 from dart_cli.policy.forward import ImageFeatures, image_features
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import load_policy, weight_tensors
@@ -30,6 +29,7 @@ from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.train.parity import rescore
 from dart_cli.weights.file import FileChannel, load, publish
+from scripts.small_models import FAMILIES
 from tests.train.parts import save
 from tests.train.test_families import config_of, trial_of
 

@@ -17,13 +17,13 @@ from bus.messages import Batch, Sample, StepMismatch
 from dart_cli.algo.loss import TokenStats, policy_loss
 from dart_cli.algo.objective import Objective
 from dart_cli.config.schema import Config, ModelConfig, TrainConfig
-from dart_cli.policy.families import FAMILIES
 from dart_cli.policy.forward import encoder_outputs, image_features
 from dart_cli.policy.forward import rope_positions as rope_of_the_engine
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.train.packs.pack import batch_shares, rope_positions, trajectory_of
+from scripts.small_models import FAMILIES
 from tests.steps import steps_of, with_changes, with_steps
 from tests.train.trees import tree_batch
 

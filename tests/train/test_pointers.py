@@ -18,7 +18,6 @@ from dart_cli.config.schema import Config, ModelConfig, PolicyConfig, TrainConfi
 from dart_cli.doctor.trial import Trial, play
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.transformers_engine import TransformersEngine
-from dart_cli.policy.families import FAMILIES
 from dart_cli.policy.forward import encoder_outputs, image_features
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.train.learner import PolicyLearner
@@ -26,6 +25,7 @@ from dart_cli.train.model import TrainModel
 from dart_cli.train.packs.pack import check
 from dart_cli.train.parity import rescore
 from dart_cli.weights.file import load, publish
+from scripts.small_models import FAMILIES
 from tests.policy.test_pointer_head import in_numpy
 from tests.steps import steps_of, with_changes, with_steps
 from tests.train.trees import packs_of, tree_batch

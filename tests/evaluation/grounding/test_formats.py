@@ -11,8 +11,7 @@ from bus.errors import ConfigError
 from dart_cli.config.schema import CODECS
 from dart_cli.evaluation.grounding.formats import format_of, grounding_config
 from dart_cli.policy.coordinates import CoordinateMap, Resize, make_coordinate_map
-from dart_cli.policy.families import FAMILIES
-from dart_cli.policy.random_models import build
+from scripts.small_models import FAMILIES, build
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@
     initialise    random initial values with the geometry of the screen that a pre-trained model knows
     save          a standard Hugging Face folder, so that one loader serves tiny and real models
 
-Two trained checkpoints are beside this module: `tiny/` (scripts/build_tiny_base.py) and `miniwob/`
-(scripts/build_miniwob_base.py).
+Two trained checkpoints ship with dart: `dart_cli/policy/tiny/` (build_tiny_base.py) and
+`dart_cli/policy/miniwob/` (build_miniwob_base.py).
 """
 
 from __future__ import annotations

@@ -1,0 +1,342 @@
+"""Small random model folders of every supported class, laid out as real checkpoints are.
+
+    FAMILIES   the classes by `model_type`, at the smallest useful sizes
+    build      one folder: config.json, weights, tokenizer, chat template, preprocessor
+
+What differs between real checkpoints differs here too: flat and nested configurations, patches of 14 and
+16 pixels, windowed vision attention, deepstack features, interleaved positions, bounds on a screen's pixels
+under two names, templates in two files. Embeddings have more rows than the vocabulary has tokens, as in the
+real ones, and the generation config sets penalties that no engine may apply. Tests and benchmarks use such
+folders, and `dart doctor --parity` can be tried on one where no real checkpoint is available:
+
+    python scripts/small_models.py qwen3_vl runs/models/qwen3
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import AutoConfig, AutoModelForImageTextToText, Qwen2Tokenizer
+from transformers.utils import logging as transformers_logging
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from dart_cli.policy.vocabulary import CHAT_MESSAGE
+
+HIDDEN, LAYERS, HEADS, HEAD, MLP = 64, 2, 2, 32, 96  # of the language model
+VISION, VISION_HEADS = 32, 2
+
+EMBEDDING_ROWS = 320
+"""Rows of the embedding; those beyond the vocabulary belong to no token, as in real checkpoints."""
+
+_CLIP = {
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
+_HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+
+_TEXT: dict[str, Any] = {
+    "attention_dropout": 0.0,
+    "hidden_act": "silu",
+    "hidden_size": HIDDEN,
+    "initializer_range": 0.02,
+    "intermediate_size": MLP,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": HEADS,
+    "num_hidden_layers": LAYERS,
+    "num_key_value_heads": 1,
+    "rms_norm_eps": 1e-6,
+    "use_cache": True,
+    "vocab_size": EMBEDDING_ROWS,
+}
+_FLAT = {
+    **_TEXT,
+    "max_window_layers": LAYERS,
+    "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]},
+    "rope_theta": 1e6,
+    "sliding_window": 4096,
+    "use_sliding_window": False,
+}
+_PATCHES = {
+    "spatial_merge_size": 2,
+    "spatial_patch_size": 14,
+    "patch_size": 14,
+    "temporal_patch_size": 2,
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One class of checkpoints."""
+
+    architecture: str
+    config: Mapping[str, Any]  # config.json but for token ids, dtype and tying
+    preprocessor: Mapping[str, Any]
+    tied: bool  # as in its smaller checkpoints
+    system: str = ""  # its template's default system message
+    template_file: str = "tokenizer_config.json"
+
+
+FAMILIES: Mapping[str, Family] = {
+    "qwen2_vl": Family(
+        "Qwen2VLForConditionalGeneration",
+        {
+            **_FLAT,
+            "vision_config": {
+                **_PATCHES,
+                "depth": 2,
+                "embed_dim": VISION,
+                "hidden_size": HIDDEN,
+                "in_chans": 3,
+                "mlp_ratio": 2,
+                "num_heads": VISION_HEADS,
+            },
+        },
+        {
+            **_CLIP,
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "processor_class": "Qwen2VLProcessor",
+            "min_pixels": 56 * 56,
+            "max_pixels": 14 * 14 * 4 * 1280,
+            "patch_size": 14,
+            "temporal_patch_size": 2,
+            "merge_size": 2,
+        },
+        tied=True,
+        system="You are a helpful assistant.",
+    ),
+    "qwen2_5_vl": Family(
+        "Qwen2_5_VLForConditionalGeneration",
+        {
+            **_FLAT,
+            "vision_config": {
+                **_PATCHES,
+                "depth": 3,
+                "fullatt_block_indexes": [1],
+                "hidden_act": "silu",
+                "hidden_size": VISION,
+                "in_chans": 3,
+                "intermediate_size": 64,
+                "num_heads": VISION_HEADS,
+                "out_hidden_size": HIDDEN,
+                "tokens_per_second": 2,
+                "window_size": 112,
+            },
+        },
+        {
+            **_CLIP,  # as in UI-TARS-1.5: the bounds are in `size` too
+            "do_convert_rgb": True,
+            "do_normalize": True,
+            "do_rescale": True,
+            "do_resize": True,
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "processor_class": "Qwen2_5_VLProcessor",
+            "max_pixels": 2116800,
+            "merge_size": 2,
+            "min_pixels": 3136,
+            "patch_size": 14,
+            "resample": 3,
+            "rescale_factor": 1 / 255,
+            "size": {"max_pixels": 2116800, "min_pixels": 3136},
+            "temporal_patch_size": 2,
+        },
+        tied=False,
+        system="You are a helpful assistant.",
+    ),
+    "qwen3_vl": Family(
+        "Qwen3VLForConditionalGeneration",
+        {
+            "text_config": {
+                **_TEXT,
+                "attention_bias": False,
+                "head_dim": HEAD,
+                "model_type": "qwen3_vl_text",
+                "rope_scaling": {
+                    "mrope_interleaved": True,
+                    "mrope_section": [6, 5, 5],
+                    "rope_type": "default",
+                },
+                "rope_theta": 5e6,
+            },
+            "vision_config": {
+                "deepstack_visual_indexes": [0, 1],
+                "depth": 3,
+                "hidden_act": "gelu_pytorch_tanh",
+                "hidden_size": VISION,
+                "in_channels": 3,
+                "initializer_range": 0.02,
+                "intermediate_size": 64,
+                "model_type": "qwen3_vl",
+                "num_heads": VISION_HEADS,
+                "num_position_embeddings": 16 * 16,
+                "out_hidden_size": HIDDEN,
+                "patch_size": 16,
+                "spatial_merge_size": 2,
+                "temporal_patch_size": 2,
+            },
+        },
+        {
+            **_HALF,
+            "image_processor_type": "Qwen2VLImageProcessorFast",
+            "processor_class": "Qwen3VLProcessor",
+            "size": {"longest_edge": 16777216, "shortest_edge": 65536},
+            "patch_size": 16,
+            "temporal_patch_size": 2,
+            "merge_size": 2,
+        },
+        tied=True,
+        template_file="chat_template.json",
+    ),
+}
+
+SPECIALS = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    *("<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>", "<|box_end|>"),
+    *("<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>"),
+    *("<|image_pad|>", "<|video_pad|>"),
+)
+"""In Qwen's order, after the ordinary tokens."""
+
+WORDS = ("Thought", "Action", "click", "start", "box", "Ġthe", "Ġbutton", "assistant", "system")
+"""Each is one token, and so are the pieces it is merged from; all other text is spelt in bytes."""
+
+_TEMPLATE = """\
+{%- for message in messages -%}
+{%- if loop.first and message.role != 'system' and DEFAULT -%}
+<|im_start|>system
+{{ DEFAULT }}<|im_end|>
+{% endif -%}
+CHAT_MESSAGE
+{% endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant
+{% endif -%}
+"""
+
+
+def build(
+    model_type: str,
+    folder: Path,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    tied: bool | None = None,
+    max_shard_size: str = "5GB",
+) -> Path:
+    """Write a folder of one class of FAMILIES and return it; the same seed gives the same weights.
+
+    `tied` overrides whether input and output embeddings are shared; weights beyond `max_shard_size`
+    are written in shards with an index.
+    """
+    family = FAMILIES[model_type]
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = _tokenizer()
+    known = tokenizer.get_vocab()
+    config = {
+        **family.config,
+        "architectures": [family.architecture],
+        "bos_token_id": known["<|endoftext|>"],
+        "eos_token_id": known["<|im_end|>"],
+        "image_token_id": known["<|image_pad|>"],
+        "model_type": model_type,
+        "tie_word_embeddings": family.tied if tied is None else tied,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+        "video_token_id": known["<|video_pad|>"],
+        "vision_start_token_id": known["<|vision_start|>"],
+        "vision_end_token_id": known["<|vision_end|>"],
+    }
+    _write(folder / "config.json", config)
+    model = AutoModelForImageTextToText.from_config(
+        AutoConfig.from_pretrained(folder, local_files_only=True)
+    )
+    _initialise(model, seed)
+    transformers_logging.disable_progress_bar()
+    model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
+    _write(folder / "config.json", config)  # in place of the one that transformers writes
+    tokenizer.save_pretrained(folder)
+    _write_template(folder, family)
+    _write(folder / "preprocessor_config.json", family.preprocessor)
+    _write(
+        folder / "generation_config.json",
+        {
+            "do_sample": True,
+            "eos_token_id": [known["<|im_end|>"], known["<|endoftext|>"]],
+            "pad_token_id": known["<|endoftext|>"],
+            "repetition_penalty": 1.05,
+            "temperature": 0.1,
+            "top_k": 1,
+        },
+    )
+    return folder
+
+
+def _tokenizer() -> Qwen2Tokenizer:
+    """Bytes, the words above with their pieces, and Qwen's special tokens, in its order."""
+    vocabulary = {letter: index for index, letter in enumerate(sorted(ByteLevel.alphabet()))}
+    merges: list[tuple[str, str]] = []
+    for word in WORDS:
+        left = word[0]
+        for letter in word[1:]:
+            if left + letter not in vocabulary:
+                vocabulary[left + letter] = len(vocabulary)
+                merges.append((left, letter))
+            left += letter
+    for special in SPECIALS:
+        vocabulary[special] = len(vocabulary)
+    if len(vocabulary) >= EMBEDDING_ROWS:
+        raise ValueError(f"{len(vocabulary)} tokens need more than {EMBEDDING_ROWS} rows")
+    return Qwen2Tokenizer(
+        vocab=vocabulary,
+        merges=merges,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        unk_token=None,
+        extra_special_tokens=[each for each in SPECIALS if each != "<|im_end|>"],
+        model_max_length=32768,
+    )
+
+
+def _initialise(model: torch.nn.Module, seed: int) -> None:
+    """Values under which every parameter matters and no token is certain."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim >= 2:
+                parameter.copy_(0.1 * noise)
+            else:
+                parameter.copy_(0.1 * noise + (0.0 if name.endswith("bias") else 1.0))
+
+
+def _write_template(folder: Path, family: Family) -> None:
+    """Write the chat template into the file where the class's checkpoints have it."""
+    template = _TEMPLATE.replace("CHAT_MESSAGE", CHAT_MESSAGE)
+    template = template.replace("DEFAULT", json.dumps(family.system))
+    path = folder / family.template_file
+    held = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    _write(path, {**held, "chat_template": template})
+
+
+def _write(path: Path, tree: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(tree, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Build one folder from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("model_type", choices=list(FAMILIES))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    build(options.model_type, options.folder, seed=options.seed)
+
+
+if __name__ == "__main__":
+    main()
