@@ -57,12 +57,11 @@ from dart_cli.bench.adaptation import RL, Adaptation, Place, play, summarize
 from dart_cli.bench.study import Cell, Result, ResultCache, play_missing
 from dart_cli.config.schema import EnvConfig
 from dart_cli.evaluation.in_process import in_slots
-from dart_cli.explore.choosers import TakesFirst
-from dart_cli.explore.deny import deny_list
+from dart_cli.explore.choosing import deny_list
 from dart_cli.explore.explorer import Exploration, Plan, StartPoint
+from dart_cli.explore.found import curve, summary
 from dart_cli.explore.graph import open_graph
 from dart_cli.explore.run import with_tree
-from dart_cli.explore.summary import curve, summary
 from envs.registry import check_parts
 from envs.selection import select_tasks
 
@@ -118,7 +117,7 @@ def explored(app: Application, arm: str, seed: int) -> tuple[dict[str, Any], set
     async def run() -> tuple[dict[str, Any], set[str]]:
         with tempfile.TemporaryDirectory() as folder, open_graph(Path(folder) / "out") as graph:
             began = time.process_time()
-            exploration = Exploration(graph, plan, TakesFirst())
+            exploration = Exploration(graph, plan)
             env = with_tree(EnvConfig(suite=app.suite))
             await in_slots(env, "explore", 1, lambda each: exploration.explore(0, each))
             found, screens = summary(graph), graph.screens()

@@ -15,12 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dart_cli.cli.env import read_options
 from dart_cli.cli.options import (
     ConfigPath,
-    DryRun,
     Force,
-    Overrides,
     ProcessOrTool,
     RunTarget,
     config_of,
@@ -28,6 +25,7 @@ from dart_cli.cli.options import (
     print_dry_run,
     refuse_other,
 )
+from dart_cli.runtime.options import DryRun, Overrides, read_options
 
 if TYPE_CHECKING:
     import asyncio

@@ -8,21 +8,20 @@ play    one task by hand, by its solution, or by random clicks; a film of it
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dart_cli.cli.options import (
     ConfigPath,
-    DryRun,
     Force,
-    Overrides,
     ProcessOrTool,
     WorkerOption,
     check_out,
     load_checked,
     print_dry_run,
 )
+from dart_cli.runtime.options import DryRun, EnvOptions, Overrides, read_options
 
 if TYPE_CHECKING:
     import asyncio
@@ -96,14 +95,6 @@ SuiteName = Annotated[
     str,
     typer.Argument(
         metavar="SUITE", help="mini, desk, miniwob, ..., package.module:Suite or file.py:Suite."
-    ),
-]
-EnvOptions = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--option",
-        metavar="KEY=VALUE",
-        help="Of the environment, e.g. size=448x336; may be given again.",
     ),
 ]
 
@@ -188,7 +179,7 @@ def check(
         suite,
         tasks or [],
         seeds,
-        read_options(options or []),
+        read_options(options),
         _probes(probes),
         slots,
         Bounds(step_s=slow_step, reset_s=slow_reset, guessable=guessable),
@@ -208,20 +199,6 @@ def _probes(names: str) -> tuple[Probe, ...]:
         if name not in PROBES:
             raise UserError(f"--probes {name!r}: there are {', '.join(PROBES)}")
     return tuple(probe for probe in PROBES if probe in chosen)
-
-
-def read_options(pairs: list[str]) -> dict[str, Any]:
-    """Keyword options of an environment from KEY=VALUE texts, values as in TOML."""
-    from bus.errors import UserError
-    from dart_cli.config.load import read_value
-
-    options: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not equals or not key.strip():
-            raise UserError(f"--option {pair!r}: want KEY=VALUE, e.g. --option size=448x336")
-        options[key.strip()] = read_value(text)
-    return options
 
 
 @env.command()
@@ -260,5 +237,5 @@ def play(
     if solution and random:
         raise UserError("--solution and --random are two players: choose one")
     player: Player = "solution" if solution else "random" if random else "person"
-    chosen = PlayOptions(suite, task, seed, player, read_options(options or []), out)
+    chosen = PlayOptions(suite, task, seed, player, read_options(options), out)
     raise typer.Exit(run_play(chosen))

@@ -16,12 +16,11 @@ import typer
 
 from dart_cli.cli.options import (
     ConfigPath,
-    DryRun,
-    Overrides,
     ProcessOrTool,
     load_checked,
     print_dry_run,
 )
+from dart_cli.runtime.options import DryRun, Overrides
 
 if TYPE_CHECKING:
     from dart_cli.evaluation.results import Evaluation

@@ -30,9 +30,7 @@ from dart_cli.cli.explore import explore
 from dart_cli.cli.model import model
 from dart_cli.cli.options import (
     ConfigPath,
-    DryRun,
     Force,
-    Overrides,
     RunTarget,
     WorkerOption,
     config_of,
@@ -43,6 +41,7 @@ from dart_cli.cli.options import (
 from dart_cli.cli.serve import serving
 from dart_cli.cli.tools import tools
 from dart_cli.cli.tune import tuning
+from dart_cli.runtime.options import DryRun, Overrides
 from dart_cli.runtime.streams import keep_going, results_written, say_error, take_streams
 
 if TYPE_CHECKING:

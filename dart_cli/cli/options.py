@@ -1,6 +1,6 @@
 """What several verbs of the command line share: their arguments, and how they read a configuration.
 
-ConfigPath, RunTarget, Overrides, DryRun, Force, WorkerOption   arguments and options by type
+ConfigPath, RunTarget, Force, WorkerOption   arguments and options by type
 check_out      the file of an --out, refused before anything is played
 ProcessOrTool  a verb that is a process of the run, and has tools beside it
 load_checked   a configuration file, checked for a role
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 ConfigPath = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="TOML file of the run; `dart init` writes one.")
 ]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one key, e.g. --set train.lr=1e-5."),
-]
 RunTarget = Annotated[
     Path | None,
     typer.Argument(
@@ -37,9 +33,6 @@ RunTarget = Annotated[
         help="TOML file or run directory; default the run below runs/ that was written to last.",
         show_default=False,
     ),
-]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Check everything, print what would run, start nothing.")
 ]
 Force = Annotated[
     bool,

@@ -8,13 +8,12 @@ import typer
 
 from dart_cli.cli.options import (
     ConfigPath,
-    DryRun,
     Force,
-    Overrides,
     WorkerOption,
     load_checked,
     print_dry_run,
 )
+from dart_cli.runtime.options import DryRun, Overrides
 
 if TYPE_CHECKING:
     import asyncio

@@ -16,11 +16,11 @@ import typer
 
 from dart_cli.cli.options import (
     ConfigPath,
-    Overrides,
     check_out,
     config_of,
     load_checked,
 )
+from dart_cli.runtime.options import Overrides
 
 tools = typer.Typer()
 

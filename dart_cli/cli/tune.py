@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dart_cli.cli.options import DryRun, Overrides
+from dart_cli.runtime.options import DryRun, Overrides
 
 tuning = typer.Typer()
 

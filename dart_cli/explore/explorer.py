@@ -2,7 +2,7 @@
 
     Plan          what is explored, and by which rules
     StartPoint    what an episode is reset to
-    KindRates     what is expected of actions of a kind, without a model
+    KindRates     what is expected of actions of a kind
     Exploration   what the slots share; `explore` is the loop of one slot
 
 A slot resets its environment, and then takes step after step: the candidates of the screen, a choice, the
@@ -15,24 +15,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
 from bus.errors import EnvError
 from dart_cli.algo.exploration import Memory, Move
 from dart_cli.env.calls import AsyncEnv, StepResult
-from dart_cli.explore.choosers import (
-    RANKINGS,
-    Candidate,
-    Choice,
-    Chooser,
-    Situation,
-    text_for,
-)
-from dart_cli.explore.deny import DenyList
+from dart_cli.explore.choosing import RANKINGS, Candidate, DenyList, text_for
 from dart_cli.explore.graph import Edge, Graph, Screen, Sight, Start, screen_id
 from envs.base import Observation, Task, content_hash
 from envs.elements import Element, Operation, ScreenState, grid_elements, performing
@@ -43,7 +35,6 @@ logger = logging.getLogger(__name__)
 Stopped = Literal["steps", "frontier", "no_way", "interrupted"]
 """The budget is used up; nothing is left that was never tried; what is left was not reached again; Ctrl-C."""
 
-RECENT = 8  # steps of an episode that a chooser is told
 MOST_BROKEN = 3  # episodes in a row that did not begin
 DEAD_END = 1e-6
 """Of a screen's best value: nothing that was never tried can be reached from there, as far as is known."""
@@ -96,19 +87,16 @@ class Exploration:
         self,
         graph: Graph,
         plan: Plan,
-        chooser: Chooser,
         advance: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Goes on from what the graph has; `advance` is told after each step what was found."""
         self.stopped: Stopped | None = None
-        self._graph, self._plan, self._chooser = graph, plan, chooser
+        self._graph, self._plan = graph, plan
         self._advance = advance
         self._memory = Memory()
-        self._numbers: dict[str, int] = {}  # screens, in the order of finding
         self._applications: dict[str, str] = {}  # of screens
         self._of: dict[str, list[str]] = {}  # application -> screens
         self._kinds = KindRates()
-        self._said: dict[tuple[str, Move], str] = {}  # what came of the newest try
         self._tried_at: dict[tuple[str, Move], int] = {}
         self._steps = graph.steps
         self._running = 0  # steps under way
@@ -116,15 +104,7 @@ class Exploration:
         self._broken = 0  # episodes in a row that did not begin
         self._idle = 0  # episodes in a row without a step
         self._news = asyncio.Event()  # set, and renewed, whenever a step ends
-        self._counts_before: Mapping[str, int] = graph.settings().get("counts", {})
         self._recall()
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """How often a model was asked, over all starts, and what was wrong with its answers."""
-        now = self._chooser.counts
-        names = dict.fromkeys([*self._counts_before, *now])
-        return {name: self._counts_before.get(name, 0) + now.get(name, 0) for name in names}
 
     @property
     def untried(self) -> int:
@@ -148,7 +128,6 @@ class Exploration:
         self._broken = 0
         start = self._graph.add_start(at.task.id, at.seed, slot, sight)
         self._see(start.screen, sight)
-        recent: deque[str] = deque(maxlen=RECENT)
         self._idle += 1
         for first in [True] + [False] * (self._plan.back_every - 1):
             candidates = self._candidates(sight)
@@ -159,7 +138,7 @@ class Exploration:
             self._running += 1
             self._idle = 0
             try:
-                after = await self._step(env, start, sight, candidates, recent)
+                after = await self._step(env, start, sight, candidates)
             finally:
                 self._running -= 1
                 self._tell_the_others()
@@ -175,21 +154,16 @@ class Exploration:
         await env.renew()
 
     async def _step(
-        self,
-        env: AsyncEnv,
-        start: Start,
-        sight: Sight,
-        candidates: list[Candidate],
-        recent: deque[str],
+        self, env: AsyncEnv, start: Start, sight: Sight, candidates: list[Candidate]
     ) -> Sight | None:
         """One step, filed; the screen after it, or None where the environment broke."""
         screen = _id(sight)
-        choice = await self._choose(sight, candidates, list(recent))
-        element, operation = choice.candidate.element, choice.candidate.operation
-        self._memory.begin(screen, choice.candidate.move)
+        chosen, text = self._choose(sight, candidates)
+        element, operation = chosen.element, chosen.operation
+        self._memory.begin(screen, chosen.move)
         after, detail = None, ""
         try:
-            stepped = await _perform(env, element, operation, choice.text)
+            stepped = await _perform(env, element, operation, text)
             after = await self._look_after(env, stepped, sight.application)
             detail = _what_changed(sight, after)
         except EnvError as error:
@@ -197,7 +171,7 @@ class Exploration:
         finally:
             # Also where this is cancelled: the action is no longer under way.
             found = None if after is None or _id(after) == screen else _id(after)
-            self._memory.end(screen, choice.candidate.move, found)
+            self._memory.end(screen, chosen.move, found)
         edge = self._graph.add_edge(
             episode=start.episode,
             slot=start.slot,
@@ -205,28 +179,23 @@ class Exploration:
             shot_before=content_hash(sight.screenshot),
             element=element,
             action=operation,
-            text=choice.text,
+            text=text,
             after=after,
             detail=detail,
         )
-        self._file(edge, after, recent)
+        self._file(edge, after)
         if after is None:
             await env.renew()
         return after
 
-    def _file(self, edge: Edge, after: Sight | None, recent: deque[str]) -> None:
+    def _file(self, edge: Edge, after: Sight | None) -> None:
         """Remember a step that is in the graph."""
         self._steps = max(self._steps, edge.step)
         if edge.after is not None and after is not None:
             self._see(edge.after, after)
         self._note(edge)
         self._memory.sweep()
-        recent.append(
-            f"{_in_words(edge)}: {self._said[edge.before, (edge.element.place, edge.action)]}"
-        )
-        if self._chooser.counts:
-            self._graph.save_settings({"counts": self.counts})
-        self._advance(f"{len(self._numbers)} screens, {self.untried} untried")
+        self._advance(f"{len(self._applications)} screens, {self.untried} untried")
 
     async def _look_after(self, env: AsyncEnv, stepped: StepResult, application: str) -> Sight:
         ended = stepped.terminated or stepped.truncated
@@ -243,34 +212,17 @@ class Exploration:
 
     # --- what to do ----------------------------------------------------------------------------
 
-    async def _choose(
-        self, sight: Sight, candidates: list[Candidate], recent: Sequence[str]
-    ) -> Choice:
-        step = self._steps + self._running
-        rng = Random(f"{self._plan.seed}/{step}")  # noqa: S311 - repeatable on purpose
-        situation = Situation(
-            image=self._graph.screenshot_path(content_hash(sight.screenshot)),
-            width=sight.width,
-            height=sight.height,
-            application=sight.application,
-            candidates=candidates,
-            recent=recent,
-            has_tree=sight.has_tree,
-            step=step,
-        )
-        priors = await self._chooser.propose(situation)
-        if priors is None and self._plan.ranking == "q":
+    def _choose(self, sight: Sight, candidates: list[Candidate]) -> tuple[Candidate, str]:
+        """What is done, and what is typed."""
+        rng = Random(f"{self._plan.seed}/{self._steps + self._running}")  # noqa: S311 - repeatable
+        if self._plan.ranking == "q":
             priors = {
                 each.move: self._kinds.rate(_kind(sight.application, each)) for each in candidates
             }
-        if priors is not None:
             self._memory.see(_id(sight), [each.move for each in candidates], priors)
-            situation = replace(situation, candidates=self._candidates(sight))
-        drawn = RANKINGS[self._plan.ranking](situation.candidates, rng)
-        choice = await self._chooser.pick(situation, drawn) or Choice(drawn[0])
-        if choice.candidate.operation == "type" and not choice.text:
-            return Choice(choice.candidate, text_for(situation, rng))
-        return choice
+            candidates = self._candidates(sight)
+        chosen = RANKINGS[self._plan.ranking](candidates, rng)
+        return chosen, text_for(candidates, rng) if chosen.operation == "type" else ""
 
     def _candidates(self, sight: Sight) -> list[Candidate]:
         """What may be done on a screen, with what is known of it."""
@@ -284,7 +236,6 @@ class Exploration:
                 operation,
                 values[move],
                 self._memory.tries(screen, move),
-                self._said.get((screen, move), ""),
                 now - self._tried_at[screen, move] if (screen, move) in self._tried_at else None,
             )
             for move, (element, operation) in allowed.items()
@@ -365,8 +316,7 @@ class Exploration:
         self._memory.sweep()
 
     def _see(self, key: str, seen: Sight | Screen) -> None:
-        if key not in self._numbers:
-            self._numbers[key] = len(self._numbers) + 1
+        if key not in self._applications:
             self._of.setdefault(seen.application, []).append(key)
             self._applications[key] = seen.application
         self._memory.see(key, () if seen.ended else self._allowed(seen.elements))
@@ -375,10 +325,6 @@ class Exploration:
         key = edge.before, (edge.element.place, edge.action)
         self._tried_at[key] = edge.step
         self._kinds.add(edge, self._applications[edge.before])
-        if edge.outcome == "moved" and edge.after is not None:
-            self._said[key] = f"led to screen {self._numbers[edge.after]}"
-        else:
-            self._said[key] = "changed nothing" if edge.outcome == "none" else "was an error"
 
 
 def _id(sight: Sight) -> str:
@@ -419,8 +365,3 @@ def _what_changed(before: Sight, after: Sight) -> str:
     return (
         "nothing changed" if before.screenshot == after.screenshot else "its picture changed alone"
     )
-
-
-def _in_words(edge: Edge) -> str:
-    what = f"{edge.action.replace('_', ' ')} {edge.element.role} {edge.element.name!r}"
-    return f"{what} with {edge.text!r}" if edge.text else what

@@ -6,8 +6,7 @@
     KINDS         kinds of queries
 
 OUT/train and OUT/test are sets of ScreenSpot's layout with our keys (dart_cli.evaluation.grounding.made) and
-one more, `query`. OUT/parquet has the same rows with their pictures, each split in the layout of
-ScreenSpot's Parquet files. OUT/set.json tells what was written.
+one more, `query`. OUT/set.json tells what was written.
 
 A screen is in one split with all its rows. Which one follows from its id alone, so that a longer
 exploration never moves a screen from one split to the other.
@@ -18,16 +17,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from bus.errors import MissingPartError, UserError
-from dart_cli.data.exchange.parquet_schema import pyarrow_modules
+from bus.errors import UserError
 from dart_cli.evaluation.grounding.made import SOURCES, Target, clear, row_of
-from dart_cli.evaluation.grounding.pictures import IMAGE
 from dart_cli.explore.graph import Edge, GraphReader, Screen
+from dart_cli.explore.options import RowOptions
 from dart_cli.explore.phrasing import descriptive, has_own_text, named, outcome
 from envs.elements import Element
 
@@ -37,21 +35,6 @@ KINDS: Mapping[Kind, str] = {
     "outcome": "names what follows, not the element",
 }
 Split = Literal["train", "test"]
-Asker = Callable[[Screen, Edge, Screen], str]
-"""A screen, what was done there and the screen after -> a query; empty: the template's."""
-
-
-@dataclass(frozen=True)
-class RowOptions:
-    """What is written."""
-
-    kinds: tuple[Kind, ...] = ("descriptive", "outcome")
-    test_share: float = 0.2  # of the screens
-    per_element: int = 4  # rows of a kind that name one element, in each split; 0 for no cap
-    per_screen: int = 16  # rows of a kind of one screen; 0 for no cap
-    tried_only: bool = False  # leave out elements that were not tried
-    limit: int = 0  # rows of the train split; 0 for all
-    seed: int = 0  # which rows, where there are more
 
 
 @dataclass(frozen=True)
@@ -74,27 +57,14 @@ class Rows:
     left_out: Counter[str] = field(default_factory=Counter)  # reason -> queries
 
 
-def make_rows(
-    graph: GraphReader,
-    out: Path,
-    options: RowOptions,
-    *,
-    parquet: bool = True,
-    ask: Asker | None = None,
-) -> dict[str, Any]:
+def make_rows(graph: GraphReader, out: Path, options: RowOptions) -> dict[str, Any]:
     """Write the rows of a graph; what was written.
 
-    Raises UserError for a folder with something in it or a graph without rows, MissingPartError where
-    Parquet files are wanted and pyarrow is not installed.
+    Raises UserError for a folder with something in it or a graph without rows.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists; name a folder that is not there yet")
-    if parquet:
-        try:
-            pyarrow_modules()
-        except MissingPartError as error:
-            raise MissingPartError(f"{error}; --no-parquet does without") from None
-    found = rows_of(graph, options, ask)
+    found = rows_of(graph, options)
     if not found.rows:
         why = "; ".join(f"{count} {reason}" for reason, count in found.left_out.most_common(3))
         raise UserError(
@@ -108,9 +78,7 @@ def make_rows(
     }
     for split in ("train", "test"):
         chosen = [row for row in found.rows if row.split == split]
-        listed = _write(graph, out / split, suite, chosen)
-        if parquet and listed:
-            _write_parquet(out / "parquet" / split / "data", out / split, listed)
+        _write(graph, out / split, suite, chosen)
         told["splits"][split] = {
             "rows": len(chosen),
             "screens": len({row.screen.id for row in chosen}),
@@ -130,9 +98,9 @@ def kinds_of(text: str) -> tuple[Kind, ...]:
     return tuple(found)
 
 
-def rows_of(graph: GraphReader, options: RowOptions, ask: Asker | None = None) -> Rows:
+def rows_of(graph: GraphReader, options: RowOptions) -> Rows:
     """The rows of a graph; the same graph and options give the same rows."""
-    found = Rows()
+    found, kinds = Rows(), kinds_of(options.kinds)
     screens = {screen.id: screen for screen in graph.screens()}
     edges: dict[str, list[Edge]] = defaultdict(list)
     for edge in graph.edges():
@@ -142,10 +110,10 @@ def rows_of(graph: GraphReader, options: RowOptions, ask: Asker | None = None) -
     for screen in screens.values():
         split: Split = "test" if is_held_out(screen.id, options.test_share) else "train"
         here = edges[screen.id]
-        if "descriptive" in options.kinds:
+        if "descriptive" in kinds:
             drawn += _descriptive(screen, split, here, options, found.left_out)
-        if "outcome" in options.kinds:
-            drawn += _outcomes(screen, split, here, screens, seen, ask, found.left_out)
+        if "outcome" in kinds:
+            drawn += _outcomes(screen, split, here, screens, seen, found.left_out)
     # So that caps and limit keep some of all screens, and of a longer exploration mostly the same.
     drawn.sort(key=lambda row: _digest(f"{options.seed}/{row.screen.id}/{row.query}"))
     found.rows = list(_capped(_apart(drawn, found.left_out), options, found.left_out))
@@ -196,7 +164,6 @@ def _outcomes(
     edges: Sequence[Edge],
     screens: Mapping[str, Screen],
     seen: _Names,
-    ask: Asker | None,
     left_out: Counter[str],
 ) -> Iterator[Row]:
     """A row for each click that always led to the same other screen, if a query names it alone."""
@@ -217,9 +184,8 @@ def _outcomes(
         after = screens[str(moved[0].after)]
         # Of the try that showed the same two pictures as the screens' first visits, if there is one.
         best = min(moved, key=lambda edge: (_strange(edge, screen, after), edge.step))
-        query = ask(screen, best, after) if ask is not None else ""
         whole = not _strange(best, screen, after)
-        query = query or outcome(
+        query = outcome(
             screen,
             after,
             best.element,
@@ -321,9 +287,7 @@ def _target(row: Row) -> Target:
     return Target(row.query, row.element.box, has_text=has_own_text(row.element))
 
 
-def _write(
-    graph: GraphReader, folder: Path, suite: str, rows: Sequence[Row]
-) -> list[dict[str, Any]]:
+def _write(graph: GraphReader, folder: Path, suite: str, rows: Sequence[Row]) -> None:
     """A set of ScreenSpot's layout."""
     images = folder / "screenspot_imgs"
     images.mkdir(parents=True)
@@ -339,28 +303,6 @@ def _write(
     group = SOURCES[suite].group if suite in SOURCES else _GROUPS.get(suite, "desktop")
     path = folder / f"screenspot_{group}.json"
     path.write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
-    return listed
 
 
 _GROUPS = {"android": "mobile"}
-
-
-def _write_parquet(folder: Path, split: Path, listed: Sequence[dict[str, Any]]) -> None:
-    """The rows of a split with their pictures, in the layout `screenspot-parquet`."""
-    pa, pq = pyarrow_modules()
-    folder.mkdir(parents=True)
-    rows = []
-    for row in listed:
-        wide, high = map(int, row["size"].split("x"))
-        left, top, width, height = row["bbox"]
-        name = row["img_filename"]
-        box = [left / wide, top / high, (left + width) / wide, (top + height) / high]
-        image = (split / "screenspot_imgs" / name).read_bytes()
-        others = {key: row[key] for key in row if key not in ("img_filename", "bbox")}
-        rows.append(
-            {"file_name": name, "bbox": box, **others, IMAGE: {"bytes": image, "path": name}}
-        )
-    # A row group of few rows: a reader keeps the pictures of whole groups in memory.
-    pq.write_table(
-        pa.Table.from_pylist(rows), folder / "test-00000-of-00001.parquet", row_group_size=64
-    )

@@ -1,7 +1,6 @@
 """The verb `dart explore`: what was asked for, checked; the exploration; what it found.
 
-ExploreOptions  what the verb was asked for
-run_explore     explores, prints what was found; returns the exit code
+run_explore   explores, prints what was found; returns the exit code
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +18,9 @@ from bus.errors import ConfigError, TaskError, UserError
 from dart_cli.config.load import load_config
 from dart_cli.config.schema import EnvConfig, observed_kinds
 from dart_cli.evaluation.in_process import in_slots
-from dart_cli.explore.chat import ChatChooser
-from dart_cli.explore.choosers import RANKINGS, Chooser, TakesFirst
-from dart_cli.explore.deny import DenyList, deny_list
+from dart_cli.explore.choosing import DenyList, deny_list
 from dart_cli.explore.explorer import Exploration, Plan, StartPoint, Stopped
+from dart_cli.explore.found import summary
 from dart_cli.explore.graph import (
     DATABASE,
     Graph,
@@ -33,8 +29,8 @@ from dart_cli.explore.graph import (
     read_graph,
     refuse_foreign,
 )
-from dart_cli.explore.summary import summary
-from dart_cli.runtime.chat import chat_server
+from dart_cli.explore.options import ExploreOptions
+from dart_cli.runtime.options import read_options
 from dart_cli.runtime.progress import progress
 from dart_cli.runtime.role import end_with_parent
 from dart_cli.runtime.tables import page_table
@@ -54,33 +50,6 @@ ENDS: Mapping[Stopped, str] = {
 }
 
 
-@dataclass(frozen=True)
-class ExploreOptions:
-    """What was asked for."""
-
-    target: str  # a suite, or the TOML file of a run
-    out: Path
-    tasks: Sequence[str] = ()  # patterns
-    application: str = ""  # one name for all of them; empty: by task
-    seeds: int = 1  # instances of each task: 0, 1, ...
-    steps: int = 400
-    back_every: int = 40
-    slots: int = 1
-    chooser: str = "q"  # of CHOOSERS
-    model: str = ""  # `model`: a folder; `chat`: a name that the server knows
-    codec: str = ""  # `model`: how it answers; empty: compact, where the model has its words
-    url: str = ""  # `chat`: base URL of the server
-    key_variable: str = ""  # `chat`: of the environment; empty: the usual one
-    answer_s: float = 60.0  # `chat`
-    seed: int = 0
-    deny: Sequence[str] = ()
-    allow: Sequence[str] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the suite's environments
-    overrides: Sequence[str] = ()
-    isolated: bool = False  # each environment in a process of its own
-    dry_run: bool = False
-
-
 def run_explore(options: ExploreOptions) -> int:
     """Explore; returns the exit code.
 
@@ -88,9 +57,8 @@ def run_explore(options: ExploreOptions) -> int:
     """
     env = env_of(options)
     tasks = _tasks(options, env)
-    deny = deny_list(options.deny, options.allow)
+    deny = deny_list(options.deny or (), options.allow or ())
     settings = _settings(options, env, tasks, deny)
-    prepared = _prepared(options)
     has_tree = _has_tree(env)
     check_parts(env.suite, env.options, [task.id for task in tasks], observed_kinds(env))
     refuse_foreign(options.out)
@@ -108,101 +76,46 @@ def run_explore(options: ExploreOptions) -> int:
     end_with_parent()
     plan = Plan(
         starts=[
-            StartPoint(task, seed, application_of(task, options.application))
+            StartPoint(task, seed, application_of(task, options.app))
             for seed in range(options.seeds)
             for task in tasks
         ],
         steps=options.steps,
         back_every=options.back_every,
-        ranking=options.chooser if options.chooser in RANKINGS else "q",
+        ranking=options.chooser,
         deny=deny,
         seed=options.seed,
     )
     with open_graph(options.out) as graph:
         graph.save_settings(settings)
-        stopped = _explore(graph, plan, options.slots, env, prepared)
+        stopped = _explore(graph, plan, options.slots, env)
         found = summary(graph)
     _print(console, found, stopped, options.out)
     sys.stdout.write(f"{json.dumps({**found, 'stopped': stopped, 'out': str(options.out)})}\n")
     return INTERRUPTED if stopped == "interrupted" else 0
 
 
-def _explore(graph: Graph, plan: Plan, slots: int, env: EnvConfig, prepared: _Prepared) -> Stopped:
+def _explore(graph: Graph, plan: Plan, slots: int, env: EnvConfig) -> Stopped:
     with progress("exploring", max(0, plan.steps - graph.steps), "steps") as advance:
         try:
-            return asyncio.run(
-                _in_loop(graph, plan, slots, env, prepared, lambda note: advance(1, note))
-            )
+            return asyncio.run(_in_loop(graph, plan, slots, env, lambda note: advance(1, note)))
         except KeyboardInterrupt:
             return "interrupted"
 
 
 async def _in_loop(
-    graph: Graph,
-    plan: Plan,
-    slots: int,
-    env: EnvConfig,
-    prepared: _Prepared,
-    advance: Callable[[str], None],
+    graph: Graph, plan: Plan, slots: int, env: EnvConfig, advance: Callable[[str], None]
 ) -> Stopped:
+    exploration = Exploration(graph, plan, advance)
+    numbers = iter(range(slots))
+    at_once = min(slots, max(1, plan.steps - graph.steps))
     try:
-        async with prepared() as chooser:
-            exploration = Exploration(graph, plan, chooser, advance)
-            numbers = iter(range(slots))
-            at_once = min(slots, max(1, plan.steps - graph.steps))
-            await in_slots(
-                env, "explore", at_once, lambda each: exploration.explore(next(numbers), each)
-            )
-            return exploration.stopped or "steps"
+        await in_slots(
+            env, "explore", at_once, lambda each: exploration.explore(next(numbers), each)
+        )
     except asyncio.CancelledError:
         return "interrupted"
-
-
-_Prepared = Callable[[], AbstractAsyncContextManager[Chooser]]
-"""Makes the chooser, within the event loop."""
-
-
-def _prepared(options: ExploreOptions) -> _Prepared:
-    """The chooser that was asked for, checked and not yet loaded. Raises UserError."""
-    asked = {"--url": options.url, "--key-env": options.key_variable}
-    for name, value in {**asked, "--model": options.model, "--codec": options.codec}.items():
-        if value and not (
-            options.chooser == "chat" or (options.chooser == "model" and name not in asked)
-        ):
-            raise UserError(f"{name} belongs to --chooser {'chat' if name in asked else 'model'}")
-    if options.chooser == "chat":
-        if options.codec:
-            raise UserError("--codec belongs to --chooser model")
-        server = chat_server(
-            options.url, options.model, key_variable=options.key_variable, answer_s=options.answer_s
-        )
-        return lambda: nullcontext(ChatChooser(server))
-    if options.chooser == "model":
-        return _model(options)
-    return lambda: nullcontext(TakesFirst())
-
-
-def _model(options: ExploreOptions) -> _Prepared:
-    from dart_cli.evaluation.grounding.formats import grounding_config
-
-    if not options.model:
-        raise UserError("--chooser model needs --model FOLDER, or builtin:tiny")
-    changes = [each for each in options.overrides if _is_of_model(each)]
-    config, answers = grounding_config(options.model, options.codec, changes, refusals=False)
-
-    def load() -> AbstractAsyncContextManager[Chooser]:
-        from dart_cli.explore.model import load_chooser  # late: torch
-        from dart_cli.runtime.role import limit_threads
-
-        limit_threads(config.rollout.threads)
-        return load_chooser(config, answers)
-
-    return load
-
-
-def _is_of_model(override: str) -> bool:
-    """Whether a `--set` is of the model that chooses, not of a run's environments."""
-    return override.partition(".")[0].strip() in ("model", "policy", "rollout")
+    return exploration.stopped or "steps"
 
 
 # --- what was asked for, checked ---------------------------------------------------------------
@@ -216,14 +129,14 @@ def env_of(options: ExploreOptions) -> EnvConfig:
             raise ConfigError(
                 "--option belongs to a suite; change a TOML file with --set env.options"
             )
-        env = load_config(path, list(options.overrides)).env
+        env = load_config(path, options.overrides).env
     else:
-        if others := [each for each in options.overrides if not _is_of_model(each)]:
+        if options.overrides:
             raise ConfigError(
-                f"--set {others[0]} changes a key of a TOML file; a suite has --option KEY=VALUE"
+                f"--set {options.overrides[0]} changes a key of a TOML file; a suite has --option KEY=VALUE"
             )
-        env = EnvConfig(suite=options.target, options=dict(options.options))
-    if options.isolated:
+        env = EnvConfig(suite=options.target, options=read_options(options.options))
+    if options.isolate:
         env = env.model_copy(update={"isolation": "process"})
     check_options(env.suite, env.options)
     return with_tree(env)
@@ -237,7 +150,7 @@ def with_tree(env: EnvConfig) -> EnvConfig:
 
 
 def _tasks(options: ExploreOptions, env: EnvConfig) -> list[Task]:
-    chosen = list(options.tasks) or list(env.tasks)
+    chosen = list(options.tasks or env.tasks)
     tasks = select_tasks(env.suite, chosen)
     if not tasks:
         raise TaskError(f"suite {env.suite} has no task to start from")
@@ -261,12 +174,9 @@ def _settings(
         "suite": env.suite,
         "options": env.options,
         "tasks": [task.id for task in tasks],
-        "application": options.application,
+        "application": options.app,
         "seeds": options.seeds,
         "chooser": options.chooser,
-        "model": options.model,
-        "codec": options.codec,
-        "url": options.url,
         "seed": options.seed,
         "steps": options.steps,
         "back_every": options.back_every,
@@ -274,7 +184,7 @@ def _settings(
     }
 
 
-_MAY_CHANGE = ("tasks", "seeds", "steps", "back_every", "deny", "counts")
+_MAY_CHANGE = ("tasks", "seeds", "steps", "back_every", "deny")
 """Settings that a later start may have otherwise: it tries more, or less."""
 
 
@@ -323,7 +233,7 @@ def _told(
     return {
         "explores": f"{load_suite(env.suite).name}, {some}; {seeds}",
         "acts on": on,
-        "chooser": " ".join(filter(None, (options.chooser, options.model, options.url))),
+        "chooser": options.chooser,
         "left alone": words,
         "steps": f"{options.steps}, back to the start every {options.back_every}, {at_once}",
         "out": f"{options.out}, goes on after {before} steps" if before else str(options.out),

@@ -17,7 +17,7 @@ import re
 import tempfile
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -27,8 +27,9 @@ from dart_cli.env.calls import AsyncEnv
 from dart_cli.evaluation.in_process import in_slots
 from dart_cli.evaluation.suite_check.agents import Probe
 from dart_cli.evaluation.suite_check.episodes import play_probe
+from dart_cli.explore.found import paths_from, steady
 from dart_cli.explore.graph import Edge, GraphReader, Screen, Start
-from dart_cli.explore.paths import paths_from, steady
+from dart_cli.explore.options import TaskOptions
 from dart_cli.explore.phrasing import listed, named, spoken, title_of
 from dart_cli.explore.rows import is_held_out
 from dart_cli.runtime.progress import Advance, progress
@@ -41,18 +42,6 @@ MOST_NAMES = 2
 """Names by which a goal tells a screen, at most."""
 CLAIMS: tuple[Probe, ...] = ("nothing", "done")
 """Agents that must not pass a task."""
-
-
-@dataclass(frozen=True)
-class TaskOptions:
-    """Which tasks, and how they are tried."""
-
-    longest: int = 12  # steps of a path
-    seeds: int = 4  # of a start, on which a path is tried; those explored first
-    heldout_share: float = 0.2  # of the screens
-    limit: int = 0  # tasks; 0 for all
-    slots: int = 1  # environments at once
-    deadlines: Mapping[str, float] = field(default_factory=dict)  # as of EnvConfig
 
 
 def make_tasks(graph: GraphReader, out: Path, options: TaskOptions) -> dict[str, Any]:
@@ -264,7 +253,7 @@ async def replayed(
             found[task.id] = await _tried(env, task, known[task.id])
             advance(1)
 
-    env = EnvConfig.model_validate({"suite": suite, **options.deadlines})
+    env = EnvConfig(suite=suite)
     await in_slots(env, "tasks", max(1, min(options.slots, len(waiting))), play_some)
     return found
 

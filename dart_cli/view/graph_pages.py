@@ -18,8 +18,8 @@ from typing import Any
 from markupsafe import Markup
 
 from bus.errors import UserError
+from dart_cli.explore.found import paths_from, steady, tried
 from dart_cli.explore.graph import DATABASE, Edge, GraphReader, Outcome, Screen
-from dart_cli.explore.paths import paths_from, steady, tried
 from dart_cli.explore.phrasing import labels_of, spoken
 from dart_cli.view.charts import Series, legend, line_chart
 from dart_cli.view.graph_picture import (

@@ -16,11 +16,10 @@ import pytest
 from bus.errors import EnvError
 from dart_cli.config.schema import EnvConfig
 from dart_cli.evaluation.in_process import in_slots
-from dart_cli.explore.choosers import Candidate, TakesFirst
-from dart_cli.explore.deny import deny_list
+from dart_cli.explore.choosing import Candidate, deny_list
 from dart_cli.explore.explorer import Exploration, KindRates, Plan, StartPoint
+from dart_cli.explore.found import curve, summary
 from dart_cli.explore.graph import Edge, open_graph, read_graph
-from dart_cli.explore.summary import curve, summary
 from envs.elements import Element, performing
 from envs.registry import find_task, make_env
 from tests.explore.maze_suite import KILL_AT, PAGES, SUITE
@@ -40,7 +39,7 @@ def explore(
 ) -> str | None:
     async def run() -> str | None:
         with open_graph(folder) as graph:
-            exploration = Exploration(graph, asked, TakesFirst())
+            exploration = Exploration(graph, asked)
             numbers = iter(range(slots))
             env = EnvConfig(suite=suite, options=options)
             await in_slots(env, "t", slots, lambda each: exploration.explore(next(numbers), each))
@@ -142,7 +141,7 @@ def test_without_a_model_kinds_that_moved_are_expected_to_move() -> None:
 
 async def test_what_is_expected_of_a_kind_is_its_prior(tmp_path: Path) -> None:
     with open_graph(tmp_path / "out") as graph:
-        exploration = Exploration(graph, plan(steps=1), TakesFirst())
+        exploration = Exploration(graph, plan(steps=1))
         await in_slots(EnvConfig(suite=SUITE), "t", 1, lambda env: exploration.explore(0, env))
         values = exploration._memory.values(graph.starts()[0].screen)
     assert sorted(values)[-2:] == [1.125, 1.125]
@@ -152,10 +151,10 @@ def test_q_alone_knows_where_nothing_untried_is_ahead(tmp_path: Path) -> None:
     button = Element("button", "Go", (0, 0, 9, 9), ("click",), "0")
     nothing, little = (Candidate(button, "click", value, 1) for value in (0.0, 0.01))
     with open_graph(tmp_path / "out") as graph:
-        by_q = Exploration(graph, plan(), TakesFirst())
+        by_q = Exploration(graph, plan())
         assert by_q._is_dead_end([nothing, nothing])
         assert not by_q._is_dead_end([nothing, little])
-        assert not Exploration(graph, plan(ranking="count"), TakesFirst())._is_dead_end([nothing])
+        assert not Exploration(graph, plan(ranking="count"))._is_dead_end([nothing])
 
 
 KILLED = """

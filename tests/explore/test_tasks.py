@@ -17,8 +17,9 @@ from dart_cli.config.schema import Config, EnvConfig
 from dart_cli.config.screens import screen_of_suite
 from dart_cli.evaluation.suite_check.report import CheckOptions, run_check
 from dart_cli.explore.graph import open_graph, read_graph
+from dart_cli.explore.options import TaskOptions
 from dart_cli.explore.rows import is_held_out
-from dart_cli.explore.tasks import TaskOptions, candidates, make_tasks, replayed
+from dart_cli.explore.tasks import candidates, make_tasks, replayed
 from envs.actions import Done
 from envs.base import Observation
 from envs.elements import Element
@@ -245,9 +246,7 @@ def test_a_graph_without_steps_gives_no_task(tmp_path: Path) -> None:
 def test_the_verbs_write_rows_and_tasks(folder: Path, tmp_path: Path) -> None:
     from dart_cli.cli.main import app
 
-    run = CliRunner().invoke(
-        app, ["explore", "rows", str(folder), str(tmp_path / "rows"), "--no-parquet"]
-    )
+    run = CliRunner().invoke(app, ["explore", "rows", str(folder), str(tmp_path / "rows")])
     assert run.exit_code == 0, run.output
     assert json.loads(run.stdout.splitlines()[-1])["splits"]["train"]["rows"] > 20
     run = CliRunner().invoke(

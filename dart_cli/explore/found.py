@@ -1,16 +1,19 @@
-"""What an exploration has found, in numbers.
+"""What an exploration has found: numbers, and ways through its graph.
 
-summary   the JSON line of `dart explore`: screens, depth, no-op rate, model calls, by application
-curve     distinct screens after each step
+summary      the JSON line of `dart explore`: screens, depth, no-op rate, by application
+curve        distinct screens after each step
+tried        all steps of one screen, by what was done
+steady       the steps that always led to the same other screen
+paths_from   the shortest paths from a screen
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dart_cli.explore.deny import DenyList
+from dart_cli.explore.choosing import DenyList
 from dart_cli.explore.graph import Edge, GraphReader, Screen
 
 
@@ -18,7 +21,6 @@ def summary(graph: GraphReader) -> dict[str, Any]:
     """Of the whole exploration, over all starts. Screens where an episode ended are counted apart."""
     screens, edges, settings = graph.screens(), graph.edges(), graph.settings()
     told = _numbers(screens, edges)
-    calls = settings.get("counts", {}).get("model_calls", 0)
     by_id = {screen.id: screen.application for screen in screens}
     applications = {
         name: _numbers(
@@ -31,14 +33,7 @@ def summary(graph: GraphReader) -> dict[str, Any]:
         **told,
         "episodes": len(graph.starts()),
         "merges": len(graph.merges()),
-        "model_calls": calls,
-        "model_calls_per_screen": round(calls / told["screens"], 3) if told["screens"] else 0.0,
         "left_alone": _left_alone(screens, DenyList(settings.get("deny", []))),
-        **{
-            name: count
-            for name, count in settings.get("counts", {}).items()
-            if name != "model_calls"
-        },
         "applications": applications,
     }
 
@@ -72,3 +67,34 @@ def curve(screens: Sequence[Screen], steps: int) -> list[int]:
         counted += found[step]
         curve.append(counted)
     return curve
+
+
+def tried(edges: Iterable[Edge]) -> dict[tuple[str, str, str], list[Edge]]:
+    """The steps of each key (screen, place, action), in their order."""
+    found: dict[tuple[str, str, str], list[Edge]] = defaultdict(list)
+    for edge in edges:
+        found[edge.key].append(edge)
+    return dict(found)
+
+
+def steady(edges: Iterable[Edge]) -> dict[str, list[Edge]]:
+    """Of each key whose steps all led to the same other screen, the first one; by screen."""
+    found: dict[str, list[Edge]] = defaultdict(list)
+    for same in tried(edges).values():
+        if same[0].outcome == "moved" and len({edge.after for edge in same}) == 1:
+            found[same[0].before].append(same[0])
+    return dict(found)
+
+
+def paths_from(start: str, steps: Mapping[str, Sequence[Edge]]) -> dict[str, list[Edge]]:
+    """The shortest path to each screen but the start; of several the one that was found first."""
+    found: dict[str, list[Edge]] = {start: []}
+    waiting = deque([start])
+    while waiting:
+        here = waiting.popleft()
+        for edge in sorted(steps.get(here, ()), key=lambda edge: edge.step):
+            if edge.after is not None and edge.after not in found:
+                found[edge.after] = [*found[here], edge]
+                waiting.append(edge.after)
+    del found[start]
+    return found

@@ -1,7 +1,13 @@
-"""Elements that an explorer leaves alone, by the words in their names.
+"""What an explorer may do on a screen, and which of it comes next.
 
-DENIED    the words that are on the list by default, by what they would do
-DenyList  which word an element's name has; the list with words added or taken off
+    Candidate   one action, with its value and what came of it before
+    RANKINGS    which candidate comes first: by Q, or by a control
+    text_for    what is typed into a field
+    DENIED      words of names that are left alone by default, by what they would do
+    DenyList    which word an element's name has; the list with words added or taken off
+
+The controls see the same screens and candidates: `random` draws among all, `count` takes what was tried
+least on this screen, `recency` leaves out what was tried lately.
 
 A word counts where a name has it as a whole word, in any case: `pay` is in "Pay now" and "pay-bill", not in
 "Payment history". A phrase of several words counts with any space or hyphen between them, or none: `log out` is
@@ -12,11 +18,84 @@ cannot be told; where a screen has no tree, nothing can.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
 
 from bus.errors import UserError
-from envs.elements import Element
+from dart_cli.algo.exploration import CANDIDATES, Move, shortlist
+from envs.elements import Element, Operation
 from envs.own_code import did_you_mean
+
+RECENT = 20
+"""Newest steps of all slots that `recency` leaves out."""
+
+WORDS = ("hello", "test", "a", "1", "42")
+"""Typed where a screen has no words of its own."""
+
+_WORD = re.compile(r"[^\W\d_]{3,16}")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Something that can be done on the present screen."""
+
+    element: Element
+    operation: Operation
+    value: float
+    tries: int
+    age: int | None = None  # steps of all slots since the newest try
+
+    @property
+    def move(self) -> Move:
+        """Its key on this screen."""
+        return self.element.place, self.operation
+
+
+Ranking = Callable[[Sequence[Candidate], Random], Candidate]
+"""Candidates in reading order, at least one -> the one that comes next."""
+
+
+def by_value(candidates: Sequence[Candidate], rng: Random) -> Candidate:
+    """Q-ICRL: a few drawn by softmax of the values, and the best of them."""
+    drawn = shortlist([each.value for each in candidates], rng.random)
+    return max((candidates[index] for index in drawn), key=lambda each: each.value)
+
+
+def at_random(candidates: Sequence[Candidate], rng: Random) -> Candidate:
+    """Control: without a memory."""
+    return rng.sample(candidates, min(CANDIDATES, len(candidates)))[0]
+
+
+def by_count(candidates: Sequence[Candidate], rng: Random) -> Candidate:
+    """Control: a bonus for what was tried least on this screen, whatever came of it."""
+    return min(rng.sample(candidates, len(candidates)), key=lambda each: each.tries)
+
+
+def by_recency(candidates: Sequence[Candidate], rng: Random) -> Candidate:
+    """Control: what was not among the newest steps, at random; if all was, the oldest."""
+    mixed = rng.sample(candidates, len(candidates))
+    fresh = [each for each in mixed if each.age is None or each.age > RECENT]
+    return fresh[0] if fresh else max(mixed, key=lambda each: each.age or 0)
+
+
+RANKINGS: Mapping[str, Ranking] = {
+    "q": by_value,
+    "random": at_random,
+    "count": by_count,
+    "recency": by_recency,
+}
+"""Values of --chooser; all but the first are controls."""
+
+
+def text_for(candidates: Sequence[Candidate], rng: Random) -> str:
+    """What is typed into a field: a word that the screen shows, or one of WORDS. Never a newline."""
+    names = " ".join(each.element.name for each in candidates)
+    shown: list[str] = _WORD.findall(names)
+    return rng.choice([*dict.fromkeys(word.lower() for word in shown), *WORDS])
+
+
+# --- what is left alone ------------------------------------------------------------------------
 
 DENIED: Mapping[str, tuple[str, ...]] = {
     "destroys": (
