@@ -28,5 +28,4 @@ openenv       suite `openenv:PROFILE`: environments behind OpenEnv servers
 remote        what environments behind a server share: addresses, replies, screenshots
 explored      suite `explored:FOLDER`: tasks that were made of an exploration
 gym           suite `gym:ENV_ID`: environments of gymnasium, by hooks of a user's own
-timed         suite `timed`: only takes time, to measure scheduling
 """

@@ -40,7 +40,6 @@ SHIPPED: dict[str, str] = {
     "miniwob": "envs.miniwob.env:MiniwobSuite",
     "osworld": "envs.osworld.suite:OsworldSuite",
     "recall": "envs.embedded.suites:RecallSuite",
-    "timed": "envs.timed.env:TimedSuite",
 }
 """Name -> `module:attribute`, where the attribute is a Suite or a class that makes one."""
 

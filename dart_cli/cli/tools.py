@@ -2,7 +2,6 @@
 
 view          web pages of a run
 export        a run's weights as a Hugging Face folder
-bench         how well a machine's time is used, against baselines
 doctor        whether this host has what a run needs
 init, keys    a starter configuration; keys for tcp
 """
@@ -15,10 +14,7 @@ from typing import Annotated, Literal
 import typer
 
 from dart_cli.cli.options import (
-    ConfigPath,
-    check_out,
     config_of,
-    load_checked,
 )
 from dart_cli.runtime.options import Overrides
 
@@ -110,73 +106,6 @@ def view(
     run_dir = target if target and explored else find_run(target, overrides or [])
     size = write_file(run_dir, export, trajectory)
     typer.echo(f"{export}: {size / 2**20:.1f} MiB, open it in a browser")
-
-
-bench = typer.Typer(no_args_is_help=True, help="Measure schedules against each other.")
-tools.add_typer(bench, name="bench", hidden=True)
-
-
-@bench.callback()
-def _bench() -> None:
-    """Measure schedules against each other."""
-
-
-@bench.command()
-def efficiency(
-    config_path: ConfigPath,
-    overrides: Overrides = None,
-    arms: Annotated[
-        str, typer.Option(metavar="NAMES", help="all, or some of them, separated by commas.")
-    ] = "all",
-    seconds: Annotated[
-        float, typer.Option(min=5, help="Seconds each run is watched, after it has warmed up.")
-    ] = 60.0,
-    envs: Annotated[int, typer.Option(min=1, help="Environment slots, over all processes.")] = 64,
-    workers: Annotated[int, typer.Option(min=1, help="Rollout workers.")] = 4,
-    profile: Annotated[
-        str, typer.Option(help="How slow the environments are: osworld, browser, instant.")
-    ] = "osworld",
-    faults: Annotated[
-        Literal["none", "injected", "both"],
-        typer.Option(help="Broken and slow environments, killed rollout workers."),
-    ] = "none",
-    repeats: Annotated[
-        int, typer.Option(min=1, help="Runs of each arm; medians are reported.")
-    ] = 1,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keep the JSON here.", callback=check_out)
-    ] = None,
-    pictures: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Draw a timeline of each arm here.")
-    ] = None,
-) -> None:
-    """Compare coupled, partial and decoupled scheduling: utilisation, actions/min, lost work.
-
-    Processes, bus and database are real; GUIs, GPUs and the optimizer take simulated time. The
-    last line of stdout is JSON. Arms: coupled-batch, coupled-task, oversample, april, all-at-once,
-    rolling.
-
-    Example: dart bench efficiency configs/efficiency.toml --arms coupled-batch,rolling
-    """
-    load_checked(config_path, overrides, None)
-    from dart_cli.bench.arms import pick
-    from dart_cli.bench.efficiency import Options, run_efficiency
-
-    run_efficiency(
-        Options(
-            config_path=config_path,
-            overrides=tuple(overrides or ()),
-            arms=tuple(pick(arms)),
-            seconds=seconds,
-            envs=envs,
-            workers=workers,
-            profile=profile,
-            faults=faults,
-            repeats=repeats,
-            out=out,
-            pictures=pictures,
-        )
-    )
 
 
 @tools.command()

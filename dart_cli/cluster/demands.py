@@ -73,7 +73,7 @@ class Trainer:
 def trainer_of(config: Config, nodes: Sequence[Node]) -> Trainer:
     """All ranks on one node where one is large enough; else each rank by itself, over several."""
     ranks = config.train.ranks
-    on_gpus = config.train.learner != "timed" and _on_gpus(config.train.device, nodes)
+    on_gpus = config.train.learner == "torch" and _on_gpus(config.train.device, nodes)
     train = Demand("train", 1 if on_gpus else ranks, ranks if on_gpus else 0)
     # It has an engine of its own, in one process.
     evaluation = rollout_of(config, "eval", nodes) if config.eval.around else Demand("eval", 1)

@@ -243,7 +243,7 @@ def _explain(error: ErrorDetails) -> tuple[str, str]:
         if new := _RENAMED.get((key, str(value))):
             hint = f"; it is {new} now"
         return key, f"{key} must be one of {', '.join(choices)}, got {shown(value)}{hint}"
-    if kind == "codec":
+    if kind == "own_name":
         return key, f"{key} {error['msg']}, got {shown(value)}{context['hint']}"
     if kind == "string_pattern_mismatch":
         return key, f"{key} must be auto, cpu, cuda or cuda:N, got {shown(value)}"

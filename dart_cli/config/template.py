@@ -39,7 +39,7 @@ _CALLED = {
     "7b": "configs/ui-tars-7b.toml",
 }
 """What a template's comments call it."""
-_RARE = ("timing", "vllm", "serve", "tune")
+_RARE = ("vllm", "serve", "tune")
 """Sections that most runs never read: comments, unless the template sets them."""
 _ALL_KEYS = "# Every other key has its default: docs/config.md tells them, `dart init DIR --full` writes them all."
 

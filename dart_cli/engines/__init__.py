@@ -19,6 +19,4 @@ verified             a verifier chooses where a greedy pointer clicks
 
 vllm/                the engine over vLLM
 scripted             an engine that calls a function, for tests
-timed                an engine with the timing of a GPU replica, for measurements
-simulated_gpu        the simulated replica behind it
 """

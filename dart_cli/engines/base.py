@@ -9,11 +9,11 @@ Model           an engine and its responder; EngineMaker makes a user's own
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, cast
+from typing import Literal, Protocol
 
-from bus.errors import ConfigError, EngineError
+from bus.errors import EngineError
 from bus.messages import ActRequest, Completion, PointerMap, SampledTokens, Sampling
-from dart_cli.config.engines import own_engine
+from dart_cli.config.engines import made_by_own
 from dart_cli.config.schema import Config
 from dart_cli.policy.weight_set import WeightSet
 
@@ -158,11 +158,4 @@ class EngineMaker(Protocol):
 
 def load_own_engine(config: Config) -> Model:
     """The engine of a user's own that `rollout.engine` names. Raises ConfigError."""
-    name = config.rollout.engine
-    model = cast("EngineMaker", own_engine(name))(config)
-    if not isinstance(model, Model):
-        raise ConfigError(
-            f"rollout.engine cannot be used: {name} returned {type(model).__name__}, not a Model "
-            "(dart_cli/engines/base.py)"
-        )
-    return model
+    return made_by_own("rollout.engine", config.rollout.engine, config, Model)

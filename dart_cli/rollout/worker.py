@@ -165,18 +165,6 @@ def load_model(config: Config) -> Model:
         clicks = random_clicks(config.policy.codec)
         scripted = ScriptedEngine(clicks, policy_version=-1, max_batch=config.rollout.max_batch)
         return Model(scripted, ScriptedResponder(scripted))
-    if config.rollout.engine == "timed":
-        from dart_cli.engines.scripted import ScriptedResponder
-        from dart_cli.engines.timed import TimedEngine, random_replies
-        from dart_cli.weights.manifest import check_complete
-
-        timed = TimedEngine(
-            random_replies(config.policy.codec, config.timing),
-            config.timing,
-            check_weights=check_complete,
-            max_batch=config.rollout.max_batch,
-        )
-        return Model(timed, ScriptedResponder(timed))
 
     import torch
 

@@ -16,5 +16,4 @@ state           parameters and optimizer as one flat dict, and back
 parity          compares engine and trainer on tokens of the same weights; stops the run if they differ
 logprob_gaps    the log-prob mismatch of each step, for the viewer
 metric_writer   metrics to TensorBoard and Weights & Biases
-timed           a learner that only takes time, to measure scheduling
 """

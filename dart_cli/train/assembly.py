@@ -8,6 +8,7 @@ identity_of    what tells its model folder from another one
 from __future__ import annotations
 
 from dart_cli.config.endpoints import own_address, weights_dir
+from dart_cli.config.engines import made_by_own
 from dart_cli.config.schema import Config
 from dart_cli.train.base import Learner
 from dart_cli.train.checkpoints.identity import model_identity
@@ -38,7 +39,7 @@ def make_channel(config: Config) -> WeightChannel:
 
 def identity_of(config: Config) -> str:
     """What tells the model folder from another one; empty without a model. Raises ModelError."""
-    if config.train.learner == "timed":
+    if config.train.learner != "torch":
         return ""
     from dart_cli.config.models import resolve
 
@@ -46,11 +47,9 @@ def identity_of(config: Config) -> str:
 
 
 def make_learner(config: Config) -> Learner:
-    """The learner that a configuration asks for, its model loaded. Raises ModelError."""
-    if config.train.learner == "timed":
-        from dart_cli.train.timed import TimedLearner
-
-        return TimedLearner(config.timing)
+    """The learner that a configuration asks for, its model loaded. Raises ModelError, ConfigError."""
+    if config.train.learner != "torch":
+        return made_by_own("train.learner", config.train.learner, config, Learner)  # type: ignore[type-abstract]
     from dart_cli.train.learner import PolicyLearner
     from dart_cli.train.model import TrainModel
 

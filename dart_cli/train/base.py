@@ -1,6 +1,6 @@
 """What the training loop needs of a learner, and metrics of a batch; needs no model.
 
-Learner     dart_cli.train.learner.PolicyLearner, or dart_cli.train.timed.TimedLearner
+Learner     dart_cli.train.learner.PolicyLearner, or one of a user's own (train.learner)
 batch_metrics   staleness and size of a batch, as metrics
 named_metrics   metrics of an update under the names that they are kept by
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -92,6 +92,7 @@ class SavedState(Protocol):
         ...
 
 
+@runtime_checkable
 class Learner(Protocol):
     """A learner. Not thread-safe: one thread at a time."""
 

@@ -246,7 +246,7 @@ class Trainer:
         return learner
 
     def _make_learner(self) -> Learner:
-        if self._ranks is None or self._config.train.learner == "timed":
+        if self._ranks is None or self._config.train.learner != "torch":
             return make_learner(self._config)
         from dart_cli.train.ranks.lead import RankedLearner
 

@@ -19,6 +19,7 @@ from dart_cli.data.scheduler import NotYet, make_scheduler
 from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.runtime.commands import commands_of
 from tests.data.parts import MIXED, a_batch, make_ledger, play_group, small_config, train, trained
+from tests.simulated import QUICK
 
 SUITE = Path(__file__).parents[1] / "suites" / "coin_suite.py"
 CONFIG = """
@@ -34,13 +35,10 @@ engine = "scripted"
 group_size = 4
 groups_per_batch = 1
 [train]
-learner = "timed"
+learner = "{learner}"
 updates = 1000000
 reuse = 1
 checkpoint_every = 3
-[timing]
-train_s = 0.1
-train_sample_s = 0
 """
 
 LOG = """
@@ -60,7 +58,7 @@ async def test_each_role_killed_in_turn_nothing_finished_is_lost_or_trained_twic
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "c.toml"
-    path.write_text(CONFIG.format(folder=tmp_path, suite=SUITE))
+    path.write_text(CONFIG.format(folder=tmp_path, suite=SUITE, learner=QUICK))
     config = load_config(path)
     roles = ("env", "rollout", "train", "data", STATUS)
     watching = [STATUS, str(path), "--json", "--watch", "1"]

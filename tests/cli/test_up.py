@@ -19,6 +19,7 @@ from dart_cli.config.load import load_config
 from dart_cli.data.store.open import open_reader
 from dart_cli.evaluation.results import read_evaluation
 from dart_cli.runtime.run_dir import claim
+from tests.simulated import SLOW
 from tests.waiting import wait_until
 
 SUITES = Path(__file__).parents[1] / "suites"
@@ -196,12 +197,8 @@ def test_a_run_that_has_learned_ends_is_evaluated_and_is_not_gone_on_with(tmp_pa
     assert updates_done(tmp_path / "run") == result["updates"]
 
 
-NO_MODEL = """
-learner = "timed"
-[timing]
-train_s = 0.5
-transfer_s = 0.0
-pause_s = 0.0
+NO_MODEL = f"""
+learner = "{SLOW}"
 """
 """Simulated updates that take as long as real ones of the tiny model."""
 

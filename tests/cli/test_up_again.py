@@ -127,12 +127,12 @@ def test_fresh_moves_what_any_verb_left_and_weights_elsewhere(config_path: Path,
 def test_a_run_of_another_suite_goes_on_by_force_alone(
     config_path: Path, supervisors: list[list[str]]
 ) -> None:
-    played, now = (load_config(config_path, [f"env.suite={each}"]) for each in ("timed", "mini"))
+    played, now = (load_config(config_path, [f"env.suite={each}"]) for each in ("desk", "mini"))
     played.run.dir.mkdir(mode=0o700)
     save_config(played)
-    with pytest.raises(ConfigError, match=r"env\.suite = 'mini', .* was started with 'timed'"):
+    with pytest.raises(ConfigError, match=r"env\.suite = 'mini', .* was started with 'desk'"):
         run_up(now, config_path, [], fresh=False)
-    assert (supervisors, read_run(now.run.dir).env.suite) == ([], "timed")
+    assert (supervisors, read_run(now.run.dir).env.suite) == ([], "desk")
     assert run_up(now, config_path, [], fresh=False, force=True) == 130
     assert len(supervisors) == 1
     assert read_run(now.run.dir).env.suite == "mini"

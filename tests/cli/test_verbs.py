@@ -468,7 +468,7 @@ def test_each_verb_refuses_a_run_of_another_suite_without_force(
 ) -> None:
     run_dir = tmp_path / "run"
     run_dir.mkdir(mode=0o700)
-    save_config(Config.model_validate({"run": {"dir": run_dir}, "env": {"suite": "timed"}}))
+    save_config(Config.model_validate({"run": {"dir": run_dir}, "env": {"suite": "desk"}}))
     path = tmp_path / "c.toml"
     path.write_text(f'[run]\ndir = "{run_dir}"\n')
     for more in ([], ["--dry-run"]):
@@ -476,9 +476,7 @@ def test_each_verb_refuses_a_run_of_another_suite_without_force(
         out, err = capsys.readouterr()
         assert out == ""
         assert "Traceback" not in err
-        assert (
-            f"error: env.suite = 'mini', but the run in {run_dir} was started with 'timed'" in err
-        )
+        assert f"error: env.suite = 'mini', but the run in {run_dir} was started with 'desk'" in err
         assert "--force" in err
     assert run(verb, str(path), "--dry-run", "--force") == 0
     if verb == "up":

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dart_cli.cluster.local_nodes import LocalCluster
+from tests.simulated import QUICK
 
 SUITE = Path(__file__).parents[1] / "suites" / "coin_suite.py"
 CONFIG = """
@@ -25,13 +26,9 @@ group_size = 4
 groups_per_batch = 2
 max_open_groups = 8
 [train]
-learner = "timed"
+learner = "{learner}"
 checkpoint_every = 1
 updates = {updates}
-[timing]
-train_s = 0.2
-transfer_s = 0.0
-pause_s = 0.0
 [eval]
 around = false
 """
@@ -40,7 +37,7 @@ around = false
 
 def write_config(folder: Path, updates: int) -> Path:
     path = folder / "c.toml"
-    path.write_text(CONFIG.format(folder=folder, suite=SUITE, updates=updates))
+    path.write_text(CONFIG.format(folder=folder, suite=SUITE, updates=updates, learner=QUICK))
     return path
 
 

@@ -72,7 +72,7 @@ def test_on_a_cluster_without_gpus_cpus_stand_for_them() -> None:
 
 
 def test_a_process_without_a_model_asks_for_no_gpu() -> None:
-    simulated = config(rollout={"engine": "timed"}, train={"learner": "timed"})
+    simulated = config(rollout={"engine": "scripted"}, train={"learner": "my:learner"})
     assert rollout_of(simulated, "rollout-0", [node(gpus=2)]) == Demand("rollout-0", 1)
     assert trainer_of(simulated, [node(gpus=2)]).bundles == (Demand("data and train", 2),)
 

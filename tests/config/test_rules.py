@@ -281,8 +281,6 @@ CASES = [
             ("size of one number", "mini", "size = 168", "env.options", "WIDTHxHEIGHT"),
             ("unknown encoding", "mini", 'encoding = "gif"', "env.options", "must be png or jpeg"),
             ("text for a number", "mini", 'slack = "2"', "env.options", "whole number"),
-            ("speed of none", "timed", "speedup = 0", "env.options", "must be > 0"),
-            ("text for a speed", "timed", 'speedup = "2"', "env.options", "TypeError"),
         )
     ),
     Case(

@@ -62,7 +62,7 @@ def test_a_starter_is_some_20_lines_and_names_its_own_path(tmp_path: Path, templ
     assert len([line for line in lines if line]) <= 30
     assert f"dart up {path}" in path.read_text()
     assert "--full" in path.read_text()
-    for rare in ("timing", "vllm", "serve", "tune"):
+    for rare in ("vllm", "serve", "tune"):
         assert f"[{rare}]" not in path.read_text()
 
 
@@ -71,7 +71,7 @@ def test_the_full_starter_has_the_sections_that_most_runs_never_read_as_comments
 ) -> None:
     [path] = write_starter(tmp_path, full=True)
     lines = path.read_text().splitlines()
-    for rare in ("timing", "vllm", "serve", "tune"):
+    for rare in ("vllm", "serve", "tune"):
         assert f"# [{rare}]" in lines
         assert f"[{rare}]" not in lines
 

@@ -26,6 +26,7 @@ from dart_cli.status import watch
 from dart_cli.status.watch import run_status
 from dart_cli.weights.file import publish
 from tests.data.client import Client, connect, serving
+from tests.simulated import LATE, QUICK, STUCK
 from tests.waiting import PATIENCE_S
 
 SUITES = Path(__file__).parents[1] / "suites"
@@ -45,10 +46,7 @@ engine = "{engine}"
 group_size = 2
 groups_per_batch = 1
 [train]
-learner = "timed"
-[timing]
-prefill_s = {prefill_s}
-transfer_s = {transfer_s}
+learner = "{learner}"
 """
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -83,23 +81,10 @@ class Run:
         self.path = folder / "c.toml"
         self.children = children
 
-    def configure(
-        self,
-        suite: str = "mini",
-        engine: str = "scripted",
-        *,
-        prefill_s: float = 0.0,
-        transfer_s: float = 0.0,
-    ) -> Config:
+    def configure(self, suite: str = "mini", engine: str = "scripted") -> Config:
         """Write the configuration."""
         self.path.write_text(
-            CONFIG.format(
-                folder=self.folder,
-                suite=suite,
-                engine=engine,
-                prefill_s=prefill_s,
-                transfer_s=transfer_s,
-            )
+            CONFIG.format(folder=self.folder, suite=suite, engine=engine, learner=QUICK)
         )
         return load_config(self.path)
 
@@ -175,7 +160,7 @@ async def test_a_paused_trainer_is_named_until_it_goes_on(
 async def test_an_engine_that_never_answers_is_named(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = run.configure(engine="timed", prefill_s=1e6)
+    config = run.configure(engine=STUCK)
     async with serving(config) as client:
         await client.tell(publish_weights(config, 0))
         run.start("rollout")
@@ -201,7 +186,7 @@ async def test_an_evaluator_that_sleeps_is_named(
 async def test_a_lost_permit_holder_is_named_and_its_permit_given_on(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = run.configure(engine="timed", transfer_s=10.0)
+    config = run.configure(engine=LATE)
     async with serving(config) as client:
         await client.tell(publish_weights(config, 0))
         child = run.start("rollout")

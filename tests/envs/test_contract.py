@@ -23,6 +23,7 @@ from envs.explored.tasks import ExploredFile, ExploredTask, PathStep, write_file
 from envs.grid import as_explorable
 from envs.registry import MADE_OF, SHIPPED, load_suite, make_env
 from tests.examples.cuabench.worker_process import own_suite
+from tests.simulated import SUITE
 
 ROOT = Path(__file__).parents[2]
 NOWHERE = "127.0.0.1:9"  # discard: nothing answers
@@ -47,7 +48,7 @@ PLAYED = [
     Played("desk"),
     Played("mini"),
     Played("recall"),
-    Played("timed", {"speedup": 1e6}),
+    Played(SUITE, {"speedup": 1e6}),
     Played("explored:{folder}"),
     Played(f"gym:{ROOT}/docs/examples/tiles_gym.py:TilesHooks"),
     Played(f"{ROOT}/docs/examples/lights_env.py:LightsSuite"),
@@ -127,7 +128,7 @@ def test_a_reset_takes_the_id_of_a_task_or_the_task(played: Played, env: GuiEnv)
             shots = [env.reset(seed=3, options={"task": each}) for each in (task_id, task, task_id)]
             instructions = {info["instruction"] for _, info in shots}
             assert len(instructions) == 1
-            if played.suite != "timed":  # its screens never repeat
+            if played.suite != SUITE:  # its screens never repeat
                 assert len({observation.screenshot for observation, _ in shots}) == 1
             return
         said = []
@@ -182,7 +183,7 @@ def test_a_carrier_of_environments_hands_the_refusal_on(isolation: str) -> None:
 
 
 def test_an_explorer_s_grid_hands_task_and_refusal_on() -> None:
-    env, _ = as_explorable(make_env("timed", speedup=1e6))
+    env, _ = as_explorable(make_env(SUITE, speedup=1e6))
     with closing(env):
         env.reset(seed=3, options={"task": "timed/000"})
         with pytest.raises(TaskError, match="suite timed has no task 'timed/00'"):

@@ -19,6 +19,7 @@ from envs.elements import (
 from envs.grid import GridEnv, as_explorable
 from envs.registry import make_env
 from envs.screen_key import coarse_key
+from tests.simulated import SUITE
 
 BOX: Box = (0, 0, 10, 10)
 
@@ -139,7 +140,7 @@ def test_the_grid_covers_the_screen_once() -> None:
 def test_an_environment_without_a_tree_gets_a_grid() -> None:
     embedded = make_env("mini")
     assert as_explorable(embedded) == (embedded, embedded)
-    played, told = as_explorable(make_env("timed"))
+    played, told = as_explorable(make_env(SUITE))
     assert isinstance(told, GridEnv)
     assert isinstance(told, Explorable)
     observation, _ = played.reset(seed=1, options={"task": next(iter(_timed_tasks()))})
@@ -165,4 +166,4 @@ def test_a_coarse_key_forgives_a_letter_and_not_a_window() -> None:
 def _timed_tasks() -> list[object]:
     from envs.registry import tasks_of
 
-    return [*tasks_of("timed")]
+    return [*tasks_of(SUITE)]

@@ -96,7 +96,7 @@ def test_rewards_that_rose_without_a_pass_were_learned() -> None:
 
 
 def test_a_run_that_cannot_learn_is_not_judged() -> None:
-    config = Config.model_validate({"train": {"learner": "timed"}})
+    config = Config.model_validate({"train": {"learner": "my:learner"}})
     assert judge_learning(config, OwnView(failed_since=999), None, None, []) == (None, "")
 
 

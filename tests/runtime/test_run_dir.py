@@ -96,7 +96,7 @@ def test_a_changed_configuration_is_reported(
 
 
 ANOTHER = {
-    "env.suite": "timed",
+    "env.suite": "desk",
     "model.path": "builtin:miniwob",
     "policy.codec": "uitars",
     "policy.coordinates": "thousand",

@@ -17,6 +17,7 @@ from bus.messages import Role
 from dart_cli.data.worker_watch import WORKING
 from dart_cli.runtime import waits
 from dart_cli.runtime.waits import told_waits
+from tests.simulated import QUICK
 from tests.waiting import PATIENCE_S, until, wait_until
 
 RUN = """
@@ -28,15 +29,11 @@ tasks = ["mini/popup"]
 [rollout]
 engine = "scripted"
 [train]
-learner = "timed"
+learner = "{learner}"
 updates = 1000000
 [data]
 group_size = 2
 groups_per_batch = 1
-[timing]
-train_s = 0.05
-transfer_s = 0.0
-pause_s = 0.0
 """
 ROLES: tuple[Role, ...] = ("data", "train", "rollout", "env")
 AWAITED: dict[Role, tuple[Role, ...]] = {
@@ -87,7 +84,7 @@ class Started:
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "run.toml"
-    path.write_text(RUN.format(dir=tmp_path))
+    path.write_text(RUN.format(dir=tmp_path, learner=QUICK))
     return path
 
 

@@ -14,18 +14,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.simulation.learner import TimedLearner, TimedUpdate
+from benchmarks.simulation.times import Times
 from bus.endpoints import TELEMETRY_IN, TELEMETRY_OUT, Endpoints
 from bus.errors import WeightsError
 from bus.messages import Batch, BatchReply, BatchRequest, BatchTrained, Heartbeat, Reply, Request
 from bus.pubsub import Forwarder, Subscriber
 from bus.weights import WeightsPublished
-from dart_cli.config.schema import Config, TimingConfig, WeightsConfig
+from dart_cli.config.schema import Config, WeightsConfig
 from dart_cli.train import loop
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.train.process import run
 from dart_cli.train.publishing import Publications
-from dart_cli.train.timed import TimedLearner, TimedUpdate
 from dart_cli.weights import file
 from dart_cli.weights.base import Published
 from dart_cli.weights.delta_chain import newest_version
@@ -33,6 +34,7 @@ from dart_cli.weights.file import load
 from dart_cli.weights.flat_weights import FlatWeights
 from dart_cli.weights.manifest import path_of
 from dart_cli.weights.publication import TensorCopy
+from tests.simulated import QUICK
 from tests.train.parts import Data, another_run, final_weights, serving, train, versions
 from tests.waiting import PATIENCE_S, until
 
@@ -42,8 +44,8 @@ Tensors = dict[str, torch.Tensor]
 @pytest.fixture
 def timed(config: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
     """A run of three updates that take no time and change one number."""
-    monkeypatch.setattr(loop, "make_learner", lambda _: TimedLearner(TimingConfig(train_s=0.0)))
-    train = config.train.model_copy(update={"learner": "timed", "updates": 3})
+    monkeypatch.setattr(loop, "make_learner", lambda _: TimedLearner(Times(train_s=0.0)))
+    train = config.train.model_copy(update={"learner": QUICK, "updates": 3})
     return config.model_copy(update={"train": train})
 
 
@@ -251,7 +253,7 @@ async def test_a_skipped_update_publishes_nothing_and_leaves_what_is_on_its_way(
                 return TimedUpdate(applied=False, metrics={"samples": 3.0, "tokens": 4.0})
             return super().update(batch, done, version)
 
-    monkeypatch.setattr(loop, "make_learner", lambda _: Skips(TimingConfig(train_s=0.0)))
+    monkeypatch.setattr(loop, "make_learner", lambda _: Skips(Times(train_s=0.0)))
     data = Data(batches)
     await train(timed, data)
     assert versions(data) == [0, 1, 2]

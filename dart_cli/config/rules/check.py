@@ -39,6 +39,7 @@ TABLES: tuple[Table, ...] = (
     machine.TRAINER,
     machine.NCCL,
     policy.OWN_ENGINE,
+    policy.OWN_LEARNER,
     policy.VLLM,
 )
 READERS: tuple[Reader, ...] = (*learning.READERS, *policy.READERS)

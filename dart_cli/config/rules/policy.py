@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from bus.errors import ConfigError, ModelError, TaskError
 from dart_cli.config.adapters import adapted_layers, folder_problem, lora_problem
 from dart_cli.config.architecture import expected_tensors
-from dart_cli.config.engines import VLLM_OWN, own_engine, vllm_problem
+from dart_cli.config.engines import VLLM_OWN, OwnKey, own_maker, vllm_problem
 from dart_cli.config.load import shown
 from dart_cli.config.model_files import VERIFIER, read_json
 from dart_cli.config.models import BUILTIN, model_folder, model_problem, resize_problem
@@ -295,18 +295,29 @@ SERVED = Table(
 )
 
 
-def _own_engine(config: Config) -> str:
-    """Why the user's own engine cannot be used."""
-    if ":" not in config.rollout.engine:
+def _own_problem(key: OwnKey, name: str) -> str:
+    """Why the user's own engine or learner cannot be used."""
+    if ":" not in name:
         return ""
     try:
-        own_engine(config.rollout.engine)
+        own_maker(key, name)
     except ConfigError as error:
-        return str(error).removeprefix("rollout.engine ")
+        return str(error).removeprefix(f"{key} ")
     return ""
 
 
-OWN_ENGINE = Table((Rule("rollout.engine", _own_engine, "{found}"),), ("rollout", "eval"))
+OWN_ENGINE = Table(
+    (
+        Rule(
+            "rollout.engine", lambda c: _own_problem("rollout.engine", c.rollout.engine), "{found}"
+        ),
+    ),
+    ("rollout", "eval"),
+)
+OWN_LEARNER = Table(
+    (Rule("train.learner", lambda c: _own_problem("train.learner", c.train.learner), "{found}"),),
+    ("train",),
+)
 VLLM = Table(
     (
         Rule(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict
 from pydantic_core import PydanticCustomError
+
+from envs.own_code import did_you_mean
 
 _AnyPath = TypeVar("_AnyPath", str, Path)
 
@@ -33,6 +36,21 @@ def without_control(path: _AnyPath) -> _AnyPath:
             "control_character", "has a line break or control character; choose another path"
         )
     return path
+
+
+def one_of(known: Collection[str], own: str) -> AfterValidator:
+    """A known name, or code of a user's own: `my_module:Attribute` or `file.py:Attribute`."""
+
+    def check(name: str) -> str:
+        if name not in known and ":" not in name:
+            raise PydanticCustomError(
+                "own_name",
+                f"must be {', '.join(known)}, or your own as {own}",
+                {"hint": did_you_mean(name, known)},
+            )
+        return name
+
+    return AfterValidator(check)
 
 
 TRAIN_SEEDS = 1_000_000

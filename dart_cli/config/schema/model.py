@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
-from pydantic_core import PydanticCustomError
 
-from dart_cli.config.schema.base import MANY, MOST_PIXELS, Section, without_control
-from envs.own_code import did_you_mean
+from dart_cli.config.schema.base import MANY, MOST_PIXELS, Section, one_of, without_control
 
 CODECS = (
     *("compact", "uitars"),
@@ -23,16 +21,6 @@ CODEC_PARTS = ("limits", "parse", "format", "as_history")
 
 POINT_PARTS = ("write_point", "find_points")
 """What one has beside them for `pointing` "pointer"."""
-
-
-def _codec(name: str) -> str:
-    if name not in CODECS and ":" not in name:
-        raise PydanticCustomError(
-            "codec",
-            f"must be {', '.join(CODECS)}, or your own as file.py:MyCodec",
-            {"hint": did_you_mean(name, CODECS)},
-        )
-    return name
 
 
 class LoraConfig(Section):
@@ -82,7 +70,7 @@ class PolicyConfig(Section):
     """The family of models whose codec, numbers, history and prompt are used where this file does not set
     them: a name of docs/families.md; `auto`, as the folder of `model.path` shows; `none`, the defaults below."""
 
-    codec: Annotated[str, AfterValidator(_codec)] = "compact"
+    codec: Annotated[str, one_of(CODECS, "file.py:MyCodec")] = "compact"
     """The model's action language: `compact` (tiny model), `uitars` (UI-TARS text), the `toolcall` codecs
     (calls of Qwen's computer_use and mobile_use), `pyautogui`, `scalecua`, `glm`, or your own as `package.module:Codec` or `file.py:Codec`
     (docs/extend-codec.md). Which model writes which: docs/families.md."""

@@ -1,4 +1,4 @@
-"""The run and its processes: [run], [bus], [gpus], [up], and [timing] of simulated ones."""
+"""The run and its processes: [run], [bus], [gpus], [up]."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dart_cli.config.schema.base import Count, Folder, Positive, PositiveSeconds, Seconds, Section
+from dart_cli.config.schema.base import Count, Folder, PositiveSeconds, Section
 
 
 class RunConfig(Section):
@@ -42,43 +42,6 @@ class BusConfig(Section):
     stall_s: PositiveSeconds = 20.0
     """Seconds without progress after which `dart status` and the log report a stall: which process
     waits for which."""
-
-
-class TimingConfig(Section):
-    """Simulated times of `rollout.engine = "timed"` and `train.learner = "timed"`, before speedup."""
-
-    speedup: float = Field(default=1.0, gt=0, le=1000)
-    """All times below are divided by this."""
-
-    prefill_s: Seconds = 0.5
-    """Seconds an engine prefills a prompt whose trajectory it has not served before."""
-
-    prefill_cached_s: Seconds = 0.12
-    """The same where the turns before are in its prefix cache: the new screenshot alone."""
-
-    decode_s: Seconds = 0.01
-    """Seconds of a decode iteration with one request."""
-
-    decode_each_s: Seconds = 0.0002
-    """Seconds that each further request in the batch adds to an iteration."""
-
-    completion_tokens: Positive = 70
-    """Median tokens of a completion (log-normal)."""
-
-    completion_sigma: float = Field(default=0.4, ge=0, le=2)
-    """Spread of their logarithm."""
-
-    transfer_s: Seconds = 2.0
-    """Seconds a worker reads a weight set while it serves."""
-
-    pause_s: Seconds = 0.5
-    """Seconds it does not serve while the set is put in place."""
-
-    train_s: Seconds = 10.0
-    """Seconds of an update, however small."""
-
-    train_sample_s: Seconds = 0.07
-    """Seconds that each sample adds to it."""
 
 
 class GpusConfig(Section):

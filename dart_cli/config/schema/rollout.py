@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from bus.temperatures import MAX_TEMPERATURE, MIN_TEMPERATURE
 from dart_cli.config.schema.base import (
@@ -17,31 +16,20 @@ from dart_cli.config.schema.base import (
     PositiveSeconds,
     Section,
     Threads,
+    one_of,
 )
-from envs.own_code import did_you_mean
 
 MODEL_ENGINES = ("transformers", "vllm")
 """Values of `rollout.engine` that run the policy's model; the others answer without one."""
-_ENGINES = (*MODEL_ENGINES, "scripted", "timed")
-
-
-def _engine(name: str) -> str:
-    if name not in _ENGINES and ":" not in name:
-        raise PydanticCustomError(
-            "engine",
-            f"must be {', '.join(_ENGINES)}, or your own as my_package.my_module:MyEngine",
-            {"hint": did_you_mean(name, _ENGINES)},
-        )
-    return name
+ENGINES = (*MODEL_ENGINES, "scripted")
 
 
 class RolloutConfig(Section):
     """One rollout worker: an engine and how it samples."""
 
-    engine: Annotated[str, AfterValidator(_engine)] = "transformers"
+    engine: Annotated[str, one_of(ENGINES, "my_package.my_module:MyEngine")] = "transformers"
     """What runs the model: `vllm` on GPUs, see section [vllm] and docs/engines.md; `transformers`
-    anywhere. `scripted` answers at random without a model, to try the processes; `timed` does so as
-    fast as section [timing] says, to measure scheduling. Your own as `my_package.my_module:MyEngine`: called
+    anywhere. `scripted` answers at random without a model, to try the processes. Your own as `my_package.my_module:MyEngine`: called
     with the configuration, it returns a `Model` (dart_cli/engines/base.py)."""
 
     temperature: float = Field(default=1.0, ge=MIN_TEMPERATURE, le=MAX_TEMPERATURE)

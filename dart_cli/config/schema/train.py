@@ -15,6 +15,7 @@ from dart_cli.config.schema.base import (
     PositiveSeconds,
     Section,
     Threads,
+    one_of,
 )
 
 LEAST_RATE = 1e-6
@@ -24,8 +25,9 @@ LEAST_RATE = 1e-6
 class TrainConfig(Section):
     """The optimizer and the objective (arXiv 2509.23866 section 3)."""
 
-    learner: Literal["torch", "timed"] = "torch"
-    """What updates. `timed` takes as long as section [timing] says and learns nothing."""
+    learner: Annotated[str, one_of(("torch",), "my_package.my_module:MyLearner")] = "torch"
+    """What updates. Your own as `my_package.my_module:MyLearner`: called with the configuration, it returns a
+    `Learner` (dart_cli/train/base.py), in one process."""
 
     updates: int = Field(default=200, ge=0, le=1000 * MANY)
     """The run ends after this many optimizer updates."""

@@ -142,7 +142,7 @@ def refuse_other(config: Config) -> None:
     path, state = newest
     if state.trained is not None:
         state.trained.refuse_other(TrainedPart.of(config), path)
-    if state.model and config.train.learner != "timed" and _names_another_folder(config):
+    if state.model and config.train.learner == "torch" and _names_another_folder(config):
         refuse_other_folder(state.model, model_identity(_folder(config)), path)
 
 

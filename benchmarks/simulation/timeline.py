@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from dart_cli.bench.recording import Recording
+from benchmarks.simulation.recording import Recording
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import EpisodeTimes, StepTimes
 from dart_cli.runtime.phase_timer import PREFIX

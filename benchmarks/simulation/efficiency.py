@@ -1,16 +1,21 @@
-"""`dart bench efficiency`: the same run scheduled and synchronised in different ways, compared.
+"""The same run scheduled and synchronised in different ways, compared: utilisation, actions/min, lost work.
 
+    python benchmarks/simulation/efficiency.py [--seconds 60] [--repeats 3] [--faults both] [--arms NAMES]
+
+    ARMS             runs that differ only in how they are scheduled and synchronised
     run_efficiency   every arm, with and without faults, repeated; pictures, tables, one JSON line
     play_arm         one run of one arm
 
-Real processes over the real bus and database; environments (envs.timed), engines
-(dart_cli.engines.timed) and the optimizer (dart_cli.train.timed) take simulated time. Baseline and
-ours are measured in the same invocation, interleaved, on the same machine; figures are medians over
-the repeats. docs/scheduling.md has the definitions and the committed result.
+Real processes over the real bus and database; environments, engines and the optimizer take simulated
+time. The baseline is the coupled batch-wise loop in the same code, measured in the same invocation,
+interleaved, on the same machine; figures are medians over the repeats. The physical limit is the least of
+what environments, rollout workers and trainer can do (bound.py). docs/scheduling.md has the definitions and
+the committed result.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import shutil
@@ -21,15 +26,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from rich.console import Console
 from rich.table import Table
 
-from bus.errors import ConfigError, TaskError
-from dart_cli.bench.arms import ARMS, BASELINE, OURS, Arm
-from dart_cli.bench.bound import bound_of
-from dart_cli.bench.measure import Measured, measure
-from dart_cli.bench.recording import Plan, record
-from dart_cli.bench.timeline import draw
+from benchmarks.simulation.bound import bound_of
+from benchmarks.simulation.measure import Measured, measure
+from benchmarks.simulation.profiles import PROFILES
+from benchmarks.simulation.recording import Plan, record
+from benchmarks.simulation.timeline import draw
+from benchmarks.simulation.times import Times
+from bus.errors import ConfigError, DartError, TaskError
 from dart_cli.config.load import Source, load_config
 from dart_cli.config.rules.check import check_config
 from dart_cli.data.store.open import DATABASE, open_reader
@@ -43,6 +51,39 @@ KILLS = 3
 """Rollout workers killed in a run with faults."""
 WARM_MINUTES = 4.0
 """Simulated minutes before the window: longer than an episode, so that all slots are out of step."""
+
+
+CONFIG = Path(__file__).with_name("efficiency.toml")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to run; `overrides` are `--set` arguments."""
+
+    name: str
+    title: str
+    overrides: tuple[str, ...]
+
+
+def _arm(name: str, title: str, scheduling: str, *more: str) -> Arm:
+    return Arm(name, title, (f"data.scheduling={scheduling}", *more))
+
+
+_COUPLED = "data.coupled=true"
+
+ARMS = {
+    arm.name: arm
+    for arm in (
+        _arm("coupled-batch", "coupled, batch-wise", "batch", _COUPLED),
+        _arm("oversample", "over-sample, discard", "april", _COUPLED, "data.recycle=false"),
+        _arm("april", "APRIL", "april", _COUPLED),
+        _arm("all-at-once", "decoupled, all sync at once", "rollout", "sync.concurrent=0"),
+        _arm("rolling", "decoupled, rolling sync", "rollout", "sync.concurrent=1"),
+    )
+}
+"""By name, in their order of presentation."""
+
+BASELINE, OURS = "coupled-batch", "rolling"
 
 
 @dataclass(frozen=True)
@@ -114,7 +155,7 @@ async def play_arm(arm: Arm, options: Options, *, with_faults: bool, pictured: b
     check_config(config, Source(options.config_path, options.overrides))
     if (run_dir / DATABASE).exists():  # the run of an earlier benchmark; nothing else is removed
         shutil.rmtree(run_dir)
-    speedup = config.timing.speedup
+    speedup = Times.of(config).speedup
     plan = Plan(
         warm_s=60 * WARM_MINUTES / speedup,
         seconds=options.seconds,
@@ -206,7 +247,7 @@ def _check_suite(options: Options) -> None:
     except TaskError as error:
         raise ConfigError(
             f"env.suite = {config.env.suite!r} cannot be compared: {error}; name a configuration "
-            f"of suite timed, e.g. configs/efficiency.toml ({options.config_path})"
+            f"of a simulated suite, e.g. {CONFIG.name} ({options.config_path})"
         ) from None
 
 
@@ -249,3 +290,61 @@ def _table(medians: dict[tuple[str, bool], Measured], with_faults: bool) -> Tabl
         if measured := medians.get((arm.name, with_faults)):
             table.add_row(arm.title, *(show(measured) for show in columns.values()))
     return table
+
+
+def pick(names: str) -> list[Arm]:
+    """The arms named in a comma-separated list, `all` for all. Raises ConfigError."""
+    if names == "all":
+        return list(ARMS.values())
+    wanted = [name.strip() for name in names.split(",")]
+    for name in wanted:
+        if name not in ARMS:
+            raise ConfigError(f"--arms: no arm {name!r}; there are {', '.join(ARMS)}")
+    return [ARMS[name] for name in wanted]
+
+
+def _count(text: str) -> int:
+    """A number that is at least 1."""
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def main() -> None:
+    """Read the options, play the arms, print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("config", nargs="?", type=Path, default=CONFIG)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets")
+    parser.add_argument("--arms", default="all", help=f"some of {', '.join(ARMS)}, by commas")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each run, once it is warm")
+    parser.add_argument("--envs", type=_count, default=64, help="environment slots in all")
+    parser.add_argument("--workers", type=_count, default=4, help="rollout workers")
+    parser.add_argument("--profile", default="osworld", help=f"one of {', '.join(PROFILES)}")
+    parser.add_argument("--faults", choices=("none", "injected", "both"), default="none")
+    parser.add_argument("--repeats", type=_count, default=1, help="of each arm, for medians")
+    parser.add_argument("--out", type=Path, help="keep the JSON in this file")
+    parser.add_argument("--pictures", type=Path, help="draw a timeline of each arm in this folder")
+    asked = parser.parse_args()
+    try:
+        run_efficiency(
+            Options(
+                config_path=asked.config,
+                overrides=tuple(asked.sets),
+                arms=tuple(pick(asked.arms)),
+                seconds=asked.seconds,
+                envs=asked.envs,
+                workers=asked.workers,
+                profile=asked.profile,
+                faults=asked.faults,
+                repeats=asked.repeats,
+                out=asked.out,
+                pictures=asked.pictures,
+            )
+        )
+    except DartError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

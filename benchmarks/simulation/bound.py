@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bus.errors import ConfigError
+from benchmarks.simulation.gpu import capacity
+from benchmarks.simulation.profiles import expected
+from benchmarks.simulation.times import Times
 from dart_cli.config.schema import Config
-from dart_cli.engines.simulated_gpu import capacity
-from envs.timed import expected
 
 
 @dataclass(frozen=True)
@@ -43,25 +43,16 @@ class Bound:
 
 
 def bound_of(config: Config, *, slots: int, workers: int) -> Bound:
-    """The bound of a run with `slots` environments in all and `workers` rollout workers.
-
-    Raises ConfigError where the environments' simulated time has another speed-up than the rest's.
-    """
-    timing, data = config.timing, config.data
-    env_speedup = config.env.options.get("speedup", 1.0)
-    if env_speedup != timing.speedup:
-        raise ConfigError(
-            f"timing.speedup = {timing.speedup:g}, but env.options.speedup = {env_speedup}; "
-            "set both to the same"
-        )
+    """The bound of a run with `slots` environments in all and `workers` rollout workers."""
+    times, data = Times.of(config), config.data
     profile = expected(str(config.env.options.get("profile", "osworld")))
-    replica = capacity(timing, config.rollout.max_batch, config.rollout.max_tokens)
-    completion_s = replica.alone_s * timing.speedup
+    replica = capacity(times, config.rollout.max_batch, config.rollout.max_tokens)
+    completion_s = replica.alone_s * times.speedup
     cycle_s = profile.reset_s / profile.steps + profile.step_s + completion_s
     samples = data.groups_per_batch * data.group_size * profile.steps
-    update_s = timing.train_s + timing.train_sample_s * samples
+    update_s = times.train_s + times.train_sample_s * samples
     return Bound(
         environments=60.0 * slots / cycle_s,
-        rollout=60.0 * workers * replica.requests_per_s / timing.speedup,
+        rollout=60.0 * workers * replica.requests_per_s / times.speedup,
         trainer=60.0 * samples / update_s,
     )

@@ -9,13 +9,14 @@ from random import Random
 import pytest
 from PIL import Image
 
+from benchmarks.simulation.profiles import PROFILES, expected
+from benchmarks.simulation.screens import screenshot
+from benchmarks.simulation.suite import TimedSuite
 from bus.errors import EnvError, TaskError
 from envs.actions import Click, Done
 from envs.base import GuiEnv, Observation, content_hash
 from envs.registry import make_env, tasks_of
-from envs.timed import PROFILES, expected
-from envs.timed.env import TimedSuite
-from envs.timed.screens import screenshot
+from tests.simulated import SUITE
 
 CLICK = Click(x=1, y=1)
 
@@ -48,7 +49,7 @@ class Episode:
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that environments sleep, which here take no time."""
     seconds: list[float] = []
-    monkeypatch.setattr("envs.timed.env.time.sleep", seconds.append)
+    monkeypatch.setattr("benchmarks.simulation.suite.time.sleep", seconds.append)
     return seconds
 
 
@@ -125,12 +126,12 @@ def test_members_of_a_group_differ_and_a_seed_repeats_them() -> None:
 
 
 def test_without_a_seed_no_two_environments_draw_alike() -> None:
-    seen = {Episode(make_env("timed", profile="instant")).hashes[0] for _ in range(8)}
+    seen = {Episode(make_env(SUITE, profile="instant")).hashes[0] for _ in range(8)}
     assert len(seen) == 8
 
 
 def test_tasks_pass_as_often_as_their_parameters_say() -> None:
-    tasks = tasks_of("timed")
+    tasks = tasks_of(SUITE)
     shares = [task.params["pass"] for task in tasks]
     assert (len(tasks), tasks[0].id, tasks[-1].id) == (32, "timed/000", "timed/031")
     assert shares == sorted(shares)
@@ -194,13 +195,13 @@ def test_after_its_end_an_episode_must_be_reset() -> None:
     ("options", "message"),
     [
         ({"profile": "osword"}, "profile must be one of osworld, browser, instant"),
-        ({"speedup": 0}, "speedup must be > 0"),
+        ({"speedup": 0}, "speedup: Input should be greater than 0"),
         ({"fault_rate": 2}, "fault_rate must be 0 to 1"),
         ({"size": "64x64"}, "size must be 128 to 4096"),
     ],
 )
 def test_an_invalid_option_is_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(TaskError, match=message):
-        make_env("timed", **options)
+        make_env(SUITE, **options)
     with pytest.raises(TaskError, match="no task 'timed/999'"):
-        make_env("timed").reset(seed=0, options={"task": "timed/999"})
+        make_env(SUITE).reset(seed=0, options={"task": "timed/999"})

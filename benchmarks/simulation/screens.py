@@ -94,7 +94,7 @@ def _drawn(scene: int, width: int, height: int) -> _PngTemplate:
 
 def _paint(scene: int, width: int, height: int) -> Image.Image:
     """A window before a picture, in at most `_BAR` colours."""
-    rng = Random(f"desktop/{scene}")  # noqa: S311 - repeatable on purpose
+    rng = Random(f"desktop/{scene}")
     grains = (-(-width // _GRAIN), -(-height // _GRAIN))
     noise = Image.frombytes("L", grains, rng.randbytes(grains[0] * grains[1]))
     light = noise.resize((width, height), Image.Resampling.BICUBIC)

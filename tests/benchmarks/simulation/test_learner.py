@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.simulation.learner import TimedLearner, TimedUpdate
+from benchmarks.simulation.times import Times
 from bus.endpoints import TELEMETRY_IN, TELEMETRY_OUT, Endpoints
 from bus.errors import StoreError
 from bus.messages import (
@@ -28,17 +30,17 @@ from bus.messages import (
 from bus.packed import float64s, int32s
 from bus.pubsub import Forwarder, Subscriber
 from bus.weights import WeightsPublished
-from dart_cli.config.schema import Config, TimingConfig
+from dart_cli.config.schema import Config, RunConfig, TrainConfig
 from dart_cli.train import data_client, loop
 from dart_cli.train.base import batch_metrics
 from dart_cli.train.process import run
-from dart_cli.train.timed import TimedLearner, TimedUpdate
 from dart_cli.weights.delta_chain import newest_version
 from dart_cli.weights.file import load
 from dart_cli.weights.manifest import check_complete
+from tests.simulated import QUICK
 from tests.train.parts import Data, Held, another_run, final_weights, serving, versions
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def batch(number: int, samples: int = 3) -> Batch:
@@ -71,14 +73,13 @@ def batch(number: int, samples: int = 3) -> Batch:
 
 
 @pytest.fixture
-def timed(config: Config) -> Config:
-    train = config.train.model_copy(update={"learner": "timed", "updates": 3})
-    timing = TimingConfig(train_s=0.2, train_sample_s=0.1, speedup=10.0)
-    return config.model_copy(update={"train": train, "timing": timing})
+def timed(tmp_path: Path) -> Config:
+    train = TrainConfig(learner=QUICK, updates=3)
+    return Config(run=RunConfig(dir=tmp_path / "run"), train=train)
 
 
 def test_an_update_takes_its_time_and_counts_what_it_was_given() -> None:
-    learner = TimedLearner(TimingConfig(train_s=0.2, train_sample_s=0.1, speedup=10.0))
+    learner = TimedLearner(Times(train_s=0.2, train_sample_s=0.1, speedup=10.0))
     began = time.monotonic()
     update = learner.update(batch(1), 0)
     assert time.monotonic() - began >= 0.05
@@ -87,13 +88,13 @@ def test_an_update_takes_its_time_and_counts_what_it_was_given() -> None:
 
 
 def test_each_update_has_weights_of_its_own_which_a_checkpoint_brings_back() -> None:
-    learner = TimedLearner(TimingConfig(train_s=0.0, train_sample_s=0.0))
+    learner = TimedLearner(Times(train_s=0.0, train_sample_s=0.0))
     seen = []
     for number in range(3):
         learner.update(batch(number), number)
         seen.append({name: value.clone() for name, value in learner.model.weights().items()})
     assert len({int(value) for held in seen for value in held.values()}) == 3
-    other = TimedLearner(TimingConfig())
+    other = TimedLearner(Times())
     other.restore(Held(seen[1]))
     assert other.model.weights() == seen[1]
     with pytest.raises(ValueError, match="has none"):
@@ -132,7 +133,7 @@ async def test_weights_are_published_where_the_update_whose_turn_it_is_was_skipp
                 return TimedUpdate(applied=False, metrics={"samples": 3.0, "tokens": 4.0})
             return super().update(batch, number, version)
 
-    monkeypatch.setattr(loop, "make_learner", lambda _: Skips(TimingConfig(train_s=0.0)))
+    monkeypatch.setattr(loop, "make_learner", lambda _: Skips(Times(train_s=0.0)))
     rarely = timed.model_copy(
         update={"weights": timed.weights.model_copy(update={"publish_every": 4})}
     )
@@ -198,7 +199,7 @@ PHASES = ("starting", "waiting", "training", "publishing")
 
 def test_the_trainer_of_a_timed_run_loads_no_model_code() -> None:
     script = (
-        "import sys, dart_cli.train.loop, dart_cli.train.timed; "
+        "import sys, dart_cli.train.loop, benchmarks.simulation.learner; "
         "sys.exit('transformers' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=60)

@@ -1,6 +1,6 @@
 """A learner that takes as long as a real one would and learns nothing: to measure scheduling.
 
-Section [timing] of the configuration sets the times. Everything around it is real: batches are taken
+times.py has the times. Everything around it is real: batches are taken
 and acknowledged, checkpoints and weight sets written; they hold a few numbers instead of a model, so
 that no model has to be loaded.
 """
@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from benchmarks.simulation.times import Times
 from bus.messages import Batch, StepMismatch
-from dart_cli.config.schema import TimingConfig
+from dart_cli.config.schema import Config
 from dart_cli.train.base import SavedState, Tensors
 from dart_cli.weights.base import TensorStream
 from dart_cli.weights.publication import stream_of
@@ -54,14 +55,19 @@ class TimedModel:
         return frozenset()
 
 
+def timed_learner(config: Config) -> TimedLearner:
+    """What `train.learner` names: the learner with the times of [env.options]."""
+    return TimedLearner(Times.of(config))
+
+
 class TimedLearner:
     """See dart_cli.train.base.Learner."""
 
-    def __init__(self, timing: TimingConfig) -> None:
+    def __init__(self, times: Times) -> None:
         self.model = TimedModel()
         self.before_change: Callable[[], None] = lambda: None
-        self._update_s = timing.train_s / timing.speedup
-        self._sample_s = timing.train_sample_s / timing.speedup
+        self._update_s = times.train_s / times.speedup
+        self._sample_s = times.train_sample_s / times.speedup
 
     def update(
         self,
@@ -84,5 +90,5 @@ class TimedLearner:
     def restore(self, saved: SavedState) -> None:
         """Restore the count. Raises ValueError if the checkpoint is a real model's."""
         if saved.names != {_NAME}:
-            raise ValueError('it is a model\'s, and train.learner = "timed" has none')
+            raise ValueError("it is a model's, and the timed learner has none")
         saved.fill(self.model.weights())

@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from statistics import mean
 from typing import Any
 
+from benchmarks.simulation.bound import Bound
+from benchmarks.simulation.recording import ProcessCost, Recording
 from bus.messages import Heartbeat
-from dart_cli.bench.bound import Bound
-from dart_cli.bench.recording import ProcessCost, Recording
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import EpisodeTimes
 from dart_cli.runtime.phase_timer import PREFIX

@@ -1,12 +1,13 @@
 """An engine with the timing of a GPU replica and no computation: to measure scheduling.
 
-    TimedEngine      an Engine around a simulated Replica (simulated_gpu.py); one timer, no sleep per token
+    timed_engine     what `rollout.engine` names
+    TimedEngine      an Engine around a simulated Replica (gpu.py); one timer, no sleep per token
     TimedReply       the answer to one prompt, and for how many iterations it decodes
     random_replies   clicks anywhere, with a thought that fills the sampled length
 
 Everything but the arithmetic is real: requests queue, are batched, suspended and resumed, weight
-sets are checked and loaded in flight, each token has its version. Times are those of section
-[timing] of the configuration, divided by its speed-up.
+sets are checked and loaded in flight, each token has its version. Times are those of times.py,
+divided by their speed-up.
 """
 
 from __future__ import annotations
@@ -21,18 +22,22 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
+from benchmarks.simulation.gpu import Costs, Replica, SimulatedRequest, SimulatedSwap
+from benchmarks.simulation.times import Times
 from bus.errors import EngineError
-from dart_cli.config.schema import TimingConfig
+from dart_cli.config.schema import Config
 from dart_cli.engines.base import (
     GenerateRequest,
     Generation,
+    Model,
     UpdateTiming,
 )
 from dart_cli.engines.completions import CompletionBuilder
-from dart_cli.engines.simulated_gpu import Costs, Replica, SimulatedRequest, SimulatedSwap
+from dart_cli.engines.scripted import ScriptedResponder
 from dart_cli.policy.codec import make_codec
 from dart_cli.policy.coordinates import THOUSAND, CoordinateMap
 from dart_cli.policy.weight_set import WeightSet, directory_of
+from dart_cli.weights.manifest import check_complete
 from envs.actions import Click
 
 CLOSED = "the timed engine is closed; start another rollout worker"
@@ -57,7 +62,15 @@ CheckWeights = Callable[[Path, int], object]
 """(directory, policy version): raises WeightsError for a set that is not whole."""
 
 
-def random_replies(codec: str, timing: TimingConfig) -> TimedReplies:
+def timed_engine(config: Config) -> Model:
+    """The engine of a configuration, with the times of its [env.options]; a token is a byte of UTF-8."""
+    times = Times.of(config)
+    replies = random_replies(config.policy.codec, times)
+    engine = TimedEngine(replies, times, max_batch=config.rollout.max_batch)
+    return Model(engine, ScriptedResponder(engine))
+
+
+def random_replies(codec: str, times: Times) -> TimedReplies:
     """Clicks anywhere in the language `codec`; position and length are drawn from the request's seed.
 
     The length is log-normal and capped by max_tokens; a thought fills the text up to it if the
@@ -67,12 +80,12 @@ def random_replies(codec: str, timing: TimingConfig) -> TimedReplies:
     coordinates = CoordinateMap(
         THOUSAND, THOUSAND, THOUSAND, THOUSAND
     )  # a screen as fine as the numbers
-    median = math.log(timing.completion_tokens)
+    median = math.log(times.completion_tokens)
 
     def answer(request: GenerateRequest) -> TimedReply:
-        rng = Random(request.sampling.seed)  # noqa: S311 - repeatable on purpose
+        rng = Random(request.sampling.seed)
         where = Click(x=rng.randrange(THOUSAND), y=rng.randrange(THOUSAND))
-        drawn = round(math.exp(rng.gauss(median, timing.completion_sigma)))
+        drawn = round(math.exp(rng.gauss(median, times.completion_sigma)))
         iterations = max(1, min(drawn, request.sampling.max_tokens))
         text = language.format(where, coordinates)
         missing = max(0, iterations - len(text))
@@ -114,19 +127,19 @@ class TimedEngine:
     def __init__(
         self,
         answer: TimedReplies,
-        timing: TimingConfig,
+        times: Times,
         *,
-        check_weights: CheckWeights,
+        check_weights: CheckWeights = check_complete,
         policy_version: int = -1,
         max_batch: int = 32,
     ) -> None:
         """At most `max_batch` requests run together; the others wait in order of arrival."""
         self._answer = answer
         self._check_weights = check_weights
-        self._transfer_s = timing.transfer_s / timing.speedup
-        self._pause_s = timing.pause_s / timing.speedup
+        self._transfer_s = times.transfer_s / times.speedup
+        self._pause_s = times.pause_s / times.speedup
         self._replica = Replica(
-            Costs.of(timing), max_batch, version=policy_version, now=time.monotonic()
+            Costs.of(times), max_batch, version=policy_version, now=time.monotonic()
         )
         self._pending: dict[SimulatedRequest, _TimedRequest] = {}
         self._swap: tuple[SimulatedSwap, asyncio.Future[None]] | None = None

@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from dart_cli.config.schema import TimingConfig
-from dart_cli.engines.simulated_gpu import Costs, Replica, SimulatedRequest, capacity, mean_tokens
+from benchmarks.simulation.gpu import Costs, Replica, SimulatedRequest, capacity, mean_tokens
+from benchmarks.simulation.times import Times
 
 COSTS = Costs(prefill_s=0.5, prefill_cached_s=0.125, decode_s=0.01, decode_each_s=0.0025)
 
@@ -179,7 +179,7 @@ def test_work_that_costs_nothing_takes_no_time_to_speak_of() -> None:
     assert len(replica.advance(1.001)) == len(jobs)
 
 
-TIMING = TimingConfig(
+TIMING = Times(
     prefill_s=0.4,
     prefill_cached_s=0.1,
     decode_s=0.01,

@@ -8,16 +8,16 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from bus.messages import Heartbeat
-from dart_cli.bench.measure import (
+from benchmarks.simulation.measure import (
     _finished_lost,
     _increments,
     _shares,
     increase,
     most_at_once,
 )
-from dart_cli.bench.recording import Plan
-from dart_cli.bench.timeline import PHASES, phases_of_slots
+from benchmarks.simulation.recording import Plan
+from benchmarks.simulation.timeline import PHASES, phases_of_slots
+from bus.messages import Heartbeat
 from dart_cli.data.store.rows import EpisodeTimes, StepTimes
 
 NUMBER = {name: number for number, name in enumerate(PHASES)}

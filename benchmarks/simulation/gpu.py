@@ -30,7 +30,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dart_cli.config.schema import TimingConfig
+from benchmarks.simulation.times import Times
 from dart_cli.engines.load_meter import LoadMeter
 
 TRAJECTORIES_PER_SLOT = 8
@@ -50,13 +50,13 @@ class Costs:
     decode_each_s: float
 
     @classmethod
-    def of(cls, timing: TimingConfig) -> Costs:
+    def of(cls, times: Times) -> Costs:
         """The costs of a configuration, divided by its speed-up."""
         return cls(
-            timing.prefill_s / timing.speedup,
-            timing.prefill_cached_s / timing.speedup,
-            timing.decode_s / timing.speedup,
-            timing.decode_each_s / timing.speedup,
+            times.prefill_s / times.speedup,
+            times.prefill_cached_s / times.speedup,
+            times.decode_s / times.speedup,
+            times.decode_each_s / times.speedup,
         )
 
     def iteration_s(self, decoding: int) -> float:
@@ -327,14 +327,14 @@ class EngineCapacity:
     alone_s: float  # mean latency of a request that has the replica to itself
 
 
-def mean_tokens(timing: TimingConfig, max_tokens: int) -> float:
+def mean_tokens(times: Times, max_tokens: int) -> float:
     """Mean length of a completion, `min(X, max_tokens)` of a log-normal X.
 
     With median m = e^mu, spread s and cap c this is
     `m e^(s^2/2) F((ln c - mu)/s - s) + c (1 - F((ln c - mu)/s))`, F the normal distribution
     function: the textbook's limited expected value. Rounding to whole tokens is ignored.
     """
-    median, spread, cap = timing.completion_tokens, timing.completion_sigma, max_tokens
+    median, spread, cap = times.completion_tokens, times.completion_sigma, max_tokens
     if spread == 0:
         return float(min(median, cap))
     z = math.log(cap / median) / spread
@@ -348,7 +348,7 @@ def _normal(z: float) -> float:
 
 
 def capacity(
-    timing: TimingConfig, max_batch: int, max_tokens: int, cached_share: float = 1.0
+    times: Times, max_batch: int, max_tokens: int, cached_share: float = 1.0
 ) -> EngineCapacity:
     """The capacity of one replica, if `cached_share` of the prefills find their prefix in the cache.
 
@@ -360,8 +360,8 @@ def capacity(
     Real seconds, the speed-up applied. No order of service does better: whenever a slot is free
     and a request waits, the model fills it first, so every iteration is as full as possible.
     """
-    costs = Costs.of(timing)
+    costs = Costs.of(times)
     prefill_s = cached_share * costs.prefill_cached_s + (1 - cached_share) * costs.prefill_s
-    tokens = mean_tokens(timing, max_tokens)
+    tokens = mean_tokens(times, max_tokens)
     each_s = prefill_s + tokens * costs.iteration_s(max_batch) / max_batch
     return EngineCapacity(1 / each_s, prefill_s + tokens * costs.iteration_s(1))

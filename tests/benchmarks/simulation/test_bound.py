@@ -7,15 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.simulation.bound import bound_of
+from benchmarks.simulation.efficiency import (
+    ARMS,
+    BASELINE,
+    CONFIG,
+    OURS,
+    Options,
+    run_efficiency,
+    summary,
+)
+from benchmarks.simulation.measure import Measured
+from benchmarks.simulation.recording import Plan, record
 from bus.errors import ConfigError, DartError
-from dart_cli.bench.arms import ARMS, BASELINE, OURS
-from dart_cli.bench.bound import bound_of
-from dart_cli.bench.efficiency import Options, run_efficiency, summary
-from dart_cli.bench.measure import Measured
-from dart_cli.bench.recording import Plan, record
 from dart_cli.config.load import load_config
-
-CONFIG = Path(__file__).parents[2] / "configs" / "efficiency.toml"
 
 
 def measured(actions_per_minute: float) -> Measured:
@@ -29,15 +34,10 @@ def options() -> Options:
     return Options(CONFIG, (), arms, 1.0, 64, 4, "osworld", "none", 1, None, None)
 
 
-def test_simulated_time_must_pass_alike_everywhere() -> None:
-    with pytest.raises(ConfigError, match=r"timing\.speedup = 6, but env\.options\.speedup = 12"):
-        bound_of(load_config(CONFIG, ["timing.speedup=6"]), slots=64, workers=4)
-
-
 def test_the_bound_of_simulated_minutes_does_not_depend_on_the_speedup() -> None:
     bounds = [
         bound_of(
-            load_config(CONFIG, [f"timing.speedup={speed}", f"env.options.speedup={speed}"]),
+            load_config(CONFIG, [f"env.options.speedup={speed}"]),
             slots=64,
             workers=4,
         )

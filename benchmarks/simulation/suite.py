@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from benchmarks.simulation.profiles import PROFILES, Profile, profile_named
+from benchmarks.simulation.screens import screenshot
+from benchmarks.simulation.times import read_times
 from bus.errors import EnvError, TaskError
 from envs.actions import Action, Answer, Done, Fail
 from envs.base import Observation, Task, Verdict, task_of
 from envs.options import read_size
 from envs.screenshots import MEDIA_TYPES
-from envs.timed.profiles import PROFILES, Profile, profile_named
-from envs.timed.screens import screenshot
 
 TASKS = 32
 LEAST_PASS, MOST_PASS = 0.2, 0.8
@@ -67,7 +68,7 @@ class TimedEnv:
         self._size = size
         self._stream = stream
         self._number = 0  # of episodes begun
-        self._rng = Random(stream)  # noqa: S311 - repeatable on purpose
+        self._rng = Random(stream)
         self._episode: _EpisodePlan | None = None
         self._steps = 0
         self._ended = True
@@ -78,7 +79,7 @@ class TimedEnv:
         """Start `options["task"]`, a Task of this suite or its id, after a reset's time."""
         task = task_of(options, self._tasks, TimedSuite.name)
         self._number += 1
-        self._rng = Random(f"{self._stream}/{self._number}/{task.id}/{seed}")  # noqa: S311
+        self._rng = Random(f"{self._stream}/{self._number}/{task.id}/{seed}")
         self._episode = self._draw(task)
         self._steps, self._ended = 0, False
         times = SLOW_RESET if self._episode.slow_reset else 1.0
@@ -153,12 +154,14 @@ class TimedSuite:
         self,
         *,
         profile: str = "osworld",
-        speedup: float = 1.0,
         fault_rate: float = 0.0,
         size: Sequence[int] | str = (448, 336),
         seed: int | None = None,
+        **times: object,
     ) -> TimedEnv:
-        """An environment with the durations of `profile`, divided by `speedup`.
+        """An environment with the durations of `profile`, divided by the speed-up of `times`.
+
+        The other times (times.py) are the engine's and the learner's.
 
         `fault_rate` is the share of episodes that suffer a fault: half crash at some step, half
         have a reset that is `SLOW_RESET` times as long. With a `seed` all draws repeat in every
@@ -170,16 +173,14 @@ class TimedSuite:
             raise TaskError(
                 f"size must be {MIN_SIDE} to {MAX_SIDE} pixels a side, got {width}x{height}"
             )
-        if not speedup > 0:
-            raise TaskError(f"speedup must be > 0, got {speedup:g}")
         if not 0 <= fault_rate <= 1:
             raise TaskError(f"fault_rate must be 0 to 1, got {fault_rate:g}")
         found = profile_named(profile)
-        fresh = Random().getrandbits(64) if seed is None else seed  # noqa: S311 - no secret
+        fresh = Random().getrandbits(64) if seed is None else seed
         return TimedEnv(
             self.tasks,
             found,
-            speedup=speedup,
+            speedup=read_times(times).speedup,
             fault_rate=fault_rate,
             size=(width, height),
             stream=f"{fresh}/{next(self._made)}",

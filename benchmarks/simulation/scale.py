@@ -1,6 +1,6 @@
 """Checks that `dart data` and the bus keep up with very many environment slots.
 
-    python benchmarks/scale.py [--minutes 10] [--slots 256] [--workers 8] [--hosts 0] [--out FILE]
+    python benchmarks/simulation/scale.py [--minutes 10] [--slots 256] [--workers 8] [--hosts 0] [--out FILE]
 
 Timed environments and engines, in real time. The engines and the optimizer have the times of a small
 model, so that the slots are the limit. Without `--hosts` two `dart env` processes of profile `browser`
@@ -31,37 +31,36 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import psutil
 
+from benchmarks.simulation.bound import bound_of
+from benchmarks.simulation.hosts import Host, NotPermittedError, hosts
+from benchmarks.simulation.measure import cores_by_role, measure
+from benchmarks.simulation.recording import Plan, Recording, record
 from benchmarks.store import hand_in
 from benchmarks.store_messages import STEPS, ScreenSize
 from bus.messages import Heartbeat
-from dart_cli.bench.bound import bound_of
-from dart_cli.bench.hosts import Host, NotPermittedError, hosts
-from dart_cli.bench.measure import cores_by_role, measure
-from dart_cli.bench.recording import Plan, Recording, record
 from dart_cli.config.load import load_config
 from dart_cli.config.schema import Config
 from dart_cli.data.store.open import open_reader
 from dart_cli.runtime.commands import commands_of
 
-CONFIG = Path(__file__).resolve().parents[1] / "configs" / "efficiency.toml"
+CONFIG = Path(__file__).with_name("efficiency.toml")
 RUN_DIR = Path("runs/scale")
 SETTINGS = {
     "run.dir": str(RUN_DIR),
     "env.options.profile": "browser",
     "env.options.speedup": "1.0",
-    "timing.speedup": "1.0",
-    "timing.prefill_s": "0.03",
-    "timing.prefill_cached_s": "0.01",
-    "timing.decode_s": "0.0005",
-    "timing.decode_each_s": "0.00002",
-    "timing.transfer_s": "0.2",
-    "timing.pause_s": "0.05",
-    "timing.train_s": "1.0",
-    "timing.train_sample_s": "0.003",
+    "env.options.prefill_s": "0.03",
+    "env.options.prefill_cached_s": "0.01",
+    "env.options.decode_s": "0.0005",
+    "env.options.decode_each_s": "0.00002",
+    "env.options.transfer_s": "0.2",
+    "env.options.pause_s": "0.05",
+    "env.options.train_s": "1.0",
+    "env.options.train_sample_s": "0.003",
     "data.groups_per_batch": "32",
     "data.max_staleness": "16",
     "train.checkpoint_every": "100000",
@@ -70,7 +69,7 @@ SETTINGS = {
 OF_HOSTS = {
     "env.options.profile": "osworld",
     "rollout.max_batch": "64",
-    "timing.train_sample_s": "0.001",
+    "env.options.train_sample_s": "0.001",
     "bus.transport": "tcp",
     "up.envs": "0",  # they are started on their hosts
 }

@@ -11,25 +11,25 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.simulation.engine import TimedEngine, TimedReply, random_replies
+from benchmarks.simulation.times import Times
 from bus.errors import EngineError, WeightsError
 from bus.messages import ActRequest, SampledTokens, Sampling, VersionSpan
-from dart_cli.config.schema import TimingConfig
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.scripted import ScriptedResponder
-from dart_cli.engines.timed import TimedEngine, TimedReply, random_replies
 from dart_cli.policy.codec import make_codec
 from dart_cli.policy.coordinates import make_coordinate_map
 from dart_cli.weights.file import publish
 from dart_cli.weights.manifest import WEIGHTS, check_complete
 from tests.waiting import until
 
-FAST = TimingConfig(speedup=200.0)
-SLOW = TimingConfig(prefill_s=0.01, prefill_cached_s=0.01, decode_s=0.002, decode_each_s=0.0)
+FAST = Times(speedup=200.0)
+SLOW = Times(prefill_s=0.01, prefill_cached_s=0.01, decode_s=0.002, decode_each_s=0.0)
 
 
 @contextlib.asynccontextmanager
 async def serving(
-    timing: TimingConfig, codec: str = "uitars", **options: int
+    timing: Times, codec: str = "uitars", **options: int
 ) -> AsyncIterator[TimedEngine]:
     engine = TimedEngine(
         random_replies(codec, timing),
@@ -201,7 +201,7 @@ async def test_a_set_that_is_not_whole_is_refused_while_requests_run(tmp_path: P
 
 
 async def test_cancelling_frees_the_place_and_closing_ends_what_waits() -> None:
-    endless = TimingConfig(prefill_s=0.0, decode_s=60.0)
+    endless = Times(prefill_s=0.0, decode_s=60.0)
     async with serving(endless, max_batch=1) as engine:
         asks = [asyncio.create_task(engine.generate(ask(seed))) for seed in range(3)]
         await decoded(engine, 1)

@@ -1,0 +1,41 @@
+"""Simulated parts by name, with the times that tests need (benchmarks/simulation)."""
+
+from __future__ import annotations
+
+from benchmarks.simulation.engine import TimedEngine, random_replies
+from benchmarks.simulation.learner import TimedLearner
+from benchmarks.simulation.times import Times
+from dart_cli.config.schema import Config
+from dart_cli.engines.base import Model
+from dart_cli.engines.scripted import ScriptedResponder
+
+SUITE = "benchmarks.simulation.suite:TimedSuite"
+QUICK = f"{__file__}:quick_learner"
+SLOW = f"{__file__}:slow_learner"
+STUCK = f"{__file__}:stuck_engine"
+LATE = f"{__file__}:late_engine"
+
+
+def quick_learner(_config: Config) -> TimedLearner:
+    """A tenth of a second an update."""
+    return TimedLearner(Times(train_s=0.1, train_sample_s=0.0))
+
+
+def slow_learner(_config: Config) -> TimedLearner:
+    """Updates that take as long as real ones of the tiny model."""
+    return TimedLearner(Times(train_s=0.5, train_sample_s=0.0))
+
+
+def stuck_engine(config: Config) -> Model:
+    """It never brings a token."""
+    return _engine(config, Times(prefill_s=1e6, transfer_s=0.0))
+
+
+def late_engine(config: Config) -> Model:
+    """It takes ten seconds to read new weights."""
+    return _engine(config, Times(prefill_s=0.0, transfer_s=10.0))
+
+
+def _engine(config: Config, times: Times) -> Model:
+    engine = TimedEngine(random_replies(config.policy.codec, times), times)
+    return Model(engine, ScriptedResponder(engine))
