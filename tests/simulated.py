@@ -13,6 +13,7 @@ SUITE = "benchmarks.simulation.suite:TimedSuite"
 QUICK = f"{__file__}:quick_learner"
 SLOW = f"{__file__}:slow_learner"
 STUCK = f"{__file__}:stuck_engine"
+WORDY = f"{__file__}:wordy_engine"
 LATE = f"{__file__}:late_engine"
 
 
@@ -29,6 +30,12 @@ def slow_learner(_config: Config) -> TimedLearner:
 def stuck_engine(config: Config) -> Model:
     """It never brings a token."""
     return _engine(config, Times(prefill_s=1e6, transfer_s=0.0))
+
+
+def wordy_engine(config: Config) -> Model:
+    """A completion takes it some five seconds."""
+    times = Times(prefill_s=0.05, decode_s=0.08, completion_tokens=60, transfer_s=0.0)
+    return _engine(config, times)
 
 
 def late_engine(config: Config) -> Model:

@@ -8,7 +8,7 @@ serve         the process `dart serve`
 explore       `dart explore`: the screens of an application
 model         `dart model`: folders of models, and rows for a verifier
 tune          `dart tune`: supervised training of a folder
-tools         view, bench, doctor, init, keys
+tools         view, export, doctor, init, keys
 up            the whole run from one command
 live_display  what `dart up` shows meanwhile
 options       arguments and options that verbs share

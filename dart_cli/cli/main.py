@@ -75,7 +75,7 @@ PANELS = {
     "Evaluate": ("eval",),
     "Make": ("init", "tune", "export", "model", "explore"),
 }
-"""The verbs of the first help page by what they are for. `bench` and `keys` are left out of it."""
+"""The verbs of the first help page by what they are for. `keys` is left out of it."""
 
 
 class _Verbs(typer.core.TyperGroup):

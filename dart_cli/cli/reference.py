@@ -29,7 +29,7 @@ def cli_reference() -> str:
         "message names the fix, 130 interrupted, 141 the reader of its output has gone. `dart status`",
         "ends with 1 where the run is not healthy, `dart doctor` where it cannot work, `dart env check`",
         "where a task has to be fixed.",
-        "`dart --help` lists the verbs by what they are for, without `bench` and `keys`.",
+        "`dart --help` lists the verbs by what they are for, without `keys`.",
     ]
     with typer.Context(root, info_name="dart") as context:
         for name in root.list_commands(context):  # type: ignore[attr-defined]

@@ -63,7 +63,6 @@ RESULTS = {
     "doctor": "{config} --json",
     "init": "{new}",
     "keys": "{new}",
-    "bench efficiency": "{new}",
 }
 """A cheap command of each verb; `{new}` does not exist."""
 

@@ -51,12 +51,8 @@ def run(*arguments: str) -> int:
     [
         ("dart_cli.evaluation.suite_check.report.run_check", ["env", "check", "mini"]),
         ("dart_cli.evaluation.manual.session.run_play", ["env", "play", "mini", "popup"]),
-        (
-            "dart_cli.bench.efficiency.run_efficiency",
-            ["bench", "efficiency", "configs/efficiency.toml"],
-        ),
     ],
-    ids=["check", "play", "efficiency"],
+    ids=["check", "play"],
 )
 def test_an_out_that_can_be_no_file_is_refused_before_anything_is_played(
     play: str,
@@ -102,14 +98,13 @@ def test_help_loads_nothing_heavy_and_names_every_verb() -> None:
     assert panels == sorted(panels)
 
 
-@pytest.mark.parametrize("verb", ["bench", "keys"])
 def test_a_rare_verb_is_left_out_of_the_first_page_and_works(
-    verb: str, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run("--help") == 0
-    assert not re.search(rf"^│ {verb}\b", capsys.readouterr().out, re.MULTILINE)
-    assert run(verb, "--help") == 0
-    assert f"dart {verb}" in capsys.readouterr().out
+    assert not re.search(r"^│ keys\b", capsys.readouterr().out, re.MULTILINE)
+    assert run("keys", "--help") == 0
+    assert "dart keys" in capsys.readouterr().out
 
 
 def test_a_help_page_fills_its_lines_whatever_the_source_wraps_at() -> None:
@@ -199,9 +194,9 @@ def test_an_error_of_usage_is_one_line(
 
 
 def test_a_verb_without_any_word_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("bench") == 2
+    assert run("model") == 2
     out, err = capsys.readouterr()
-    assert "efficiency" in out + err
+    assert "add-pointer" in out + err
 
 
 @pytest.mark.parametrize(
@@ -278,18 +273,6 @@ def test_status_without_a_run_takes_the_newest(
         save_config(config)
     assert run("status", "--once") == 1
     assert "no data process answers" in capsys.readouterr().err
-
-
-def test_a_bench_of_a_suite_that_takes_no_time_blames_the_suite(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    path = str(ROOT / "configs" / "quickstart.toml")
-    assert run("bench", "efficiency", path) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert "env.suite = 'mini' cannot be compared" in err
-    assert "configs/efficiency.toml" in err
-    assert "--set" not in err
 
 
 def test_the_reference_page_is_what_help_says() -> None:

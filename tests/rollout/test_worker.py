@@ -50,7 +50,6 @@ from dart_cli.config.schema import (
     PolicyConfig,
     RolloutConfig,
     RunConfig,
-    TimingConfig,
     WeightsConfig,
 )
 from dart_cli.engines.base import Model, UpdateTiming
@@ -495,10 +494,7 @@ async def test_a_refused_set_is_tried_again(
 
 async def test_a_suspended_run_begins_nothing_and_loses_nothing(config: Config) -> None:
     weights = config.run.dir / "weights"
-    timing = TimingConfig(prefill_s=0.05, decode_s=0.08, completion_tokens=60, transfer_s=0.0)
-    slow = scripted(config, "timed").model_copy(
-        update={"timing": timing, "policy": PolicyConfig(codec="uitars")}
-    )
+    slow = scripted(config, WORDY).model_copy(update={"policy": PolicyConfig(codec="uitars")})
     async with telemetry(config.run.dir) as data, worker(slow), asks(config) as client:
         data.announce(tiny_set(weights, 1))
         await data.heard(lambda hb: hb.state == "ready")
@@ -694,6 +690,7 @@ import sys
 from dart_cli.config.schema import Config
 from dart_cli.runtime.role import run_role
 from dart_cli.rollout import worker
+from tests.simulated import WORDY
 
 def slow(config):
     import time

@@ -61,6 +61,14 @@ def test_environments_that_cannot_be_spread_evenly_are_refused() -> None:
         run_efficiency(replace(options(), envs=65))
 
 
+def test_a_suite_that_takes_no_time_cannot_be_compared() -> None:
+    quickstart = CONFIG.parents[2] / "configs" / "quickstart.toml"
+    with pytest.raises(
+        ConfigError, match=r"env.suite = 'mini' cannot be compared.*efficiency.toml"
+    ):
+        run_efficiency(replace(options(), config_path=quickstart))
+
+
 async def test_a_run_that_is_over_before_its_window_is_no_measurement(tmp_path: Path) -> None:
     config = load_config(CONFIG, [f"run.dir={tmp_path / 'run'}"])
     commands = {name: ["--version"] for name in ("data", "train")}
