@@ -68,6 +68,7 @@ from dart_cli.weights.broadcast.channel import BroadcastChannel
 from dart_cli.weights.file import FileChannel, publish
 from dart_cli.weights.manifest import WEIGHTS
 from scripts.tiny_model import build_tiny, save
+from tests.simulated import WORDY
 from tests.waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).parents[2]
@@ -690,7 +691,6 @@ import sys
 from dart_cli.config.schema import Config
 from dart_cli.runtime.role import run_role
 from dart_cli.rollout import worker
-from tests.simulated import WORDY
 
 def slow(config):
     import time

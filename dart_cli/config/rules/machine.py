@@ -180,6 +180,11 @@ GPUS = Table(
         Rule("gpus.rollout", _rollout_gpus, "{found}"),
         *map(_named_twice, ("train", "rollout")),
         Rule(
+            "train.ranks",
+            lambda c: c.train.ranks > 1 and c.train.learner != "torch",
+            '= {value} and train.learner = "{train.learner}", which is one process; set 1',
+        ),
+        Rule(
             "train.device",
             lambda c: c.train.ranks > 1 and ":" in c.train.device and not c.gpus.train,
             '= {value} is one device, train.ranks = {train.ranks} needs as many; set "cuda", and the '
