@@ -229,7 +229,7 @@ class Snapshot(Part):
     queues: QueuesView = QueuesView()
     syncs: list[SyncView] = []  # newest of each rollout worker
     store_bytes: int = 0  # database on disk
-    stall_s: float = 20.0  # config.bus.stall_s
+    stall_s: float = 20.0  # endpoints.STALL_S of the config
     quiet_s: float = 0.0  # since a step, an end, an update or a weight set was last filed
     next_batch: str = ""  # what the next batch still needs
     permits: dict[str, float] = {}  # rollout worker that may take weights -> seconds it may

@@ -104,8 +104,8 @@ if [ "$gpus" -gt 0 ]; then ranks=(--set "train.ranks=$gpus"); fi
 
 keys=$run_dir/keys
 common=("$config" ${given[@]+"${given[@]}"}
-    --set "run.dir=$run_dir" --set 'bus.transport="tcp"' --set "bus.host=\"$address\"" --set "bus.port=$port"
-    --set "bus.keys=$keys" --set 'gpus.train=[]' --set 'gpus.rollout=[]'
+    --set "run.dir=$run_dir" --set "bus.host=\"$address\"" --set "bus.port=$port"
+    --set "bus.keys=$keys" --set 'up.train_gpus=[]' --set 'up.rollout_gpus=[]'
     --set "up.rollouts=$((others * workers))" --set "up.envs=$((others * envs))") # caches of screens follow from them
 if [ -z "$channel" ]; then common+=(--set "weights.directory=$weights"); fi
 

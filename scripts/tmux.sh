@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # The roles of a run in tmux, a pane each, as one would type them by hand; and the status page.
 #
-#   scripts/tmux.sh CONFIG                                  everything on a laptop, or as its [gpus] says
+#   scripts/tmux.sh CONFIG                                  everything on a laptop, or as its [up] says
 #   scripts/tmux.sh --train 0-5 --rollout 6-7 CONFIG        a box: GPUs 0-5 train, 6-7 roll out
 #   scripts/tmux.sh --rollouts 2 --envs 4 CONFIG --set env.slots=32
 #
-#   --train GPUS     GPUs of the trainer, e.g. 0 or 0-1 or 0,3, a rank on each; in place of gpus.train
+#   --train GPUS     GPUs of the trainer, e.g. 0 or 0-1 or 0,3, a rank on each; in place of up.train_gpus
 #                    and train.ranks
-#   --rollout GPUS   GPUs of rollout workers, vllm.tensor_parallel for each; in place of gpus.rollout
+#   --rollout GPUS   GPUs of rollout workers, vllm.tensor_parallel for each; in place of up.rollout_gpus
 #                    and up.rollouts
 #   --rollouts N     rollout workers where no GPUs are named for them (default up.rollouts)
 #   --envs N         environment processes (default up.envs)
@@ -80,7 +80,7 @@ flags=() ranks=()
 if [ -n "$train" ]; then
     shared=${train//[^,]/}
     flags+=(--train "$train")
-    ranks=(--set "train.ranks=$((${#shared} + 1))" --set 'gpus.train=[]' --set 'gpus.rollout=[]')
+    ranks=(--set "train.ranks=$((${#shared} + 1))" --set 'up.train_gpus=[]' --set 'up.rollout_gpus=[]')
 fi
 if [ -n "$rollout" ]; then flags+=(--rollout "$rollout"); fi
 placed=$(PYTHONPATH=$home "$python" -m dart_cli.runtime.commands ${flags[@]+"${flags[@]}"} "$config" "$@" 2>&1) || die "$placed"

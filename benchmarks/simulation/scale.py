@@ -70,7 +70,6 @@ OF_HOSTS = {
     "env.options.profile": "osworld",
     "rollout.max_batch": "64",
     "env.options.train_sample_s": "0.001",
-    "bus.transport": "tcp",
     "up.envs": "0",  # they are started on their hosts
 }
 FULL_HD = ScreenSize("1920x1080", 800_000, 2_691, 1.0)

@@ -109,7 +109,7 @@ def run_(
         typer.Option(
             min=0,
             max=1024,
-            help="Processes that play, each with a model of its own, on the GPUs of gpus.rollout; 0: this one.",
+            help="Processes that play, each with a model of its own, on the GPUs of up.rollout_gpus; 0: this one.",
         ),
     ] = 0,
     keep_as: Annotated[

@@ -42,7 +42,7 @@ from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.logs import log_dir, logging_to
 from dart_cli.runtime.run_dir import claim, save_config
 from dart_cli.runtime.streams import keep_going
-from dart_cli.runtime.supervisor import StartProcess, Supervisor, start_here
+from dart_cli.runtime.supervisor import RESTARTS, StartProcess, Supervisor, start_here
 from dart_cli.train.checkpoints.identity import newest_average
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ async def _bring_to_end(
         elif not stop.is_set():
             async with display.watching(there.config):
                 commands = commands_of(config, there.arguments)
-                await run(commands, ["data", "train"], config.up.restart)
+                await run(commands, ["data", "train"], RESTARTS)
             if line := _learned(config):
                 display.notice(line)
         if around and not stop.is_set() and _outdated(config):

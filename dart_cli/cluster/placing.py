@@ -6,8 +6,8 @@
     NodeLostError   the node is gone that a process may not be moved from
     cause_of   the cause of an error of Ray's, in one line
 
-An actor is restarted by Ray, at most `up.restart` times, on a node that has room: its placement group is then
-moved whole. Each wait tells what it waits for and ends with `up.cluster_wait_s`.
+An actor is restarted by Ray, at most RESTARTS times, on a node that has room: its placement group is then
+moved whole. Each wait tells what it waits for and ends after WAIT_S.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from dart_cli.cluster.demands import Demand, Node, lacking
 from dart_cli.cluster.process import retrieved
 from dart_cli.cluster.role_host import RoleHost
 
+WAIT_S = 600.0
+"""Seconds that a process without which the run cannot go on waits for room in the cluster."""
 TELL_S = 2.0
 """Seconds after which a wait for room is told."""
 SLOW_S = 20.0
@@ -151,7 +153,7 @@ class Placing:
                 continue
             if waited_s > self._wait_s and is_needed():
                 raise UserError(
-                    f"waited {waited_s:.0f} s (up.cluster_wait_s) in vain: {text}; add nodes, or lower "
+                    f"waited {waited_s:.0f} s in vain: {text}; add nodes, or lower "
                     "what the configuration asks for"
                 )
             reason = text.partition(" the cluster has")[0]  # the numbers change with each neighbour

@@ -25,7 +25,7 @@ from bus.endpoints import make_private_dir, write_key_pair
 from bus.errors import DartError, UserError, first_line
 from dart_cli.cluster.connection import Cluster
 from dart_cli.cluster.demands import Demand, Node, Trainer, env_of, rollout_of, trainer_of
-from dart_cli.cluster.placing import NodeLostError, Place, Placing, Reserved, cause_of
+from dart_cli.cluster.placing import WAIT_S, NodeLostError, Place, Placing, Reserved, cause_of
 from dart_cli.cluster.process import Ranks, RemoteProcess
 from dart_cli.cluster.role_host import CONFIG, SHARED_S, Setup
 from dart_cli.config.endpoints import KEY_FILE, weights_dir
@@ -34,7 +34,7 @@ from dart_cli.config.rules.check import check_config
 from dart_cli.config.schema import Config
 from dart_cli.config.template import to_toml
 from dart_cli.runtime.logs import log_dir
-from dart_cli.runtime.supervisor import Process
+from dart_cli.runtime.supervisor import RESTARTS, Process
 
 NO_TOKEN = (
     "WARNING this Ray cluster asks for no token: who reaches its ports runs commands as you and reads the keys "
@@ -60,7 +60,7 @@ class ClusterRun:
         self.config = config
         self.arguments: list[str] = []
         self._cluster, self._path, self._notice = cluster, path, notice
-        self._placing = Placing(cluster, config.up.restart, config.up.cluster_wait_s, notice)
+        self._placing = Placing(cluster, RESTARTS, WAIT_S, notice)
         self._places: dict[str, Place] = {}
         self._processes: dict[str, RemoteProcess] = {}
         self._trainer = Trainer((), (), Demand("", 0))
@@ -121,12 +121,11 @@ class ClusterRun:
         self._keys = of_this_run(self.config)
         ours: dict[str, object] = {
             "run.dir": run_dir,
-            "bus.transport": "tcp",
             "bus.host": self._home.address,
             "bus.port": port,
             "bus.keys": run_dir / "keys",
-            "gpus.train": [],
-            "gpus.rollout": [],
+            "up.train_gpus": [],
+            "up.rollout_gpus": [],
         }
         if self.config.weights.channel == "file" and not self._cluster.is_local:
             ours["weights.directory"] = weights_dir(self.config).absolute()

@@ -1,4 +1,4 @@
-"""Which GPUs each process uses: what [gpus] and the devices ask for, without torch.
+"""Which GPUs each process uses: what [up] asks for, without torch.
 
 gpus_of       the GPUs of one process, as CUDA_VISIBLE_DEVICES names them
 visible_gpus  how many this process can use
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from bus.messages import Role  # a type alone: the messages take as long as all of this
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""What a process may use, by NVIDIA's own numbers; a user's own value stands above [gpus]."""
+"""What a process may use, by NVIDIA's own numbers; a user's own value stands above [up]."""
 
 
 def gpus_of(config: Config, role: Role | str, worker: str) -> str:
-    """The GPUs of a worker such as `train` or `rollout-1`; empty where [gpus] does not name any for it.
+    """The GPUs of a worker such as `train` or `rollout-1`; empty where [up] does not name any for it.
 
-    Raises ConfigError for a rollout worker beyond those that [gpus] has GPUs for.
+    Raises ConfigError for a rollout worker beyond those that [up] has GPUs for.
     """
     if role == "train":
-        return ",".join(map(str, config.gpus.train))
-    listed = config.gpus.rollout
+        return ",".join(map(str, config.up.train_gpus))
+    listed = config.up.rollout_gpus
     if role != "rollout" or not listed:
         return ""
     each = gpus_per_worker(config)
@@ -38,7 +38,7 @@ def gpus_of(config: Config, role: Role | str, worker: str) -> str:
     mine = listed[index * each : (index + 1) * each]
     if len(mine) < each:
         raise ConfigError(
-            f"gpus.rollout = {listed} has GPUs for {len(listed) // each} workers of {each}, and {worker} "
+            f"up.rollout_gpus = {listed} has GPUs for {len(listed) // each} workers of {each}, and {worker} "
             f"is one more; add its GPUs, or start it with {VISIBLE}=N"
         )
     return ",".join(map(str, mine))

@@ -4,6 +4,7 @@ run_endpoints  the addresses of the data process and the trainer
 own_address    this host's address on the run's network
 run_curve      the CURVE keys of a run over tcp
 weights_dir    where weight sets are written
+DEADLINE_S, STALL_S   how long a request may take, and a run without progress
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ from bus.endpoints import (
 )
 from bus.errors import ConfigError
 from dart_cli.config.schema import Config
+
+DEADLINE_S = 30.0
+"""Seconds a request may take before it is an error that names both processes."""
+STALL_S = 20.0
+"""Seconds without progress after which `dart status` and the log report which process waits for which."""
 
 KEY_FILE = "curve.json"
 """The file in a folder of keys that `dart keys` writes."""

@@ -25,6 +25,7 @@ from bus.snapshot import (
     TaskView,
     WaitView,
 )
+from dart_cli.config import endpoints
 from dart_cli.config.schema import Config
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import Scheduler
@@ -126,7 +127,7 @@ class Overview:
             queues=self._queues(moment.free_slots),
             syncs=self._sync_views(),
             store_bytes=self._store.bytes_on_disk(),
-            stall_s=self._config.bus.stall_s,
+            stall_s=endpoints.STALL_S,
             quiet_s=moment.quiet_s,
             next_batch=next_batch(ledger.group_table, self._config.data.groups_per_batch),
             permits=dict(moment.permits),

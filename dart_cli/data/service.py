@@ -52,6 +52,7 @@ from bus.messages import (
 from bus.pubsub import Forwarder, Publisher, Subscriber
 from bus.replier import EncodedReply, Replier
 from bus.weights import SyncDone, SyncReply, SyncRequest, WeightsPublished
+from dart_cli.config import endpoints
 from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
@@ -378,7 +379,7 @@ class DataService:
             self._make_room()
             self._end_at_bound()
             self._publish()
-            if time.monotonic() - looked >= min(STALL_LOOK_S, self._config.bus.stall_s / 4):
+            if time.monotonic() - looked >= min(STALL_LOOK_S, endpoints.STALL_S / 4):
                 looked = time.monotonic()
                 self._alerts.update(self.snapshot()["stalls"])
             if time.monotonic() - saved >= SAVE_S:

@@ -10,7 +10,7 @@ wait is reported: no hang stays unreported.
 A run that plays and does not learn is reported, too, by what the policy itself played: members of the
 experience pool and replays keep batches coming where it never passes a task.
 
-`bus.stall_s` is the longest time without progress; a silent process is reported as soon as it
+`stall_s` is the longest time without progress; a silent process is reported as soon as it
 counts as dead. Data makes the findings for its log and for each snapshot, status shows them.
 """
 

@@ -90,13 +90,13 @@ def _cured(
 def _more_ranks(config: Config, room: Room, role: Role | None) -> Iterator[tuple[int, str]]:
     """(ranks, what sets them) that the GPUs beside the engines' are enough for, the fewest first."""
     there = room.gpus if room.found else max(room.gpus, MOST_GPUS)
-    taken = list(config.gpus.rollout)
+    taken = list(config.up.rollout_gpus)
     if not taken and role is None and config.rollout.device != "cpu":
         taken = list(range(there - config.up.rollouts * gpus_per_worker(config), there))
-    free = [each for each in range(there) if each not in taken and each not in config.gpus.train]
-    own = [*config.gpus.train, *free]
+    free = [each for each in range(there) if each not in taken and each not in config.up.train_gpus]
+    own = [*config.up.train_gpus, *free]
     for ranks in range(config.train.ranks + 1, len(own) + 1):
-        listed = f", gpus.train = {own[:ranks]}" if config.gpus.train else ""
+        listed = f", up.train_gpus = {own[:ranks]}" if config.up.train_gpus else ""
         yield ranks, f"train.ranks = {ranks}{listed}"
 
 
@@ -129,7 +129,7 @@ def more_room_cure(plan: Plan, config: Config, room: Room) -> str:
     for more in (2, 4, 8, 16):
         if more > share and heads % more == 0 and (weights + one) / more + ENGINE_PASSING <= most:
             gpus = more * config.up.rollouts
-            listed = f", and {gpus} GPUs in gpus.rollout" if config.gpus.rollout else ""
+            listed = f", and {gpus} GPUs in up.rollout_gpus" if config.up.rollout_gpus else ""
             return f"set vllm.tensor_parallel = {more}{listed}"
     return "GPUs with more memory, a smaller model, or policy.history_images lower"
 
@@ -156,7 +156,7 @@ def apart_cure(plan: Plan, config: Config, room: Room) -> str:
     engines = config.up.rollouts * gpus_per_worker(config)
     if ranks + engines <= room.gpus:
         train, rollout = list(range(ranks)), list(range(ranks, ranks + engines))
-        return f"set gpus.train = {train}, gpus.rollout = {rollout}"
+        return f"set up.train_gpus = {train}, up.rollout_gpus = {rollout}"
     if engines == 1 and plan.trainer is not None and config.rollout.engine == "vllm":
         memory, wide = room.gpu.memory, WIDTH[config.model.dtype]
         share = math.floor(100 * (memory - plan.trainer.total) / memory) / 100

@@ -153,10 +153,10 @@ def lies_on(plan: Plan, config: Config) -> list[tuple[str, list[int], int]]:
     found: list[tuple[str, list[int], int]] = []
     if plan.trainer is not None and config.train.device != "cpu":
         numbered = int(config.train.device.partition(":")[2] or 0)
-        own = config.gpus.train or list(range(numbered, numbered + config.train.ranks))
+        own = config.up.train_gpus or list(range(numbered, numbered + config.train.ranks))
         found.append(("the trainer", own, plan.trainer.total))
     if plan.engine is not None and config.rollout.device != "cpu":
-        each, listed = gpus_per_worker(config), config.gpus.rollout
+        each, listed = gpus_per_worker(config), config.up.rollout_gpus
         numbered = int(config.rollout.device.partition(":")[2] or 0)
         for index in range(config.up.rollouts):
             own = listed[index * each : (index + 1) * each] or list(

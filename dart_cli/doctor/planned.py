@@ -1,7 +1,7 @@
 """The plan of one configuration against this host, for the doctor and for `--dry-run`.
 
 plan            its findings
-absent_gpus     GPUs that [gpus] names and this host has not
+absent_gpus     GPUs that [up] names and this host has not
 refuse_misfit   its lines; raises what cannot fit
 planned         the plan, the room for it, and where its steps come from
 """
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from bus.errors import ConfigError, DartError, ModelError
 from dart_cli.config.model_files import read_json, screens
 from dart_cli.config.models import BUILTIN, MODEL_TYPES, model_folder
-from dart_cli.config.schema import MODEL_ENGINES, Config, GpusConfig
+from dart_cli.config.schema import MODEL_ENGINES, Config, UpConfig
 from dart_cli.config.screens import screen_of, screen_of_suite
 from dart_cli.config.task_split import training_tasks
 from dart_cli.doctor.findings import Finding, error, ok, warning
@@ -52,7 +52,7 @@ def plan(config: Config, steps: int | None = None) -> Iterator[Finding]:
     `steps` are those of an episode; None for what the tasks allow. config.json and the preprocessor
     are enough: weights may come later.
     """
-    yield from absent_gpus(config.gpus, len(gpu_kinds()))
+    yield from absent_gpus(config.up, len(gpu_kinds()))
     try:
         made = planned(config, steps)
     except ModelError as fault:
@@ -99,9 +99,9 @@ def _refusal(misfit: Misfit) -> Finding:
     return error("plan", f"{misfit.subject}: does not fit: {misfit.text}", misfit.cure)
 
 
-def absent_gpus(gpus: GpusConfig, there: int) -> Iterator[Finding]:
-    """An error for each list of [gpus] that names more than the `there` GPUs of this host."""
-    for key, listed in (("gpus.train", gpus.train), ("gpus.rollout", gpus.rollout)):
+def absent_gpus(up: UpConfig, there: int) -> Iterator[Finding]:
+    """An error for each list of [up] that names more than the `there` GPUs of this host."""
+    for key, listed in (("up.train_gpus", up.train_gpus), ("up.rollout_gpus", up.rollout_gpus)):
         if beyond := [each for each in listed if each >= there]:
             known = f"nvidia-smi lists 0 to {there - 1}" if there else "nvidia-smi lists none"
             yield error(
@@ -170,7 +170,7 @@ def _steps(config: Config, asked: int | None) -> tuple[float, int, str]:
 def _room(config: Config) -> Room:
     listed, host = gpu_kinds(), main_memory()
     devices = {config.rollout.device, config.train.device}
-    asked = bool(config.gpus.train or config.gpus.rollout)
+    asked = bool(config.up.train_gpus or config.up.rollout_gpus)
     on_cpu = devices == {"cpu"} or (not listed and devices <= {"cpu", "auto"} and not asked)
     here = bool(listed) or on_cpu  # else it is a plan of another machine
     return Room(

@@ -20,6 +20,7 @@ from bus.heartbeat import HeartbeatSender, Load
 from bus.messages import Heartbeat, Message, RunState
 from bus.pubsub import Publisher, Subscriber
 from bus.requester import Requester
+from dart_cli.config import endpoints as limits
 from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.env.data_client import DataClient
@@ -89,7 +90,7 @@ async def connected(
             waits=heartbeat,
         )
         stack.push_async_callback(router.close)
-        data = DataClient(requester, leases, config.bus.deadline_s, heartbeat)
+        data = DataClient(requester, leases, limits.DEADLINE_S, heartbeat)
         stack.callback(data.close)
 
         def awaits() -> str:

@@ -22,19 +22,19 @@ from dart_cli.config.schema import Config
 from dart_cli.evaluation.episodes import EpisodeStore
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.logs import log_dir
-from dart_cli.runtime.supervisor import Supervisor
+from dart_cli.runtime.supervisor import RESTARTS, Supervisor
 
 LOOK_S = 0.5
 """How often the bar is moved."""
 
 
 def refuse_workers(config: Config, workers: int) -> None:
-    """Raise ConfigError where [gpus] names GPUs, and not enough for so many workers."""
-    if workers and config.gpus.rollout:
-        have = len(config.gpus.rollout) // gpus_per_worker(config)
+    """Raise ConfigError where [up] names GPUs, and not enough for so many workers."""
+    if workers and config.up.rollout_gpus:
+        have = len(config.up.rollout_gpus) // gpus_per_worker(config)
         if workers > have:
             raise ConfigError(
-                f"--workers {workers}: gpus.rollout = {config.gpus.rollout} has GPUs for {have}; name more of "
+                f"--workers {workers}: up.rollout_gpus = {config.up.rollout_gpus} has GPUs for {have}; name more of "
                 f"them, or --workers {have}"
             )
         for index in range(workers):
@@ -65,7 +65,7 @@ async def play_by_workers(
             for name in names
         },
         leaders=names,
-        restarts=config.up.restart,
+        restarts=RESTARTS,
         log_file=log_dir(config.run.dir) / "eval-workers.log",
         notice=lambda line: None if "progress:" in line else _say(line),
     )

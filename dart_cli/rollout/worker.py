@@ -43,6 +43,7 @@ from bus.packed import int32s
 from bus.pubsub import Publisher, Subscriber
 from bus.replier import Replier
 from bus.requester import Requester
+from dart_cli.config import endpoints as limits
 from dart_cli.config.endpoints import own_address, run_curve, run_endpoints
 from dart_cli.config.models import model_folder
 from dart_cli.config.schema import MODEL_ENGINES, Config
@@ -120,7 +121,7 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
                 worker,
                 data,
                 heartbeat,
-                config.bus.deadline_s,
+                limits.DEADLINE_S,
                 receiver,
                 config.model.lora,
             ),

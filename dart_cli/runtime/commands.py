@@ -39,9 +39,9 @@ def commands_of(config: Config, arguments: Sequence[str]) -> dict[str, list[str]
 
 
 def placement(config: Config) -> list[str]:
-    """`envs 2`, `rollouts 1`, and of the GPUs that [gpus] names `train 0,1` and `rollout 2` for each worker."""
-    names = ["train"] if config.gpus.train else []
-    if config.gpus.rollout:
+    """`envs 2`, `rollouts 1`, and of the GPUs that [up] names `train 0,1` and `rollout 2` for each worker."""
+    names = ["train"] if config.up.train_gpus else []
+    if config.up.rollout_gpus:
         names += [f"rollout-{index}" for index in range(config.up.rollouts)]
     roles = [name.partition("-")[0] for name in names]
     return [
@@ -59,11 +59,11 @@ def place(path: Path, overrides: list[str], train: str = "", rollout: str = "") 
     """
     given = []
     if train:
-        given += [f"gpus.train=[{train}]", f"train.ranks={train.count(',') + 1}"]
+        given += [f"up.train_gpus=[{train}]", f"train.ranks={train.count(',') + 1}"]
     if rollout:
         each = gpus_per_worker(load_config(path, overrides))
         workers = max(1, (rollout.count(",") + 1) // each)
-        given += [f"gpus.rollout=[{rollout}]", f"up.rollouts={workers}"]
+        given += [f"up.rollout_gpus=[{rollout}]", f"up.rollouts={workers}"]
     overrides = [*overrides, *given]
     config = load_config(path, overrides)
     for key, text in found_in(GPUS, config):

@@ -1,7 +1,7 @@
 """The life of one role's process: its start, its signals, its end.
 
     run_role         runs a role's coroutine from start to clean end; returns the exit code
-    take_gpus        lets this process see the GPUs that [gpus] gives it
+    take_gpus        lets this process see the GPUs that [up] gives it
     finishing        puts the end off for work that would be lost
     end_with_parent  ends this process when the `dart up` that started it is gone
     limit_threads    bounds the CPU threads of torch and BLAS
@@ -98,7 +98,7 @@ def run_role(
 
 
 def take_gpus(config: Config, role: Role, name: str) -> None:
-    """Let this process see the GPUs that [gpus] gives it, unless its user chose some already.
+    """Let this process see the GPUs that [up] gives it, unless its user chose some already.
 
     Before torch is loaded; ranks inherit it. Raises ConfigError where there are none for it.
     """

@@ -35,6 +35,8 @@ FOLLOW_S = 20.0
 
 USER_ERROR_CODE = UserError.exit_code
 _BACKOFF_S = 0.5
+RESTARTS = 3
+"""Times a process that died is started again before the run is ended."""
 _MAX_BACKOFF_S = 10.0
 _CHUNK_BYTES = 65536
 _NOTICED = re.compile(r"(WARNING|ERROR|progress:|\S+: http://)")

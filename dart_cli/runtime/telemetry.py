@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from bus.endpoints import DATA
 from bus.messages import Message
 from bus.pubsub import Subscriber
+from dart_cli.config import endpoints
 from dart_cli.config.endpoints import run_endpoints
 from dart_cli.config.schema import Config
 
@@ -28,10 +29,10 @@ async def receive_telemetry(
 ) -> AsyncIterator[Message]:
     """The messages of `subscriber`, without end.
 
-    A warning if none arrived within `bus.deadline_s` though data `is_there`: else it is awaited, which
+    A warning if none arrived within DEADLINE_S though data `is_there`: else it is awaited, which
     told_waits says.
     """
-    first_s = config.bus.deadline_s
+    first_s = endpoints.DEADLINE_S
     silent_s, warn_at_s = 0.0, first_s
     while True:
         slice_s = min(LISTEN_S, warn_at_s - silent_s)

@@ -21,6 +21,7 @@ from http import HTTPStatus
 from bus.errors import DartError, DeadlineError
 from bus.heartbeat import HeartbeatSender, Load
 from bus.messages import LeaseRequest, Sampling
+from dart_cli.config import endpoints
 from dart_cli.config.schema import Config
 from dart_cli.env.data_client import DataClient
 from dart_cli.env.episode import Policy, action_spec_of, slot_timer
@@ -84,7 +85,7 @@ class Sessions:
             ),
             pass_threshold=env.pass_threshold,
             ignores_sampling=serve.sampling == "ignore",
-            patience_s=config.bus.deadline_s,
+            patience_s=endpoints.DEADLINE_S,
             idle_s=serve.idle_s,
             waits=heartbeat,
         )

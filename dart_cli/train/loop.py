@@ -60,6 +60,7 @@ from bus.messages import (
 )
 from bus.pubsub import Publisher
 from bus.requester import Requester
+from dart_cli.config import endpoints
 from dart_cli.config.schema import Config
 from dart_cli.runtime.background import background
 from dart_cli.runtime.phase_timer import PhaseTimer, as_gauges
@@ -106,7 +107,7 @@ class Trainer:
     ) -> None:
         self.heartbeat = HeartbeatSender(publisher, "train", "train", self.load)
         self._config = config
-        self._data = DataClient(data, self.heartbeat, stop, config.bus.deadline_s)
+        self._data = DataClient(data, self.heartbeat, stop, endpoints.DEADLINE_S)
         self._stop = stop
         self._torch_thread = torch_thread
         self._checkpoints = config.run.dir / "checkpoints"

@@ -259,7 +259,7 @@ def test_a_run_over_tcp_answers_only_those_with_its_keys(
         made = start("keys", tmp_path / name)
         finish(made)
         assert made.returncode == 0
-    tcp = ["--set", "bus.transport=tcp", "--set", f"bus.port={free_ports(3)}"]
+    tcp = ["--set", "bus.host=127.0.0.1", "--set", f"bus.port={free_ports(3)}"]
     children.append(start("data", path, *tcp, "--set", f"bus.keys={tmp_path}/ours"))
     until((tmp_path / "run" / "config.json").exists, "dart data")
     answered = start("status", path, "--once", "--json", *tcp, "--set", f"bus.keys={tmp_path}/ours")

@@ -60,18 +60,6 @@ def processes_of(folder: Path) -> list[int]:
     return found
 
 
-def test_a_run_too_large_for_the_cluster_says_what_is_lacking(runs: Runs, tmp_path: Path) -> None:
-    child = runs.up(
-        write_config(tmp_path, updates=5),
-        *("--set", "up.cluster_wait_s=1", "--set", "train.learner=torch"),
-        *("--set", "train.device=cuda", "--set", "train.ranks=2"),
-    )
-    _, err = child.communicate(timeout=PATIENCE_S)
-    assert child.returncode == 2, err
-    assert "for data and train: no node of the cluster has that many" in err
-    assert "the largest of 3 has 0 GPUs and 2 CPUs; add nodes" in err.splitlines()[-1]
-
-
 def test_ctrl_c_leaves_no_process_and_the_run_goes_on_though_a_node_is_lost(
     runs: Runs, tmp_path: Path
 ) -> None:

@@ -163,7 +163,7 @@ async def test_keys_of_the_users_own_stay_wherever_they_are(tmp_path: Path) -> N
         make_private_dir(folder)
         write_key_pair(folder / "curve.json")
         text = (folder / "curve.json").read_text()
-        overrides = [f"bus.keys={folder}", "bus.transport=tcp", "bus.host=127.0.0.1"]
+        overrides = [f"bus.keys={folder}", "bus.host=127.0.0.1"]
         made, _, _ = run_of(tmp_path, overrides)
         await made.settle(overrides, asyncio.Event())
         assert (folder / "curve.json").read_text() == text

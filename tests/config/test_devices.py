@@ -1,4 +1,4 @@
-"""Each process gets the GPUs that [gpus] names for it, and what cannot be is refused with the cure."""
+"""Each process gets the GPUs that [up] names for it, and what cannot be is refused with the cure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ BY_NCCL: dict[str, dict[str, Any]] = {"weights": {"channel": "nccl"}}
 def config_of(**sections: dict[str, Any]) -> Config:
     """Eight GPUs, four for the ranks, four for two engines of two."""
     given: dict[str, dict[str, Any]] = {
-        "gpus": {"train": [0, 1, 2, 3], "rollout": [4, 5, 6, 7]},
         "train": {"ranks": 4, "device": "cuda"},
         "rollout": {"engine": "vllm", "device": "cuda"},
         "vllm": {"tensor_parallel": 2},
-        "up": {"rollouts": 2},
+        "up": {"rollouts": 2, "train_gpus": [0, 1, 2, 3], "rollout_gpus": [4, 5, 6, 7]},
     }
     for name, section in sections.items():
         given[name] = {**given.get(name, {}), **section}
@@ -63,18 +62,22 @@ def test_a_worker_too_many_is_refused_with_the_cure() -> None:
 @pytest.mark.parametrize(
     ("sections", "key", "cure"),
     [
-        ({"train": {"ranks": 2}}, "gpus.train", "set train.ranks = 4"),
-        ({"train": {"ranks": 8}}, "gpus.train", "list one for each rank"),
-        ({"gpus": {"rollout": [4, 5]}}, "gpus.rollout", "list 4, or set up.rollouts = 1"),
-        ({"gpus": {"rollout": [4, 5, 6]}}, "gpus.rollout", "list 4"),
-        ({"gpus": {"rollout": [3, 4, 5, 6]}}, "gpus.rollout", "GPU 3, which gpus.train lists too"),
-        ({"gpus": {"rollout": [4, 4, 5, 6]}}, "gpus.rollout", "lists 4 twice"),
+        ({"train": {"ranks": 2}}, "up.train_gpus", "set train.ranks = 4"),
+        ({"train": {"ranks": 8}}, "up.train_gpus", "list one for each rank"),
+        ({"up": {"rollout_gpus": [4, 5]}}, "up.rollout_gpus", "list 4, or set up.rollouts = 1"),
+        ({"up": {"rollout_gpus": [4, 5, 6]}}, "up.rollout_gpus", "list 4"),
+        (
+            {"up": {"rollout_gpus": [3, 4, 5, 6]}},
+            "up.rollout_gpus",
+            "GPU 3, which up.train_gpus lists too",
+        ),
+        ({"up": {"rollout_gpus": [4, 4, 5, 6]}}, "up.rollout_gpus", "lists 4 twice"),
         ({"train": {"device": "cuda:1"}}, "train.device", 'set "cuda"'),
         ({"rollout": {"device": "cpu"}}, "rollout.device", 'set "cuda"'),
         ({**BY_NCCL, "rollout": {"engine": "scripted"}}, "weights.channel", 'set "gloo" or "file"'),
         ({**BY_NCCL, "train": {"device": "cpu"}}, "weights.channel", 'train.device = "cpu"'),
         (
-            {"gpus": {"train": []}, "train": {"device": "cpu", "offload": "optimizer"}},
+            {"up": {"train_gpus": []}, "train": {"device": "cpu", "offload": "optimizer"}},
             "train.offload",
             'set "none"',
         ),
@@ -91,20 +94,21 @@ def test_what_cannot_be_is_refused_with_the_cure(
 def test_nccl_is_for_processes_with_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(devices.VISIBLE, raising=False)
     assert not gpu_mistakes(config_of(**BY_NCCL))
-    apart = {"train": {"ranks": 1}, "rollout": {"device": "cuda:1"}, "up": {"rollouts": 1}}
-    none = {"gpus": {"train": [], "rollout": []}}
+    apart = {"train": {"ranks": 1}, "rollout": {"device": "cuda:1"}}
+    none = {"train_gpus": [], "rollout_gpus": []}
 
     def told(count: int, **sections: dict[str, Any]) -> str:
         monkeypatch.setattr(devices, "visible_gpus", lambda: count)
         found = device_mistakes(config_of(**BY_NCCL, **sections), "train")
         return " ".join(each.text for each in found if each.key == "weights.channel")
 
+    one = {**none, "rollouts": 1}
     assert not told(8)
-    assert not told(8, **apart, **none)
-    assert "would share one" in told(8, **none)
-    assert "would share one" in told(8, **apart | {"rollout": {"device": "cuda"}}, **none)
-    assert not told(8, **none, bus={"transport": "tcp"})  # each may be on a host of its own
-    assert 'set "gloo"' in told(0, **apart, **none)
+    assert not told(8, **apart, up=one)
+    assert "would share one" in told(8, up=none)
+    assert "would share one" in told(8, **apart | {"rollout": {"device": "cuda"}}, up=one)
+    assert not told(8, up=none, bus={"host": "127.0.0.1"})  # each may be on a host of its own
+    assert 'set "gloo"' in told(0, **apart, up=one)
 
 
 def test_more_ranks_than_gpus_are_refused_but_under_torchrun(
@@ -129,9 +133,9 @@ def test_gpus_of_the_trainer_are_refused_under_torchrun(monkeypatch: pytest.Monk
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     [found] = device_mistakes(config_of(), "train")
-    assert found.key == "gpus.train"
+    assert found.key == "up.train_gpus"
     assert found.text.endswith("choose GPUs by CUDA_VISIBLE_DEVICES on each host")
-    assert not device_mistakes(config_of(gpus={"train": []}), "train")
+    assert not device_mistakes(config_of(up={"train_gpus": []}), "train")
     assert not device_mistakes(config_of(), "rollout")
     monkeypatch.setenv(devices.VISIBLE, "0,1,2,3")  # the user's own choice, for all ranks
     assert not device_mistakes(config_of(), "train")
@@ -152,7 +156,7 @@ def test_without_a_gpu_many_ranks_and_offload_are_refused(
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setattr(devices, "visible_gpus", lambda: 0)
     train = {"ranks": 1, "device": "auto", **changes}
-    config = config_of(train=train, gpus={"train": []}, rollout={"device": "auto"})
+    config = config_of(train=train, up={"train_gpus": []}, rollout={"device": "auto"})
     mistakes = [each for each in device_mistakes(config, "train") if each.key.startswith("train.")]
     assert [each.key for each in mistakes] == ([found] if found else [])
     assert all(each.text.endswith(cure) for each in mistakes)

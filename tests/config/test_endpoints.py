@@ -10,7 +10,7 @@ from dart_cli.config.schema import Config
 
 
 def test_tcp_takes_three_ports_in_a_row() -> None:
-    tree: dict[str, Any] = tomllib.loads('[bus]\ntransport = "tcp"\nport = 9000\n')
+    tree: dict[str, Any] = tomllib.loads('[bus]\nhost = "127.0.0.1"\nport = 9000\n')
     endpoints = run_endpoints(Config.model_validate(tree))
     names = ("data", "telemetry-in", "telemetry-out")
     assert [endpoints.address(name) for name in names] == [

@@ -106,7 +106,7 @@ OVERRIDES = [
     ("data.task_sampling=frontir", "did you mean frontier"),
     ("model.path=no/such/folder", "model.path is no folder"),
     ("env.tasks=mini/popup", 'env.tasks must be a list, e.g. ["a", "b"], got'),
-    ("gpus.train=0", "gpus.train must be a list, e.g. [0, 1], got 0"),
+    ("up.train_gpus=0", "up.train_gpus must be a list, e.g. [0, 1], got 0"),
     ("train.micro_batch=4", "train.micro_batch is gone; train.pack_tokens bounds"),
 ]
 

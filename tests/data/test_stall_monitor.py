@@ -18,6 +18,7 @@ import torch
 from bus.errors import DartError, DeadlineError
 from bus.snapshot import Snapshot, StallView
 from bus.weights import WeightsPublished
+from dart_cli.config import endpoints
 from dart_cli.config.load import load_config
 from dart_cli.config.schema import Config
 from dart_cli.data import service
@@ -33,8 +34,6 @@ SUITES = Path(__file__).parents[1] / "suites"
 CONFIG = """
 [run]
 dir = "{folder}/run"
-[bus]
-stall_s = 1.0
 [env]
 suite = "{suite}"
 slots = 2
@@ -55,6 +54,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
+    monkeypatch.setattr(endpoints, "STALL_S", 1.0)
     monkeypatch.setattr(service, "DEAD_AFTER_S", 1.5)
     monkeypatch.setattr(service, "HOUSEKEEPING_S", 0.1)
     monkeypatch.setattr(service, "HOLD_S", 0.2)

@@ -52,9 +52,8 @@ def config_of(**sections: dict[str, Any]) -> Config:
         "rollout": {"engine": "vllm", "max_tokens": 512, "max_batch": 32, "device": "cuda"},
         "data": {"group_size": 8, "groups_per_batch": 6},
         "train": {"ranks": 4, "recompute": "layer", "kl_beta": 0.1, "device": "cuda"},
-        "up": {"rollouts": 4, "envs": 4},
+        "up": {"rollouts": 4, "envs": 4, "rollout_gpus": [4, 5, 6, 7]},
         "env": {"slots": 32, "options": {"size": "1920x1080"}},
-        "gpus": {"rollout": [4, 5, 6, 7]},
     }
     for name, section in sections.items():
         given[name] = {**given.get(name, {}), **section}

@@ -44,12 +44,12 @@ def cured(sections: Sections, cure: str) -> Sections:
 def test_more_ranks_are_named_with_their_gpus() -> None:
     sections: Sections = {
         "train": {"ranks": 1},
-        "gpus": {"train": [7], "rollout": [0, 1, 2, 3]},
+        "up": {"train_gpus": [7], "rollout_gpus": [0, 1, 2, 3]},
     }
     [found] = refused(EIGHT, sections)
-    assert found.cure == "set train.ranks = 3, gpus.train = [7, 4, 5]"
+    assert found.cure == "set train.ranks = 3, up.train_gpus = [7, 4, 5]"
     assert not refused(EIGHT, cured(sections, found.cure))
-    without = {**sections, "gpus": {"rollout": [0, 1, 2, 3]}}
+    without = {**sections, "up": {"rollout_gpus": [0, 1, 2, 3]}}
     assert refused(EIGHT, without)[0].cure == "set train.ranks = 3"
 
 
@@ -57,8 +57,7 @@ def test_ranks_leave_the_engines_their_gpus() -> None:
     """Three ranks fit, but of four GPUs two are the engines'."""
     sections: Sections = {
         "train": {"ranks": 1},
-        "gpus": {"train": [0], "rollout": [1, 2]},
-        "up": {"rollouts": 2},
+        "up": {"rollouts": 2, "train_gpus": [0], "rollout_gpus": [1, 2]},
     }
     [found] = refused(Room(H100, gpus=4, found=True), sections)
     assert "ranks" not in found.cure
@@ -66,18 +65,18 @@ def test_ranks_leave_the_engines_their_gpus() -> None:
 
 
 def test_processes_on_one_gpu_without_room_for_both_are_refused() -> None:
-    sections: Sections = {"gpus": {"rollout": []}, "train": {"ranks": 3}}
+    sections: Sections = {"up": {"rollout_gpus": []}, "train": {"ranks": 3}}
     [found] = [each for each in refused(EIGHT, sections) if each.subject == "gpus"]
     assert "the trainer, rollout-0, rollout-1, rollout-2 and rollout-3 take GPU 0" in found.text
-    assert found.cure == "set gpus.train = [0, 1, 2], gpus.rollout = [3, 4, 5, 6]"
+    assert found.cure == "set up.train_gpus = [0, 1, 2], up.rollout_gpus = [3, 4, 5, 6]"
     assert not refused(EIGHT, cured(sections, found.cure))
-    apart = {**sections, "rollout": {"device": "cuda:5"}, "up": {"rollouts": 1}}
+    apart = {**sections, "rollout": {"device": "cuda:5"}, "up": {"rollouts": 1, "rollout_gpus": []}}
     assert not refused(EIGHT, apart)
     assert not refused(EIGHT, sections, "train")
 
 
 def test_too_few_gpus_are_named() -> None:
-    sections: Sections = {"gpus": {"rollout": []}, "train": {"ranks": 3}, "up": {"rollouts": 2}}
+    sections: Sections = {"train": {"ranks": 3}, "up": {"rollouts": 2, "rollout_gpus": []}}
     [found] = refused(Room(H100, gpus=4, found=True), sections)
     assert found.cure.startswith(
         "5 GPUs (3 for the trainer, 2 for engines), or lower train.ranks or up.rollouts"
@@ -87,10 +86,9 @@ def test_too_few_gpus_are_named() -> None:
 def test_a_gpu_is_shared_by_a_lower_share_of_the_engine() -> None:
     one = Room(H200, gpus=1, found=True)
     sections: Sections = {
-        "gpus": {"rollout": []},
         "model": {"lora": {"rank": 32}},
         "train": {"ranks": 1},
-        "up": {"rollouts": 1},
+        "up": {"rollouts": 1, "rollout_gpus": []},
     }
     [found] = refused(one, sections)
     assert found.subject == "gpus"
@@ -119,7 +117,7 @@ def test_a_gpu_is_shared_by_a_lower_share_of_the_engine() -> None:
         ),
         (
             GpuKind("small", 21_000_000_000, 1e12, 1e12),
-            {"gpus": {"rollout": []}},
+            {"up": {"rollout_gpus": []}},
             "vllm.tensor_parallel",
         ),
     ],

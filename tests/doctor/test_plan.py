@@ -233,7 +233,7 @@ def test_a_shipped_configuration_fits_eight_gpus_and_keeps_both_sides_busy(
     path = ROOT / "configs" / f"{name}.toml"
     evict = ["policy.history=evict", "policy.history_images=3", "policy.history_images_most=7"]
     config = load_config(path, evict if history == "evict" else [])
-    assert sorted([*config.gpus.train, *config.gpus.rollout]) == list(range(8))
+    assert sorted([*config.up.train_gpus, *config.up.rollout_gpus]) == list(range(8))
     assert not list(found_in(GPUS, config))
     plan = make_plan(config, CONFIG, CUT, H100)
     room = Room(H100, gpus=8, found=True, memory=10**12)

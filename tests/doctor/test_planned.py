@@ -10,7 +10,7 @@ import pytest
 
 from bus.errors import ConfigError
 from dart_cli.config.load import load_config
-from dart_cli.config.schema import Config, GpusConfig
+from dart_cli.config.schema import Config, UpConfig
 from dart_cli.doctor import planned
 from dart_cli.doctor.findings import Finding
 from dart_cli.doctor.planned import Planned
@@ -140,11 +140,11 @@ def test_a_dry_run_refuses_it_in_one_line(seven_b: Path, monkeypatch: pytest.Mon
 
 
 def test_gpus_that_are_not_here_are_found() -> None:
-    gpus = GpusConfig(train=[0, 1], rollout=[2, 8, 9])
+    gpus = UpConfig(train_gpus=[0, 1], rollout_gpus=[2, 8, 9])
     [found] = planned.absent_gpus(gpus, 8)
-    assert found.text == "gpus.rollout names GPU 8, 9, nvidia-smi lists 0 to 7"
+    assert found.text == "up.rollout_gpus names GPU 8, 9, nvidia-smi lists 0 to 7"
     assert len(list(planned.absent_gpus(gpus, 0))) == 2
-    assert not list(planned.absent_gpus(GpusConfig(), 0))
+    assert not list(planned.absent_gpus(UpConfig(), 0))
 
 
 # --- what it is made of --------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_a_plan_needs_no_weights_but_a_model(
     tmp_path: Path, seven_b: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host(monkeypatch)
-    found = list(planned.plan(config_of(model={"path": str(seven_b)}, gpus={"rollout": []})))
+    found = list(planned.plan(config_of(model={"path": str(seven_b)}, up={"rollout_gpus": []})))
     assert worst(found).level == "ok"
     assert not list(planned.plan(Config()))  # a shipped model
 
@@ -167,7 +167,7 @@ def test_without_a_model_it_says_what_a_plan_needs(
     path = seven_b if spoilt == "of another kind" else seven_b / "nowhere"
     if path == seven_b:
         change_json(path, "config.json", model_type="gpt2")
-    [found] = planned.plan(config_of(model={"path": str(path)}, gpus={"rollout": []}))
+    [found] = planned.plan(config_of(model={"path": str(path)}, up={"rollout_gpus": []}))
     assert (found.subject, found.level) == ("plan", "warning")
     assert found.text.startswith("there is none: ")
     assert f"hf download REPO config.json preprocessor_config.json --local-dir {path}" in found.cure

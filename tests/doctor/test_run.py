@@ -54,7 +54,7 @@ def test_a_network_disk_is_refused_for_the_database() -> None:
 def test_a_taken_port_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        config = config_in(tmp_path, bus={"transport": "tcp", "port": min(port, 65000)})
+        config = config_in(tmp_path, bus={"host": "127.0.0.1", "port": min(port, 65000)})
         if port <= 65000:
             [found] = run.ports(config)
             assert found.level == "error"
@@ -64,7 +64,7 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
 
 
 def test_a_host_that_cannot_be_one_is_named(tmp_path: Path) -> None:
-    [found] = run.ports(config_in(tmp_path, bus={"transport": "tcp", "host": "a..b"}))
+    [found] = run.ports(config_in(tmp_path, bus={"host": "a..b"}))
     assert found.level == "error"
     assert "bus.host a..b, port 7800: it is not a host name" in found.text
 

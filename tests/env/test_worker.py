@@ -27,6 +27,7 @@ from bus.messages import (
 )
 from bus.pubsub import Forwarder, Publisher, Subscriber
 from bus.replier import Replier
+from dart_cli.config import endpoints
 from dart_cli.config.endpoints import run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, random_clicks
@@ -178,7 +179,6 @@ def config(tmp_path: Path) -> Config:
         {
             "run": {"dir": tmp_path / "run"},
             "env": {"suite": "mini", "slots": 3},
-            "bus": {"deadline_s": 1.0},
         }
     )
 
@@ -186,6 +186,7 @@ def config(tmp_path: Path) -> Config:
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "BACK_OFF_S", (0.05,))
+    monkeypatch.setattr(endpoints, "DEADLINE_S", 1.0)
 
 
 async def test_slots_play_leases_one_after_the_other_and_hand_everything_in(

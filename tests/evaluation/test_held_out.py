@@ -225,7 +225,7 @@ def test_several_processes_play_one_evaluation_as_one_would(
     ]
     log = (config.run.dir / "logs/eval-workers.log").read_text()
     assert "error" not in log.lower()
-    limited = load_config(config_path, ["gpus.rollout=[0]"])
+    limited = load_config(config_path, ["up.rollout_gpus=[0]"])
     with pytest.raises(UserError, match=r"--workers 2: gpus\.rollout = \[0\] has GPUs for 1"):
         run_eval(limited, EvalOptions(workers=2))
 

@@ -43,6 +43,7 @@ from bus.pubsub import Forwarder, Publisher, Subscriber
 from bus.replier import Replier
 from bus.requester import Requester
 from bus.weights import SyncDone, SyncReply, SyncRequest
+from dart_cli.config import endpoints
 from dart_cli.config.schema import (
     Config,
     LoraConfig,
@@ -396,12 +397,11 @@ async def test_the_worker_takes_what_the_permit_names_and_skips_what_is_in_betwe
 
 
 async def test_while_data_is_away_the_old_weights_serve_and_then_the_newest_are_taken(
-    config: Config,
+    config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(endpoints, "DEADLINE_S", 0.2)
     weights = config.run.dir / "weights"
-    impatient = scripted(config).model_copy(
-        update={"bus": config.bus.model_copy(update={"deadline_s": 0.2})}
-    )
+    impatient = scripted(config)
     async with (
         telemetry(config.run.dir, answers=False) as data,
         worker(impatient),
@@ -746,9 +746,7 @@ def test_a_folder_that_is_no_model_is_named(config: Config, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("host", ["no.such.host.", "a..b"])
 async def test_a_host_that_cannot_be_reached_is_named(config: Config, host: str) -> None:
-    beyond = config.model_copy(
-        update={"bus": config.bus.model_copy(update={"transport": "tcp", "host": host})}
-    )
+    beyond = config.model_copy(update={"bus": config.bus.model_copy(update={"host": host})})
     with pytest.raises(ConfigError, match=rf"bus\.host = '{re.escape(host)}' cannot be reached"):
         await run(beyond, "rollout-0", asyncio.Event())
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from bus.errors import EngineError, ModelError
-from dart_cli.config.schema import Config, GpusConfig
+from dart_cli.config.schema import Config, UpConfig
 from dart_cli.runtime import run_dir
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.logs import logging_to
@@ -322,7 +322,7 @@ def test_a_process_that_does_not_end_when_its_directory_is_gone_is_ended(tmp_pat
     script = (
         "import asyncio, sys, time\n"
         "from pathlib import Path\n"
-        "from dart_cli.config.schema import Config, GpusConfig\n"
+        "from dart_cli.config.schema import Config, UpConfig\n"
         "from dart_cli.runtime import role, run_dir\n"
         "role.GRACE_S = run_dir.PLACE_S = 0.1\n"
         "here = Path(sys.argv[1])\n"
@@ -354,7 +354,7 @@ def test_a_process_sees_the_gpus_that_the_run_gives_it(
         monkeypatch.delenv(name)
     if chosen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
-    given = config.model_copy(update={"gpus": GpusConfig(train=[0], rollout=[2, 3])})
+    given = config.model_copy(update={"up": UpConfig(train_gpus=[0], rollout_gpus=[2, 3])})
     seen = []
 
     async def look(_name: str, _stop: asyncio.Event) -> None:

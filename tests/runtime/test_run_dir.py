@@ -69,7 +69,7 @@ def test_the_name_of_a_killed_process_is_free_again(config: Config) -> None:
 
 
 def test_processes_of_several_hosts_have_names_with_their_host(tmp_path: Path) -> None:
-    config = Config.model_validate({"run": {"dir": tmp_path}, "bus": {"transport": "tcp"}})
+    config = Config.model_validate({"run": {"dir": tmp_path}, "bus": {"host": "127.0.0.1"}})
     with claim(config, "env") as name:
         assert name.startswith("env-")
         assert name.endswith("-0")

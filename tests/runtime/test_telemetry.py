@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bus.messages import Message, RunState
+from dart_cli.config import endpoints
 from dart_cli.config.schema import Config
 from dart_cli.runtime import telemetry
 from dart_cli.runtime.telemetry import receive_telemetry
@@ -34,7 +35,7 @@ async def test_a_process_that_was_stopped_does_not_say_that_data_is_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(telemetry, "LISTEN_S", 0.01)
-    config = Config.model_validate({"run": {"dir": tmp_path}, "bus": {"deadline_s": 20.0}})
+    config = Config.model_validate({"run": {"dir": tmp_path}})
     subscriber: Any = Silent()
     loop, paused = asyncio.get_running_loop(), 0.0
     clock = loop.time
@@ -53,7 +54,8 @@ async def test_the_silence_of_a_data_process_that_is_not_there_is_no_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(telemetry, "LISTEN_S", 0.01)
-    config = Config.model_validate({"run": {"dir": tmp_path}, "bus": {"deadline_s": 0.05}})
+    monkeypatch.setattr(endpoints, "DEADLINE_S", 0.05)
+    config = Config.model_validate({"run": {"dir": tmp_path}})
     subscriber: Any = Silent()
     asked = []
 
@@ -72,7 +74,8 @@ async def test_a_long_silence_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(telemetry, "LISTEN_S", 0.01)
-    config = Config.model_validate({"run": {"dir": tmp_path}, "bus": {"deadline_s": 0.05}})
+    monkeypatch.setattr(endpoints, "DEADLINE_S", 0.05)
+    config = Config.model_validate({"run": {"dir": tmp_path}})
     subscriber: Any = Silent()
     listening = asyncio.create_task(anext(receive_telemetry(subscriber, config, lambda: True)))
     await until(lambda: "has heard nothing from dart data" in caplog.text)

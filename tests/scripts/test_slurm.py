@@ -103,7 +103,6 @@ def test_each_node_of_a_job_runs_its_part_and_the_job_ends_as_the_trainer(
     assert (keys / "curve.json").stat().st_mode & 0o777 == 0o600
     for words in steps:
         for given in (
-            'bus.transport="tcp"',
             f'bus.host="{ADDRESS}"',
             f"bus.keys={keys}",
             "up.rollouts=6",  # by which each sizes its cache of screens

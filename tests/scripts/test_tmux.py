@@ -75,7 +75,7 @@ def test_a_box_trains_on_some_gpus_and_rolls_out_on_the_others(
     assert code == 0
     lines = commands(out)
     given = [str(config), "--set", "env.tasks=['$(id)']"]
-    placed = ["--set", "train.ranks=2", "--set", "gpus.train=[]", "--set", "gpus.rollout=[]"]
+    placed = ["--set", "train.ranks=2", "--set", "up.train_gpus=[]", "--set", "up.rollout_gpus=[]"]
     assert lines == [
         ["dart", "status", *given],
         ["dart", "data", *given],
@@ -100,7 +100,7 @@ def test_a_dry_run_is_one_wherever_it_is_asked_for(config: Path, venv: dict[str,
 
 def test_a_box_is_shared_out_as_the_configuration_says(config: Path, venv: dict[str, str]) -> None:
     with config.open("a") as file:
-        file.write("[gpus]\ntrain = [0, 1]\nrollout = [2, 3, 4, 5]\n")
+        file.write("[up]\ntrain_gpus = [0, 1]\nrollout_gpus = [2, 3, 4, 5]\n")
     sets = ["train.ranks=2", "up.rollouts=2", "rollout.engine=vllm", "vllm.tensor_parallel=2"]
     given = [part for each in sets for part in ("--set", each)]
     code, out, err = script("--dry-run", config, *given, env=venv)
@@ -115,8 +115,9 @@ def test_a_box_is_shared_out_as_the_configuration_says(config: Path, venv: dict[
 
 def test_gpus_of_one_side_leave_the_other_side_its_own(config: Path, venv: dict[str, str]) -> None:
     with config.open("a") as file:
-        file.write("[train]\nranks = 2\n[gpus]\ntrain = [0, 1]\nrollout = [2, 3, 4, 5]\n")
+        file.write("[train]\nranks = 2\n")
         file.write('[rollout]\nengine = "vllm"\n[vllm]\ntensor_parallel = 2\n[up]\nrollouts = 2\n')
+        file.write("train_gpus = [0, 1]\nrollout_gpus = [2, 3, 4, 5]\n")
     code, out, _ = script("--dry-run", "--train", "7", config, env=venv)
     assert code == 0
     assert "CUDA_VISIBLE_DEVICES=7" in out
@@ -132,7 +133,7 @@ def test_gpus_of_one_side_leave_the_other_side_its_own(config: Path, venv: dict[
     ]
     code, out, err = script("--dry-run", "--rollout", "1-2", config, env=venv)
     assert (code, out) == (2, "")
-    assert "gpus.rollout lists GPU 1, which gpus.train lists too" in err
+    assert "up.rollout_gpus lists GPU 1, which up.train_gpus lists too" in err
     assert err.count("\n") == 1
 
 
@@ -158,7 +159,7 @@ def test_without_a_venv_the_active_environment_says_which_gpus(
     config: Path, tmp_path: Path
 ) -> None:
     with config.open("a") as file:
-        file.write("[gpus]\ntrain = [3]\n")
+        file.write("[up]\ntrain_gpus = [3]\n")
     active = environment(tmp_path / "active")
     (active / "python3").write_text("#!/bin/sh\nexit 1\n")  # as one that has no pydantic
     (active / "python3").chmod(0o755)
@@ -174,7 +175,7 @@ def test_without_a_venv_the_active_environment_says_which_gpus(
 
 
 def test_a_mistake_in_its_gpus_is_one_line(config: Path, venv: dict[str, str]) -> None:
-    code, out, err = script("--dry-run", config, "--set", "gpus.train=[0, 1]", env=venv)
+    code, out, err = script("--dry-run", config, "--set", "up.train_gpus=[0, 1]", env=venv)
     assert (code, out) == (2, "")
     assert "set train.ranks = 2" in err
     assert err.count("\n") == 1

@@ -198,7 +198,6 @@ async def endpoint(
         {
             "serve": {"sessions": 3, **serve},
             "rollout": {"max_tokens": 16, "temperature": 1.0},
-            "bus": {"deadline_s": 0.3},
         }
     )
 

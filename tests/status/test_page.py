@@ -542,7 +542,7 @@ async def test_over_tcp_no_answer_may_mean_other_keys(
     monkeypatch.setattr(watch, "ANSWER_S", 0.1)
     config = small_config(tmp_path / "run")
     with socket.create_server(("127.0.0.1", 0)) as mute:
-        bus = config.bus.model_copy(update={"transport": "tcp", "port": mute.getsockname()[1]})
+        bus = config.bus.model_copy(update={"host": "127.0.0.1", "port": mute.getsockname()[1]})
         async with Watcher(config.model_copy(update={"bus": bus})) as watcher:
             with pytest.raises(DeadlineError, match=r"bus\.port or bus\.keys differ"):
                 await watcher.snapshot()

@@ -30,6 +30,7 @@ from bus.messages import (
 )
 from bus.pubsub import Forwarder, Publisher, Subscriber
 from bus.weights import WeightsPublished
+from dart_cli.config import endpoints
 from dart_cli.config.schema import Config, LoraConfig, WeightsConfig
 from dart_cli.train import loop
 from dart_cli.train.checkpoints import saver
@@ -451,14 +452,16 @@ async def test_at_the_end_of_the_run_the_trainer_ends_and_does_not_hang(
 
 
 async def test_the_trainer_waits_for_a_data_process_that_is_not_there_yet(
-    config: Config, batches: list[Batch], caplog: pytest.LogCaptureFixture
+    config: Config,
+    batches: list[Batch],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bus = config.bus.model_copy(update={"deadline_s": 0.3})
-    impatient = config.model_copy(update={"bus": bus})
+    monkeypatch.setattr(endpoints, "DEADLINE_S", 0.3)
     data = Data(batches)
     caplog.set_level("INFO")
     async with asyncio.timeout(PATIENCE_S):
-        task = asyncio.create_task(run(impatient, asyncio.Event()))
+        task = asyncio.create_task(run(config, asyncio.Event()))
         await until(lambda: "waits for dart data at ipc://" in caplog.text)
         assert not task.done()
         async with serving(config.run.dir, data):

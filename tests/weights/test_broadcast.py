@@ -509,7 +509,7 @@ def test_a_worker_of_another_host_needs_the_keys_and_no_shared_folder(
     for folder, file in zip((run_dir, other), files, strict=True):
         text = (
             f'[run]\ndir = "{folder}"\n[weights]\nchannel = "gloo"\n'
-            f'[bus]\ntransport = "tcp"\nhost = "{FIRST}"\nkeys = "{keys}"\n'
+            f'[bus]\nhost = "{FIRST}"\nkeys = "{keys}"\n'
         )
         file.write_text(text, encoding="utf-8")
     module, manifest = "tests.weights.two_hosts", run_dir / "weights/v000000/manifest.json"

@@ -1,4 +1,4 @@
-"""Places, sockets and GPUs: rows of [run], [bus], [weights], [gpus], and of devices.
+"""Places, sockets and GPUs: rows of [run], [bus], [weights], [up], and of devices.
 
 unreadable      why the system does not let us look at a path
 cannot_be_made  why a directory cannot be made
@@ -100,8 +100,8 @@ PLACES = Table(
         ),
         Rule(
             "bus.keys",
-            lambda c: c.bus.keys is not None and c.bus.transport == "ipc",
-            'needs bus.transport = "tcp": ipc sockets are private already; remove it',
+            lambda c: c.bus.keys is not None and not c.bus.host,
+            "is of tcp, and bus.host is empty: sockets in the run directory are private already; remove it",
         ),
         Rule(
             "bus.keys",
@@ -122,7 +122,7 @@ PLACES = Table(
 
 
 def _shared(config: Config) -> str:
-    both = {*config.gpus.train} & {*config.gpus.rollout}
+    both = {*config.up.train_gpus} & {*config.up.rollout_gpus}
     return str(min(both)) if both else ""
 
 
@@ -131,7 +131,7 @@ def _gpus(count: int) -> str:
 
 
 def _trainer_gpus(config: Config) -> str:
-    listed, ranks = len(config.gpus.train), config.train.ranks
+    listed, ranks = len(config.up.train_gpus), config.train.ranks
     if listed in (0, ranks):
         return ""
     return (
@@ -141,7 +141,7 @@ def _trainer_gpus(config: Config) -> str:
 
 
 def _rollout_gpus(config: Config) -> str:
-    listed, each, workers = len(config.gpus.rollout), gpus_per_worker(config), config.up.rollouts
+    listed, each, workers = len(config.up.rollout_gpus), gpus_per_worker(config), config.up.rollouts
     if listed in (0, each * workers):
         return ""
     by = f" x vllm.tensor_parallel = {each}" if each > 1 else ""
@@ -160,24 +160,26 @@ def _without_gpu(config: Config) -> str:
 def _named_twice(section: str) -> Rule:
     def listed(config: Config) -> object:
         apart = getattr(config, section).device not in ("auto", "cuda")
-        return apart and getattr(config.gpus, section)
+        return apart and getattr(config.up, f"{section}_gpus")
 
-    text = f'= "{{{section}.device}}" and gpus.{section} = {{found}} both name a device; set "cuda"'
+    text = (
+        f'= "{{{section}.device}}" and up.{section}_gpus = {{found}} both name a device; set "cuda"'
+    )
     return Rule(f"{section}.device", listed, text)
 
 
 GPUS = Table(
     (
-        twice("gpus.train"),
-        twice("gpus.rollout"),
+        twice("up.train_gpus"),
+        twice("up.rollout_gpus"),
         Rule(
-            "gpus.rollout",
+            "up.rollout_gpus",
             _shared,
-            "lists GPU {found}, which gpus.train lists too; neither leaves room for the other, remove "
+            "lists GPU {found}, which up.train_gpus lists too; neither leaves room for the other, remove "
             "it from one of them",
         ),
-        Rule("gpus.train", _trainer_gpus, "{found}"),
-        Rule("gpus.rollout", _rollout_gpus, "{found}"),
+        Rule("up.train_gpus", _trainer_gpus, "{found}"),
+        Rule("up.rollout_gpus", _rollout_gpus, "{found}"),
         *map(_named_twice, ("train", "rollout")),
         Rule(
             "train.ranks",
@@ -186,9 +188,9 @@ GPUS = Table(
         ),
         Rule(
             "train.device",
-            lambda c: c.train.ranks > 1 and ":" in c.train.device and not c.gpus.train,
+            lambda c: c.train.ranks > 1 and ":" in c.train.device and not c.up.train_gpus,
             '= {value} is one device, train.ranks = {train.ranks} needs as many; set "cuda", and the '
-            "GPUs by gpus.train",
+            "GPUs by up.train_gpus",
         ),
         Rule(
             "weights.channel",
@@ -231,7 +233,7 @@ def _would_share(config: Config) -> bool:
     is_alone = (
         config.bus.transport == "ipc" and VISIBLE not in os.environ
     )  # one host, its first GPU
-    placed = config.gpus.train and config.gpus.rollout
+    placed = config.up.train_gpus and config.up.rollout_gpus
     are_same = _index(config.train.device) == _index(config.rollout.device)
     return bool(is_alone and not placed and (are_same or config.up.rollouts > 1))
 
@@ -272,9 +274,9 @@ TRAINER = Table(
             'set "none"',
         ),
         Rule(
-            "gpus.train",
+            "up.train_gpus",
             lambda c: (
-                c.gpus.train
+                c.up.train_gpus
                 and os.environ.get("WORLD_SIZE", "1") != "1"
                 and "RANK" in os.environ
                 and VISIBLE not in os.environ
@@ -301,7 +303,7 @@ NCCL = Table(
             "weights.channel",
             lambda c: c.weights.channel == "nccl" and _would_share(c),
             '= "nccl" needs a GPU for each process, and trainer and rollout workers would share one; '
-            'name theirs by gpus.train and gpus.rollout, or set "gloo" or "file"',
+            'name theirs by up.train_gpus and up.rollout_gpus, or set "gloo" or "file"',
         ),
     ),
     ("rollout", "train"),

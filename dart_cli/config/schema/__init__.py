@@ -9,7 +9,7 @@ TOML file into a Config; rules/ has what no single field can show.
 The sections are in modules by subject, and imported from here:
 
     base       the base of all sections, types and bounds that fields share
-    process    [run], [bus], [gpus], [up]
+    process    [run], [bus], [up]
     model      [model], [model.lora], [policy]
     env        [env] and [env.judge]
     evaluation [eval]
@@ -55,7 +55,7 @@ from dart_cli.config.schema.model import (
     Pointing,
     PolicyConfig,
 )
-from dart_cli.config.schema.process import BusConfig, GpusConfig, RunConfig, UpConfig
+from dart_cli.config.schema.process import BusConfig, RunConfig, UpConfig
 from dart_cli.config.schema.rollout import MODEL_ENGINES, RolloutConfig, VllmConfig
 from dart_cli.config.schema.serve import ServeConfig
 from dart_cli.config.schema.train import LEAST_RATE, TrainConfig
@@ -84,7 +84,6 @@ __all__ = [
     "EvalConfig",
     "Folder",
     "Fraction",
-    "GpusConfig",
     "JudgeConfig",
     "LoraConfig",
     "Megabytes",
@@ -127,7 +126,6 @@ class Config(Section):
     weights: WeightsConfig = WeightsConfig()
     sync: SyncConfig = SyncConfig()
     eval: EvalConfig = EvalConfig()
-    gpus: GpusConfig = GpusConfig()
     up: UpConfig = UpConfig()
     tune: TuneConfig = TuneConfig()
 

@@ -1,4 +1,4 @@
-"""The run and its processes: [run], [bus], [gpus], [up]."""
+"""The run and its processes: [run], [bus], [up]."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dart_cli.config.schema.base import Count, Folder, PositiveSeconds, Section
+from dart_cli.config.schema.base import Folder, Section
 
 
 class RunConfig(Section):
@@ -21,14 +21,11 @@ class RunConfig(Section):
 
 
 class BusConfig(Section):
-    """How the processes reach each other."""
+    """How the processes reach each other: sockets in the run directory, or over tcp."""
 
-    transport: Literal["ipc", "tcp"] = "ipc"
-    """`ipc`: sockets in the run directory, one host. `tcp`: across hosts, with CURVE keys."""
-
-    host: str = "127.0.0.1"
-    """With tcp, the address of `dart data`, which binds it at `port`; `dart rollout` binds its own
-    address on the route to it, at a free port. Beyond loopback `keys` is required."""
+    host: str = ""
+    """Address of `dart data` for tcp, across hosts: it binds it at `port`; `dart rollout` binds its own
+    address on the route to it, at a free port. Empty: sockets in the run directory, one host."""
 
     port: int = Field(default=7800, ge=1024, le=65000)
     """First of three tcp ports of `dart data`: requests, telemetry in, telemetry out."""
@@ -36,27 +33,17 @@ class BusConfig(Section):
     keys: Folder | None = None
     """Folder of CURVE keys that `dart keys` made, the same on every host; required beyond loopback."""
 
-    deadline_s: PositiveSeconds = 30.0
-    """Seconds a request may take before it is an error that names both processes."""
-
-    stall_s: PositiveSeconds = 20.0
-    """Seconds without progress after which `dart status` and the log report a stall: which process
-    waits for which."""
+    @property
+    def transport(self) -> Literal["ipc", "tcp"]:
+        """What carries messages: tcp where a host is named."""
+        return "tcp" if self.host else "ipc"
 
 
-class GpusConfig(Section):
-    """Which GPUs each process sees, by nvidia-smi's numbers, unless CUDA_VISIBLE_DEVICES is set."""
-
-    train: list[Annotated[int, Field(ge=0, le=1023)]] = []
-    """One for each of `train.ranks`; empty for all. Not with `torchrun`, which gives ranks their own."""
-
-    rollout: list[Annotated[int, Field(ge=0, le=1023)]] = []
-    """Shared out to the rollout workers by the number in their names, `vllm.tensor_parallel` for each, to
-    `up.rollouts` of them; empty for all."""
+Gpus = list[Annotated[int, Field(ge=0, le=1023)]]
 
 
 class UpConfig(Section):
-    """What `dart up` starts."""
+    """What `dart up` starts, and which GPUs each process sees."""
 
     envs: int = Field(default=1, ge=0, le=256)
     """`dart env` processes."""
@@ -68,9 +55,10 @@ class UpConfig(Section):
     """Whether a `dart serve` process is started, too: for agents that play through it, with `envs` = 0
     in place of our environments."""
 
-    restart: Count = 3
-    """Times a process that died is started again before the run is ended."""
+    train_gpus: Gpus = []
+    """GPUs of the trainer by nvidia-smi's numbers, unless CUDA_VISIBLE_DEVICES is set: one for each of
+    `train.ranks`; empty for all. Not with `torchrun`, which gives ranks their own."""
 
-    cluster_wait_s: PositiveSeconds = 600.0
-    """With `--ray`, seconds that a process without which the run cannot go on waits for room in the
-    cluster."""
+    rollout_gpus: Gpus = []
+    """Likewise of the rollout workers, shared out by the number in their names, `vllm.tensor_parallel` for
+    each, to `rollouts` of them; empty for all."""

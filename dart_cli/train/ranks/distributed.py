@@ -241,12 +241,12 @@ def device_of(member: Membership, asked: str) -> torch.device:
     if ":" in asked:
         raise ConfigError(
             f'train.device = "{asked}" names one GPU, and train.ranks takes one for each rank: set '
-            '"cuda", and the GPUs with gpus.train'
+            '"cuda", and the GPUs with up.train_gpus'
         )
     if member.local_rank >= torch.cuda.device_count():
         raise MissingPartError(
             f"rank {member.rank} needs GPU {member.local_rank}, torch sees "
-            f"{torch.cuda.device_count()}: set train.ranks to the GPUs there are, or gpus.train"
+            f"{torch.cuda.device_count()}: set train.ranks to the GPUs there are, or up.train_gpus"
         )
     return torch.device("cuda", member.local_rank)
 
