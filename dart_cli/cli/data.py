@@ -144,32 +144,27 @@ def list_(
     """
     from dart_cli.data.store.open import open_reader
     from dart_cli.inspection.find import check_reason, check_tasks, find_run
-    from dart_cli.inspection.ls import (
-        Listing,
-        left_out_note,
-        list_pool,
-        list_trajectories,
-        print_pool,
-        print_trajectories,
-    )
+    from dart_cli.inspection.terminal import left_out_note, print_list
+    from dart_cli.inspection.trajectories import Choice, Subject, listed, subject_json
 
     if pool and (outcome or state or reason):
         raise typer.BadParameter(
             "--pool lists successes of the pool: only --task and --limit choose among them"
         )
-    wanted = Listing(task, outcome, state, reason, limit)
+    wanted = Choice(task, outcome, state, reason)
     with open_reader(find_run(target)) as reader:
         check_tasks(reader, [task] if task else [])
         check_reason(reader, reason)
-        found = list_pool(reader, task, limit) if pool else list_trajectories(reader, wanted)
+        if pool:  # members that it no longer has, too
+            found = [Subject.of_pool(row) for row in reader.pool(task_id=task, evicted=True)]
+        else:  # one more tells that there are others
+            found = listed(reader, reader.trajectories(**wanted.conditions, limit=limit + 1))
         if as_json:
             for row in found[-limit:]:
-                _say_json(row)
-        elif pool:
-            print_pool(_console(), reader, found, limit)
+                _say_json(subject_json(row))
         else:
-            print_trajectories(_console(), reader, found, limit)
-        if not pool and (note := left_out_note(reader, wanted)):
+            print_list(_console(), str(reader.path.parent), found, limit, pool=pool)
+        if not pool and (note := left_out_note(wanted.left_out(reader))):
             typer.echo(note, err=as_json)
 
 
@@ -189,19 +184,19 @@ def show(
     """
     from dart_cli.data.store.open import open_reader
     from dart_cli.inspection.find import find_run, find_subject
-    from dart_cli.inspection.show import print_trajectory, show_trajectory
+    from dart_cli.inspection.terminal import print_trajectory
+    from dart_cli.inspection.trajectories import read_trajectory, shown_json
 
     with open_reader(find_run(run)) as reader:
-        subject = find_subject(reader, trajectory)
-        shown = show_trajectory(reader, subject)
+        shown = read_trajectory(reader, find_subject(reader, trajectory))
         if film is not None:
             from dart_cli.inspection.report import draw_trajectory
 
-            draw_trajectory(film, reader, subject)
+            draw_trajectory(film, reader, shown)
         if as_json:
-            _say_json(shown)
+            _say_json(shown_json(shown))
             return
-        print_trajectory(_console(), reader, subject, shown)
+        print_trajectory(_console(), str(reader.path.parent), shown)
         if film is not None:
             typer.echo(f"film: {film}")
 
@@ -213,15 +208,16 @@ def stats(target: RunTarget = None, as_json: AsJson = False) -> None:
     Example: dart data stats runs/quickstart --json | jq .tasks
     """
     from dart_cli.data.store.open import open_reader
+    from dart_cli.inspection.counts import count, counts_json
     from dart_cli.inspection.find import find_run
-    from dart_cli.inspection.stats import count, print_count
+    from dart_cli.inspection.terminal import print_counts
 
     with open_reader(find_run(target)) as reader:
-        counted = count(reader)
-    if as_json:
-        _say_json(counted)
-    else:
-        print_count(_console(), counted)
+        if as_json:
+            _say_json(counts_json(reader))
+        else:
+            place = str(reader.path.parent)
+            print_counts(_console(), place, count(reader), reader.sizes(), reader.judge_views())
 
 
 @data.command()
@@ -234,18 +230,18 @@ def why(trajectory: TrajectoryArgument, run: RunOption = None, as_json: AsJson =
     Example: dart data why g000001-00 --run runs/quickstart
     """
     from dart_cli.data.store.open import open_reader
-    from dart_cli.inspection.explain import events_as_json, explain_trajectory, print_events
+    from dart_cli.inspection.explain import explain_trajectory
     from dart_cli.inspection.find import find_run, find_subject
+    from dart_cli.inspection.terminal import print_events
+    from dart_cli.inspection.trajectories import read_trajectory, subject_json
 
     with open_reader(find_run(run)) as reader:
         subject = find_subject(reader, trajectory)
-        events = explain_trajectory(reader, subject)
+        events = explain_trajectory(reader, read_trajectory(reader, subject))
         if as_json:
-            _say_json({"id": subject.id, "task": subject.task_id, "story": events_as_json(events)})
-            return
-        place = reader.path.parent
-        typer.echo(f"{subject.id}  {subject.task_id}, seed {subject.task_seed}  ({place})")
-        print_events(_console(), events)
+            _say_json(subject_json(subject) | {"story": [vars(event) for event in events]})
+        else:
+            print_events(_console(), str(reader.path.parent), subject, events)
 
 
 @data.command()
@@ -263,8 +259,8 @@ def draw(
     Example: dart data draw runs/quickstart --out pictures
     """
     from dart_cli.data.store.open import open_reader
-    from dart_cli.inspection.curation_plots import draw_all
     from dart_cli.inspection.find import find_run
+    from dart_cli.inspection.pictures import draw_all
 
     with open_reader(find_run(target)) as reader:
         for path in draw_all(reader, out or reader.path.parent / "pictures"):
@@ -309,7 +305,7 @@ def judge(
     from bus.snapshot import JudgeView
     from dart_cli.evaluation.judging import JudgeOptions, judge_run
     from dart_cli.inspection.find import find_run
-    from dart_cli.status.judges import judge_lines
+    from dart_cli.status.page import judge_lines
 
     given = read_options(settings or []) | {
         key: value for key, value in (("url", url), ("model", model)) if value

@@ -79,10 +79,14 @@ def view(
     from dart_cli.inspection.find import find_run
 
     try:
-        from dart_cli.view.evaluations import has_evaluations
-        from dart_cli.view.export import write_file
-        from dart_cli.view.graph_server import is_graph
-        from dart_cli.view.server import is_run, run_view, runs_in
+        from dart_cli.view.server import (
+            has_evaluations,
+            is_graph,
+            is_run,
+            run_view,
+            runs_in,
+            write_file,
+        )
     except ModuleNotFoundError as error:
         if error.name not in ("jinja2", "markupsafe", "starlette", "uvicorn"):
             raise

@@ -10,8 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
+from bus.errors import RunDirectoryError
 from bus.messages import Outcome, PointerMap
 from dart_cli.evaluation.results import StoredModel, eval_dir
 from envs.base import content_hash, image_suffix
@@ -45,9 +46,14 @@ class Films(StoredModel):
 
 
 def read_films(run_dir: Path, name: str) -> list[Film]:
-    """The films of the evaluation called `name`; none if it kept none."""
+    """The films of the evaluation called `name`; none if it kept none. Raises RunDirectoryError."""
     path = films_dir(run_dir, name) / "films.json"
-    return Films.model_validate_json(path.read_bytes()).films if path.exists() else []
+    try:
+        return Films.model_validate_json(path.read_bytes()).films if path.exists() else []
+    except ValidationError:
+        raise RunDirectoryError(
+            f"{path}: films of another version of dart; remove its folder, or evaluate again"
+        ) from None
 
 
 def films_dir(run_dir: Path, name: str) -> Path:

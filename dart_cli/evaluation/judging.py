@@ -30,7 +30,7 @@ from dart_cli.judge.evidence import Evidence
 from dart_cli.judge.judge import Judge
 from dart_cli.runtime.chat import MOST_FAILED
 from dart_cli.runtime.progress import Advance, progress
-from dart_cli.status.judges import judge_json
+from dart_cli.status.page import judge_json
 
 logger = logging.getLogger(__name__)
 

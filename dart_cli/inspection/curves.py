@@ -1,20 +1,28 @@
 """Success over policy versions, with the number of episodes behind each point.
 
+read_curve  each task's success over buckets of the run's versions
 Point       success at some versions, its episodes and its 95 % interval
 by_task     task -> its points, neighbours joined until each has enough episodes
 over_tasks  the mean over tasks, where at least half of them have a point
 ends        the same over the first fifth of the versions and over the last
+recent      success of one task over its newest buckets
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from math import sqrt
+from dataclasses import dataclass
+from math import ceil, sqrt
 
 from dart_cli.algo.proportion import Z_95, wilson
+from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import CurvePoint
 
+BUCKETS = 40
+"""Of versions, at most."""
+RECENT = 32
+"""The least number of a task's trajectories over which its success "lately" is computed."""
 LEAST_EPISODES = 16
 """Of a point: a rate over fewer looks like a drop or a peak and is chance."""
 
@@ -31,18 +39,27 @@ class Point:
     ended_at: float  # unix seconds of the last episode
 
 
+def read_curve(reader: Reader) -> list[CurvePoint]:
+    """Success of each task over at most BUCKETS buckets of versions."""
+    version = reader.newest_version()
+    newest = 0 if version is None else version.policy_version
+    return reader.success_curve(bucket=max(1, ceil((newest + 1) / BUCKETS)))
+
+
 def by_task(points: Iterable[CurvePoint], least: int = LEAST_EPISODES) -> dict[str, list[Point]]:
     """Each task's success over versions, by name; a point has at least `least` episodes.
 
     Only a task with fewer in all has one point with less.
     """
-    found: dict[str, list[CurvePoint]] = {}
+    found = _of_tasks(points)
+    return {task: [_joined(part) for part in _parts(found[task], least)] for task in sorted(found)}
+
+
+def _of_tasks(points: Iterable[CurvePoint]) -> dict[str, list[CurvePoint]]:
+    found: dict[str, list[CurvePoint]] = defaultdict(list)
     for point in points:
-        found.setdefault(point.task_id, []).append(point)
-    return {
-        task_id: [_joined(part) for part in _parts(found[task_id], least)]
-        for task_id in sorted(found)
-    }
+        found[point.task_id].append(point)
+    return found
 
 
 def _parts(points: Sequence[CurvePoint], least: int) -> list[list[CurvePoint]]:
@@ -54,7 +71,7 @@ def _parts(points: Sequence[CurvePoint], least: int) -> list[list[CurvePoint]]:
         if sum(each.trajectories for each in part) >= least:
             parts.append(part)
             part = []
-    if part and parts:
+    if parts:
         parts[-1] += part
     elif part:
         parts.append(part)
@@ -62,16 +79,27 @@ def _parts(points: Sequence[CurvePoint], least: int) -> list[list[CurvePoint]]:
 
 
 def _joined(part: Sequence[CurvePoint]) -> Point:
-    episodes = sum(point.trajectories for point in part)
-    passed = sum(point.passed for point in part)
-    low, high = wilson(passed, episodes)
+    whole = _merged(part)
+    low, high = wilson(whole.passed, whole.trajectories)
+    versions = sum(point.policy_version * point.trajectories for point in part)
     return Point(
-        version=sum(point.policy_version * point.trajectories for point in part) / episodes,
-        success=passed / episodes,
-        episodes=episodes,
+        version=versions / whole.trajectories,
+        success=whole.success,
+        episodes=whole.trajectories,
         low=low,
         high=high,
-        ended_at=max(point.ended_at for point in part),
+        ended_at=whole.ended_at,
+    )
+
+
+def _merged(part: Sequence[CurvePoint]) -> CurvePoint:
+    """All episodes of these points of one task."""
+    return CurvePoint(
+        part[0].task_id,
+        part[0].policy_version,
+        sum(point.trajectories for point in part),
+        sum(point.passed for point in part),
+        max(point.ended_at for point in part),
     )
 
 
@@ -103,31 +131,24 @@ def ends(points: Iterable[CurvePoint]) -> tuple[Point, Point] | None:
     versions = sorted({point.policy_version for point in found})
     fifth = max(1, len(versions) // 5)
     first, last = (
-        _by_task(point for point in found if point.policy_version in part)
+        _of_tasks(point for point in found if point.policy_version in part)
         for part in (versions[:fifth], versions[-fifth:])
     )
-    tasks = first.keys() & last.keys()
+    tasks = sorted(first.keys() & last.keys())
     if len(versions) < 2 or not tasks:
         return None
-    begin, end = ([part[task] for task in sorted(tasks)] for part in (first, last))
+    begin, end = ([_merged(part[task]) for task in tasks] for part in (first, last))
     return _mean(versions[0], begin), _mean(versions[-1], end)
 
 
-def _by_task(points: Iterable[CurvePoint]) -> dict[str, CurvePoint]:
-    """One point for each task, of all its episodes."""
-    found: dict[str, CurvePoint] = {}
-    for point in points:
-        was = found.get(point.task_id)
-        found[point.task_id] = (
-            point
-            if was is None
-            else replace(
-                point,
-                trajectories=was.trajectories + point.trajectories,
-                passed=was.passed + point.passed,
-            )
-        )
-    return found
+def recent(curve: Sequence[CurvePoint]) -> float | None:
+    """One task's success over its newest buckets that together hold at least RECENT trajectories."""
+    part: list[CurvePoint] = []
+    for point in reversed(curve):
+        part.append(point)
+        if sum(each.trajectories for each in part) >= RECENT:
+            break
+    return _merged(part).success if part else None
 
 
 def _mean(version: int, tasks: Sequence[CurvePoint]) -> Point:

@@ -2,6 +2,7 @@
 
 find_run       a configuration file, a run directory, or nothing -> the run that is meant
 find_subject   a trajectory by its id, of the run or of its pool; or an error with the nearest cure
+written_at     when a database was last written to
 has_ended      whether the `dart data` that served the run is gone
 check_tasks    whether the run has such tasks
 check_reason   whether trajectories are dropped for such a reason
@@ -12,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from bus.errors import RunDirectoryError, UserError
@@ -20,7 +20,8 @@ from dart_cli.config.load import load_config, refuse_overrides
 from dart_cli.data.groups import group_id
 from dart_cli.data.store.open import DATABASE
 from dart_cli.data.store.reader import Reader
-from dart_cli.data.store.rows import DROP_REASONS, GroupRow, PoolRow, TrajectoryRow
+from dart_cli.data.store.rows import DROP_REASONS
+from dart_cli.inspection.trajectories import Subject
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.run_dir import refuse_missing
 from envs.own_code import did_you_mean
@@ -73,49 +74,18 @@ def _newest_run() -> Path:
         raise RunDirectoryError(
             f"no run below {RUNS}; name the one you mean: a run directory or its TOML file"
         )
-    return max(found, key=_written_at)
+    return max(found, key=lambda run_dir: written_at(run_dir / DATABASE))
 
 
-def _written_at(run_dir: Path) -> float:
-    """When a run was last written to; a reader leaves an empty log beside its database."""
-    times = [0.0]
-    for name in (DATABASE, f"{DATABASE}-wal"):
-        with suppress(OSError):
-            found = (run_dir / name).stat()
-            if found.st_size or name == DATABASE:
-                times.append(found.st_mtime)
-    return max(times)
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A trajectory of the run, a member of its pool, or both."""
-
-    id: str
-    trajectory: TrajectoryRow | None  # None where it came from outside
-    group: GroupRow | None
-    pool: PoolRow | None
-
-    @property
-    def suite(self) -> str:
-        """The suite of its task."""
-        row = self.group or self.pool
-        assert row is not None
-        return row.suite
-
-    @property
-    def task_id(self) -> str:
-        """The id of its task."""
-        row = self.group or self.pool
-        assert row is not None
-        return row.task_id
-
-    @property
-    def task_seed(self) -> int:
-        """The seed of its task."""
-        row = self.group or self.pool
-        assert row is not None
-        return row.task_seed
+def written_at(database: Path) -> float:
+    """When a database was last written to, unix seconds; a reader leaves an empty log beside it."""
+    moments = [0.0]
+    for path in (database, database.with_name(f"{database.name}-wal")):
+        with suppress(OSError):  # the log is removed when the last connection closes
+            found = path.stat()
+            if found.st_size or path == database:
+                moments.append(found.st_mtime)
+    return max(moments)
 
 
 def find_subject(reader: Reader, name: str) -> Subject:
@@ -125,11 +95,11 @@ def find_subject(reader: Reader, name: str) -> Subject:
     """
     if trajectory := reader.trajectory(name):
         group = reader.groups_by_id([trajectory.group_id])[trajectory.group_id]
-        return Subject(name, trajectory, group, reader.pool_member(name))
+        return Subject.of_run(trajectory, group, reader.pool_member(name))
     if name.startswith("x"):
         members = [row for row in reader.pool(evicted=True) if row.trajectory_id.startswith(name)]
         if len(members) == 1:
-            return Subject(members[0].trajectory_id, None, None, members[0])
+            return Subject.of_pool(members[0])
         many = f"{len(members)} of its members begin with it, write more of the id"
         none = "`dart data ls --pool` lists its members"
         raise UserError(

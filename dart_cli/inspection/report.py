@@ -1,12 +1,12 @@
 """The results of a finished run: a summary, a success curve, films before and after, one JSON line.
 
-write_report    all of it: RUN/report/{curve.png, films.png, report.json}; JSON last on stdout
-summarize       the numbers of the JSON line
-why_short       why a run made fewer updates than planned
-draw_curve      success by task over policy versions, held-out success at both ends
-draw_films      the same held-out episodes before and after, clicks drawn on the screenshots
-draw_trajectory one trajectory of the run or its pool, all of it: `dart data show --film`
-pick_films      which ones: failed before, passed after
+write_report     all of it: RUN/report/{curve.png, films.png, report.json}; JSON last on stdout
+summarize        the numbers of the JSON line
+why_short        why a run made fewer updates than planned
+judge_learning   whether it learned: from its held-out success, its curve and what the policy itself played
+pick_films       the same held-out episodes before and after: failed before, passed after
+draw_films       these, with clicks drawn on the screenshots
+draw_trajectory  one trajectory of the run or its pool, all of it: `dart data show --film`
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import hypot
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image
 from rich.console import Console
 
 from bus.errors import UserError
+from bus.snapshot import OwnView
 from dart_cli.config.schema import Config
 from dart_cli.data.own_play import restored
-from dart_cli.data.stall_rules import NO_GRADIENT
+from dart_cli.data.stall_rules import NO_GRADIENT, RISE, SUCCESSES_FIRST, malformed_text
 from dart_cli.data.store.open import open_reader
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import CurvePoint, RunRow
 from dart_cli.evaluation.films import Film, FilmFrame, films_dir, read_films
 from dart_cli.evaluation.filmstrip import film_strip
-from dart_cli.evaluation.results import (
-    Evaluation,
-    ModeScore,
-    TaskScore,
-    read_evaluation,
-)
+from dart_cli.evaluation.results import Evaluation, Mode, ModeScore, TaskScore, read_evaluation
 from dart_cli.inspection import curves
-from dart_cli.inspection.find import Subject
-from dart_cli.inspection.learned import judge_learning
+from dart_cli.inspection.counts import RunCounts, count
+from dart_cli.inspection.pictures import draw_curve
+from dart_cli.inspection.trajectories import Shown
 from dart_cli.runtime.tables import fraction, minutes, page_table
 
 BEFORE, AFTER = "before", "after"
 """Names of the evaluations around a run."""
 
-CURVE_BUCKETS = 30
 MAX_FILMS = 3
+LEAST_TRAJECTORIES = 128
+"""Of the policy's own, and of each end of the curve together, below which a run shows nothing."""
+SOLVED = 0.9
+"""Success from which on there is little to learn, so that a level line is no fault."""
 NO_LEARNING = 0.9
 """Share of dropped groups from which on a run that made too few updates is told why."""
 
@@ -61,29 +61,20 @@ def write_report(config: Config, *, minutes_total: float) -> dict[str, Any]:
     folder = run_dir / "report"
     folder.mkdir(exist_ok=True)
     with open_reader(run_dir) as reader:
-        run = reader.run()
+        run, counts, curve = reader.run(), count(reader), curves.read_curve(reader)
         version = reader.newest_version()
-        newest = -1 if version is None else version.policy_version
-        bucket = max(1, -(-(newest + 1) // CURVE_BUCKETS))
-        curve = reader.success_curve(bucket=bucket)
-        updates = sum(batch.state == "trained" for batch in reader.batches())
-        groups = reader.count("groups")
-        counters = reader.counters()
-        own = restored(reader, config.data.reward).view(updates)
-        over = reader.trajectories_over()
-    trajectories = sum(row.trajectories for row in counters if row.outcome in ("pass", "fail"))
+        own = restored(reader, config.data.reward).view(counts.replays.updates)
     before, after = read_evaluation(run_dir, BEFORE), read_evaluation(run_dir, AFTER)
-    result = summarize(before, after)
-    result |= {
+    parts_s = run.active_s + sum(each.wall_s for each in (before, after) if each)
+    result = summarize(before, after) | {
         "minutes": round(run.active_s / 60, 2),
-        "minutes_total": round(max(minutes_total, _parts_s(run, before, after) / 60), 2),
-        "trajectories": trajectories,
-        "policy_version": newest,
-        "updates": updates,
+        "minutes_total": round(max(minutes_total, parts_s / 60), 2),
+        "trajectories": counts.all.verdicts["pass"] + counts.all.verdicts["fail"],
+        "policy_version": -1 if version is None else version.policy_version,
+        "updates": counts.replays.updates,
         "updates_planned": config.train.updates,
-        "stopped_at": run.learned
-        or None,  # success that was proved when train.stop_at ended the run
-        "note": why_short(config, run, updates, groups, over),
+        "stopped_at": run.learned or None,  # success that was proved when train.stop_at ended it
+        "note": why_short(config, run, counts),
         **judge_learning(config, own, before, after, curve)._asdict(),
         "seed": config.run.seed,
         "run_dir": str(run_dir),
@@ -95,7 +86,7 @@ def write_report(config: Config, *, minutes_total: float) -> dict[str, Any]:
     if pairs:
         result["films"] = str(draw_films(folder / "films.png", run_dir, pairs))
     (folder / "report.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
-    _print_summary(result, run, before, after, folder / "report.json")
+    _print_summary(result, run, folder / "report.json")
     if not sys.stdout.isatty():
         sys.stdout.write(json.dumps(result) + "\n")
     return result
@@ -107,75 +98,57 @@ def write_report(config: Config, *, minutes_total: float) -> dict[str, Any]:
 def summarize(before: Evaluation | None, after: Evaluation | None) -> dict[str, Any]:
     """Held-out success before and after: sampled, greedy, by task, and of compositions.
 
-    A figure is None where its evaluation was not made; `averaged` is None where that after the run was of
-    published weights, else the updates that the averaged ones are after.
+    A figure is None where its evaluation was not made.
     """
-    guess = _mode(before, "random")
     sampled = [_mode(each, "sampled") for each in (before, after)]
     greedy = [_mode(each, "greedy") for each in (before, after)]
+    guess, last = _mode(before, "random"), sampled[1].overall
     return {
-        "success_before": _success(sampled[0]),
-        "success_after": _success(sampled[1]),
-        "success_after_interval": _interval(sampled[1]),
-        "averaged": after.averaged if after else None,
-        "random_clicks": _success(guess),
-        "greedy_before": _success(greedy[0]),
-        "greedy_after": _success(greedy[1]),
-        "episodes": sampled[1].overall.episodes if sampled[1] else 0,
-        "invalid": sum(mode.overall.invalid for mode in (*sampled, *greedy, guess) if mode),
-        "per_task": _by_task(*([] if mode is None else mode.tasks for mode in (*sampled, *greedy))),
+        "success_before": sampled[0].overall.success,
+        "success_after": last.success,
+        "success_after_interval": [round(each, 4) for each in last.interval]
+        if last.episodes
+        else None,
+        "random_clicks": guess.overall.success,
+        "greedy_before": greedy[0].overall.success,
+        "greedy_after": greedy[1].overall.success,
+        "episodes": last.episodes,
+        "invalid": sum(mode.overall.invalid for mode in (*sampled, *greedy, guess)),
+        "per_task": _by_task(*(mode.tasks for mode in (*sampled, *greedy))),
         "compositions": {
-            "before": sampled[0].composed.success if sampled[0] else None,
-            "after": sampled[1].composed.success if sampled[1] else None,
-            "per_task": _by_task(
-                *([] if mode is None else mode.compositions for mode in (*sampled, *greedy))
-            ),
+            "before": sampled[0].composed.success,
+            "after": sampled[1].composed.success,
+            "per_task": _by_task(*(mode.compositions for mode in (*sampled, *greedy))),
         },
     }
 
 
-def why_short(
-    config: Config,
-    run: RunRow,
-    updates: int,
-    groups: Mapping[tuple[str, str], int],
-    over: int = 0,
-) -> str:
-    """Why a run made fewer updates than planned, and the cure; empty where it made them all.
-
-    `groups` are counts by (state, reason), as the store has them; `over` are the trajectories played.
-    """
-    planned, limit = config.train.updates, config.train.max_minutes
-    budget = config.train.max_trajectories
-    if updates >= planned or 0 < config.train.stop_at <= run.learned:
+def why_short(config: Config, run: RunRow, counts: RunCounts) -> str:
+    """Why a run made fewer updates than planned, and the cure; empty where it made them all."""
+    train, updates = config.train, counts.replays.updates
+    if updates >= train.updates or 0 < train.stop_at <= run.learned:
         return ""
-    text = f"{updates} of {planned} updates ({updates / planned:.0%})"
-    if limit and run.active_s >= 60 * limit:
-        text += f" in train.max_minutes = {limit:g}; raise it to go on from here"
-    elif 0 < budget <= over:
-        text += f" in train.max_trajectories = {budget}; raise it to go on from here"
-    dropped = Counter({reason: n for (state, reason), n in groups.items() if state == "dropped"})
-    if dropped and sum(dropped.values()) >= NO_LEARNING * sum(groups.values()):
-        [(most, number)] = dropped.most_common(1)
-        text += f"; {number} of {sum(groups.values())} groups were dropped as {most}"
-        text += f": {NO_GRADIENT[most]}" if most in NO_GRADIENT else ""
+    over = sum(e.number for e in counts.all.states if e.state not in ("leased", "playing"))
+    text = f"{updates} of {train.updates} updates ({updates / train.updates:.0%})"
+    if 0 < 60 * train.max_minutes <= run.active_s:
+        text += f" in train.max_minutes = {train.max_minutes:g}; raise it to go on from here"
+    elif 0 < train.max_trajectories <= over:
+        text += (
+            f" in train.max_trajectories = {train.max_trajectories}; raise it to go on from here"
+        )
+    dropped = [each for each in counts.groups if each.state == "dropped"]
+    groups = sum(each.number for each in counts.groups)
+    if dropped and sum(each.number for each in dropped) >= NO_LEARNING * groups:
+        most = dropped[0]  # the most frequent reason
+        text += f"; {most.number} of {groups} groups were dropped as {most.reason}"
+        text += f": {NO_GRADIENT[most.reason]}" if most.reason in NO_GRADIENT else ""
     return text
 
 
-def _mode(evaluation: Evaluation | None, mode: str) -> ModeScore | None:
-    return evaluation.modes.get(mode) if evaluation else None  # type: ignore[call-overload]
-
-
-def _parts_s(run: RunRow, before: Evaluation | None, after: Evaluation | None) -> float:
-    return run.active_s + sum(each.wall_s for each in (before, after) if each)
-
-
-def _success(mode: ModeScore | None) -> float | None:
-    return mode.overall.success if mode else None
-
-
-def _interval(mode: ModeScore | None) -> list[float] | None:
-    return [round(bound, 4) for bound in mode.overall.interval] if mode else None
+def _mode(evaluation: Evaluation | None, mode: Mode) -> ModeScore:
+    """One way of choosing actions; without an episode where it was not played."""
+    found = evaluation.modes.get(mode) if evaluation else None
+    return found or ModeScore(tasks=[], compositions=[])
 
 
 def _by_task(*columns: Sequence[TaskScore]) -> dict[str, dict[str, float | None]]:
@@ -187,125 +160,126 @@ def _by_task(*columns: Sequence[TaskScore]) -> dict[str, dict[str, float | None]
     return result
 
 
-def _print_summary(
-    result: dict[str, Any],
-    run: RunRow,
-    before: Evaluation | None,
-    after: Evaluation | None,
-    report: Path,
-) -> None:
+def _print_summary(result: Mapping[str, Any], run: RunRow, report: Path) -> None:
     console = Console(markup=False, highlight=False)
-    if before or after:
+    composed = result["compositions"]
+    if result["per_task"] or composed["per_task"]:
         numbers = ("sampled", "greedy")
-        played = "" if result["averaged"] is None else " (averaged weights)"
-        title = f"held-out success, before -> after{played}"
-        table = page_table(title, "task", *numbers, right=numbers)
-        composed = result["compositions"]
+        table = page_table("held-out success, before -> after", "task", *numbers, right=numbers)
         for rows, name, whole in (
             (result["per_task"], "all tasks", (result["success_before"], result["success_after"])),
             (composed["per_task"], "all compositions", (composed["before"], composed["after"])),
         ):
             for task_id, row in rows.items():
-                table.add_row(
-                    task_id,
-                    _arrow(row["before"], row["after"]),
-                    _arrow(row["greedy_before"], row["greedy_after"]),
-                )
+                greedy = _arrow(row["greedy_before"], row["greedy_after"])
+                table.add_row(task_id, _arrow(row["before"], row["after"]), greedy)
             if rows:
                 table.add_row(name, _arrow(*whole), "", style="bold", end_section=True)
         console.print(table)
-    console.print(
-        f"{result['trajectories']} trajectories, policy version {result['policy_version']}, "
-        f"{minutes(run.active_s)} of training; everything is in {result['run_dir']}",
-        soft_wrap=True,
-    )
-    if result["note"]:
-        console.print(f"note: {result['note']}", soft_wrap=True)
-    for name in ("curve", "films"):
-        if name in result:
-            console.print(f"{name}: {result[name]}", soft_wrap=True)
-    if result["why"]:
-        console.print(result["why"], soft_wrap=True)
-    if console.is_terminal:
-        console.print(f"report: {report}", soft_wrap=True)
+    played = f"{result['trajectories']} trajectories, policy version {result['policy_version']}"
+    lines = [
+        f"{played}, {minutes(run.active_s)} of training; everything is in {result['run_dir']}",
+        *([f"note: {result['note']}"] if result["note"] else []),
+        *(f"{name}: {result[name]}" for name in ("curve", "films") if name in result),
+        *([result["why"]] if result["why"] else []),
+        *([f"report: {report}"] if console.is_terminal else []),
+    ]
+    for line in lines:
+        console.print(line, soft_wrap=True)
 
 
 def _arrow(before: float | None, after: float | None) -> str:
     return f"{fraction(before)} -> {fraction(after)}"
 
 
-# --- curve -----------------------------------------------------------------------------------
+# --- whether it learned ----------------------------------------------------------------------
 
 
-def draw_curve(
-    path: Path,
-    by_task: Sequence[CurvePoint],
-    ends: tuple[Evaluation | None, Evaluation | None],
-    began_at: float,
-) -> Path:
-    """Success while training by policy version, a line for each task, minutes on the upper axis.
+class Learning(NamedTuple):
+    """Two keys of the report."""
 
-    The thick line is the mean over tasks with its 95 % interval. `ends` are the evaluations before and
-    after, drawn at the versions they played, with the 95 % intervals of their sampled episodes; the
-    dashed line is what random clicks passed. `began_at` is when the run began, unix seconds.
-    """
-    from matplotlib.figure import Figure
+    learned: bool | None  # None where the evidence is too thin to say
+    why: str  # of a run that shows no improvement: figures and cure; else empty
 
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.subplots()
-    for task_id, points in curves.by_task(by_task).items():
-        axes.plot(
-            [point.version for point in points],
-            [point.success for point in points],
-            linewidth=1,
-            marker="." if len(points) == 1 else "",
-            label=f"{task_id}, n {sum(point.episodes for point in points):,}",
+
+def judge_learning(
+    config: Config,
+    own: OwnView,
+    before: Evaluation | None,
+    after: Evaluation | None,
+    curve: Sequence[CurvePoint],
+) -> Learning:
+    """Whether success rose beyond chance, held out or while training; False needs clear evidence, too."""
+    if config.train.learner != "torch":
+        return Learning(None, "")
+    held_out = _held_out(before, after)
+    ends = curves.ends(curve)
+    training = ends if ends and sum(e.episodes for e in ends) >= LEAST_TRAJECTORIES else None
+    if held_out is not None and held_out[1].interval[0] > held_out[0].interval[1]:
+        return Learning(True, "")
+    if training is not None and _rose(*training):
+        return Learning(True, "")
+    malformed = malformed_text(own)
+    played = own.passed + own.failed_since
+    if not own.passed and own.failed_since >= LEAST_TRAJECTORIES:
+        if own.reward > own.reward_first + RISE:  # rewards as values rose without a pass
+            return Learning(True, "")
+        figures = [f"none of its {played} trajectories passed", *_told(held_out, None)]
+        return Learning(False, _line("nothing was learned", figures, malformed))
+    if training is not None and _solved(held_out, training):
+        return Learning(None, "")
+    if training is None and not malformed:
+        return Learning(None, "")
+    return Learning(False, _line("no improvement is shown", _told(held_out, training), malformed))
+
+
+def _held_out(
+    before: Evaluation | None, after: Evaluation | None
+) -> tuple[TaskScore, TaskScore] | None:
+    """The sampled episodes of both evaluations; None where one has none."""
+    was, now = (_mode(each, "sampled").overall for each in (before, after))
+    return (was, now) if was.episodes and now.episodes else None
+
+
+def _rose(first: curves.Point, last: curves.Point) -> bool:
+    """Whether the last success is above the first by more than chance explains, 95 %."""
+    noise = hypot(first.high - first.low, last.high - last.low) / 2
+    return last.success - first.success > noise
+
+
+def _solved(
+    held_out: tuple[TaskScore, TaskScore] | None, training: tuple[curves.Point, curves.Point]
+) -> bool:
+    after = held_out[1].success if held_out else None
+    return (training[1].success if after is None else after) >= SOLVED
+
+
+def _told(
+    held_out: tuple[TaskScore, TaskScore] | None,
+    training: tuple[curves.Point, curves.Point] | None,
+) -> list[str]:
+    """Success at both ends, with its 95 % intervals."""
+    found = []
+    if held_out is not None:
+        before, after = (
+            f"{each.success:.2f} ({each.interval[0]:.2f} to {each.interval[1]:.2f})"
+            for each in held_out
         )
-    mean = curves.over_tasks(by_task)
-    versions = [point.version for point in mean]
-    episodes = sum(point.episodes for point in mean)
-    axes.fill_between(
-        versions,
-        [point.low for point in mean],
-        [point.high for point in mean],
-        color="black",
-        alpha=0.15,
-        linewidth=0,
-    )
-    axes.plot(
-        versions,
-        [point.success for point in mean],
-        color="black",
-        linewidth=2.5,
-        label=f"mean, while training, n {episodes:,}, 95 %",
-    )
-    for evaluation, name in zip(ends, (BEFORE, AFTER), strict=True):
-        score = _mode(evaluation, "sampled")
-        whole = score.overall if score else None
-        if evaluation is not None and whole is not None and whole.success is not None:
-            at = max(evaluation.policy_version, 0)  # -1 is the model as it comes, which v0 serves
-            low, high = whole.interval
-            of_what = "" if evaluation.averaged is None else " (averaged weights)"
-            label = f"held out {name}{of_what}: {whole.success:.2f}, n {whole.episodes}"
-            errors = [[whole.success - low], [high - whole.success]]
-            axes.errorbar([at], [whole.success], errors, fmt="o", capsize=4, label=label)
-    guess = _mode(ends[0], "random")
-    if guess is not None and guess.overall.success is not None:
-        whole = guess.overall
-        label = f"random clicks: {guess.overall.success:.2f}, n {whole.episodes}"
-        axes.axhline(guess.overall.success, color="gray", linestyle="--", linewidth=1, label=label)
-    axes.set_xlabel("policy version")
-    axes.set_ylabel("success")
-    axes.set_ylim(0, 1.02)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
-    marks = mean[:: max(1, len(mean) // 6)]
-    clock = axes.secondary_xaxis("top")
-    clock.set_xticks([point.version for point in marks])
-    clock.set_xticklabels([f"{(point.ended_at - began_at) / 60:.1f}" for point in marks])
-    clock.set_xlabel("minutes")
-    figure.savefig(path, dpi=120)
-    return path
+        found.append(f"held out {before} -> {after}")
+    if training is not None:
+        first, last = (
+            f"{each.success:.2f} ({each.low:.2f} to {each.high:.2f})" for each in training
+        )
+        found.append(
+            f"while training {first} in the first fifth of its versions, {last} in the last"
+        )
+    return found
+
+
+def _line(verdict: str, figures: Sequence[str], malformed: str) -> str:
+    cure = "" if SUCCESSES_FIRST in malformed else f"What helps: {SUCCESSES_FIRST}"
+    told = "; ".join(each for each in (*figures, malformed) if each)
+    return f"{verdict}: {told}. {cure}".rstrip()
 
 
 # --- films -----------------------------------------------------------------------------------
@@ -337,11 +311,8 @@ def draw_films(path: Path, run_dir: Path, pairs: Sequence[tuple[Film, Film]]) ->
     """One picture: for each pair its instruction, then a strip before and a strip after."""
     strips = []
     for was, now in pairs:
-        for name, film in ((BEFORE, was), (AFTER, now)):
-            heading = (
-                f'{film.task_id}, seed {film.seed}: "{film.instruction}"' if name == BEFORE else ""
-            )
-            strips.append(film_strip(films_dir(run_dir, name), film, name, heading))
+        strips.append(film_strip(films_dir(run_dir, BEFORE), was, BEFORE, _heading(was)))
+        strips.append(film_strip(films_dir(run_dir, AFTER), now, AFTER, ""))
     width = max(strip.width for strip in strips)
     sheet = Image.new("RGB", (width, sum(strip.height for strip in strips)), "white")
     top = 0
@@ -352,38 +323,41 @@ def draw_films(path: Path, run_dir: Path, pairs: Sequence[tuple[Film, Film]]) ->
     return path
 
 
-def draw_trajectory(path: Path, reader: Reader, subject: Subject) -> Path:
+def draw_trajectory(path: Path, reader: Reader, shown: Shown) -> Path:
     """All steps of one trajectory as a picture. Raises UserError if its screens were removed."""
-    steps, trajectory = reader.steps(subject.id), subject.trajectory
-    keys = [step.screenshot for step in steps]
-    if trajectory is not None and trajectory.final_screenshot is not None:
-        keys.append(trajectory.final_screenshot)
+    subject, row = shown.subject, shown.subject.trajectory
+    keys = [step.screenshot for step in shown.steps]
+    if row is not None and row.final_screenshot is not None:
+        keys.append(row.final_screenshot)
     images = reader.screenshots(keys)
-    if not steps or len(images) < len(set(keys)):
-        why = "its screenshots were removed to keep data.max_gb" if steps else "it has no step yet"
+    if not shown.steps or len(images) < len(set(keys)):
+        removed = "its screenshots were removed to keep data.max_gb"
+        why = removed if shown.steps else "it has no step yet"
         raise UserError(f"no film of {subject.id}: {why}; choose another trajectory")
-    frames = [
-        FilmFrame(
-            screenshot=step.screenshot, text=step.text, action=step.action, pointed=step.pointed
-        )
-        for step in steps
-    ]
     film = Film(
         task_id=subject.task_id,
         seed=subject.task_seed,
-        instruction=reader.instruction(subject.suite, subject.task_id, [subject.id]),
-        outcome=(trajectory.outcome if trajectory is not None else "pass") or "invalid",
-        reason=(trajectory.verdict_reason if trajectory is not None else "") or "",
-        frames=frames,
+        instruction=shown.instruction,
+        outcome=(row.outcome if row is not None else "pass") or "invalid",
+        reason=(row.verdict_reason if row is not None else "") or "",
+        frames=[
+            FilmFrame(
+                screenshot=step.screenshot, text=step.text, action=step.action, pointed=step.pointed
+            )
+            for step in shown.steps
+        ],
         last=keys[-1],
     )
     with tempfile.TemporaryDirectory() as folder:
         for key, image in images.items():
             (Path(folder) / key).write_bytes(image)
-        heading = f'{film.task_id}, seed {film.seed}: "{film.instruction}"'
-        picture = film_strip(Path(folder), film, subject.id, heading, most=len(frames))
+        picture = film_strip(Path(folder), film, subject.id, _heading(film), most=len(film.frames))
     try:
         picture.save(path, format="PNG", optimize=True)
     except OSError as error:
         raise UserError(f"--film {path}: cannot be written: {error.strerror}") from None
     return path
+
+
+def _heading(film: Film) -> str:
+    return f'{film.task_id}, seed {film.seed}: "{film.instruction}"'

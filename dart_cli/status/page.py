@@ -1,13 +1,17 @@
 """A snapshot of a run as one terminal page, 80 columns or wider.
 
-status_page  all of it: header, problems, processes, utilisation, pipeline, tasks, training
-sparkline    numbers as one line of blocks
+status_page    all of it: header, problems, processes, utilisation, pipeline, judges, tasks, training
 progress_line  the run in one line, where there is no terminal
+problems       what needs attention, a line each
+judge_lines    what a judge model said, in words; judge_json, as plain values
+sparkline      numbers as one line of blocks
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
 
 from rich import box
 from rich.columns import Columns
@@ -16,11 +20,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from bus.snapshot import ProcessView, Snapshot
+from bus.snapshot import JudgeView, ProcessView, Snapshot, SyncView, UsageView
+from dart_cli.algo.agreement import Agreement
 from dart_cli.runtime.tables import fraction, minutes, page_table
-from dart_cli.status.health import problems
-from dart_cli.status.judges import judge_lines
-from dart_cli.status.utilisation import utilisation
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BAR_CELLS = 24
@@ -40,6 +42,21 @@ _GAUGES = {  # the most telling gauges of a role's load; the others are in --jso
     "data": ("leases", "open_groups", "ready_groups"),
     "train": ("updates", "tokens", "ranks", "slowest_rank", "rank_memory_mb"),
 }
+_PHASES = {  # in a bar's order: useful work first, lost time last
+    "playing": ("█", "green"),
+    "busy": ("█", "green"),
+    "training": ("█", "green"),
+    "waiting": ("▓", "yellow"),
+    "resetting": ("▒", "cyan"),
+    "syncing": ("▒", "cyan"),
+    "publishing": ("▒", "cyan"),
+    "suspended": ("▚", "magenta"),
+    "starting": ("╱", "blue"),
+    "idle": ("░", "bright_black"),
+    "dead": ("×", "red"),
+}
+_LEAST_SHARE = 0.005
+_MAX_SYNCS = 8
 
 
 def status_page(snapshot: Snapshot, *, is_old: bool = False) -> RenderableType:
@@ -48,12 +65,13 @@ def status_page(snapshot: Snapshot, *, is_old: bool = False) -> RenderableType:
     `is_old`: data has not answered since this snapshot, so what it says of the run may not be so any more.
     """
     parts: list[RenderableType] = [_header(snapshot, is_old)]
-    found = problems(snapshot)
-    if found:
+    if found := problems(snapshot):
         parts.append(Panel("\n".join(found), title="needs attention", style="red", box=box.ROUNDED))
     parts.append(_processes(snapshot))
-    if (busy := utilisation(snapshot)) is not None:
-        parts.append(busy)
+    if snapshot.usage:
+        parts += [Text("\nutilisation, last minute", "bold"), _utilisation(snapshot)]
+    if snapshot.syncs:
+        parts.append(_syncs(snapshot))
     parts.append(Columns([_pipeline(snapshot), _throughput(snapshot), _training(snapshot)]))
     parts += [Text(line) for judge in snapshot.judges for line in judge_lines(judge)]
     if snapshot.tasks:
@@ -73,6 +91,25 @@ def progress_line(snapshot: Snapshot) -> str:
     )
 
 
+def problems(snapshot: Snapshot) -> list[str]:
+    """One line for each stall, refused weight set and warning; empty where the run is healthy.
+
+    Dead processes are stalls. A process that ended because the run is over is not a problem.
+    """
+    if snapshot.stopping:
+        return []
+    serves = {
+        process.worker: process.policy_version for process in snapshot.processes if process.alive
+    }
+    refused = [
+        f"{sync.worker} refused version {sync.policy_version}, "
+        f"{'its old weights serve' if serves[sync.worker] >= 0 else 'it serves nothing yet'}: {sync.error}"
+        for sync in snapshot.syncs
+        if sync.error and sync.worker in serves
+    ]
+    return [*(stall.text for stall in snapshot.stalls), *refused, *snapshot.warnings]
+
+
 def sparkline(
     values: Sequence[float | None], low: float | None = None, high: float | None = None
 ) -> str:
@@ -82,14 +119,15 @@ def sparkline(
         return ""
     bottom = min(known) if low is None else low
     span = (max(known) if high is None else high) - bottom
-    return "".join(
-        " " if value is None else _BLOCKS[_level(value - bottom, span)] for value in values
-    )
+    return "".join(" " if each is None else _block(each - bottom, span) for each in values)
 
 
-def _level(above: float, span: float) -> int:
+def _block(above: float, span: float) -> str:
     top = len(_BLOCKS) - 1
-    return 0 if span <= 0 else min(top, max(0, round(above / span * top)))
+    return _BLOCKS[0 if span <= 0 else min(top, max(0, round(above / span * top)))]
+
+
+# --- how far the run is ----------------------------------------------------------------------
 
 
 def _header(snapshot: Snapshot, is_old: bool) -> RenderableType:
@@ -110,7 +148,7 @@ def _header(snapshot: Snapshot, is_old: bool) -> RenderableType:
         "success ",
         (fraction(snapshot.success), "bold green"),
         f"  {sparkline(snapshot.success_curve[-60:], 0, 1)}",
-        f"  mean reward {fraction(snapshot.reward)}" if is_partial(snapshot) else "",
+        f"  mean reward {fraction(snapshot.reward)}" if _is_partial(snapshot) else "",
         _until_stop(snapshot),
     )
     return Group(line, success)
@@ -148,9 +186,12 @@ def _until_stop(snapshot: Snapshot) -> str:
     return text + f"{fraction(stop.bound)} (lowest {stop.lowest} {fraction(stop.lowest_success)})"
 
 
-def is_partial(snapshot: Snapshot) -> bool:
+def _is_partial(snapshot: Snapshot) -> bool:
     """Whether rewards say more than success: some lie between 0 and 1, or belong to other outcomes."""
     return any(task.reward is not None and task.reward != task.success for task in snapshot.tasks)
+
+
+# --- processes and their time ----------------------------------------------------------------
 
 
 def _processes(snapshot: Snapshot) -> Table:
@@ -173,16 +214,94 @@ def _processes(snapshot: Snapshot) -> Table:
 
 
 def _gauges(process: ProcessView) -> str:
-    names = _GAUGES.get(process.role, ())
-    found = [
-        (name, process.gauges[name])
-        for name in names
-        if name in process.gauges and (process.gauges[name] or name not in _TROUBLE)
-    ]
-    shown = [f"{name} {value:.4g}" for name, value in found]
-    if asked := process.gauges.get("prompt_tokens"):
-        shown.append(f"prompts {process.gauges.get('cached_tokens', 0.0) / asked:.0%} cached")
+    gauges = process.gauges
+    names = [name for name in _GAUGES.get(process.role, ()) if name in gauges]
+    shown = [f"{name} {gauges[name]:.4g}" for name in names if gauges[name] or name not in _TROUBLE]
+    if asked := gauges.get("prompt_tokens"):
+        shown.append(f"prompts {gauges.get('cached_tokens', 0.0) / asked:.0%} cached")
     return ", ".join(shown)
+
+
+def _utilisation(snapshot: Snapshot) -> Table:
+    """A bar of the last minute for each role, its phases beside it; the queues."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for role, usage in sorted(snapshot.usage.items()):
+        table.add_row(Text(role, "bold"), _bar(usage), Columns(_legend(usage), padding=(0, 2)))
+    queues = snapshot.queues
+    waiting = [
+        f"{queues.in_flight} requests decoded, {queues.waiting} wait",
+        f"{queues.leases} trajectories in play, {queues.free_slots} slots wait",
+        f"{snapshot.rates.steps / 60:.1f} steps/s",
+    ]
+    table.add_row(Text("queues", "bold"), "", "\n".join(waiting))
+    return table
+
+
+def _bar(usage: UsageView) -> Text:
+    """The minute in _BAR_CELLS cells, each phase as many as its share of the time."""
+    parts = _shares(usage.minute)
+    ends = [round(_BAR_CELLS * each) for each in accumulate(parts.values(), initial=0.0)]
+    bar = Text()
+    for phase, (begin, end) in zip(parts, pairwise(ends), strict=True):
+        block, style = _PHASES.get(phase, ("·", ""))
+        bar.append(block * (end - begin), style)
+    return bar
+
+
+def _legend(usage: UsageView) -> list[Text]:
+    """The phases with their shares; of the first that of the whole run, too."""
+    entries = []
+    for phase, share in _shares(usage.minute).items():
+        if share >= _LEAST_SHARE:
+            entries.append(Text.assemble(_PHASES.get(phase, ("·", "")), f" {phase} {share:.0%}"))
+            if len(entries) == 1:
+                run = _shares(usage.total).get(phase, 0.0)
+                entries[0].append(f" (run {run:.0%})", "bright_black")
+    return entries
+
+
+def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Phase -> fraction of all seconds, in a bar's order; empty where there are none."""
+    total, order = sum(seconds.values()), [*_PHASES, *seconds]
+    known = sorted(seconds, key=order.index)
+    return {phase: seconds[phase] / total for phase in known} if total > 0 else {}
+
+
+def _syncs(snapshot: Snapshot) -> Table:
+    """Each rollout worker's newest weights and what taking them cost."""
+    columns = ("worker", "version", "ago", "waited", "transfer", "pause", "in flight", "syncs")
+    table = page_table("weights taken", *columns, right=columns[1:])
+    newest = sorted(snapshot.syncs, key=lambda sync: sync.done_at, reverse=True)
+    for sync in newest[:_MAX_SYNCS]:
+        table.add_row(*_sync(sync, snapshot.now), style="red" if sync.error else "")
+    if len(newest) > _MAX_SYNCS:
+        table.add_row(f"and {len(newest) - _MAX_SYNCS} more, longer ago", style="bright_black")
+    return table
+
+
+def _sync(sync: SyncView, now: float) -> list[str]:
+    refused = f", {sync.refused} bad" if sync.refused else ""
+    pause_s = sync.pause_s + sync.finish_s + sync.resume_s
+    return [
+        sync.worker,
+        str(sync.policy_version),
+        _short(max(now - sync.done_at, 0.0)),
+        *map(_short, (sync.waited_s, sync.transfer_s, pause_s)),
+        str(sync.in_flight),
+        f"{sync.syncs}{refused}",
+    ]
+
+
+def _short(seconds: float) -> str:
+    """Seconds in three characters and a unit: `3 ms`, `0.42 s`, `12 s`, `3 min`."""
+    if seconds < 0.1:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min"
+
+
+# --- what came of it -------------------------------------------------------------------------
 
 
 def _pairs(title: str, rows: Sequence[tuple[str, str]]) -> Table:
@@ -202,32 +321,24 @@ def _pairs(title: str, rows: Sequence[tuple[str, str]]) -> Table:
 
 
 def _pipeline(snapshot: Snapshot) -> Table:
-    groups = snapshot.groups
+    groups, replays = snapshot.groups, snapshot.replays
     rows = [
         ("groups open", f"{groups.open} of {groups.limit}"),
         ("groups ready", str(groups.ready)),
         ("groups in a batch", str(groups.batched)),
         ("groups trained", str(groups.trained)),
         *((f"groups dropped: {why}", str(n)) for why, n in sorted(groups.dropped.items())),
-        *([("successes in the pool", str(groups.pool))] if groups.pool else []),
-        *_replays(snapshot),
     ]
+    if groups.pool:
+        rows.append(("successes in the pool", str(groups.pool)))
+    if replays.updates or replays.refused:
+        rows.append(("updates on a batch again", f"{replays.updates} of {snapshot.updates}"))
+        rows += [(f"  not again: {why}", str(n)) for why, n in sorted(replays.refused.items())]
     for state, number in sorted(snapshot.trajectories.items()):
         rows.append((f"trajectories {state}", str(number)))
         if state == "dropped":
             rows += [(f"  {why}", str(n)) for why, n in sorted(snapshot.dropped.items())]
     return _pairs("pipeline", rows)
-
-
-def _replays(snapshot: Snapshot) -> list[tuple[str, str]]:
-    """Updates on batches that were trained on before, and why others were not; nothing without them."""
-    seen = snapshot.replays
-    if not (seen.updates or seen.refused):
-        return []
-    return [
-        ("updates on a batch again", f"{seen.updates} of {snapshot.updates}"),
-        *((f"  not again: {why}", str(number)) for why, number in sorted(seen.refused.items())),
-    ]
 
 
 def _throughput(snapshot: Snapshot) -> Table:
@@ -256,35 +367,74 @@ def _training(snapshot: Snapshot) -> Table:
 
 
 def _tasks(snapshot: Snapshot) -> Table:
-    reward = ("reward",) if is_partial(snapshot) else ()
-    columns = (
-        "task",
-        *reward,
-        "success",
-        "over versions",
-        "trajectories",
-        "invalid",
-        "played next",
-    )
-    table = page_table(
-        "tasks", *columns, right=("reward", "success", "trajectories", "invalid", "played next")
-    )
+    reward = ("reward",) if _is_partial(snapshot) else ()
+    numbers = ("trajectories", "invalid", "played next")
+    columns = ("task", *reward, "success", "over versions", *numbers)
+    table = page_table("tasks", *columns, right=("reward", "success", *numbers))
     curves = columns.index("over versions")
     table.columns[curves].no_wrap = True  # a curve may hold spaces; it must not be broken there
     for task in snapshot.tasks:
-        share = (
-            f" ({task.invalid_share:.0%})"
-            if task.invalid_share and task.invalid_share >= 0.01
-            else ""
-        )
-        invalid = Text(f"{task.invalid}{share}", "yellow" if task.invalid else "")
+        share = task.invalid_share or 0.0
+        invalid = f"{task.invalid} ({share:.0%})" if share >= 0.01 else str(task.invalid)
         table.add_row(
             task.task_id,
-            *((fraction(task.reward),) if reward else ()),
+            *(fraction(task.reward) for _ in reward),
             fraction(task.success),
             sparkline(task.curve[-30:], 0, 1),
             str(task.trajectories),
-            invalid,
+            Text(invalid, "yellow" if task.invalid else ""),
             f"{task.weight:.0%}",
         )
     return table
+
+
+# --- judges ----------------------------------------------------------------------------------
+
+
+def judge_lines(judge: JudgeView) -> list[str]:
+    """What it decided, how far it agrees with the evaluators, what it cost."""
+    name, lines = f"judge {judge.judge}", []
+    if judge.verdicts:
+        said = ", ".join(
+            f"{judge.verdicts.get(outcome, 0)} {outcome}" for outcome in ("pass", "fail", "invalid")
+        )
+        lines.append(
+            f"{name} gave the verdict of {sum(judge.verdicts.values())} trajectories "
+            f"of tasks without an evaluator: {said}"
+        )
+    found = _agreement(judge)
+    if found.n and found.share is not None:
+        low, high = found.share_interval
+        kappa = "kappa undefined, both say the same of all"
+        if found.kappa is not None and (interval := found.kappa_interval) is not None:
+            kappa = f"kappa {found.kappa:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
+        lines.append(
+            f"{name} beside the evaluators, n = {found.n}: agree {found.share:.2f} "
+            f"[{low:.2f}, {high:.2f}], {kappa}; both pass {found.both_pass}, both fail {found.both_fail}, "
+            f"the judge passes what the evaluator fails {found.judge_alone}, the reverse "
+            f"{found.evaluator_alone}"
+        )
+    each_s = judge.seconds / judge.judged if judge.judged else 0.0
+    without = f"; {judge.unanswered} without an answer" if judge.unanswered else ""
+    lines.append(
+        f"{name}: {judge.judged} trajectories, {judge.calls} calls, {judge.prompt_tokens} + "
+        f"{judge.completion_tokens} tokens, {each_s:.1f} s each{without}"
+    )
+    return lines
+
+
+def judge_json(judge: JudgeView) -> dict[str, Any]:
+    """With the agreement and its 95 % intervals."""
+    found = _agreement(judge)
+    return judge.model_dump() | {
+        "n": found.n,
+        "agreement": found.share,
+        "agreement_interval": list(found.share_interval),
+        "kappa": found.kappa,
+        "kappa_interval": None if found.kappa_interval is None else list(found.kappa_interval),
+    }
+
+
+def _agreement(judge: JudgeView) -> Agreement:
+    """Over the trajectories of which judge and evaluator have an opinion."""
+    return Agreement(judge.both_pass, judge.both_fail, judge.judge_alone, judge.evaluator_alone)

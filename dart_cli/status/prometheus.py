@@ -1,6 +1,6 @@
 """`dart status --prometheus PORT`: the snapshot as Prometheus metrics, on loopback.
 
-    samples          a snapshot as named numbers
+    families         a snapshot as named numbers
     run_prometheus   serves them until the run ends or Ctrl-C
 
 Every scrape gives the newest snapshot, at most `every_s` old. While no data process answers,
@@ -11,111 +11,80 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
-from itertools import groupby
-from operator import attrgetter
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from bus.errors import BusError, ConfigError, MissingPartError
-from bus.snapshot import ProcessView, Snapshot
+from bus.snapshot import Snapshot
 from dart_cli.config.schema import Config
-from dart_cli.status.health import problems
+from dart_cli.status.page import problems
 from dart_cli.status.watch import Watcher
 
 HOST = "127.0.0.1"
+_SAID = ("both_pass", "both_fail", "judge_alone", "evaluator_alone", "unanswered")
+_RATES = ("trajectories", "steps", "actions", "train_steps")
+
+_Sample = tuple[tuple[str, ...], float | None]  # values of the labels; None is not exported
 
 
-class PrometheusSample(NamedTuple):
-    """One number; samples of one name have labels of the same names."""
+class Family(NamedTuple):
+    """Numbers of one name."""
 
-    name: str
+    name: str  # without dart_
     help: str
-    value: float
-    labels: tuple[tuple[str, str], ...] = ()
+    samples: list[_Sample]
+    labels: tuple[str, ...] = ()
 
 
-def samples(seen: Snapshot) -> Iterator[PrometheusSample]:
-    """All metrics of a run; those of one name follow each other."""
-    yield PrometheusSample(
-        "dart_healthy", "1 where nothing needs attention", float(not problems(seen))
-    )
-    yield PrometheusSample("dart_stalls", "Things that stand still for too long", len(seen.stalls))
-    yield PrometheusSample("dart_updates", "Batches in the weights", seen.updates)
-    yield PrometheusSample("dart_policy_version", "Newest published weights", seen.policy_version)
-    yield PrometheusSample("dart_store_bytes", "Database on disk", seen.store_bytes)
-    if seen.success is not None:
-        yield PrometheusSample(
-            "dart_success", "Mean over tasks of their moving averages", seen.success
-        )
-    if seen.reward is not None:
-        yield PrometheusSample(
-            "dart_reward", "Mean over tasks of their rewards' moving averages", seen.reward
-        )
-    for state, number in seen.trajectories.items():
-        yield PrometheusSample(
-            "dart_trajectories", "By state in the ledger", number, (("state", state),)
-        )
-    for verdict, number in seen.verdicts.items():
-        yield PrometheusSample(
-            "dart_verdicts", "Judged trajectories", number, (("verdict", verdict),)
-        )
-    for judge in seen.judges:
-        for name in ("both_pass", "both_fail", "judge_alone", "evaluator_alone", "unanswered"):
-            labels = (("judge", judge.judge), ("said", name))
-            help_ = "Judged trajectories, by what judge and evaluator say"
-            yield PrometheusSample("dart_judged", help_, getattr(judge, name), labels)
-    for name in ("trajectories", "steps", "actions", "train_steps"):
-        rate = getattr(seen.rates, name)
-        yield PrometheusSample(
-            "dart_per_minute", "Throughput of the last minute", rate, (("of", name),)
-        )
-    for name in ("open", "ready", "batched"):
-        number = getattr(seen.groups, name)
-        yield PrometheusSample(
-            "dart_groups", "Groups by where they stand", number, (("state", name),)
-        )
-    yield PrometheusSample(
-        "dart_staleness_mean", "Versions behind, recent batches", seen.staleness.mean
-    )
-    yield PrometheusSample("dart_replays", "Updates on a batch again", seen.replays.updates)
-    for reason, number in seen.replays.refused.items():
-        yield PrometheusSample(
-            "dart_replays_refused", "Batches not trained on again", number, (("reason", reason),)
-        )
-    for task in seen.tasks:
-        if task.success is not None:
-            task_label = (("task", task.task_id),)
-            yield PrometheusSample("dart_task_success", "Moving average", task.success, task_label)
-    for task in seen.tasks:
-        if task.invalid_share is not None:
-            task_label = (("task", task.task_id),)
-            yield PrometheusSample(
-                "dart_task_invalid", "Share of recent episodes", task.invalid_share, task_label
-            )
-    for name, value in seen.metrics.items():
-        yield PrometheusSample(
-            "dart_train", "Newest metrics of the trainer", value, (("metric", name),)
-        )
-    for role, usage in seen.usage.items():
-        for phase, seconds in usage.total.items():
-            labels = (("role", role), ("phase", phase))
-            yield PrometheusSample("dart_seconds", "Time by role and phase", seconds, labels)
-    yield from _of_processes(seen.processes)
+def families(seen: Snapshot) -> list[Family]:
+    """All metrics of a run."""
+    whole: list[tuple[str, str, float | None]] = [
+        ("healthy", "1 where nothing needs attention", not problems(seen)),
+        ("stalls", "Things that stand still for too long", len(seen.stalls)),
+        ("updates", "Batches in the weights", seen.updates),
+        ("policy_version", "Newest published weights", seen.policy_version),
+        ("store_bytes", "Database on disk", seen.store_bytes),
+        ("success", "Mean over tasks of their moving averages", seen.success),
+        ("reward", "Mean over tasks of their rewards' moving averages", seen.reward),
+        ("staleness_mean", "Versions behind, recent batches", seen.staleness.mean),
+        ("replays", "Updates on a batch again", seen.replays.updates),
+    ]
+    rates = {name: getattr(seen.rates, name) for name in _RATES}
+    groups = {name: getattr(seen.groups, name) for name in ("open", "ready", "batched")}
+    usage = {
+        (role, phase): seconds
+        for role, each in seen.usage.items()
+        for phase, seconds in each.total.items()
+    }
+    said = {(each.judge, name): getattr(each, name) for each in seen.judges for name in _SAID}
+    success = {task.task_id: task.success for task in seen.tasks}
+    invalid = {task.task_id: task.invalid_share for task in seen.tasks}
+    process = ("worker", "role", "host")
+    alive = {(each.worker, each.role, each.host): each.alive for each in seen.processes}
+    waits = {(each.worker, each.role, each.host): each.waiting_s for each in seen.processes}
+    return [
+        *(Family(name, help_, [((), value)]) for name, help_, value in whole),
+        _by("trajectories", "By state in the ledger", seen.trajectories, "state"),
+        _by("verdicts", "Judged trajectories", seen.verdicts, "verdict"),
+        _by(
+            "judged", "Judged trajectories, by what judge and evaluator say", said, "judge", "said"
+        ),
+        _by("per_minute", "Throughput of the last minute", rates, "of"),
+        _by("groups", "Groups by where they stand", groups, "state"),
+        _by("replays_refused", "Batches not trained on again", seen.replays.refused, "reason"),
+        _by("task_success", "Moving average", success, "task"),
+        _by("task_invalid", "Share of recent episodes", invalid, "task"),
+        _by("train", "Newest metrics of the trainer", seen.metrics, "metric"),
+        _by("seconds", "Time by role and phase", usage, "role", "phase"),
+        _by("alive", "Heard within the limit", alive, *process),
+        _by("waiting_seconds", "Its longest wait", waits, *process),
+    ]
 
 
-def _of_processes(processes: list[ProcessView]) -> Iterator[PrometheusSample]:
-    for process in processes:
-        alive = float(process.alive)
-        yield PrometheusSample("dart_alive", "Heard within the limit", alive, _labels(process))
-    for process in processes:
-        waiting_s = process.waiting_s
-        yield PrometheusSample(
-            "dart_waiting_seconds", "Its longest wait", waiting_s, _labels(process)
-        )
-
-
-def _labels(process: ProcessView) -> tuple[tuple[str, str], ...]:
-    return (("worker", process.worker), ("role", process.role), ("host", process.host))
+def _by(name: str, help_: str, values: Mapping[Any, float | None], *labels: str) -> Family:
+    """A number for each value of one label, or for each tuple of values of several."""
+    samples = [((key,) if isinstance(key, str) else key, each) for key, each in values.items()]
+    return Family(name, help_, samples, labels)
 
 
 class _SnapshotCollector:
@@ -127,16 +96,15 @@ class _SnapshotCollector:
         self._family = family
 
     def collect(self) -> Iterator[Any]:
-        """One family for each name."""
+        """One family for each name that has numbers."""
         seen = self.snapshot
-        yield self._family("dart_up", "1 where data answers", float(seen is not None))
-        for name, found in groupby(samples(seen) if seen else (), key=attrgetter("name")):
-            several = [sample for sample in found if math.isfinite(sample.value)]
-            if several:
-                first = several[0]
-                family = self._family(name, first.help, labels=[label for label, _ in first.labels])
-                for sample in several:
-                    family.add_metric([value for _, value in sample.labels], sample.value)
+        up = Family("up", "1 where data answers", [((), seen is not None)])
+        for each in (up, *(families(seen) if seen else ())):
+            family = self._family(f"dart_{each.name}", each.help, labels=each.labels)
+            for key, value in each.samples:
+                if value is not None and math.isfinite(value):
+                    family.add_metric(key, value)
+            if family.samples:
                 yield family
 
 

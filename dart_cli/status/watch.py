@@ -24,8 +24,7 @@ from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.runtime.waits import data_awaited
 from dart_cli.status.absent import ended_badly, ended_well, over, why_absent
-from dart_cli.status.health import problems
-from dart_cli.status.page import status_page
+from dart_cli.status.page import problems, status_page
 
 ANSWER_S = 5.0
 """Seconds a data process may take to answer before it counts as absent."""

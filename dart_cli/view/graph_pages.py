@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from markupsafe import Markup
@@ -21,6 +20,7 @@ from bus.errors import UserError
 from dart_cli.explore.found import paths_from, steady, tried
 from dart_cli.explore.graph import DATABASE, Edge, GraphReader, Outcome, Screen
 from dart_cli.explore.phrasing import labels_of, spoken
+from dart_cli.inspection.find import written_at
 from dart_cli.view.charts import Series, legend, line_chart
 from dart_cli.view.graph_picture import (
     MOST_DRAWN,
@@ -30,9 +30,9 @@ from dart_cli.view.graph_picture import (
     graph_picture,
     step_mark,
 )
-from dart_cli.view.graph_site import AnySite, GraphFile
-from dart_cli.view.header import LIVE_S, REFRESH_S, Values
 from dart_cli.view.query import ROWS, Query, page_of
+from dart_cli.view.screens import screenshot
+from dart_cli.view.site import LIVE_S, Site, Values, page_values
 
 OUTCOMES: tuple[Outcome, ...] = ("moved", "none", "error")
 WORDS = {"moved": "another screen", "none": "no-op", "error": "error"}
@@ -40,7 +40,7 @@ MOST_EXPORTED = 100
 """Screens with a part of their own in an exported file: those nearest to the start."""
 
 
-def overview(graph: GraphReader, site: AnySite, query: Query) -> Values:
+def overview(graph: GraphReader, site: Site, query: Query) -> Values:
     """The graph of each application, and its numbers."""
     screens, edges, starts = graph.screens(), graph.edges(), graph.starts()
     tries: dict[str, list[Edge]] = defaultdict(list)
@@ -72,12 +72,12 @@ def overview(graph: GraphReader, site: AnySite, query: Query) -> Values:
     }
 
 
-def screen(graph: GraphReader, site: AnySite, query: Query, key: str) -> Values:
+def screen(graph: GraphReader, site: Site, query: Query, key: str) -> Values:
     """One screen. Raises UserError where there is none."""
     return _header(graph, site, query) | {"subject": _Known(graph, site).part(key)}
 
 
-def whole(graph: GraphReader, site: GraphFile) -> Values:
+def whole(graph: GraphReader, site: Site) -> Values:
     """The graph, and a part for each of its first screens."""
     known = _Known(graph, site)
     first = sorted(known.screens.values(), key=lambda each: (each.depth, each.first_step))
@@ -87,7 +87,7 @@ def whole(graph: GraphReader, site: GraphFile) -> Values:
     }
 
 
-def steps(graph: GraphReader, site: AnySite, query: Query) -> Values:
+def steps(graph: GraphReader, site: Site, query: Query) -> Values:
     """All steps, the newest first."""
     known = _Known(graph, site)
     outcome = query.one_of("outcome", OUTCOMES)
@@ -100,7 +100,7 @@ def steps(graph: GraphReader, site: AnySite, query: Query) -> Values:
         and application in (None, known.screens[edge.before].application)
     ]
     page = page_of(query, len(found))
-    return _header(graph, site, query, is_list=True) | {
+    return _header(graph, site, query, reload=False) | {
         "rows": [known.step([edge]) for edge in found[page.offset : page.offset + ROWS]],
         "page": page,
         "asked": {"outcome": outcome, "application": application},
@@ -108,7 +108,7 @@ def steps(graph: GraphReader, site: AnySite, query: Query) -> Values:
     }
 
 
-def merges(graph: GraphReader, site: AnySite, query: Query) -> Values:
+def merges(graph: GraphReader, site: Site, query: Query) -> Values:
     """All pictures that counted as known screens, the newest first."""
     known = _Known(graph, site)
     found = graph.merges()[::-1]
@@ -117,13 +117,13 @@ def merges(graph: GraphReader, site: AnySite, query: Query) -> Values:
         known.merge(each.step, each.screen, each.screenshot, each.reason)
         for each in found[page.offset : page.offset + ROWS]
     ]
-    return _header(graph, site, query, is_list=True) | {"rows": rows, "page": page, "asked": {}}
+    return _header(graph, site, query, reload=False) | {"rows": rows, "page": page, "asked": {}}
 
 
 class _Known:
     """What several pages show of a graph."""
 
-    def __init__(self, graph: GraphReader, site: AnySite) -> None:
+    def __init__(self, graph: GraphReader, site: Site) -> None:
         self.graph = graph
         self.site = site
         self.screens = {each.id: each for each in graph.screens()}
@@ -220,41 +220,15 @@ class _Known:
 
     def _picture(self, key: str, screen: Screen, over: Markup | str = "") -> Markup:
         """A screenshot of a screen's size, with what is drawn over it."""
-        small = " small" if screen.width < 400 else ""
-        return Markup(
-            '<svg class="screen{}" viewBox="0 0 {} {}" role="img" aria-label="screenshot">{}{}</svg>'
-        ).format(
-            small,
-            screen.width,
-            screen.height,
-            self.site.picture(key, 0, 0, screen.width, screen.height),
-            over,
-        )
+        size = screen.width, screen.height
+        return screenshot(self.site.picture(key, *size), *size, over)
 
 
-def _header(graph: GraphReader, site: AnySite, query: Query, *, is_list: bool = False) -> Values:
+def _header(graph: GraphReader, site: Site, query: Query, *, reload: bool = True) -> Values:
     """What all pages show; a page of a live exploration is loaded again from time to time."""
-    now = time.time()
-    silent = now - _written_at(graph)
-    paused = query.one_of("live", ("off",)) is not None
-    live = silent < LIVE_S
-    return {
-        "run_dir": str(graph.folder),
-        "run_id": "",
-        "is_live": live,
-        "silent_s": None,
-        "refresh_s": REFRESH_S if live and not (paused or is_list or site.exported) else 0,
-        "paused": paused,
-        "made_at": now,
-    }
-
-
-def _written_at(graph: GraphReader) -> float:
-    moments = [0.0]
-    for name in (DATABASE, f"{DATABASE}-wal"):
-        with suppress(OSError):
-            moments.append((graph.folder / name).stat().st_mtime)
-    return max(moments)
+    silent_s = time.time() - written_at(graph.folder / DATABASE)
+    heard = silent_s if silent_s < LIVE_S else None
+    return page_values(site, query, graph.folder, silent_s=heard, reload=reload)
 
 
 def _facts(

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from dart_cli.explore.graph import Edge, Screen
 from dart_cli.explore.phrasing import spoken
-from dart_cli.view.graph_site import AnySite
+from dart_cli.view.site import Site
 from envs.elements import Element
 
 WIDE, HIGH = 132, 100
@@ -51,7 +51,7 @@ class Node:
         return " · ".join(parts)
 
 
-def graph_picture(site: AnySite, nodes: Sequence[Node], edges: Iterable[Edge]) -> Markup:
+def graph_picture(site: Site, nodes: Sequence[Node], edges: Iterable[Edge]) -> Markup:
     """The screens that are nearest to the start, with the steps between them."""
     drawn = sorted(nodes, key=lambda node: (node.screen.depth, node.screen.first_step))[:MOST_DRAWN]
     if not drawn:
@@ -179,7 +179,7 @@ def _line(
     ).format(kind, x, y, x + out, y, to_x + within, to_y, to_x, to_y, told)
 
 
-def _box(site: AnySite, node: Node, at: tuple[int, int], lines: Markup) -> Markup:
+def _box(site: Site, node: Node, at: tuple[int, int], lines: Markup) -> Markup:
     """A screen with its name, in a group with the steps that it does not show otherwise."""
     screen, (x, y) = node.screen, at
     scale = min(WIDE / screen.width, HIGH / screen.height)
@@ -191,7 +191,7 @@ def _box(site: AnySite, node: Node, at: tuple[int, int], lines: Markup) -> Marku
         '{}<rect class="edge {}" x="{}" y="{}" width="{}" height="{}" rx="3"/>'
         '<text x="{}" y="{}">{}</text><text class="small" x="{}" y="{}">{}</text><title>{}</title>'
     ).format(
-        site.picture(screen.screenshot, x, top, wide, high, small=True),
+        site.picture(screen.screenshot, wide, high, x=x, y=top, of=("small",)),
         *(kind, x, top, wide, high),
         *(
             at[0] + WIDE // 2,

@@ -1,6 +1,6 @@
 """Screenshots as SVG, with what is drawn over them; no image of its own, which pages may not embed.
 
-image_size     pixels of an encoded image
+image_size     pixels of an encoded image; reduced, the same picture in fewer of them
 screenshot     the picture of a screenshot with what is over it
 action_marks   the marks of an action
 heat_marks     where pointers looked
@@ -17,9 +17,11 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image
 
+from bus.errors import UserError
 from bus.messages import PointerMap
 from dart_cli.evaluation.marks import MOST_OPAQUE, Line, Ring, heat_of, marks_of, outline
 from envs.base import image_type
+from envs.screenshots import BROKEN
 
 LEVELS = 8
 """Opacities of a pointer's cells; the lowest are not drawn."""
@@ -35,6 +37,24 @@ def image_size(image: bytes) -> tuple[int, int] | None:
             return opened.size
     except (OSError, ValueError, Image.DecompressionBombError):
         return None
+
+
+def reduced(image: bytes, across: int) -> bytes:
+    """The picture in at most so many pixels across, as WebP; itself where it has no more.
+
+    Raises UserError for what is no picture.
+    """
+    try:
+        with Image.open(io.BytesIO(image)) as opened:
+            if opened.width <= across:
+                return image
+            size = across, max(1, round(opened.height * across / opened.width))
+            smaller = opened.convert("RGB").resize(size, Image.Resampling.LANCZOS)
+    except BROKEN as error:
+        raise UserError(f"a screenshot is no picture: {error}") from None
+    file = io.BytesIO()
+    smaller.save(file, "WEBP", quality=80)
+    return file.getvalue()
 
 
 def screenshot(

@@ -1,15 +1,18 @@
-"""The pages on a socket: which address shows what, and the life of the server.
+"""The pages on a socket or in a file: which address shows what, and the life of the server.
 
-run_view   serves until a signal ends it: the `dart view` verb
-make_app   the ASGI application of one run directory
+run_view     serves until a signal ends it: the `dart view` verb
+make_app     the ASGI application of a run, of an exploration, of evaluations, or of a folder of runs
+write_file   one self-contained HTML file: a trajectory, a report of the run, or an exploration
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 import sys
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
+from functools import lru_cache
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -18,34 +21,59 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bus.errors import DartError, RunDirectoryError, StoreError, UserError
 from bus.loopback import is_loopback
 from dart_cli.data.store.open import DATABASE, open_reader
-from dart_cli.explore.graph import read_graph
+from dart_cli.evaluation.results import evaluations_in
+from dart_cli.explore.graph import DATABASE as GRAPH
+from dart_cli.explore.graph import GraphReader, read_graph
+from dart_cli.inspection.find import written_at
 from dart_cli.runtime.http_server import LOOPBACK, address, listen, make_server
-from dart_cli.view import pages
-from dart_cli.view.evaluation_server import EvaluatedSite, evaluation_routes
-from dart_cli.view.evaluations import has_evaluations
-from dart_cli.view.graph_server import graph_routes, is_graph
-from dart_cli.view.graph_site import GraphSite
+from dart_cli.view import evaluation_pages, graph_pages, run_pages
 from dart_cli.view.guard import Guard
-from dart_cli.view.header import Values
-from dart_cli.view.overview import run_row
 from dart_cli.view.query import Query, QueryError
-from dart_cli.view.site import Site, stylesheet
+from dart_cli.view.screens import reduced
+from dart_cli.view.site import File, Site, Values, stylesheet
 from envs.base import image_type
 
 FIRST_PORT = 8470
 """The default port; if it is taken, the next free one."""
-
 MOST_REQUESTS = 64
 """Requests served at once; a further one is answered with 503."""
 MOST_RUNS = 50
 """Runs of a folder that are listed; the most recently written ones."""
+SMALL = 264
+"""Pixels across of a screen in the picture of a graph: twice those that it has on the page."""
+EXPORTED = 640
+"""Pixels across of a screenshot of an exploration in an exported file, at most."""
 _DAY_S = 24 * 3600
+_SHOT = re.compile(r"[0-9a-f]{32}")  # the name of a screenshot of an exploration
+
+_Pages = Mapping[str, tuple[str, Callable[..., Values]]]
+"""Address -> its template, and the function that gives its values: (source, site, query, name)."""
+
+RUN_PAGES: _Pages = {
+    "/": ("run.html", run_pages.run),
+    "/tasks": ("tasks.html", run_pages.tasks),
+    "/groups": ("groups.html", run_pages.groups),
+    "/trajectories": ("trajectories.html", run_pages.trajectories),
+    "/tasks/{name:path}": ("task.html", run_pages.task),
+    "/groups/{name}": ("group.html", run_pages.group),
+    "/trajectories/{name}": ("trajectory.html", run_pages.trajectory),
+}
+EVALUATION_PAGES: _Pages = {
+    "/evaluations": ("evaluations.html", evaluation_pages.evaluations),
+    "/evaluations/{name}": ("evaluation.html", evaluation_pages.evaluation),
+}
+GRAPH_PAGES: _Pages = {
+    "/": ("graph.html", graph_pages.overview),
+    "/steps": ("graph_steps.html", graph_pages.steps),
+    "/merges": ("graph_merges.html", graph_pages.merges),
+    "/screens/{name}": ("graph_screen.html", graph_pages.screen),
+}
 
 
 def run_view(
@@ -73,7 +101,7 @@ def run_view(
 
 
 def make_app(place: Path, *, host: str = LOOPBACK, token: str = "") -> ASGIApp:
-    """The application of a run, of an exploration, of evaluations, or of a folder of runs; it answers only under the name `host`."""
+    """The application of what is in `place`; it answers only under the name `host`."""
     if is_run(place):
         app = _run_app(place, Site(place))
     elif is_graph(place):
@@ -90,89 +118,73 @@ def is_run(place: Path) -> bool:
     return (place / DATABASE).is_file()
 
 
+def is_graph(place: Path) -> bool:
+    """Whether the directory is what `dart explore` wrote."""
+    return (place / GRAPH).is_file()
+
+
+def has_evaluations(place: Path) -> bool:
+    """Whether the directory has evaluations, as `dart eval` writes them, be it a run's or not."""
+    return bool(evaluations_in(place))
+
+
 def runs_in(folder: Path) -> list[Path]:
     """The runs in a folder, the most recently written one first. Links are not followed."""
     try:
         found = [run for run in folder.iterdir() if not run.is_symlink() and is_run(run)]
     except OSError:  # moved away, or not readable: treated as empty
         return []
-    return sorted(found, key=_written_at, reverse=True)
-
-
-def _written_at(run: Path) -> float:
-    """When its database or the database's log was last written to, unix seconds."""
-    moments = [0.0]
-    for name in (DATABASE, f"{DATABASE}-wal"):
-        with suppress(OSError):  # the log is removed when the last connection closes
-            moments.append((run / name).stat().st_mtime)
-    return max(moments)
+    return sorted(found, key=lambda run: written_at(run / DATABASE), reverse=True)
 
 
 def _run_app(run_dir: Path, site: Site) -> Starlette:
     """The pages of one run."""
 
-    def list_page(kind: pages.PageKind) -> Callable[[Request], Response]:
-        def show(request: Request) -> Response:
-            query = Query(request.query_params)
-            with open_reader(run_dir) as reader:
-                values = pages.LISTS[kind](reader, site, query)
-            return HTMLResponse(site.render(f"{kind}.html", values))
-
-        return show
-
-    def item_page(kind: str) -> Callable[[Request], Response]:
-        def show(request: Request) -> Response:
-            query = Query(request.query_params)
-            with open_reader(run_dir) as reader:
-                values = pages.ITEMS[kind](reader, site, query, request.path_params["name"])
-            return HTMLResponse(site.render(f"{_ONE[kind]}.html", values))
-
-        return show
-
-    def screenshot(request: Request) -> Response:
-        key = request.path_params["key"]
+    def screenshot(key: str) -> bytes:
         with open_reader(run_dir) as reader:
-            image = reader.screenshots([key]).get(key, b"")
-        kind = image_type(image)
-        if kind is None:
-            raise UserError(f"no screenshot {key} in this run")
-        # Its name is the hash of its content, so it never changes; only this browser may cache it.
-        caching = {"cache-control": f"private, max-age={_DAY_S}, immutable"}
-        return Response(image, media_type=kind, headers=caching)
+            return reader.screenshots([key]).get(key, b"")
 
-    routes = [
-        Route("/", list_page("run")),
-        Route("/tasks", list_page("tasks")),
-        Route("/groups", list_page("groups")),
-        Route("/trajectories", list_page("trajectories")),
-        Route("/tasks/{name:path}", item_page("tasks")),
-        Route("/groups/{name}", item_page("groups")),
-        Route("/trajectories/{name}", item_page("trajectories")),
-        Route("/screenshots/{key}", screenshot),
-        *evaluation_routes(run_dir, site),
-        Route("/view.css", _style),
-    ]
-    return Starlette(routes=routes, exception_handlers=_handlers(site))
+    return _app(
+        site,
+        *_pages(site, lambda: open_reader(run_dir), RUN_PAGES),
+        _pictures("/screenshots/{key}", screenshot),
+        *_pages(site, lambda: nullcontext(run_dir), EVALUATION_PAGES),
+        _shots(run_dir),
+    )
 
 
 def _evaluated_app(run_dir: Path) -> Starlette:
     """The evaluations of a directory in which nothing was trained."""
-    site = EvaluatedSite(run_dir)
-    several, *others = evaluation_routes(run_dir, site)
-    first = Route("/", several.endpoint)
-    routes = [first, several, *others, Route("/view.css", _style)]
-    return Starlette(routes=routes, exception_handlers=_handlers(site))
+    site, pages = Site(run_dir, sections=("evaluations",)), {**EVALUATION_PAGES}
+    pages["/"] = pages["/evaluations"]
+    return _app(site, *_pages(site, lambda: nullcontext(run_dir), pages), _shots(run_dir))
 
 
 def _graph_app(folder: Path) -> Starlette:
     """The pages of one exploration."""
-    routes = [*graph_routes(folder), Route("/view.css", _style)]
-    return Starlette(routes=routes, exception_handlers=_handlers(GraphSite(folder)))
+    site = Site(folder, sections=("steps", "merges"))
+
+    def whole(key: str) -> bytes:
+        if not _SHOT.fullmatch(key):
+            return b""
+        with read_graph(folder) as graph:
+            return graph.screenshot(key)
+
+    @lru_cache(maxsize=512)
+    def small(key: str) -> bytes:
+        return reduced(whole(key), SMALL)
+
+    return _app(
+        site,
+        *_pages(site, lambda: read_graph(folder), GRAPH_PAGES),
+        _pictures("/screenshots/{key}", whole),
+        _pictures("/small/{key}", small),
+    )
 
 
 def _runs_app(folder: Path) -> Starlette:
     """A list of the runs in a folder, and the pages of each below /runs/NAME."""
-    site = Site(folder)
+    site = Site(folder, sections=())
     apps: dict[Path, Starlette] = {}
 
     def show(_request: Request) -> Response:
@@ -191,35 +203,73 @@ def _runs_app(folder: Path) -> Starlette:
             apps[run] = _run_app(run, Site(run, site.page("runs", name)))
         await apps[run](scope, receive, send)
 
-    routes = [Route("/", show), Route("/view.css", _style), Mount("/runs/{run}", app=one)]
-    return Starlette(routes=routes, exception_handlers=_handlers(site))
+    return _app(site, Route("/", show), Mount("/runs/{run}", app=one))
 
 
 def _row(run: Path) -> Values:
     """A run's row in the list of runs, or why it cannot be read."""
     try:
         with open_reader(run) as reader:
-            return {"fault": "", **run_row(reader)}
+            return {"fault": "", **run_pages.run_row(reader)}
     except DartError as error:
         return {"fault": str(error)}
 
 
-def _style(_request: Request) -> Response:
-    return Response(stylesheet(), media_type="text/css")
+def _pages(
+    site: Site, opened: Callable[[], AbstractContextManager[Any]], pages: _Pages
+) -> list[Route]:
+    """A route for each page, which opens its source anew."""
+
+    def route(path: str, template: str, values_of: Callable[..., Values]) -> Route:
+        def show(request: Request) -> Response:
+            query, names = Query(request.query_params), request.path_params
+            with opened() as source:
+                named = [names["name"]] if "name" in names else []
+                values = values_of(source, site, query, *named)
+            return HTMLResponse(site.render(template, values))
+
+        return Route(path, show)
+
+    return [route(path, *page) for path, page in pages.items()]
 
 
-def _handlers(site: Site) -> dict[Any, Callable[[Request, Exception], Response]]:
-    """Every error is a page that says what to do."""
+def _shots(run_dir: Path) -> Route:
+    return _pictures(
+        "/evaluations/{name}/shots/{key}",
+        lambda name, key: evaluation_pages.shot(run_dir, name, key),
+    )
+
+
+def _pictures(path: str, read: Callable[..., bytes]) -> Route:
+    """Images by the hash of their content, which never changes; only this browser may cache them."""
+
+    def show(request: Request) -> Response:
+        names = {key: request.path_params[key] for key in ("name", "key") if f"{{{key}}}" in path}
+        image = read(**names)
+        kind = image_type(image)
+        if kind is None:
+            raise UserError(f"no screenshot {names['key']} here")
+        caching = {"cache-control": f"private, max-age={_DAY_S}, immutable"}
+        return Response(image, media_type=kind, headers=caching)
+
+    return Route(path, show)
+
+
+def _app(site: Site, *routes: BaseRoute) -> Starlette:
+    """These addresses with the style sheet; every error is a page that says what to do."""
+
+    def style(_request: Request) -> Response:
+        return Response(stylesheet(), media_type="text/css")
 
     def error_page(_request: Request, error: Exception) -> Response:
         status, text = _status_and_text(error)
         values = {"title": status.phrase, "text": text}
         return HTMLResponse(site.render("error.html", values), status)
 
-    return {DartError: error_page, HTTPException: error_page, Exception: error_page}
-
-
-_ONE = {"tasks": "task", "groups": "group", "trajectories": "trajectory"}
+    handlers: dict[Any, Callable[[Request, Exception], Response]] = dict.fromkeys(
+        (DartError, HTTPException, Exception), error_page
+    )
+    return Starlette(routes=[*routes, Route("/view.css", style)], exception_handlers=handlers)
 
 
 def _status_and_text(error: Exception) -> tuple[HTTPStatus, str]:
@@ -239,3 +289,41 @@ def _status_and_text(error: Exception) -> tuple[HTTPStatus, str]:
         HTTPStatus.INTERNAL_SERVER_ERROR,
         "The page could not be rendered; the terminal of `dart view` shows the error.",
     )
+
+
+# --- one file -------------------------------------------------------------------------------
+
+
+def write_file(run_dir: Path, path: Path, trajectory: str = "") -> int:
+    """Write the page of `trajectory`, the run's, or the exploration's, into `path`; its size in bytes.
+
+    The file is self-contained: style and images are in it. Raises UserError for an unknown
+    trajectory or a file that cannot be written, RunDirectoryError where there is neither.
+    """
+    if path.is_dir():
+        raise UserError(f"{path}: is a directory; name a file in it, e.g. {path / 'run.html'}")
+    if is_graph(run_dir):
+        if trajectory:
+            raise UserError(f"{run_dir} is an exploration, which has no trajectories")
+        with read_graph(run_dir) as graph:
+            site = File(run_dir, lambda keys: _exported(graph, keys))
+            page = site.render("graph.html", graph_pages.whole(graph, site))
+    else:
+        with open_reader(run_dir) as reader:
+            site = File(run_dir, reader.screenshots)
+            if trajectory:
+                values = run_pages.trajectory(reader, site, Query(), trajectory)
+                page = site.render("trajectory.html", values)
+            else:
+                page = site.render("run.html", run_pages.run(reader, site, Query()))
+    content, partial = page.encode(), path.with_name(f"{path.name}.tmp")
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+    return len(content)
+
+
+def _exported(graph: GraphReader, keys: Iterable[str]) -> dict[str, bytes]:
+    return {key: reduced(graph.screenshot(key), EXPORTED) for key in keys}

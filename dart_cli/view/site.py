@@ -1,13 +1,16 @@
-"""Templates, and the addresses that they write: those of a server, or none in an exported file.
+"""Templates, and the addresses and pictures that they write: those of a server, or none in an exported file.
 
 Site          renders templates; addresses below `/`
-File          the same for one self-contained file: no addresses, images within it
+File          the same for one self-contained file: no addresses, each picture once within it
+page_values   what every page shows: which run, and whether it is loaded again
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import io
+import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import resources
@@ -16,9 +19,15 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from PIL import Image
 
-from dart_cli.runtime.tables import minutes, moment, verdict_words, versions
+from dart_cli.evaluation.marks import action_words
+from dart_cli.runtime.tables import minutes, moment, or_dash, verdict_words, versions
+from dart_cli.view.query import Query
 from envs.base import image_type
+
+Values = dict[str, Any]
 
 POLICY = {
     "default-src": "'none'",
@@ -30,19 +39,27 @@ POLICY = {
 }
 """What a browser may load and do: our style and images, nothing else, no script at all."""
 
+LIVE_S = 20.0
+"""A run is live if the newest heartbeat of a process is younger. `dart data` stores it every 5 s."""
+REFRESH_S = 5
+"""Seconds after which the browser reloads a page of a live run."""
+
 
 class Site:
     """Pages of a server."""
 
     exported = False
-    sections: tuple[str, ...] = ("tasks", "groups", "trajectories", "evaluations")
-    """Pages that every page links to."""
 
-    def __init__(self, run_dir: Path, root: str = "") -> None:
-        """`root` is the path below which the run's pages are, where there are several runs."""
+    def __init__(
+        self,
+        run_dir: Path,
+        root: str = "",
+        sections: tuple[str, ...] = ("tasks", "groups", "trajectories", "evaluations"),
+    ) -> None:
+        """`root` is the path below which the pages are; every page links to the `sections`."""
         self.name = run_dir.resolve().name
         self.root = root
-        self._environment = _environment()
+        self.sections = sections
 
     def page(self, *parts: str, **query: object) -> str:
         """Address of a page; empty in an exported file. Query values that are None are left out."""
@@ -50,14 +67,28 @@ class Site:
         wanted = {key: str(value) for key, value in query.items() if value not in (None, "")}
         return path + (f"?{urlencode(wanted)}" if wanted else "")
 
-    def image(self, key: str) -> str:
-        """Address of a screenshot by its content hash."""
-        return self.page("screenshots", key)
+    def picture(
+        self,
+        key: str,
+        width: float,
+        height: float,
+        *,
+        x: float = 0,
+        y: float = 0,
+        of: tuple[str, ...] = ("screenshots",),
+    ) -> Markup:
+        """An image within an SVG, by its content hash; `of` is the first part of its address."""
+        return _placed("image", self.page(*of, key), x, y, width, height)
 
     def render(self, template: str, values: Mapping[str, Any]) -> str:
         """The page; every value is escaped unless it is Markup."""
-        return self._environment.get_template(template).render(
-            site=self, style=stylesheet(), policy="", **values
+        return self._render(template, "", values)
+
+    def _render(self, template: str, policy: str, values: Mapping[str, Any]) -> str:
+        return (
+            _environment()
+            .get_template(template)
+            .render(site=self, style=stylesheet(), policy=policy, **values)
         )
 
 
@@ -67,27 +98,79 @@ class File(Site):
     exported = True
 
     def __init__(self, run_dir: Path, images: Callable[[Iterable[str]], dict[str, bytes]]) -> None:
-        """`images` gives encoded screenshots by content hash."""
+        """`images` gives encoded images by content hash."""
         super().__init__(run_dir)
         self._images = images
+        self._used: dict[str, None] = {}
 
-    def page(self, *_parts: str, **_query: object) -> str:
-        """No other page can be reached from a file."""
-        return ""
+    def page(self, *parts: str, **_query: object) -> str:
+        """The part of the file for a screen of an exploration; empty for anything else."""
+        return f"#screen-{parts[1]}" if len(parts) == 2 and parts[0] == "screens" else ""
 
-    def image(self, key: str) -> str:
-        """The screenshot itself, as a data: address; empty where it was deleted."""
-        image = self._images([key]).get(key, b"")
-        kind = image_type(image)
-        return f"data:{kind};base64,{base64.b64encode(image).decode()}" if kind else ""
+    def picture(
+        self,
+        key: str,
+        width: float,
+        height: float,
+        *,
+        x: float = 0,
+        y: float = 0,
+        of: tuple[str, ...] = (),
+    ) -> Markup:
+        """A reference to an image of the file."""
+        del of
+        self._used[key] = None
+        return _placed("use", f"#shot-{key}", x, y, width, height)
 
     def render(self, template: str, values: Mapping[str, Any]) -> str:
-        """The page, with its own policy: its style by hash, images within it, nothing else."""
+        """The page, with its own policy, and the images that it refers to at its end."""
         digest = base64.b64encode(hashlib.sha256(stylesheet().encode()).digest()).decode()
         policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'"
-        return self._environment.get_template(template).render(
-            site=self, style=stylesheet(), policy=policy, **values
-        )
+        page = self._render(template, policy, values)
+        images = self._images(self._used).items() if self._used else ()
+        symbols = Markup("").join(_symbol(key, image) for key, image in images)
+        store = Markup('<svg class="store" width="0" height="0" aria-hidden="true">{}</svg></body>')
+        return page.replace("</body>", store.format(symbols), 1)
+
+
+def _placed(tag: str, href: str, *box: float) -> Markup:
+    return Markup('<{} href="{}" x="{}" y="{}" width="{}" height="{}"/>').format(tag, href, *box)
+
+
+def _symbol(key: str, image: bytes) -> Markup:
+    with Image.open(io.BytesIO(image)) as opened:
+        width, height = opened.size
+    data = f"data:{image_type(image)};base64,{base64.b64encode(image).decode()}"
+    return Markup(
+        '<symbol id="shot-{0}" viewBox="0 0 {2} {3}" preserveAspectRatio="none">'
+        '<image href="{1}" width="{2}" height="{3}"/></symbol>'
+    ).format(key, data, width, height)
+
+
+def page_values(
+    site: Site,
+    query: Query,
+    place: Path,
+    *,
+    run_id: str = "",
+    silent_s: float | None = None,
+    reload: bool = True,
+) -> Values:
+    """What every page shows; that of a live run is loaded again where it may change by itself.
+
+    `silent_s`: since the run was last heard, if it ever was.
+    """
+    is_live = silent_s is not None and silent_s < LIVE_S
+    paused = query.one_of("live", ("off",)) is not None
+    return {
+        "run_dir": str(place),
+        "run_id": run_id,
+        "is_live": is_live,
+        "silent_s": silent_s,
+        "refresh_s": REFRESH_S if is_live and reload and not (paused or site.exported) else 0,
+        "paused": paused,
+        "made_at": time.time(),
+    }
 
 
 @cache
@@ -106,11 +189,14 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        moment=lambda at: "-" if at is None else moment(at),
+        moment=moment,
         minutes=minutes,
-        number=lambda value: "-" if value is None else f"{value:.4g}",
-        nats=lambda value: "-" if value is None else f"{value:.3f}",
-        share=lambda value: "-" if value is None else f"{value:.2f}",
+        words=action_words,
+        dash=or_dash,
+        number=lambda value: or_dash(value, ".4g"),
+        nats=lambda value: or_dash(value, ".3f"),
+        share=lambda value: or_dash(value, ".2f"),
+        tenths=lambda value: or_dash(value, ".1f"),
         signed=lambda value: f"{value:+.3f}",
         versions=lambda pair: versions(*pair),
         verdict=verdict_words,

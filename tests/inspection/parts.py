@@ -13,8 +13,9 @@ from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import PoolRow
 from dart_cli.data.store.writer import Store
 from dart_cli.evaluation.results import Evaluation, ModeScore, TaskScore
-from dart_cli.inspection.explain import explain_trajectory
+from dart_cli.inspection.explain import Event, explain_trajectory
 from dart_cli.inspection.find import find_subject
+from dart_cli.inspection.trajectories import read_trajectory
 from tests.data.parts import (
     Clock,
     a_batch,
@@ -37,7 +38,12 @@ def run(*arguments: object) -> int:
 
 def events_text(reader: Reader, name: str) -> str:
     """All sentences about one trajectory."""
-    return "\n".join(event.text for event in explain_trajectory(reader, find_subject(reader, name)))
+    return "\n".join(event.text for event in events_of(reader, name))
+
+
+def events_of(reader: Reader, name: str) -> list[Event]:
+    """The history of one trajectory."""
+    return explain_trajectory(reader, read_trajectory(reader, find_subject(reader, name)))
 
 
 def evaluation(name: str, passed: int) -> Evaluation:

@@ -13,12 +13,10 @@ import pytest
 from dart_cli.data.scheduler import task_seed
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.reader import Reader
-from dart_cli.inspection.explain import explain_trajectory
-from dart_cli.inspection.find import find_subject
 from dart_cli.runtime.run_dir import claim
 from tests.data.parts import ask_lease, make_ledger, play, play_group, pool_member, small_config
 from tests.data.test_baselines import stream_config
-from tests.inspection.parts import Played, events_text, run
+from tests.inspection.parts import Played, events_of, events_text, run
 
 
 def test_the_events_of_one_that_is_trained_on(played: Played, reader: Reader) -> None:
@@ -35,7 +33,7 @@ def test_each_step_is_used_or_left_out_with_its_numbers(played: Played, reader: 
     rows = [row for row in reader.batch_rows(1) if row.reason != "pool"]
     assert {row.reason for row in rows} == {"mixed", "low_entropy"}
     for row in rows:
-        events = explain_trajectory(reader, find_subject(reader, row.trajectory_id))
+        events = events_of(reader, row.trajectory_id)
         [text] = [e.text for e in events if e.text.startswith(f"step {row.step} is ")]
         assert f"{row.entropy:.4f} nats" in text
         if row.weight:
@@ -146,7 +144,8 @@ def test_why_prints_moments_or_json(played: Played, capsys: pytest.CaptureFixtur
     assert run("why", name, "--run", played.config.run.dir, "--json") == 0
     text = json.loads(capsys.readouterr().out)
     assert text["id"] == name
-    assert text["story"][0]["numbers"]["worker"] == "env-0"
+    assert text["worker"] == "env-0"
+    assert text["story"][0]["text"].startswith("leased to env-0")
 
 
 def test_what_a_run_that_ended_left_behind_waits_for_nothing(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from bus.snapshot import OwnView
 from dart_cli.config.schema import Config
 from dart_cli.data.store.rows import CurvePoint
 from dart_cli.inspection.curves import ends
-from dart_cli.inspection.learned import LEAST_TRAJECTORIES, Learning, judge_learning
+from dart_cli.inspection.report import LEAST_TRAJECTORIES, Learning, judge_learning
 from tests.inspection.parts import evaluation
 
 PLAYED = OwnView(passed=300, failed_since=3)

@@ -44,7 +44,7 @@ def test_ls_is_a_table_that_names_what_it_leaves_out(
     assert run("ls", played.config.run.dir, "--pool", "--json") == 0
     members = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {f"{played.solved}-00"} <= {member["id"] for member in members}
-    assert {member["task"] for member in members} >= {"mini/click", "mini/popup"}
+    assert {member["task_id"] for member in members} >= {"mini/click", "mini/popup"}
     assert "oracle" in pool
     assert "unknown" in pool
     assert f"{played.solved}-00" in pool

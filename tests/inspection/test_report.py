@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from matplotlib.axes import Axes
 from PIL import Image
 
 from dart_cli.config.schema import Config
-from dart_cli.data.store.rows import CurvePoint, RunRow
+from dart_cli.data.store.rows import CurvePoint, ReplayCounts, RunRow
 from dart_cli.evaluation.films import Film, FilmFrame, films_dir
+from dart_cli.inspection.counts import RunCounts, StateCount, counts_of
+from dart_cli.inspection.pictures import draw_curve
 from dart_cli.inspection.report import (
-    draw_curve,
     draw_films,
     pick_films,
     summarize,
@@ -39,9 +41,6 @@ def test_the_summary_holds_before_after_by_task_and_compositions_apart() -> None
     }
     assert (result["compositions"]["before"], result["compositions"]["after"]) == (0.2, 0.8)
     assert set(result["compositions"]["per_task"]) == {"b"}
-    assert result["averaged"] is None
-    averaged = evaluation("after", 9).model_copy(update={"averaged": 40})
-    assert summarize(None, averaged)["averaged"] == 40
     nothing = summarize(None, None)
     assert nothing["success_after"] is None
     assert nothing["per_task"] == {}
@@ -91,9 +90,6 @@ def test_the_curve_names_each_line_with_its_episodes_and_chance(
         "held out after: 0.90, n 10",
     ]
     assert summarize(before, after)["random_clicks"] == 0.3
-    averaged = after.model_copy(update={"averaged": 40})
-    draw_curve(tmp_path / "curve.png", curve, (None, averaged), 0.0)
-    assert named[-1] == "held out after (averaged weights): 0.90, n 10"
 
 
 def film(task_id: str, seed: int, outcome: str, steps: int) -> Film:
@@ -140,38 +136,53 @@ def test_a_film_shows_the_click_where_it_was(tmp_path: Path) -> None:
     assert abs((min(ys) + max(ys)) / 2 - (48 + 50 * 2.2)) < 3
 
 
-def short(updates: int, minutes: float, groups: dict[tuple[str, str], int]) -> str:
-    """Why a run of 250 planned updates in at most 9.5 minutes ended with so many."""
-    config = Config.model_validate({"train": {"updates": 250, "max_minutes": 9.5}})
-    run = RunRow("r", 0.0, 0, "{}", 60 * minutes, "")
-    return why_short(config, run, updates, groups)
-
-
-def test_a_run_that_was_cut_is_told_what_share_of_its_updates_it_did() -> None:
-    assert "31 of 250 updates (12%) in train.max_minutes = 9.5" in short(31, 9.5, {})
-    assert "max_minutes" not in short(31, 3.0, {})
-    assert short(250, 9.5, {}) == ""
-
-
-def test_a_run_that_played_all_its_trajectories_is_told_so() -> None:
-    config = Config.model_validate({"train": {"updates": 250, "max_trajectories": 512}})
-    run = RunRow("r", 0.0, 0, "{}", 60.0, "")
-    note = "31 of 250 updates (12%) in train.max_trajectories = 512; raise it to go on from here"
-    assert why_short(config, run, 31, {}, 512) == note
-    assert "max_trajectories" not in why_short(config, run, 31, {}, 511)
-
-
-def test_a_run_that_ended_when_it_had_learned_is_not_cut_short() -> None:
-    config = Config.model_validate({"train": {"updates": 250, "stop_at": 0.9}})
-    for learned, wanted in ((0.92, ""), (0.0, "31 of 250 updates (12%)")):
-        assert why_short(config, RunRow("r", 0.0, 0, "{}", 60.0, "", learned), 31, {}) == wanted
+@pytest.mark.parametrize(
+    ("train", "minutes", "learned", "played", "note"),
+    [
+        ({"max_minutes": 9.5}, 9.5, 0, 0, "31 of 250 updates (12%) in train.max_minutes = 9.5; "),
+        ({"max_minutes": 9.5}, 3.0, 0, 0, "31 of 250 updates (12%)"),
+        ({"max_trajectories": 512}, 1, 0, 512, "(12%) in train.max_trajectories = 512; raise it"),
+        ({"max_trajectories": 512}, 1, 0, 511, "31 of 250 updates (12%)"),
+        ({"stop_at": 0.9}, 1, 0.92, 0, ""),
+        ({"stop_at": 0.9}, 1, 0.0, 0, "31 of 250 updates (12%)"),
+        ({"updates": 31}, 1, 0, 0, ""),
+    ],
+)
+def test_a_run_that_was_cut_is_told_by_what_and_how_far_it_came(
+    train: dict[str, float], minutes: float, learned: float, played: int, note: str
+) -> None:
+    config = Config.model_validate({"train": {"updates": 250} | train})
+    told = why_short(config, ended(minutes, learned), counts(31, played, {}))
+    assert note in told
+    assert "in train" in note or "in train" not in told
+    assert bool(note) == bool(told)
 
 
 def test_a_run_without_an_update_is_told_why_and_the_cure() -> None:
-    note = short(0, 6.0, {("dropped", "all_fail"): 114, ("open", ""): 2})
-    assert "0 of 250 updates" in note
+    groups = {("dropped", "all_fail"): 114, ("open", ""): 2}
+    note = why_short(Config(), ended(6.0), counts(0, 0, groups))
+    assert note.startswith("0 of ")
     assert "114 of 116 groups were dropped as all_fail" in note
     assert "data.pool_ratio" in note
+
+
+def ended(minutes: float, learned: float = 0.0) -> RunRow:
+    """A run that was served for so long."""
+    return RunRow("r", 0.0, 0, "{}", 60 * minutes, "", learned)
+
+
+def counts(updates: int, played: int, groups: dict[tuple[str, str], int]) -> RunCounts:
+    """What a run made."""
+    states = [StateCount("finished", "", played)]
+    return RunCounts(
+        all=replace(counts_of([]), states=states),
+        tasks={},
+        groups=[StateCount(*key, number) for key, number in groups.items()],
+        pool={},
+        expected={},
+        batches=updates,
+        replays=ReplayCounts(updates, 0, {}),
+    )
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -60,7 +60,7 @@ def test_stats_tell_the_mean_reward_and_which_task_breaks_with_the_cure(
 ) -> None:
     [fared] = json.loads(told(capsys, "stats", run_dir, "--json"))["tasks"].values()
     assert (fared["success"], fared["mean_reward"]) == (0.5, pytest.approx(0.7))
-    assert (fared["invalid"], fared["invalid_after_action"]) == (6, 6)
+    assert (fared["verdicts"]["invalid"], fared["invalid_after_action"]) == (6, 6)
     printed = told(capsys, "stats", run_dir)
     assert "6 of 8 episodes of" in printed
     assert "6 of them after an action" in printed

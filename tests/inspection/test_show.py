@@ -11,12 +11,15 @@ from PIL import Image
 
 from dart_cli.data.store.open import open_store
 from dart_cli.evaluation.marks import action_words
-from dart_cli.view.film import spans
+from dart_cli.inspection.find import find_subject
+from dart_cli.inspection.trajectories import read_trajectory
 from tests.data.parts import (
     DRAG,
     a_batch,
     ask_lease,
     make_ledger,
+    one_task,
+    play,
     play_pointing,
     pointing_config,
     small_config,
@@ -90,10 +93,29 @@ def test_a_patch_stands_beside_its_token_with_its_numbers(
     assert (
         "patch 5 at token 3 (log-prob -3.5000, entropy 4.0000), patch 0 at token 7" in event["text"]
     )
-    with open_store(config.run.dir) as reader:
-        [row] = reader.steps(name)
-    [span] = spans(row, {})
-    assert span.entropy == pytest.approx(sum(DRAG.entropies) / 7)
+    with open_store(config.run.dir) as store:
+        [read] = read_trajectory(store, find_subject(store, name)).steps
+    assert [span.entropy for span in read.spans] == pytest.approx([sum(DRAG.entropies) / 7])
+
+
+def test_show_and_stats_tell_what_the_trackers_expect(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = one_task(tmp_path / "run", group_size=1, advantage="step_tracker")
+    with open_store(config.run.dir) as store:
+        ledger = make_ledger(config, store)
+        name = play(ledger, 0, "fail").trajectory_id
+        a_batch(ledger.next_batch(0))
+    assert run("show", name, "--run", config.run.dir, "--json") == 0
+    steps = json.loads(capsys.readouterr().out)["trajectory_steps"]
+    assert [[use["baseline"] for use in step["uses"]] for step in steps] == [[0.5], [0.5]]
+    assert run("show", name, "--run", config.run.dir) == 0
+    assert "(expected" in capsys.readouterr().out
+    assert run("stats", config.run.dir, "--json") == 0
+    [expected] = json.loads(capsys.readouterr().out)["expected"].values()
+    assert expected == pytest.approx([0.475 / 1.95] * 3)
+    assert run("stats", config.run.dir) == 0
+    assert "expected" in capsys.readouterr().out
 
 
 def test_actions_are_short_words() -> None:

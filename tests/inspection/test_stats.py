@@ -9,7 +9,7 @@ import pytest
 
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.reader import Reader
-from dart_cli.inspection.stats import count
+from dart_cli.inspection.counts import counts_json
 from tests.data.parts import pool_member
 from tests.inspection.parts import Played, run
 
@@ -17,14 +17,15 @@ from tests.inspection.parts import Played, run
 def test_stats_add_up(played: Played, reader: Reader, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("stats", played.config.run.dir, "--json") == 0
     result = json.loads(capsys.readouterr().out)
-    assert result == count(reader)
+    assert result == json.loads(json.dumps(counts_json(reader)))
     rows = reader.trajectories()
-    assert sum(entry["number"] for entry in result["trajectories"]) == len(rows)
+    assert sum(entry["number"] for entry in result["all"]["states"]) == len(rows)
+    assert result["all"]["trajectories"] == len(rows)
     assert sum(fared["trajectories"] for fared in result["tasks"].values()) == len(rows)
     for outcome in ("pass", "fail", "invalid"):
-        assert sum(fared[outcome] for fared in result["tasks"].values()) == sum(
-            row.outcome == outcome for row in rows
-        )
+        number = sum(row.outcome == outcome for row in rows)
+        assert sum(fared["verdicts"][outcome] for fared in result["tasks"].values()) == number
+        assert result["all"]["verdicts"][outcome] == number
     assert sum(n for sources in result["pool"].values() for n in sources.values()) == len(
         reader.pool()
     )

@@ -30,9 +30,7 @@ from bus.snapshot import (
 from dart_cli.runtime.logs import log_dir
 from dart_cli.runtime.tables import minutes
 from dart_cli.status import watch
-from dart_cli.status.health import problems
-from dart_cli.status.page import progress_line, sparkline, status_page
-from dart_cli.status.utilisation import cells, shares
+from dart_cli.status.page import problems, progress_line, sparkline, status_page
 from dart_cli.status.watch import Watcher, run_status
 from tests.data.client import serving
 from tests.data.parts import small_config
@@ -296,20 +294,13 @@ def test_a_run_is_as_far_as_what_ends_it_first() -> None:
         assert len(filled[1]) == wanted, changes
 
 
-def test_a_roles_minute_is_a_bar_with_a_percentage_for_each_phase() -> None:
-    lines = shown(snapshot()).splitlines()
-    [bar] = [line for line in lines if line.startswith("env      █")]
-    counts = {block: bar.count(block) for block in "█▓░"}
-    assert sum(counts.values()) == 80 - 11
-    assert counts["█"] > 3 * counts["▓"] > 6 * counts["░"] > 0
-    legend = lines[lines.index(bar) + 1]
-    for text in ("playing 75% (run 60%)", "waiting 20%", "idle 5%"):
-        assert text in legend
-
-
-def test_a_wide_page_has_the_legend_beside_the_bar() -> None:
-    [line] = [each for each in shown(snapshot(), 120).splitlines() if each.startswith("env      █")]
-    assert "playing 75%" in line
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_roles_minute_is_a_bar_with_a_percentage_for_each_phase(width: int) -> None:
+    page = shown(snapshot(), width)
+    [bar] = re.findall(r"^env +(█+)(▓+)(░+)  ", page, re.MULTILINE)
+    assert [len(part) for part in bar] == [18, 5, 1]
+    for text in ("playing 75% (run 60%)", "waiting 20%", "idle 5%", "training 100% (run 100%)"):
+        assert text in page
 
 
 def test_the_page_shows_queues_and_what_taking_weights_cost() -> None:
@@ -350,19 +341,6 @@ def test_a_run_of_an_older_dart_has_a_page_without_utilisation() -> None:
 def test_unknown_phases_are_shown_too() -> None:
     page = shown(snapshot(usage={"eval": UsageView(minute={"musing": 2.0}, total={"musing": 2.0})}))
     assert "musing 100%" in page
-
-
-def test_a_bars_cells_are_as_many_as_it_is_wide() -> None:
-    assert cells([0.5, 0.3, 0.2], 10) == [5, 3, 2]
-    assert sum(cells([1 / 3, 1 / 3, 1 / 3], 40)) == 40
-    assert cells([], 5) == []
-
-
-def test_shares_add_up_to_one_in_a_bars_order() -> None:
-    found = shares({"dead": 1.0, "playing": 2.0, "waiting": 1.0})
-    assert list(found) == ["playing", "waiting", "dead"]
-    assert sum(found.values()) == 1.0
-    assert shares({"idle": 0.0}) == {}
 
 
 def data_told(run_dir: Path, line: str) -> None:

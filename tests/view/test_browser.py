@@ -10,7 +10,7 @@ import pytest
 from benchmarks.browsing import Browser, browsing
 from bus.errors import MissingPartError
 from dart_cli.data.store.open import open_store
-from dart_cli.view.export import write_file
+from dart_cli.view.server import write_file
 from envs.base import content_hash
 from envs.miniwob.process import find_chromium
 from tests.data.parts import make_ledger, small_config

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from dart_cli.data.store.open import open_reader, open_store
-from dart_cli.view.export import write_file
+from dart_cli.view.server import write_file
 from dart_cli.view.site import stylesheet
 from envs.base import Task, content_hash
 from tests.data.parts import ask_lease, make_ledger, small_config, trajectory_end

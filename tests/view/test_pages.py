@@ -16,7 +16,6 @@ from dart_cli.view.query import ROWS
 from envs.base import content_hash
 from tests.data import parts
 from tests.data.parts import (
-    FORKED,
     MIXED,
     a_batch,
     ask_lease,
@@ -25,7 +24,6 @@ from tests.data.parts import (
     one_task,
     play,
     play_group,
-    play_paths,
     play_pointing,
     pointing_config,
     pool_member,
@@ -190,30 +188,6 @@ def test_a_step_that_was_trained_on_shows_how_far_trainer_and_engine_were_apart(
         assert "trainer minus engine" in text  # its history, too
 
 
-def test_a_trajectory_shows_what_its_advantages_are_made_of_and_where_it_forked(
-    tmp_path: Path,
-) -> None:
-    credit = {"screen_credit": "anchor", "fork_weight": 0.5}
-    config = one_task(tmp_path / "run", **credit)
-    with open_store(config.run.dir) as store, serving(config.run.dir) as server:
-        ledger = make_ledger(config, store)
-        group = play_paths(ledger, FORKED)
-        batch = a_batch(ledger.next_batch(0))
-        store.commit()
-        page = Bones.of(server.page(f"/trajectories/{group}-01"))
-        rows = [row for row in store.batch_rows(batch.batch_id) if row.trajectory_id[-1] == "1"]
-        assert [row.reason for row in rows] == ["mixed", "mixed", "mixed", "fork"]
-        assert "step batch outcome screen total weight reason" in page.text
-        for row in rows[:-1]:
-            parts = f"{row.outcome_advantage:+.3f} {row.screen_advantage:+.3f}"
-            assert f"{row.step} 1 {parts} {row.advantage:+.3f} 1 mixed" in page.text
-        assert f"1 1 +0.500 1 fork: {group}-03 step 1" in page.text
-        assert f"/trajectories/{group}-03#step-1" in page.links
-        outcome, screen = rows[0].outcome_advantage, rows[0].screen_advantage
-        assert f"(outcome {outcome:+.3f}, screen {screen:+.3f})" in page.text
-        assert f"fork batch 1: {group}-03 step 1 is trained on from here" in page.text
-
-
 def test_a_trajectory_without_a_group_shows_what_was_expected_of_it(tmp_path: Path) -> None:
     stream = {"group_size": 1, "advantage": "step_tracker"}
     config = one_task(tmp_path / "run", **stream)
@@ -224,11 +198,6 @@ def test_a_trajectory_without_a_group_shows_what_was_expected_of_it(tmp_path: Pa
         store.commit()
         text = Bones.of(server.page(f"/trajectories/{lease.trajectory_id}")).text
         assert text.count("(expected reward 0.5)") == 2
-
-
-def test_advantages_of_outcomes_alone_have_no_table(server: Server, played: Played) -> None:
-    text = Bones.of(server.page(f"/trajectories/{played.mixed}-00")).text
-    assert "total weight reason" not in text
 
 
 def test_a_trajectory_and_its_group_show_the_instruction_that_the_policy_got(

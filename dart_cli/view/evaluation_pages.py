@@ -1,24 +1,22 @@
 """The pages of a run's evaluations: all of them, and one, beside another where that is asked for.
 
-evaluations        the list
-evaluation         one: scores by task, within k attempts, films, invalid episodes, deviations
-shot               a screenshot of one's films
-has_evaluations    whether a directory has some, be it a run's or not
+evaluations   the list
+evaluation    one: scores by task, within k attempts, films, invalid episodes, deviations
+shot          a screenshot of one's films
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
 from bus.errors import RunDirectoryError, UserError
-from dart_cli.data.store.open import DATABASE, open_reader
-from dart_cli.evaluation.compare import Comparison, ModeComparison, compare, told
-from dart_cli.evaluation.films import Film, FilmFrame, films_dir, read_films
+from dart_cli.evaluation.compare import compare, told
+from dart_cli.evaluation.films import Film, films_dir, read_films
 from dart_cli.evaluation.results import (
     Evaluation,
     ModeScore,
@@ -27,21 +25,15 @@ from dart_cli.evaluation.results import (
     read_evaluation,
 )
 from dart_cli.view.charts import Series, legend, line_chart
-from dart_cli.view.film import ShownScreenshot
-from dart_cli.view.header import Values, header
 from dart_cli.view.query import Query
-from dart_cli.view.screens import action_marks, image_size
-from dart_cli.view.site import Site
+from dart_cli.view.run_pages import evaluated_page
+from dart_cli.view.screens import action_marks, image_size, screenshot
+from dart_cli.view.site import Site, Values
 from envs.own_code import did_you_mean
 
 MOST_FILMS = 24
 MOST_INVALID = 100
 _FAIL_FIRST = {"fail": 0, "invalid": 1, "pass": 2}
-
-
-def has_evaluations(place: Path) -> bool:
-    """Whether the directory has evaluations, as `dart eval` writes them."""
-    return bool(evaluations_in(place))
 
 
 def evaluations(run_dir: Path, site: Site, query: Query) -> Values:
@@ -55,7 +47,7 @@ def evaluations(run_dir: Path, site: Site, query: Query) -> Values:
             continue
         if found is not None:
             rows.append({"name": name, "fault": "", "found": found, "scores": list(_scores(found))})
-    return _header(run_dir, site, query) | {"rows": rows}
+    return evaluated_page(run_dir, site, query) | {"rows": rows}
 
 
 def evaluation(run_dir: Path, site: Site, query: Query, name: str) -> Values:
@@ -65,7 +57,7 @@ def evaluation(run_dir: Path, site: Site, query: Query, name: str) -> Values:
     against = query.one_of("against", [each for each in names if each != name])
     films = sorted(read_films(run_dir, name), key=lambda film: _FAIL_FIRST[film.outcome])
     invalid = [row for row in found.episodes if row.outcome == "invalid"]
-    values = _header(run_dir, site, query) | {
+    values = evaluated_page(run_dir, site, query) | {
         "found": found,
         "facts": list(_facts(found)),
         "modes": [_mode(mode, score) for mode, score in found.modes.items()],
@@ -85,7 +77,7 @@ def evaluation(run_dir: Path, site: Site, query: Query, name: str) -> Values:
             comparison = compare(_of(run_dir, names, against), found)
         except UserError as error:
             return values | {"no_comparison": str(error)}
-        compared = [_compared(comparison, each) for each in comparison.modes]
+        compared = [(mode, told(comparison, mode)) for mode in comparison.modes]
         return values | {"comparison": comparison, "compared": compared}
     return values
 
@@ -101,21 +93,6 @@ def shot(run_dir: Path, name: str, file: str) -> bytes:
 
 
 # --- parts -----------------------------------------------------------------------------------
-
-
-def _header(run_dir: Path, site: Site, query: Query) -> Values:
-    if (run_dir / DATABASE).is_file():
-        with open_reader(run_dir) as reader:
-            return header(reader, site, query, live=False)
-    return {
-        "run_dir": str(run_dir),
-        "run_id": "",
-        "is_live": False,
-        "silent_s": None,
-        "refresh_s": 0,
-        "paused": False,
-        "made_at": time.time(),
-    }
 
 
 def _of(run_dir: Path, names: Sequence[str], name: str) -> Evaluation:
@@ -135,8 +112,6 @@ def _scores(found: Evaluation) -> Iterator[Values]:
 
 def _facts(found: Evaluation) -> Iterator[tuple[str, str]]:
     version = "base weights" if found.policy_version < 0 else f"v{found.policy_version}"
-    if found.averaged is not None:
-        version = f"averaged, {found.averaged} updates"
     yield "weights", version
     yield "episodes", f"{found.judged:,}"
     invalid = sum(score.overall.invalid + score.composed.invalid for score in found.modes.values())
@@ -161,12 +136,9 @@ def _mode(mode: str, score: ModeScore) -> Values:
         if rows
     ]
     every: list[TaskScore] = [*score.tasks, *score.compositions]
-    return {
-        "name": mode,
-        "parts": parts,
-        "counts": sorted({k for row in every for k in row.pass_at if k > 1}),
-        "partial": any(row.is_partial for row in every),
-    }
+    counts = sorted({k for row in every for k in row.pass_at if k > 1})
+    partial = any(row.is_partial for row in every)
+    return {"name": mode, "parts": parts, "counts": counts, "partial": partial}
 
 
 def _pass_charts(found: Evaluation) -> Iterator[Values]:
@@ -201,27 +173,24 @@ def _spread(films: Sequence[Film], most: int) -> list[Film]:
 
 
 def _film(run_dir: Path, site: Site, name: str, film: Film) -> Values:
-    folder = films_dir(run_dir, name)
-    frames = [{**_frame(folder, site, name, each), "text": each.text} for each in film.frames]
-    last = _shown(folder, site, name, film.last)
-    return {"film": film, "frames": frames, "last": last}
+    """Its frames with their pictures; one whose screenshot is gone has none."""
 
+    def picture(file: str, alt: str, action: dict[str, Any] | None = None) -> Markup:
+        try:
+            size = image_size((films_dir(run_dir, name) / file).read_bytes())
+        except OSError:
+            size = None
+        if size is None:
+            return Markup("")
+        image = site.picture(file, *size, of=("evaluations", name, "shots"))
+        return screenshot(image, *size, action_marks(action, size[0]), alt)
 
-def _frame(folder: Path, site: Site, name: str, frame: FilmFrame) -> Values:
-    screen = _shown(folder, site, name, frame.screenshot)
+    frames = [
+        (picture(each.screenshot, f"screen before step {number}", each.action), each.text)
+        for number, each in enumerate(film.frames)
+    ]
     return {
-        "screen": screen,
-        "marks": Markup("") if screen is None else action_marks(frame.action, screen.width),
+        "film": film,
+        "frames": frames,
+        "last": picture(film.last, "screen after the last action"),
     }
-
-
-def _shown(folder: Path, site: Site, name: str, file: str) -> ShownScreenshot | None:
-    try:
-        size = image_size((folder / file).read_bytes())
-    except OSError:
-        return None
-    return size and ShownScreenshot(site.page("evaluations", name, "shots", file), *size)
-
-
-def _compared(comparison: Comparison, mode: ModeComparison) -> Values:
-    return {"mode": mode, "told": told(comparison, mode)}

@@ -1,5 +1,6 @@
-"""What curation decided in a run, as pictures: `dart data draw`.
+"""A run as pictures by Matplotlib: what curation decided, `dart data draw`, and the report's curve.
 
+draw_curve     success by task over policy versions, held-out success at both ends
 draw_all       the pictures below as PNG files in a folder
 fates.png      each group in the order of opening: its outcome, by task
 sizes.png      how many trajectories groups got, and what success their task had
@@ -25,7 +26,9 @@ from bus.errors import UserError
 from dart_cli.algo.schedule import MovingAverage, group_size
 from dart_cli.config.schema import Config
 from dart_cli.data.store.reader import Reader
-from dart_cli.data.store.rows import GroupRow, SampleRow, TrajectoryRow
+from dart_cli.data.store.rows import CurvePoint, GroupRow, SampleRow, TrajectoryRow
+from dart_cli.evaluation.results import Evaluation
+from dart_cli.inspection.curves import by_task, over_tasks
 from dart_cli.runtime.palette import BLUE, GREEN, GREY, INK, ORANGE, PINK, RED, SKY
 
 if TYPE_CHECKING:
@@ -128,7 +131,76 @@ def success_averages(
     return found
 
 
-# --- pictures --------------------------------------------------------------------------------
+# --- the curve -------------------------------------------------------------------------------
+
+
+def draw_curve(
+    path: Path,
+    points: Sequence[CurvePoint],
+    ends: Sequence[Evaluation | None],
+    began_at: float,
+) -> Path:
+    """Success while training by policy version, a line for each task, minutes on the upper axis.
+
+    The thick line is the mean over tasks with its 95 % interval. `ends` are the evaluations before and
+    after, drawn at the versions they played, with the 95 % intervals of their sampled episodes; the
+    dashed line is what random clicks passed. `began_at` is when the run began, unix seconds.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    for task_id, line in by_task(points).items():
+        axes.plot(
+            [point.version for point in line],
+            [point.success for point in line],
+            linewidth=1,
+            marker="." if len(line) == 1 else "",
+            label=f"{task_id}, n {sum(point.episodes for point in line):,}",
+        )
+    mean = over_tasks(points)
+    versions = [point.version for point in mean]
+    low, high = [point.low for point in mean], [point.high for point in mean]
+    axes.fill_between(versions, low, high, color="black", alpha=0.15, linewidth=0)
+    axes.plot(
+        versions,
+        [point.success for point in mean],
+        color="black",
+        linewidth=2.5,
+        label=f"mean, while training, n {sum(point.episodes for point in mean):,}, 95 %",
+    )
+    for evaluation in filter(None, ends):
+        for mode in ("sampled", "random"):
+            score = evaluation.modes.get(mode)
+            success = score.overall.success if score else None
+            if score is None or success is None:
+                continue
+            whole = score.overall
+            if mode == "random":
+                label = f"random clicks: {success:.2f}, n {whole.episodes}"
+                axes.axhline(success, color="gray", linestyle="--", linewidth=1, label=label)
+            else:
+                at = max(
+                    evaluation.policy_version, 0
+                )  # -1 is the model as it comes, which v0 serves
+                errors = [[success - whole.interval[0]], [whole.interval[1] - success]]
+                label = f"held out {evaluation.name}: {success:.2f}, n {whole.episodes}"
+                axes.errorbar([at], [success], errors, fmt="o", capsize=4, label=label)
+    axes.set_xlabel("policy version")
+    axes.set_ylabel("success")
+    axes.set_ylim(0, 1.02)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    marks = mean[:: max(1, len(mean) // 6)]
+    clock = axes.secondary_xaxis("top")
+    clock.set_xticks([point.version for point in marks])
+    clock.set_xticklabels([f"{(point.ended_at - began_at) / 60:.1f}" for point in marks])
+    clock.set_xlabel("minutes")
+    figure.savefig(path, dpi=120)
+    return path
+
+
+# --- what curation decided -------------------------------------------------------------------
 
 
 def _outcomes(figure: Figure, groups: Sequence[GroupRow]) -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 from dart_cli.algo.schedule import group_size
 from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.data.store.reader import Reader
-from dart_cli.inspection.curation_plots import (
+from dart_cli.inspection.pictures import (
     MOST_PANELS,
     draw_all,
     draw_lengths,

@@ -1,0 +1,275 @@
+"""What was read of a run, on a terminal: `dart data ls`, `show`, `why` and `stats`.
+
+print_list         trajectories, or members of the pool, as a table
+print_trajectory   one trajectory with its steps
+print_events       its history
+print_counts       how much there is of everything
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from bus.snapshot import JudgeView
+from dart_cli.data.stall_rules import INVALID_SHARE, TELLING_INVALID
+from dart_cli.data.store.rows import SizesRow
+from dart_cli.evaluation.marks import action_words
+from dart_cli.inspection.counts import OUTCOMES, RunCounts, StateCount, counts_of
+from dart_cli.inspection.explain import Event
+from dart_cli.inspection.trajectories import CANCELLED, Shown, Step, Subject
+from dart_cli.policy.pointer.patches import DrawnPatch
+from dart_cli.runtime.tables import (
+    fraction,
+    moment,
+    or_dash,
+    page_table,
+    verdict_words,
+    versions,
+)
+from dart_cli.status.page import judge_lines
+
+_TEXT_LINES = 12
+"""Shown of the text beside a screenshot."""
+_MIB = 2**20
+
+
+# --- lists -----------------------------------------------------------------------------------
+
+
+def print_list(
+    console: Console, place: str, rows: Sequence[Subject], limit: int, *, pool: bool
+) -> None:
+    """The newest `limit` rows as a table, with a line below it if some are left out."""
+    table = _pool(place, rows[-limit:]) if pool else _trajectories(place, rows[-limit:])
+    console.print(table)
+    if len(rows) > limit:
+        console.print(f"the newest {limit} that fit; --limit shows more")
+    if not rows and pool:
+        console.print("the pool is empty; `dart data collect` and `dart data import` fill it")
+    elif not rows:
+        console.print("no trajectory fits")
+
+
+def left_out_note(count: int) -> str:
+    """How many cancelled trajectories are not listed, and the option that lists them; empty without any."""
+    if not count:
+        return ""
+    told = "one that the end of the run cut off is"
+    if count > 1:
+        told = "ones that the end of the run cut off are"
+    return f"{count} cancelled {told} left out; --reason {CANCELLED} lists them"
+
+
+def _trajectories(place: str, rows: Sequence[Subject]) -> Table:
+    right = ("steps", "version", "seconds")
+    table = page_table(place, "trajectory", "task", "state", "outcome", *right, right=right)
+    for each in rows:
+        row = each.trajectory
+        assert row is not None
+        reason = f" {row.reason}" if row.reason else ""
+        batch = "" if row.batch_id is None else f" in {row.batch_id}"
+        table.add_row(
+            row.id,
+            each.task_id,
+            f"{row.state}{reason}{batch}",
+            verdict_words(row.outcome, row.reward) if row.outcome else "-",
+            or_dash(row.steps),
+            versions(row.oldest_version, row.newest_version),
+            or_dash(row.wall_s, ".1f"),
+        )
+    return table
+
+
+def _pool(place: str, rows: Sequence[Subject]) -> Table:
+    columns = ("trajectory", "task", "source", "steps", "log-probs", "used", "origin", "since")
+    table = page_table(f"pool of {place}", *columns, right=("steps", "used"))
+    for each in rows:
+        row = each.pool
+        assert row is not None
+        table.add_row(
+            row.trajectory_id[:13],
+            row.task_id,
+            row.source,
+            str(row.steps),
+            "known" if row.known else "unknown",
+            str(row.used),
+            row.origin or "-",
+            "evicted" if row.evicted_at else moment(row.added_at),
+        )
+    return table
+
+
+# --- one trajectory --------------------------------------------------------------------------
+
+
+def print_trajectory(console: Console, place: str, shown: Shown) -> None:
+    """One trajectory as a page."""
+    subject, steps = shown.subject, shown.steps
+    console.print(f"{subject.id}  {subject.task_id}, seed {subject.task_seed}  ({place})")
+    if shown.instruction:
+        console.print(f'  "{shown.instruction}"', soft_wrap=True)
+    for line in _headlines(shown):
+        console.print(f"  {line}")
+    # The shipped suites repeat the verdict's reward at the last step: that says nothing new.
+    reward = ("reward",) if any(step.reward for step in steps[:-1]) else ()
+    numbers = (*reward, "log-prob", "entropy", "model s", "env s")
+    columns = ("step", "text", "action", *numbers, "trained")
+    table = page_table("steps", *columns, right=("step", *numbers))
+    for step in steps:
+        table.add_row(
+            str(step.step),
+            step.text,
+            action_words(step.action) if step.action else f"none: {step.error}",
+            *(or_dash(step.reward, ".3g") for _ in reward),
+            or_dash(step.logprob, ".3f"),
+            or_dash(step.entropy, ".3f"),
+            f"{step.model_s:.3f}",
+            f"{step.env_s:.3f}",
+            _use(step),
+        )
+    console.print(table)
+    for step in steps:
+        for patch in step.patches:
+            console.print(f"step {step.step}, token {patch.token}: {_patch(patch)}")
+    for step in steps:
+        if text := step.observed_text:
+            console.print(f"step {step.step}, beside the screenshot ({len(text)} characters):")
+            console.print(_first_lines(text), markup=False, soft_wrap=True)
+    if subject.trajectory is not None:
+        console.print(f"what happened to it: dart data why {subject.id} --run {place}")
+
+
+def _headlines(shown: Shown) -> Iterator[str]:
+    row, pool = shown.subject.trajectory, shown.subject.pool
+    if row is not None:
+        dropped = f" ({row.reason})" if row.reason else ""
+        batch = f", batch {row.batch_id}" if row.batch_id is not None else ""
+        if shown.again_in:
+            batch += f" and again in {', '.join(map(str, shown.again_in))}"
+        sampled = "no token sampled yet"
+        if row.oldest_version is not None:
+            sampled = f"sampled by weights v{versions(row.oldest_version, row.newest_version)}"
+        leased = f"leased {moment(row.leased_at)} by {row.worker}"
+        yield f"{row.state}{dropped}{batch}; {sampled}; {leased}"
+        if row.outcome:
+            yield (
+                f"{verdict_words(row.outcome, row.reward)} after {row.steps} steps and "
+                f"{or_dash(row.wall_s, '.1f')} s: {row.verdict_reason} (stopped: {row.stop_reason})"
+            )
+    for said in shown.judgements:
+        yield (
+            f"judge {said.judge} ({said.use}): {verdict_words(said.outcome, said.score)} after "
+            f"{said.calls} calls and {said.seconds:.1f} s: {said.reason or '-'}"
+        )
+    if pool is not None:
+        known = "known" if pool.known else "unknown"
+        yield (
+            f"in the pool since {moment(pool.added_at)}, source {pool.source}, "
+            f"{pool.steps} steps, log-probabilities {known}, used in {pool.used} batches"
+        )
+
+
+def _use(step: Step) -> str:
+    """How its newest batch uses the step."""
+    if not step.uses:
+        return "-"
+    use = step.uses[-1]
+    if use.weight == 0:
+        return f"left out: {use.reason}"
+    expected = "" if use.baseline is None else f" (expected {use.baseline:.2f})"
+    weight = "" if use.weight == 1 else f", weight {use.weight:.3g}"
+    return f"advantage {use.advantage:+.2f}{expected}{weight}"
+
+
+def _patch(each: DrawnPatch) -> str:
+    where = "" if each.row is None else f" (row {each.row}, column {each.column})"
+    logprob, entropy = or_dash(each.logprob, ".3f"), or_dash(each.entropy, ".3f")
+    return f"patch {each.patch}{where}, log-prob {logprob}, entropy {entropy}"
+
+
+def _first_lines(text: str) -> str:
+    """The beginning of a long text, indented."""
+    lines = ["".join(c if c.isprintable() else "?" for c in line) for line in text.splitlines()]
+    if len(lines) > _TEXT_LINES:
+        lines[_TEXT_LINES:] = [f"... {len(lines) - _TEXT_LINES} more lines: --json"]
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def print_events(console: Console, place: str, subject: Subject, events: Sequence[Event]) -> None:
+    """One line for each event; one that belongs to the event before it is indented."""
+    console.print(f"{subject.id}  {subject.task_id}, seed {subject.task_seed}  ({place})")
+    for event in events:
+        when = f"{moment(event.at)}  " if event.at is not None else " " * 23
+        console.print(f"{when}{event.text}", soft_wrap=True)
+
+
+# --- the run ---------------------------------------------------------------------------------
+
+
+def print_counts(
+    console: Console, place: str, counts: RunCounts, sizes: SizesRow, judges: Sequence[JudgeView]
+) -> None:
+    """The counts as tables."""
+    console.print(_states("trajectories", counts.all.states))
+    console.print(_states("groups", counts.groups))
+    console.print(_tasks(place, counts))
+    for line in _invalid_hints(place, counts):
+        console.print(line, style="yellow", soft_wrap=True)
+    for judge in judges:
+        for line in judge_lines(judge):
+            console.print(line, soft_wrap=True, markup=False)
+    replays = counts.replays
+    if replays.replays or replays.refused:
+        refused = f"; {replays.refused_words}" if replays.refused else ""
+        again = f"{replays.replays} of {replays.updates} updates trained on a batch again"
+        console.print(f"\n{again}{refused}", soft_wrap=True)
+    console.print(
+        f"\n{sizes.steps} steps, {sizes.tokens} tokens of completions "
+        f"({sizes.step_bytes / _MIB:.1f} MiB); {sizes.screenshots} screenshots "
+        f"({sizes.screenshot_bytes / _MIB:.1f} MiB); {counts.batches} batches; "
+        f"{sizes.disk_bytes / _MIB:.1f} MiB on disk"
+    )
+
+
+def _states(title: str, rows: Sequence[StateCount]) -> Table:
+    table = page_table(title, "state", "reason", "number", right=("number",))
+    for row in rows:
+        table.add_row(row.state, row.reason or "-", str(row.number))
+    return table
+
+
+def _tasks(place: str, counts: RunCounts) -> Table:
+    partial = any(each.mean_reward != each.success for each in counts.tasks.values())
+    reward = ("reward",) if partial else ()
+    expected = ("expected",) if counts.expected else ()
+    numbers = ("success", *reward, *expected, *OUTCOMES, "mean steps")
+    table = page_table(f"tasks of {place}", "task", *numbers, "pool", right=numbers)
+    for task in sorted({*counts.tasks, *counts.pool}):
+        fared = counts.tasks.get(task) or counts_of([])
+        sources = sorted(counts.pool.get(task, {}).items())
+        table.add_row(
+            task,
+            fraction(fared.success),
+            *(fraction(fared.mean_reward) for _ in reward),
+            *(fraction(counts.expected.get(task, [None])[0]) for _ in expected),
+            *(str(number) for number in fared.verdicts.values()),
+            or_dash(fared.mean_steps, ".1f"),
+            ", ".join(f"{number} {source}" for source, number in sources) or "-",
+        )
+    return table
+
+
+def _invalid_hints(place: str, counts: RunCounts) -> Iterator[str]:
+    """A line for each task many of whose episodes are invalid, with the cure."""
+    for task, fared in counts.tasks.items():
+        over, number = sum(fared.verdicts.values()), fared.verdicts["invalid"]
+        if number >= TELLING_INVALID and number > INVALID_SHARE * over:
+            yield (
+                f"{number} of {over} episodes of {task} are invalid, {fared.invalid_after_action} of "
+                f"them after an action, and none is trained on: `dart data ls {place} "
+                f"--outcome invalid --task {task}` lists them; fix the environment, or raise "
+                "ActionCausedError where the policy's action breaks it (docs/environments/index.md)"
+            )

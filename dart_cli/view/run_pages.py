@@ -1,0 +1,436 @@
+"""The pages of a run: what was read of it -> values for a template.
+
+run, tasks, groups, trajectories   a page each, of the run or of a list
+task, group, trajectory            a page each, of one named thing
+run_row                            a run in the list of several
+evaluated_page                     what the pages of its evaluations have in common
+
+A page asks a Reader a bounded number of queries, each of which is answered from an index or by one pass
+over the ledger without steps and images.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, get_args
+
+from markupsafe import Markup
+
+from bus.errors import StoreError, UserError
+from dart_cli.data.store.open import DATABASE, open_reader
+from dart_cli.data.store.reader import Reader
+from dart_cli.data.store.rows import CurvePoint, GroupRow, GroupState, RunRow, TrajectoryRow
+from dart_cli.evaluation.results import read_evaluation
+from dart_cli.inspection.counts import OUTCOMES, Counts, RunCounts, count, counts_of
+from dart_cli.inspection.curves import Point, by_task, over_tasks, read_curve, recent
+from dart_cli.inspection.explain import explain_trajectory
+from dart_cli.inspection.find import find_subject
+from dart_cli.inspection.report import BEFORE
+from dart_cli.inspection.trajectories import (
+    CANCELLED,
+    STATES,
+    Choice,
+    Step,
+    listed,
+    read_trajectory,
+    why_left_out,
+)
+from dart_cli.view.charts import (
+    MOST_POINTS,
+    TASK_COLOURS,
+    VERSION_COLOURS,
+    Series,
+    bar,
+    legend,
+    line_chart,
+    sparkline,
+    token_bars,
+)
+from dart_cli.view.query import ROWS, Query, page_of
+from dart_cli.view.screens import action_marks, heat_marks, image_size, screenshot
+from dart_cli.view.site import LIVE_S, Site, Values, page_values
+from envs.own_code import did_you_mean
+
+NEWEST = 12
+LOOKED_AT = 500
+"""The newest trajectories, among which those with a verdict are searched; the others are in play."""
+FIRST_METRICS = (  # shown first, as far as the trainer sends them
+    *("loss", "reward", "entropy", "mismatch_kl", "reference_kl", "ess"),
+    *("replay_ess", "grad_norm", "lr"),
+    *("staleness_mean", "tokens", "step_s", "waiting_s"),
+)
+GROUP_STATES: tuple[GroupState, ...] = get_args(GroupState)
+_ACTION_WORD = "Action:"
+
+
+def _page(reader: Reader, site: Site, query: Query, *, reload: bool = True) -> Values:
+    now, run = time.time(), _started(reader)
+    silent_s = min((now - process.heard_at for process in reader.processes()), default=None)
+    run_id = "not started yet" if run is None else run.id
+    place = reader.path.parent
+    return page_values(site, query, place, run_id=run_id, silent_s=silent_s, reload=reload)
+
+
+def evaluated_page(run_dir: Path, site: Site, query: Query) -> Values:
+    """What every page of a run's evaluations shows; the directory may hold nothing else."""
+    if not (run_dir / DATABASE).is_file():
+        return page_values(site, query, run_dir)
+    with open_reader(run_dir) as reader:
+        return _page(reader, site, query, reload=False)
+
+
+def _started(reader: Reader) -> RunRow | None:
+    """The run; None where there is nothing but a pool."""
+    try:
+        return reader.run()
+    except StoreError:
+        return None
+
+
+# --- the run --------------------------------------------------------------------------------
+
+
+def run(reader: Reader, site: Site, query: Query) -> Values:
+    """Curves, trajectories by state, reasons of drops, processes, the newest verdicts."""
+    counts, curve, now = count(reader), read_curve(reader), time.time()
+    played = reader.trajectories(limit=LOOKED_AT, but_reason=CANCELLED)
+    newest = [row for row in played if row.outcome is not None]
+    started = _started(reader)
+    config = json.loads(started.config) if started else {}
+    return _page(reader, site, query) | {
+        "facts": list(_facts(reader, counts, config)),
+        "success_chart": _success_chart(reader, curve),
+        "tasks": _task_rows(counts, curve),
+        **_states(counts.all),
+        "metrics": _metric_cards(reader),
+        "newest": listed(reader, newest[: -NEWEST - 1 : -1]),
+        "processes": [(each, now - each.heard_at) for each in reader.processes()],
+        "live_s": LIVE_S,
+        "config": json.dumps(config, indent=2),
+    }
+
+
+def run_row(reader: Reader) -> Values:
+    """A run in a few numbers, for the list of several."""
+    curve, started, version = read_curve(reader), _started(reader), reader.newest_version()
+    mean = [(each.version, each.success) for each in over_tasks(curve)]
+    lately = [
+        recent([e for e in curve if e.task_id == name]) for name in {e.task_id for e in curve}
+    ]
+    known = [value for value in lately if value is not None]
+    return {
+        "curve": sparkline(mean, low=0.0, high=1.0, label="mean over tasks"),
+        "lately": fmean(known) if known else None,
+        "version": None if version is None else version.policy_version,
+        "batches": reader.total("batches"),
+        "trajectories": reader.count_trajectories(),
+        "begun": started and started.created_at,
+        "live": any(time.time() - each.heard_at < LIVE_S for each in reader.processes()),
+    }
+
+
+def _facts(
+    reader: Reader, counts: RunCounts, config: Mapping[str, Any]
+) -> Iterable[tuple[str, object]]:
+    """The run in a few numbers."""
+    version, train, whole = reader.newest_version(), config.get("train", {}), counts.all
+    replays = counts.replays
+    yield "weights", "none yet" if version is None else f"v{version.policy_version}"
+    yield "batches", _of(counts.batches, train.get("updates"))
+    if replays.replays or replays.refused:
+        again = filter(None, [str(replays.replays), replays.refused_words])
+        yield "updates on a batch again", "; ".join(again)
+    yield "trajectories", _of(whole.trajectories, train.get("max_trajectories"))
+    yield "steps", whole.steps
+    yield "success so far", "-" if whole.success is None else f"{whole.success:.2f}"
+    if whole.mean_reward is not None and whole.mean_reward != whole.success:
+        yield "mean reward", f"{whole.mean_reward:.2f}"
+    yield "invalid", whole.verdicts["invalid"]
+    if whole.cancelled:
+        yield "cancelled", whole.cancelled
+    yield "on disk", f"{reader.bytes_on_disk() / 2**20:.1f} MiB"
+
+
+def _of(number: int, limit: int | None) -> str:
+    return f"{number} of {limit}" if limit else str(number)
+
+
+def _states(counts: Counts) -> Values:
+    """How many trajectories are in which state, and why they were dropped, each with a bar."""
+    sums = dict.fromkeys(STATES, 0)
+    for each in counts.states:
+        sums[each.state] += each.number  # type: ignore[index]
+    dropped = [each for each in counts.states if each.state == "dropped"]
+    return {
+        "stages": [
+            (state, {"state": state}, number, bar(number / (counts.trajectories or 1), state))
+            for state, number in sums.items()
+        ],
+        "drops": [
+            (
+                each.reason,
+                {"state": "dropped", "reason": each.reason},
+                each.number,
+                bar(each.number / sums["dropped"], "dropped"),
+            )
+            for each in dropped
+        ],
+    }
+
+
+def _metric_cards(reader: Reader) -> list[Values]:
+    """A curve for each metric, `FIRST_METRICS` in front."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for point in reader.metric_curves(MOST_POINTS):
+        curves.setdefault(point.name, []).append((float(point.step), point.value))
+    first = [name for name in FIRST_METRICS if name in curves]
+    cards = []
+    for name in [*first, *sorted(curves.keys() - set(first))]:
+        lines, label = [Series(name, curves[name])], f"{name} by batch"
+        chart = line_chart(lines, width=300, height=120, label=label)
+        newest = curves[name][-1][1]
+        cards.append({"name": name, "newest": newest, "first": name in first, "chart": chart})
+    return cards
+
+
+def _success_chart(reader: Reader, curve: Sequence[CurvePoint]) -> Markup:
+    """Success of all tasks, with a legend; the twelve that were played most have colours."""
+    points = by_task(curve)
+    often = sorted(points, key=lambda name: -sum(each.episodes for each in points[name]))
+    lines = [
+        _series(name, points[name], f"t{index}" if index < TASK_COLOURS else "thin")
+        for index, name in enumerate(often)
+    ]
+    named, others = lines[:TASK_COLOURS], lines[TASK_COLOURS:]
+    mean = _series("mean over tasks, 95 % interval", over_tasks(curve), "mean")
+    chance = _chance(reader, curve)
+    chart = _chart([*others, *named, mean, *chance], 260, "success by policy version")
+    rest = [Series(f"{len(others)} other tasks", [], "thin")] if others else []
+    return chart and chart + legend([mean, *chance, *named, *rest])
+
+
+def _chart(lines: Sequence[Series], height: int, label: str) -> Markup:
+    return line_chart(lines, width=900, height=height, low=0.0, high=1.0, label=label)
+
+
+def _series(name: str, points: Sequence[Point], kind: str) -> Series:
+    episodes = sum(point.episodes for point in points)
+    return Series(
+        f"{name}, n {episodes:,}",
+        [(point.version, point.success) for point in points],
+        kind,
+        [(point.low, point.high) for point in points] if kind == "mean" else (),
+    )
+
+
+def _chance(reader: Reader, curve: Sequence[CurvePoint]) -> list[Series]:
+    """What random clicks passed before the run, if that was played: a level line."""
+    before = read_evaluation(reader.path.parent, BEFORE)
+    mode = before.modes.get("random") if before else None
+    score = mode.overall if mode else None
+    versions = [point.policy_version for point in curve]
+    if score is None or score.success is None or not versions:
+        return []
+    level = [(min(versions), score.success), (max(versions), score.success)]
+    return [Series(f"random clicks {score.success:.2f}, n {score.episodes}", level, "guess")]
+
+
+# --- tasks ----------------------------------------------------------------------------------
+
+
+def tasks(reader: Reader, site: Site, query: Query) -> Values:
+    """Success, verdicts and mean steps of each task."""
+    return _page(reader, site, query) | {"tasks": _task_rows(count(reader), read_curve(reader))}
+
+
+def task(reader: Reader, site: Site, query: Query, name: str) -> Values:
+    """One task: its curve, outcomes and newest groups. Raises UserError for an unknown task."""
+    instructions = {task: text for (_, task), text in reader.instructions().items()}
+    counts = count(reader).tasks.get(name)
+    if counts is None and name not in instructions:
+        near = did_you_mean(name, instructions)
+        raise UserError(f"no task {name} in this run{near}; the page of tasks lists them")
+    counts = counts or counts_of([])
+    curve = [point for point in read_curve(reader) if point.task_id == name]
+    lines = [_series(name, points, "mean") for points in by_task(curve).values()]
+    return _page(reader, site, query) | {
+        "task_id": name,
+        "instruction": instructions.get(name, ""),
+        "chart": _chart(lines, 220, f"success of {name} by policy version"),
+        "counts": counts,
+        "recent": recent(curve),
+        **_states(counts),
+        "groups": _with_members(reader, reader.newest_groups(task_id=name, limit=NEWEST)),
+        "pool": len(reader.pool(name)),
+    }
+
+
+def _task_rows(counts: RunCounts, curve: Sequence[CurvePoint]) -> list[Values]:
+    rows = []
+    for name, fared in counts.tasks.items():
+        own = [point for point in curve if point.task_id == name]
+        points = [(each.version, each.success) for each in by_task(own).get(name, ())]
+        spark = sparkline(points, low=0.0, high=1.0, label=f"success of {name}")
+        rows.append({"id": name, "counts": fared, "recent": recent(own), "curve": spark})
+    return rows
+
+
+# --- groups ---------------------------------------------------------------------------------
+
+
+def groups(reader: Reader, site: Site, query: Query) -> Values:
+    """Groups, the newest first; by task and state."""
+    task_ids = sorted({task_id for _, task_id in reader.instructions()})
+    state, task_id = query.one_of("state", GROUP_STATES), query.one_of("task", task_ids)
+    page = page_of(query, reader.count_groups(state=state, task_id=task_id))
+    rows = reader.newest_groups(state=state, task_id=task_id, limit=ROWS, offset=page.offset)
+    return _page(reader, site, query, reload=False) | {
+        "rows": _with_members(reader, rows),
+        "page": page,
+        "asked": {"state": state, "task": task_id},
+        "choices": {"task": task_ids, "state": GROUP_STATES},
+    }
+
+
+def group(reader: Reader, site: Site, query: Query, name: str) -> Values:
+    """One group and its members side by side. Raises UserError for an unknown group."""
+    row = reader.groups_by_id([name]).get(name)
+    if row is None:
+        newest = reader.newest_group()
+        known = f"its groups go from g000001 to g{newest:06d}"
+        raise UserError(
+            f"no group {name} in this run; {known if newest else 'no group was opened yet'}"
+        )
+    members = reader.trajectories(group_ids=[name])
+    finals = _screens(reader, [member.final_screenshot for member in members])
+    reload = row.state in ("open", "ready", "batched")
+    return _page(reader, site, query, reload=reload) | {
+        "row": row,
+        "members": [(member, _final(site, finals, member)) for member in members],
+        "instruction": reader.instruction(row.suite, row.task_id, [m.id for m in members]),
+    }
+
+
+def _with_members(
+    reader: Reader, rows: Sequence[GroupRow]
+) -> list[tuple[GroupRow, list[TrajectoryRow]]]:
+    members: dict[str, list[TrajectoryRow]] = {row.id: [] for row in rows}
+    for member in reader.trajectories(group_ids=list(members)):
+        members[member.group_id].append(member)
+    return [(row, members[row.id]) for row in rows]
+
+
+# --- trajectories ---------------------------------------------------------------------------
+
+
+def trajectories(reader: Reader, site: Site, query: Query) -> Values:
+    """Trajectories, the newest first; by task, verdict, state, reason and version."""
+    counts = count(reader)
+    reasons = sorted({each.reason for each in counts.all.states if each.reason})
+    choices = {
+        "task": list(counts.tasks),
+        "outcome": OUTCOMES,
+        "state": STATES,
+        "reason": reasons,
+    }
+    choice = Choice(
+        query.one_of("task", list(counts.tasks)),
+        query.one_of("outcome", OUTCOMES),
+        query.one_of("state", STATES),
+        query.one_of("reason", reasons),
+        query.whole("version"),
+    )
+    page = page_of(query, reader.count_trajectories(**choice.conditions))
+    rows = reader.trajectories(**choice.conditions, limit=ROWS, offset=page.offset)
+    asked = vars(choice)
+    return _page(reader, site, query, reload=False) | {
+        "rows": listed(reader, rows[::-1]),
+        "page": page,
+        "left_out": choice.left_out(reader),
+        "asked": {key.removesuffix("_id"): value for key, value in asked.items()},
+        "choices": choices,
+    }
+
+
+def trajectory(reader: Reader, site: Site, query: Query, name: str) -> Values:
+    """One trajectory as a filmstrip, with its history in the run.
+
+    Raises UserError, which names the nearest id, for an unknown trajectory.
+    """
+    subject = find_subject(reader, name)
+    shown, row, group = read_trajectory(reader, subject), subject.trajectory, subject.group
+    members = [] if group is None else [m.id for m in reader.trajectories(group_ids=[group.id])]
+    place = members.index(subject.id) if subject.id in members else -1
+    known = sorted({version for step in shown.steps for version in step.versions})
+    colours = {version: f"v{index % VERSION_COLOURS}" for index, version in enumerate(known)}
+    screens = _screens(
+        reader,
+        [*(step.screenshot for step in shown.steps), row.final_screenshot if row else None],
+    )
+    reload = row is not None and row.state not in ("trained", "dropped")
+    return _page(reader, site, query, reload=reload) | {
+        "shown": shown,
+        "subject": subject,
+        "row": row,
+        "before": members[place - 1] if place > 0 else None,
+        "after": members[place + 1] if 0 <= place < len(members) - 1 else None,
+        "frames": [_frame(site, step, screens, colours) for step in shown.steps],
+        "final": _final(site, screens, row) if row else "",
+        "story": explain_trajectory(reader, shown),
+        "why": why_left_out,
+    }
+
+
+_Sizes = Mapping[str, tuple[int, int]]
+
+
+def _screens(reader: Reader, keys: Iterable[str | None]) -> _Sizes:
+    """Pixels of each image that exists and can be shown, by content hash."""
+    found = reader.screenshots(filter(None, keys))
+    sizes = {key: image_size(image) for key, image in found.items()}
+    return {key: size for key, size in sizes.items() if size is not None}
+
+
+def _final(site: Site, screens: _Sizes, row: TrajectoryRow) -> Markup:
+    """The screen after the last action; empty where there is none."""
+    key = row.final_screenshot or ""
+    if key not in screens:
+        return Markup("")
+    alt = "screen after the last action"
+    return screenshot(site.picture(key, *screens[key]), *screens[key], alt=alt)
+
+
+def _frame(site: Site, step: Step, screens: _Sizes, colours: Mapping[int, str]) -> Values:
+    """A step with its screen, and its tokens as bars in the colours of their versions."""
+    kinds = ["v0"] * len(step.sampled.token_ids)
+    for span in step.spans:
+        kinds[span.start : span.end] = [colours.get(span.version, "v0")] * (span.end - span.start)
+    thought, action, said = step.text.rpartition(_ACTION_WORD)
+    size = screens.get(step.screenshot)
+    picture, candidates = Markup(""), []
+    if size is not None:
+        over = heat_marks(step.pointed, *size) + action_marks(step.action, size[0])
+        alt = f"screen before step {step.step}"
+        picture = screenshot(site.picture(step.screenshot, *size), *size, over, alt)
+        candidates = [
+            (nth, int(each.x * size[0]), int(each.y * size[1]), each.score)
+            for map_ in step.pointed
+            for nth, each in enumerate(map_.candidates, 1)
+        ]
+    logprobs, entropies = step.sampled.behaviour_logprobs, step.sampled.entropies
+    return {
+        "step": step,
+        "picture": picture,
+        "candidates": candidates,
+        "thought": thought.strip() if action else "",
+        "said": f"{action} {said.strip()}".strip(),
+        "kinds": [colours.get(span.version, "v0") for span in step.spans],
+        "bars": token_bars(
+            logprobs, kinds[: len(logprobs)], label="log-probability of each token, nats"
+        )
+        + token_bars(entropies, kinds[: len(entropies)], label="entropy of each token, nats"),
+    }
