@@ -41,7 +41,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from statistics import mean
 from typing import Any
 
@@ -90,7 +89,6 @@ class Plan:
     items: int  # of each test split
     batch: int
     lr: float
-    lr_head: float
     head_share: float
     act_seconds: float  # CPU, of learning to act
     demonstrations: int  # of each task
@@ -106,7 +104,7 @@ class Plan:
             own |= {"episodes": self.episodes}
         if cell.arm in RL or cell.arm in GROUNDED:
             own |= {"trajectories": self.trajectories, "episodes": self.episodes}
-        return own | {"lr_head": self.lr_head, "head_share": self.head_share}
+        return own | {"head_share": self.head_share}
 
     def folder(self, arm: str, seed: int) -> Path:
         """A model's."""
@@ -140,7 +138,6 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=200, help="of each test split")
     parser.add_argument("--batch", type=int, default=24)
     parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--lr-head", type=float, default=3e-3)
     parser.add_argument("--head-share", type=float, default=0.2)
     parser.add_argument("--act-seconds", type=float, default=180.0, help="CPU seconds, see above")
     parser.add_argument("--demonstrations", type=int, default=100, help="of each task")
@@ -247,9 +244,9 @@ def train(plan: Plan, cell: Cell) -> Path:
     elif cell.arm != "text":
         begin = with_head(plan, cell)
         share = 1.0 if cell.arm == "lite" else plan.head_share
-        options += [*POINTING, *sets(head_share=share, lr_head=plan.lr_head)]
+        options += [*POINTING, *sets(head_share=share)]
     seconds = plan.seconds * SHARES.get(cell.arm, 1.0)
-    options += sets(seconds=seconds, batch=plan.batch, lr=plan.lr, save_every_s=30)
+    options += sets(seconds=seconds, batch=plan.batch, lr=plan.lr)
     options += ["--set", f"run.seed={cell.seed}", "--json"]
     places = ["--data", str(data), "--model", str(begin), "--out", str(folder)]
     call([*dart("tune"), *places, *options], plan.log(cell), ROOT)
@@ -297,7 +294,7 @@ def forced(folder: Path, data: Path) -> Result:
     examples = Examples(policy, config, told, PointerAnswers(policy, config, answers))
     found = [0, 0]
     for index, item in enumerate(told):
-        batch = collate_batch(policy, [examples.of(index, Random(0))], LossSettings())
+        batch = collate_batch(policy, [examples.of(index)], LossSettings())
         features = image_features(policy.model, batch.inputs.images)
         states = last_hidden(policy.model, batch.inputs, last=batch.last, features=features)
         logits = head(features.embeds[0], states[0, batch.pads[:, 1]])[0]
@@ -340,7 +337,6 @@ def actor(plan: Plan, cell: Cell) -> Path:
         call([*dart("data", "collect", QUICKSTART), *asked, *options], plan.log(cell), ROOT)
         draft.rename(shown)
     keys = sets(seconds=plan.act_seconds * ACTING[cell.arm], batch=2 * plan.batch, lr=plan.lr)
-    keys += sets(lr_head=plan.lr_head) if points else []
     keys += ["--set", f"run.seed={cell.seed}", "--json"]
     places = ["--data", str(shown), "--model", str(begin), "--out", str(folder)]
     call([*dart("tune"), *places, *keys, *options], plan.log(cell), ROOT)

@@ -246,7 +246,7 @@ def _tune(study: Adaptation, cell: Cell, model: str, rows: Path, out: str, secon
     if Path(out).exists():
         return
     sets = [f"tune.seconds={seconds}", f"tune.batch={study.batch}", f"tune.lr={study.lr}"]
-    sets += [f"run.seed={cell.seed}", "tune.held_out=0", "tune.save_every_s=30", *study.sets]
+    sets += [f"run.seed={cell.seed}", "tune.held_out=0", *study.sets]
     places = ["--data", str(rows), "--model", model, "--out", out, "--json"]
     call([*dart("tune"), *places, *overrides(sets)], study.log(cell), study.root)
 

@@ -11,5 +11,16 @@ OLD_KEYS = {
     "train.micro_batch": "train.pack_tokens bounds a forward pass, by its tokens",
     "up.cluster_wait_s": "a process waits 600 s for room in a cluster",
     "up.restart": "a process that died is started again three times",
+    "tune.gaussian_width": "a constant, that of V2P's released code",
+    "tune.layout": "the files tell the layout; scripts/foreign_rows converts rows of other projects",
+    "tune.limit": "all rows are learned; name fewer files, or tune.per_task",
+    "tune.lm_weight": "a constant, 1",
+    "tune.lr_head": "it follows the model's size",
+    "tune.max_pixels": "max_pixels in the model's preprocessor_config.json",
+    "tune.pointer_weight": "a constant, 1",
+    "tune.points": "the centre of an item's box",
+    "tune.save_every_s": "a constant, 300 s",
+    "tune.suppress": 'part of tune.target = "v2p"',
+    "tune.skip_malformed": "malformed rows are refused; scripts/foreign_rows leaves them out with --skip-malformed",
 }
 """`section.key` (or `section`) -> what is in its place, as a part of a sentence."""

@@ -18,7 +18,8 @@ from bus.errors import UserError
 from dart_cli.algo.paired import DRAWS, mcnemar, sign_flip
 from dart_cli.algo.pass_at_k import over_tasks
 from dart_cli.evaluation.estimates import METHOD, SEED, Instance, by_instance
-from dart_cli.evaluation.results import Evaluation, Mode, StoredModel, differences
+from dart_cli.evaluation.results import Evaluation, Mode, differences
+from dart_cli.runtime.kept_folder import StoredModel
 from dart_cli.runtime.tables import page_table
 
 Pairs = Mapping[Instance, tuple[Sequence[bool], Sequence[bool]]]

@@ -19,24 +19,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field, ValidationError
 
 from bus.errors import RunDirectoryError
 from bus.messages import Outcome, StopReason
 from dart_cli.algo.proportion import wilson
 from dart_cli.config.schema import Config
+from dart_cli.runtime.kept_folder import StoredModel
 
 Mode = Literal["sampled", "greedy", "random"]
 """How actions are chosen: by the policy, sampled or its first choice, or clicks anywhere."""
 
 SCHEMA = 2
 """Of the files that are written; 1 has no single episodes, settings and protocol."""
-
-
-class StoredModel(BaseModel):
-    """Base of what is kept on disk."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class EpisodeRow(StoredModel):
@@ -67,9 +62,11 @@ class TaskScore(StoredModel):
     invalid: int  # broken environment or evaluator; counted in no rate
     steps: int  # of the judged episodes together
     rewards: float | None = None  # likewise; None in files of older versions: one for each pass
-    ends: dict[str, int] = {}  # episodes by stop reason: done, gave_up, malformed, step_limit, ...
-    pass_at: dict[int, float] = {}  # k -> mean over its instances
-    pass_hat: dict[int, float] = {}  # k -> likewise, for all of k attempts
+    ends: dict[str, int] = Field(
+        default_factory=dict
+    )  # episodes by stop reason: done, gave_up, malformed, step_limit, ...
+    pass_at: dict[int, float] = Field(default_factory=dict)  # k -> mean over its instances
+    pass_hat: dict[int, float] = Field(default_factory=dict)  # k -> likewise, for all of k attempts
 
     @property
     def mean_reward(self) -> float | None:
@@ -132,8 +129,10 @@ class ModeScore(StoredModel):
 
     tasks: list[TaskScore]  # on held-out seeds
     compositions: list[TaskScore]  # templates never trained on
-    pass_at: list[PassAtK] = []  # over the tasks; empty in files of older versions
-    composed_pass_at: list[PassAtK] = []  # over the compositions
+    pass_at: list[PassAtK] = Field(
+        default_factory=list
+    )  # over the tasks; empty in files of older versions
+    composed_pass_at: list[PassAtK] = Field(default_factory=list)  # over the compositions
 
     @property
     def overall(self) -> TaskScore:
@@ -194,9 +193,13 @@ class Evaluation(StoredModel):
     dart: str = ""  # version and commit
     finished_at: float | None = None  # unix seconds
     interval_method: str = ""  # of the intervals of pass@k
-    left_out: dict[str, str] = {}  # tasks that the suite cannot play here -> why
-    notes: list[str] = []  # e.g. that several versions of the weights have answered
-    episodes: list[EpisodeRow] = []
+    left_out: dict[str, str] = Field(
+        default_factory=dict
+    )  # tasks that the suite cannot play here -> why
+    notes: list[str] = Field(
+        default_factory=list
+    )  # e.g. that several versions of the weights have answered
+    episodes: list[EpisodeRow] = Field(default_factory=list)
 
     @property
     def judged(self) -> int:

@@ -53,14 +53,11 @@ def chosen(tune: TuneConfig, *, rows: int, parameters: int, lora: bool, points: 
     """Fill in what `tune` leaves open, for so many rows that are learned and a model of so many parameters."""
     reasons: dict[str, str] = {}
     size = f"{_counted(parameters)} parameters"
-    lr, lr_head, batch, epochs = tune.lr, tune.lr_head, tune.batch, tune.epochs
+    lr, batch, epochs = tune.lr, tune.batch, tune.epochs
     if lr is None:
         lr = rate_for(parameters, LR)
         lr = min(LORA_MOST, _rounded(LORA_FACTOR * lr)) if lora else lr
         reasons["lr"] = f"adapters of a model of {size}" if lora else size
-    if lr_head is None:
-        lr_head = rate_for(parameters, LR_HEAD)
-        reasons |= {"lr_head": size} if points else {}
     if batch is None:
         batch = next((size for most, size in BATCHES if rows < most), LARGE_BATCH)
         reasons["batch"] = f"{rows} rows"
@@ -73,7 +70,7 @@ def chosen(tune: TuneConfig, *, rows: int, parameters: int, lora: bool, points: 
         wanted = math.ceil(UPDATES * batch / (max(1, rows) * shortest))
         epochs = float(min(most, max(least, wanted)))
         reasons["epochs"] = f"{math.ceil(epochs * rows / batch)} updates"
-    return Chosen(lr, lr_head, batch, epochs, reasons)
+    return Chosen(lr, rate_for(parameters, LR_HEAD), batch, epochs, reasons)
 
 
 def rate_for(parameters: int, pair: tuple[float, float]) -> float:

@@ -1,5 +1,9 @@
-"""Prompts with their answers, as a model is asked at inference.
+"""How items are asked, as at inference, and what the model shall answer.
 
+Asked          the configuration of the prompts, and the format of the answers
+prompts_of     the configuration that a folder is asked with, as `dart eval grounding` asks it
+acting         the configuration that demonstrations are shown with
+answers_of     what the model learns to say
 Example        one prompt and its answer
 TextAnswers    an instruction -> numbers, in the words of an answer format
 PointerAnswers an instruction -> the same words with a pointer in the place of the numbers
@@ -12,24 +16,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from random import Random
 from typing import Literal, Protocol
 
-from bus.errors import ActionError, EngineError, ModelError, UserError
+from bus.errors import ActionError, ConfigError, EngineError, ModelError, UserError
 from dart_cli.algo.pointing import Shares
+from dart_cli.config.families import FAMILIES
+from dart_cli.config.model_files import screens
 from dart_cli.config.schema import Config
-from dart_cli.evaluation.grounding.formats import AnswerFormat
+from dart_cli.config.template import to_toml
+from dart_cli.evaluation.grounding.formats import AnswerFormat, folder_of, grounding_config
 from dart_cli.evaluation.grounding.items import Box, Item, bounds_of
+from dart_cli.evaluation.grounding.verify import verifier_config
 from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map, resize_of
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.prompt import PromptRenderer, RenderedPrompt, make_renderer
-from dart_cli.policy.verifier import ANSWERS
-
-Place = Literal["centre", "inside"]
-"""What a text answer names: the box's centre, or a point in it that is drawn anew in each epoch."""
-
-MARGIN = 0.1
-"""Share of a side that a drawn point keeps from each edge."""
+from dart_cli.policy.verifier import ANSWERS, VerifierSpec, answer_tokens
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Example:
 class Answers(Protocol):
     """What the model shall say to an item."""
 
-    def of(self, item: Item, rng: Random) -> tuple[list[int], Shares | None]:
+    def of(self, item: Item) -> tuple[list[int], Shares | None]:
         """Token ids [A], and the box of their pointer. Raises ActionError where it cannot be said."""
         ...
 
@@ -52,28 +53,25 @@ class Answers(Protocol):
 class TextAnswers:
     """Numbers, as `dart eval grounding` reads them with the same format."""
 
-    def __init__(
-        self, policy: LoadedPolicy, config: Config, answers: AnswerFormat, place: Place
-    ) -> None:
+    def __init__(self, policy: LoadedPolicy, config: Config, answers: AnswerFormat) -> None:
         self._policy = policy
         self._config = config.policy
         self._answers = answers
-        self._place = place
 
-    def text(self, item: Item, rng: Random) -> str:
-        """The answer's text."""
-        return self._answers.write(
-            point_in(visible_box(item), item.size, self._place, rng), self.map_of(item)
-        )
+    def text(self, item: Item) -> str:
+        """The answer's text: the centre of what is seen of the region."""
+        box, (wide, high) = visible_box(item), item.size
+        x, y = math.floor((box.x0 + box.x1) / 2), math.floor((box.y0 + box.y1) / 2)
+        return self._answers.write((min(x, wide - 1), min(y, high - 1)), self.map_of(item))
 
     def map_of(self, item: Item) -> CoordinateMap:
         """The item's coordinates."""
         config = self._config
         return make_coordinate_map(config.coordinates, *item.size, resize_of(config))
 
-    def of(self, item: Item, rng: Random) -> tuple[list[int], Shares | None]:
+    def of(self, item: Item) -> tuple[list[int], Shares | None]:
         """See Answers."""
-        return self._policy.encode_completion(self.text(item, rng)), None
+        return self._policy.encode_completion(self.text(item)), None
 
 
 class PointerAnswers:
@@ -84,11 +82,11 @@ class PointerAnswers:
         assert points is not None
         self._points = points
         self._end = policy.encode_completion("")
-        self._texts = TextAnswers(policy, config, answers, "centre")
+        self._texts = TextAnswers(policy, config, answers)
 
-    def of(self, item: Item, rng: Random) -> tuple[list[int], Shares | None]:
+    def of(self, item: Item) -> tuple[list[int], Shares | None]:
         """See Answers."""
-        text = self._texts.text(item, rng)
+        text = self._texts.text(item)
         read = self._points.read(text)
         if len(read.points) != 1:
             raise ActionError(
@@ -105,7 +103,7 @@ class TruthAnswers:
     def __init__(self, policy: LoadedPolicy) -> None:
         self._tokens = {bool(i == 0): policy.encode_completion(a) for i, a in enumerate(ANSWERS)}
 
-    def of(self, item: Item, rng: Random) -> tuple[list[int], Shares | None]:  # noqa: ARG002
+    def of(self, item: Item) -> tuple[list[int], Shares | None]:
         """See Answers."""
         return self._tokens[item.region is not None], None
 
@@ -123,7 +121,7 @@ class Examples:
         self._renderer: PromptRenderer = make_renderer(policy, config.policy)
         self._never = policy.absent_token_ids
         for item in items:
-            self._answer(item, Random(0))  # noqa: S311 - what it draws is dropped
+            self._answer(item)
         for item in self._longest():
             self._prompt(item)
 
@@ -132,15 +130,15 @@ class Examples:
         """The screenshot of each item [N]."""
         return [str(item.image) for item in self.items]
 
-    def of(self, index: int, rng: Random) -> Example:
-        """The example of an item; what its answer draws comes from `rng`."""
+    def of(self, index: int) -> Example:
+        """The example of an item."""
         item = self.items[index]
-        answer, box = self._answer(item, rng)
+        answer, box = self._answer(item)
         return Example(self._prompt(item), answer, box)
 
-    def _answer(self, item: Item, rng: Random) -> tuple[list[int], Shares | None]:
+    def _answer(self, item: Item) -> tuple[list[int], Shares | None]:
         try:
-            answer, box = self._answers.of(item, rng)
+            answer, box = self._answers.of(item)
         except ActionError as error:
             raise UserError(f"{item.id}: no answer can be written: {error}") from None
         if never := self._never.intersection(answer):
@@ -161,11 +159,11 @@ class Examples:
         except (EngineError, ModelError) as error:
             raise UserError(f"{item.id}: {error}") from None
         longest = self._policy.max_positions
-        answer, _ = self._answer(item, Random(0))  # noqa: S311
+        answer, _ = self._answer(item)
         if len(prompt.token_ids) + len(answer) > longest:
             raise UserError(
                 f"{item.id}: prompt and answer have {len(prompt.token_ids)} + {len(answer)} tokens, more than "
-                f"the model's {longest}; set a lower tune.max_pixels"
+                f"the model's {longest}; lower max_pixels in its preprocessor_config.json"
             )
         return prompt
 
@@ -192,11 +190,74 @@ def visible_box(item: Item) -> Box:
     )
 
 
-def point_in(box: Box, size: tuple[int, int], place: Place, rng: Random) -> tuple[int, int]:
-    """A pixel of the box: at its centre, or drawn away from its edges."""
-    share_x, share_y = (
-        (0.5, 0.5) if place == "centre" else (rng.uniform(MARGIN, 1 - MARGIN) for _ in range(2))
-    )
-    x = math.floor(box.x0 + share_x * (box.x1 - box.x0))
-    y = math.floor(box.y0 + share_y * (box.y1 - box.y0))
-    return min(x, size[0] - 1), min(y, size[1] - 1)
+# --- how items are asked ----------------------------------------------------------------------
+
+Learned = Literal["pointer", "text", "verifier", "actions", "completions"]
+"""What the answers are: a pointer, numbers, True and False, actions of demonstrations, or completions as they
+were sampled."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How items are asked."""
+
+    config: Config  # with the [policy] of the prompts
+    answers: AnswerFormat
+    learned: Learned
+
+
+def prompts_of(config: Config, verifier: VerifierSpec | None) -> Asked:
+    """How a folder is asked about items, or as a `verifier`: [policy] as the answer format has it, and what the file sets over that.
+
+    Raises ConfigError.
+    """
+    tune, policy = config.tune, config.policy
+    own = policy.model_fields_set - {"codec", "pointing"}
+    own = {name for name in own if not name.startswith("resize_")}  # the folder has them
+    changes = [f"policy.{name}={to_toml(getattr(policy, name))}" for name in sorted(own)]
+    changes.append(f'rollout.device="{config.train.device}"')
+    points = policy.pointing == "pointer"
+    if verifier is not None:
+        if points:
+            raise ConfigError(
+                'policy.pointing = "pointer" with rows for a verifier, which answers True or False; leave '
+                "it out"
+            )
+        asked, answers = verifier_config(config.model.path, verifier, changes)
+        learned: Learned = "verifier"
+    else:
+        sets_codec = "codec" in policy.model_fields_set or policy.family in FAMILIES
+        codec = tune.codec or (policy.codec if sets_codec else "")
+        changes += ['policy.pointing="pointer"'] if points else []
+        try:
+            asked, answers = grounding_config(config.model.path, codec, changes, refusals=False)
+        except UserError as error:
+            raise ConfigError(str(error).replace("--codec", "tune.codec")) from None
+        learned = "pointer" if points else "text"
+    return Asked(config.model_copy(update={"policy": asked.policy}), answers, learned)
+
+
+def acting(config: Config) -> Config:
+    """The configuration that demonstrations are shown with: its own [policy]. Raises ConfigError."""
+    if config.policy.pointing == "pointer":
+        raise ConfigError(
+            'policy.pointing = "pointer" with demonstrations, which have no boxes: learn numbers, with '
+            '"text", or places, from a grounding set'
+        )
+    cut = screens(folder_of(config.model.path))
+    own = {
+        "resize_factor": cut.factor,
+        "resize_min_pixels": cut.min_pixels,
+        "resize_max_pixels": cut.max_pixels,
+    }
+    return config.model_copy(update={"policy": config.policy.model_copy(update=own)})
+
+
+def answers_of(asked: Asked, policy: LoadedPolicy) -> Answers:
+    """What the model learns to say. Raises ModelError for a verifier without the words."""
+    if asked.learned == "verifier":
+        answer_tokens(policy)
+        return TruthAnswers(policy)
+    if asked.learned == "pointer":
+        return PointerAnswers(policy, asked.config, asked.answers)
+    return TextAnswers(policy, asked.config, asked.answers)

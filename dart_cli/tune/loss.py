@@ -1,12 +1,12 @@
 """What a batch of examples costs: the language loss of answers, and where their pointers point.
 
-LossSettings   weights and targets
+LossSettings   what is learned, and the form of targets
 collate_batch  examples -> tensors
-batch_loss     w_lm L_lm + w_ptr L_ptr, as sums over the batch divided by its counts
+batch_loss     L_lm + L_ptr, as sums over the batch divided by its counts
 
 L_lm   mean over the tokens of the answers that are drawn, of -log p in the distribution that is sampled
        from: tokens that a pointer forces have probability 1 and are left out
-L_ptr  mean over pointers of KL(t || p) (arXiv 2506.03143, 3.3) and, with `suppress`, of the
+L_ptr  mean over pointers of KL(t || p) (arXiv 2506.03143, 3.3) and, with target v2p, of the
        probability outside the target (arXiv 2508.13634)
 """
 
@@ -19,7 +19,6 @@ from typing import Literal
 import torch
 
 from dart_cli.algo.pointing import (
-    GAUSSIAN_WIDTH,
     box_target,
     gaussian_target,
     mass_outside,
@@ -35,18 +34,15 @@ from dart_cli.policy.forward import (
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.tune.examples import Example
 
-Target = Literal["box", "gaussian"]
+Target = Literal["box", "v2p"]
 
 
 @dataclass(frozen=True)
 class LossSettings:
-    """Weights of the losses, and the form of targets."""
+    """What is learned, and the form of targets."""
 
-    lm: float = 1.0
-    pointer: float = 1.0
+    lm: bool = True  # whether the answers' tokens are learned
     target: Target = "box"
-    gaussian_width: float = GAUSSIAN_WIDTH
-    suppress: float = 0.0  # weight of the probability outside the target
 
 
 @dataclass(frozen=True)
@@ -133,7 +129,7 @@ def batch_loss(
         logprobs = masked_logprobs(values, policy.forbidden(device), 1.0)
         tokens = batch.tokens.to(device)
         nll = -logprobs.gather(1, tokens[:, None]).sum()
-        parts.append(settings.lm * nll / counts[0])
+        parts.append(nll / counts[0])
         right = (logprobs.argmax(dim=1) == tokens).sum()
         costs.add(lm=nll.item() / counts[0], tokens_right=right.item() / counts[0])
     if batch.targets:
@@ -146,8 +142,8 @@ def batch_loss(
             target = torch.stack([batch.targets[i] for i in mine]).to(device)
             logits = head.logits(queries[mine], head.keys(features.embeds[image]))
             kl, outside = pointing_kl(logits, target), mass_outside(logits, target)
-            loss = (kl + settings.suppress * outside).sum() / counts[1]
-            parts.append(settings.pointer * loss)
+            loss = kl + outside if settings.target == "v2p" else kl
+            parts.append(loss.sum() / counts[1])
             hits = (target.gather(1, logits.argmax(dim=1, keepdim=True)) > 0).sum()
             costs.add(
                 pointer=kl.sum().item() / counts[1],
@@ -171,6 +167,6 @@ def _drawn(answer: Sequence[int], policy: LoadedPolicy) -> list[int]:
 
 def _target(example: Example, rows: int, columns: int, settings: LossSettings) -> torch.Tensor:
     assert example.box is not None
-    if settings.target == "gaussian":
-        return gaussian_target(example.box, rows, columns, settings.gaussian_width)
+    if settings.target == "v2p":
+        return gaussian_target(example.box, rows, columns)
     return box_target(example.box, rows, columns)

@@ -25,9 +25,9 @@ from dart_cli.policy.saved_folder import copy_rest, new_folder, write_adapters, 
 from dart_cli.policy.verifier import VerifierSpec
 from dart_cli.runtime.tables import page_table
 from dart_cli.tune.defaults import Chosen
+from dart_cli.tune.examples import Learned
 from dart_cli.tune.held_out import Outcome, Split
 from dart_cli.tune.kept import TuneSettings
-from dart_cli.tune.prompts import Learned
 from dart_cli.tune.stages import dtype_of
 from dart_cli.tune.trainer import put_in, tuned
 

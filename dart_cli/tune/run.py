@@ -19,17 +19,16 @@ from dart_cli.evaluation.folder_digest import folder_digest
 from dart_cli.evaluation.grounding.formats import folder_of
 from dart_cli.policy.device import pick_device
 from dart_cli.policy.model import LoadedPolicy, load_policy
-from dart_cli.tune.actions import ActionExamples
+from dart_cli.runtime.kept_folder import refuse_other
 from dart_cli.tune.data import ActionData, ItemData, read_data
 from dart_cli.tune.defaults import Chosen, chosen
-from dart_cli.tune.examples import Examples
-from dart_cli.tune.held_out import LearnedRows, Outcome, Split, fallen, split_rows
-from dart_cli.tune.kept import KeptTraining, TuneSettings, refuse_other
-from dart_cli.tune.measure import Meter, Pointed
+from dart_cli.tune.episodes import ActionExamples
+from dart_cli.tune.examples import Asked, Examples, Learned, acting, answers_of, prompts_of
+from dart_cli.tune.held_out import Meter, Outcome, Pointed, Split, fallen, split_rows
+from dart_cli.tune.kept import KeptTraining, TuneSettings
 from dart_cli.tune.output import Tuned, described, tell, write_tuned
-from dart_cli.tune.prompts import Asked, Learned, acting, answers_of, prompts_of
 from dart_cli.tune.stages import train_stages
-from dart_cli.tune.training_set import ExampleSet, StepSet, TrainingSet
+from dart_cli.tune.training_set import ExampleSet, LearnedRows, StepSet, TrainingSet
 from dart_cli.tune.trajectories import Trajectories
 
 
@@ -49,7 +48,7 @@ def run_tune(
         if isinstance(data, ActionData):
             plan = _Plan(acting(config), data, None, "actions")
             return _tune(config, plan, fresh, as_json, dry_run)
-        asked = prompts_of(config, data)
+        asked = prompts_of(config, data.verifier)
         return _tune(
             config, _Plan(asked.config, data, asked, asked.learned), fresh, as_json, dry_run
         )
@@ -67,20 +66,6 @@ class _Plan:
     learned: Learned
 
     @property
-    def examples(self) -> int:
-        return len(self.data.items) if isinstance(self.data, ItemData) else len(self.data)
-
-    @property
-    def together(self) -> list[str]:
-        """The screenshot, demonstration or trajectory of each row [N]."""
-        if isinstance(self.data, ItemData):
-            return [str(item.image) for item in self.data.items]
-        if isinstance(self.data, ActionData):
-            steps = ((each.id, step) for each in self.data.demonstrations for step in each.steps)
-            return [name for name, step in steps if step.learned]
-        return self.data.names
-
-    @property
     def pointed(self) -> Pointed | None:
         """The items whose places shall be hit, where the model learns to name places."""
         if isinstance(self.data, ItemData) and self.asked and self.learned in ("pointer", "text"):
@@ -91,17 +76,17 @@ class _Plan:
         config, data = self.config, self.data
         if isinstance(data, Trajectories):
             return StepSet(policy, data, config.train)
-        micro_batch, seed = config.tune.micro_batch, config.run.seed
+        micro_batch = config.tune.micro_batch
         if isinstance(data, ActionData):
             acts = ActionExamples(policy, config, data.demonstrations)
-            return ExampleSet(policy, acts, micro_batch, seed)
+            return ExampleSet(policy, acts, micro_batch)
         assert self.asked is not None
         examples = Examples(policy, config, data.items, answers_of(self.asked, policy))
-        return ExampleSet(policy, examples, micro_batch, seed)
+        return ExampleSet(policy, examples, micro_batch)
 
 
 def _tune(config: Config, plan: _Plan, fresh: bool, as_json: bool, dry_run: bool) -> Tuned | None:
-    split = split_rows(plan.together, config.tune.held_out, config.run.seed)
+    split = split_rows(plan.data.names, config.tune.held_out, config.run.seed)
     use = chosen(
         config.tune,
         rows=len(split.learned),
@@ -133,9 +118,6 @@ def _tune(config: Config, plan: _Plan, fresh: bool, as_json: bool, dry_run: bool
         pointing=config.policy.pointing,
         adapters=config.model.adapters,
     )
-    if config.tune.max_pixels:
-        prompts = plan.config.policy
-        policy.images.bounds = prompts.resize_min_pixels, prompts.resize_max_pixels
     training_set = plan.training_set(policy)
     with KeptTraining(part, settings, fresh=fresh) as kept:
         if use.line:
@@ -151,7 +133,7 @@ def _tune(config: Config, plan: _Plan, fresh: bool, as_json: bool, dry_run: bool
         )
         trained = Tuned(
             out,
-            plan.examples,
+            len(plan.data),
             sum(updates for updates, _ in kept.progress.stages),
             sum(seconds for _, seconds in kept.progress.stages),
             curve,
@@ -176,7 +158,7 @@ def _settings(plan: _Plan, use: Chosen, split: Split) -> TuneSettings:
     return TuneSettings(
         learned=plan.learned,
         data_digest=plan.data.digest,
-        examples=plan.examples,
+        examples=len(plan.data),
         held_out=tuple(split.held),
         model_digest=folder_digest(folder_of(config.model.path), config.model.adapters),
         codec=asked.answers.name if asked else config.policy.codec if is_prompted else "",
@@ -185,7 +167,6 @@ def _settings(plan: _Plan, use: Chosen, split: Split) -> TuneSettings:
         else by_policy,
         coordinates=policy.coordinates if is_prompted else "",
         max_pixels=policy.resize_max_pixels if is_prompted else 0,
-        points="the whole box" if is_pointer else tune.points if asked else "",
         head_share=tune.head_share if is_pointer else 0.0,
         epochs=use.epochs,
         seconds=tune.seconds,
@@ -194,11 +175,7 @@ def _settings(plan: _Plan, use: Chosen, split: Split) -> TuneSettings:
         pack_tokens=0 if is_prompted else train.pack_tokens,
         lr=use.lr,
         lr_head=use.lr_head,
-        lm_weight=tune.lm_weight,
-        pointer_weight=tune.pointer_weight,
         target=tune.target,
-        gaussian_width=tune.gaussian_width,
-        suppress=tune.suppress,
         betas=train.betas,
         weight_decay=train.weight_decay,
         grad_clip=train.grad_clip,

@@ -1,16 +1,24 @@
 """The stages of a training, update by update, and where one that was stopped goes on.
 
 train_stages   all of them; the model has the weights then
+Budget         of a stage: epochs, or seconds
+rate           rises over the first WARM_UP of the budget, then falls along half a cosine
+Curve          what the updates cost, in POINTS means of each stage
+
+A budget of epochs gives the same weights every time. One of seconds gives as many updates as the machine
+makes of them: CPU seconds of this process, on a GPU seconds of the clock.
 """
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -18,18 +26,21 @@ from bus.errors import UserError
 from dart_cli.config.schema import Config, TuneConfig
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.runtime.progress import progress
-from dart_cli.tune.curve import Curve, StageClock
 from dart_cli.tune.defaults import Chosen
+from dart_cli.tune.examples import Learned
 from dart_cli.tune.kept import KeptTraining, Progress
 from dart_cli.tune.loss import LossSettings
-from dart_cli.tune.order import Order
-from dart_cli.tune.prompts import Learned
-from dart_cli.tune.schedule import Budget, rate
 from dart_cli.tune.trainer import StageName, Trainer, put_in, tuned
-from dart_cli.tune.training_set import TrainingSet
+from dart_cli.tune.training_set import Order, TrainingSet
 
 FEW_UPDATES = 20
 """A stage of fewer has hardly begun."""
+SAVE_EVERY_S = 300.0
+"""Seconds between two states that a second start goes on from: writing one takes seconds, losing one minutes."""
+POINTS = 100
+"""Points of a stage's curve."""
+WARM_UP = 0.03
+"""Share of a stage (arXiv 2506.03143, 4.1)."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +54,11 @@ class _Stage:
 
 
 def _stages(tune: TuneConfig, use: Chosen, learned: Learned) -> list[_Stage]:
-    def losses(lm: float) -> LossSettings:
-        return LossSettings(
-            lm, tune.pointer_weight, tune.target, tune.gaussian_width, tune.suppress
-        )
-
+    losses = LossSettings(target=tune.target)
     share = tune.head_share if learned == "pointer" else 0.0
     stages = [
-        _Stage("head", share, use.lr_head, losses(0.0)),
-        _Stage("all", 1.0 - share, use.lr, losses(tune.lm_weight)),
+        _Stage("head", share, use.lr_head, replace(losses, lm=False)),
+        _Stage("all", 1.0 - share, use.lr, losses),
     ]
     return [stage for stage in stages if stage.share > 0]
 
@@ -159,7 +166,7 @@ def _run_stage(
             now = min(total, updates if budget.updates else int(clock.seconds()))
             advance(now - shown)
             shown = now
-            if time.monotonic() - saved > tune.save_every_s:
+            if time.monotonic() - saved > SAVE_EVERY_S:
                 save()
                 saved = time.monotonic()
     kept.progress = kept.progress.model_copy(
@@ -190,3 +197,66 @@ def _told_to_stop() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+# --- budget and curve -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Of one stage: either is 0."""
+
+    updates: int = 0
+    seconds: float = 0.0
+
+    def share(self, updates: float, seconds: float) -> float:
+        """Share in [0, 1] that is over after so many updates, which took so many seconds."""
+        gone = updates / self.updates if self.updates else seconds / self.seconds
+        return min(1.0, gone)
+
+
+def rate(peak: float, share: float) -> float:
+    """The learning rate of an update that begins when `share` of the stage is over."""
+    if share < WARM_UP:
+        return peak * share / WARM_UP
+    return peak * 0.5 * (1.0 + math.cos(math.pi * (share - WARM_UP) / (1.0 - WARM_UP)))
+
+
+class StageClock:
+    """Seconds of a stage: of this process's CPU, on a GPU of the clock."""
+
+    def __init__(self, before: float, *, on_cpu: bool) -> None:
+        self._read = time.process_time if on_cpu else time.monotonic
+        self._begin = self._read() - before
+
+    def seconds(self) -> float:
+        """Since the stage began, those before a stop included."""
+        return self._read() - self._begin
+
+
+class Curve:
+    """Means of the metrics of neighbouring updates: POINTS of them in a stage."""
+
+    def __init__(self, number: int, stage: str) -> None:
+        self._told = {"stage": number, "name": stage}
+        self._sums: dict[str, float] = {}
+        self._count = 0
+
+    def add(
+        self, metrics: dict[str, float], updates: int, before: float, over: float, seconds: float
+    ) -> dict[str, Any] | None:
+        """Add an update; the point that it completes."""
+        for name, value in metrics.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+        self._count += 1
+        if int(before * POINTS) == int(over * POINTS):
+            return None
+        means = {name: value / self._count for name, value in self._sums.items()}
+        self._sums, self._count = {}, 0
+        return {
+            **self._told,
+            "updates": updates,
+            "seconds": round(seconds, 2),
+            **{name: round(value, 6) for name, value in means.items() if name != "lr"},
+            "lr": metrics["lr"],
+        }

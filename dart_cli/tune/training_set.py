@@ -4,12 +4,15 @@ TrainingSet   what the stages need of it
 Recorded      one row as an engine is asked it, and its answer
 ExampleSet    prompts with their answers, some in each forward pass
 StepSet       steps of trajectories, packed as the trainer packs them
+LearnedRows   a training set without the rows that are held out
+Order         which examples an update sees; the same for the same seed, wherever a start begins
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from random import Random
 from typing import Protocol
 
@@ -43,8 +46,8 @@ class TrainingSet(Protocol):
         """[N]: examples of one name stand together in an epoch."""
         ...
 
-    def passes(self, places: Sequence[tuple[int, int]], losses: LossSettings) -> Iterator[Costs]:
-        """The loss of some examples, (epoch, number) each, in as many forward passes as it takes."""
+    def passes(self, rows: Sequence[int], losses: LossSettings) -> Iterator[Costs]:
+        """The loss of some examples, by number, in as many forward passes as it takes."""
         ...
 
     def recorded(self, index: int) -> Recorded:
@@ -60,33 +63,27 @@ class Answered(Protocol):
         """What stands together: a screenshot's items, a demonstration's steps."""
         ...
 
-    def of(self, index: int, rng: Random) -> Example:
-        """One of them; what its answer draws comes from `rng`."""
+    def of(self, index: int) -> Example:
+        """One of them."""
         ...
 
 
 class ExampleSet:
     """Prompts with their answers, some in each forward pass."""
 
-    def __init__(
-        self, policy: LoadedPolicy, examples: Answered, micro_batch: int, seed: int
-    ) -> None:
+    def __init__(self, policy: LoadedPolicy, examples: Answered, micro_batch: int) -> None:
         self._policy = policy
         self._examples = examples
         self._micro_batch = micro_batch
-        self._seed = seed
 
     @property
     def together(self) -> Sequence[str]:
         """See TrainingSet."""
         return self._examples.pictures
 
-    def passes(self, places: Sequence[tuple[int, int]], losses: LossSettings) -> Iterator[Costs]:
+    def passes(self, rows: Sequence[int], losses: LossSettings) -> Iterator[Costs]:
         """See TrainingSet."""
-        drawn = [
-            self._examples.of(index, Random(f"{self._seed}/{epoch}/{index}"))  # noqa: S311 - repeatable
-            for epoch, index in places
-        ]
+        drawn = [self._examples.of(row) for row in rows]
         counts = counts_of(drawn, self._policy)
         size = self._micro_batch or len(drawn)
         for first in range(0, len(drawn), size):
@@ -95,7 +92,7 @@ class ExampleSet:
 
     def recorded(self, index: int) -> Recorded:
         """See TrainingSet."""
-        example = self._examples.of(index, Random(f"{self._seed}/0/{index}"))  # noqa: S311 - repeatable
+        example = self._examples.of(index)
         return Recorded(example.prompt.token_ids, example.prompt.images, example.answer, [])
 
 
@@ -115,9 +112,9 @@ class StepSet:
         """See TrainingSet."""
         return self._trajectories.names
 
-    def passes(self, places: Sequence[tuple[int, int]], losses: LossSettings) -> Iterator[Costs]:
+    def passes(self, rows: Sequence[int], losses: LossSettings) -> Iterator[Costs]:  # noqa: ARG002 - of items
         """See TrainingSet. The mean over all tokens that the policy drew, a patch as its pointer's end."""
-        batch = self._trajectories.batch([index for _, index in places])
+        batch = self._trajectories.batch(rows)
         count = completion_tokens(batch, pad_of(self._policy))
         [part] = packed_batches(batch, self._policy, pack_tokens=self._train.pack_tokens)
         weights = [1.0] * len(part.batch.samples)
@@ -128,8 +125,8 @@ class StepSet:
                 drawn = pack.drawn.to(scores.logprobs.device)
                 nll = -(scores.logprobs * drawn).sum() / count
                 entropy = (scores.entropies * drawn).sum() / count
-                costs = Costs(losses.lm * nll)
-                costs.add(lm=nll.item(), entropy=entropy.item(), loss=losses.lm * nll.item())
+                costs = Costs(nll)
+                costs.add(lm=nll.item(), entropy=entropy.item(), loss=nll.item())
                 yield costs
 
     def recorded(self, index: int) -> Recorded:
@@ -138,3 +135,64 @@ class StepSet:
         return Recorded(
             step.prompt_token_ids.tolist(), images, step.token_ids.tolist(), list(step.patches)
         )
+
+
+class LearnedRows:
+    """A TrainingSet of some rows of another."""
+
+    def __init__(self, whole: TrainingSet, rows: Sequence[int]) -> None:
+        self._whole = whole
+        self._rows = rows
+
+    @property
+    def together(self) -> Sequence[str]:
+        """See TrainingSet."""
+        names = self._whole.together
+        return [names[row] for row in self._rows]
+
+    def passes(self, rows: Sequence[int], losses: LossSettings) -> Iterator[Costs]:
+        """See TrainingSet."""
+        return self._whole.passes([self._rows[row] for row in rows], losses)
+
+    def recorded(self, index: int) -> Recorded:
+        """See TrainingSet."""
+        return self._whole.recorded(self._rows[index])
+
+
+class Order:
+    """Batches of `batch` examples. `pictures` [N] tells the screenshot of each example.
+
+    Screenshots are shuffled anew in each epoch, and the examples of each one; they stand together, so that
+    a batch has few distinct screenshots and the vision tower sees each once. A batch may reach into the
+    next epoch.
+    """
+
+    def __init__(self, pictures: Sequence[str], batch: int, seed: str) -> None:
+        self.batch = batch
+        self.count = len(pictures)
+        self._seed = seed
+        self._of: dict[str, list[int]] = {}
+        for index, picture in enumerate(pictures):
+            self._of.setdefault(picture, []).append(index)
+        self._epoch = lru_cache(maxsize=2)(self._shuffled)
+
+    def updates(self, epochs: float) -> int:
+        """How many updates so many epochs take; the last batch may see some examples once more."""
+        return max(1, -(-round(epochs * self.count) // self.batch))
+
+    def of(self, update: int) -> list[int]:
+        """The example at each place in the batch of an update, from 0 on."""
+        first = update * self.batch
+        return [
+            self._epoch(place // self.count)[place % self.count]
+            for place in range(first, first + self.batch)
+        ]
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        rng = Random(f"{self._seed}/{epoch}")  # noqa: S311 - repeatable on purpose
+        pictures = list(self._of)
+        rng.shuffle(pictures)
+        order = []
+        for picture in pictures:
+            order += rng.sample(self._of[picture], len(self._of[picture]))
+        return order

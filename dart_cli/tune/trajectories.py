@@ -126,7 +126,7 @@ def read_trajectories(paths: Sequence[Path], config: Config) -> Trajectories:
     facts = model_facts(config)
     assert facts is not None
     tune = config.tune
-    chooser = _Chooser(tune)
+    chooser = _Chooser()
     with ExitStack() as held:
         for number, path in enumerate(paths):
             if is_run(path):
@@ -141,14 +141,12 @@ def read_trajectories(paths: Sequence[Path], config: Config) -> Trajectories:
                 trajectories = files.read(path, tune)
             before = chooser.count
             for each in trajectories:
-                if chooser.is_full:
-                    break
                 if each is None:
                     chooser.gone += 1
                     continue
                 _check(path, each, facts)
                 chooser.add(source, str(number), each)
-            if chooser.count == before and not chooser.is_full:
+            if chooser.count == before:
                 raise UserError(_nothing(path, tune))
         return Trajectories(*chooser.result(), held.pop_all())
 
@@ -156,17 +154,12 @@ def read_trajectories(paths: Sequence[Path], config: Config) -> Trajectories:
 class _Chooser:
     """Which steps are learned, in order, and a digest of all they hold."""
 
-    def __init__(self, tune: TuneConfig) -> None:
-        self._limit = tune.limit
+    def __init__(self) -> None:
         self._places: list[_Place] = []
         self._digest = blake2b(digest_size=16)
         self._tasks: set[str] = set()
         self.count = 0  # trajectories
         self.gone = 0  # left out: a part of them is no longer kept
-
-    @property
-    def is_full(self) -> bool:
-        return 0 < self._limit <= self.count
 
     def add(self, source: _Source, number: str, trajectory: Trajectory) -> None:
         self.count += 1

@@ -98,7 +98,6 @@ def test_a_pointer_trains_its_head_and_tokens_beside_the_adapters_and_goes_on(
 ) -> None:
     base = pointer_folder("builtin:tiny")
     keys |= {"model.path": str(base), "policy.pointing": "pointer", "tune.epochs": 2.0}
-    keys |= {"tune.lr_head": 1e-2}
     whole = tune(keys | {"tune.out": tmp_path / "whole"})
     assert [point["name"] for point in whole.curve] == ["head"] * 3 + ["all"] * 3
     run_and_stop(tune, keys, 5, monkeypatch)  # within the second stage

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from random import Random
 
 import numpy as np
 import pytest
 import torch
 
 from bus.errors import UserError
-from dart_cli.algo.pointing import box_target
+from dart_cli.algo.pointing import gaussian_target
 from dart_cli.evaluation.grounding.formats import grounding_config
 from dart_cli.evaluation.grounding.items import Item
 from dart_cli.evaluation.grounding.reader import read_set
@@ -20,8 +19,6 @@ from dart_cli.policy.forward import image_features, logits
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.tune.examples import Example, Examples, PointerAnswers, TextAnswers, visible_box
 from dart_cli.tune.loss import LossSettings, batch_loss, collate_batch, counts_of
-
-RNG = Random(0)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +39,7 @@ def examples(policy: LoadedPolicy, items: list[Item]) -> list[Example]:
         str(policy.folder), "", ['policy.pointing="pointer"'], refusals=False
     )
     made = Examples(policy, config, items, PointerAnswers(policy, config, answers))
-    return [made.of(index, RNG) for index in range(len(items))]
+    return [made.of(index) for index in range(len(items))]
 
 
 @contextmanager
@@ -74,7 +71,7 @@ def test_a_batch_costs_what_its_examples_cost_alone_in_plain_formulas(
     policy: LoadedPolicy, items: list[Item]
 ) -> None:
     batch = examples(policy, items)
-    settings = LossSettings(lm=0.7, pointer=1.3, suppress=0.5)
+    settings = LossSettings(target="v2p")
     counts = counts_of(batch, policy)
     assert counts == (4 * 3, 3)  # click(, start, ), end: what is forced is not counted
     found = batch_loss(policy, collate_batch(policy, batch, settings), settings, counts)
@@ -98,13 +95,26 @@ def test_a_batch_costs_what_its_examples_cost_alone_in_plain_formulas(
         p = np.exp(scores) / np.exp(scores).sum()
         assert example.box is not None
         _, rows, columns = inputs.images[0].grid
-        t = box_target(example.box, rows // 2, columns // 2).numpy()
+        t = gaussian_target(example.box, rows // 2, columns // 2).numpy()
         expected["pointer"] += sum(a * np.log(a / b) for a, b in zip(t, p, strict=True) if a) / 3
         expected["outside"] += p[t == 0].sum() / 3
     for name, value in expected.items():
         assert found.sums[name] == pytest.approx(value, rel=1e-9), name
-    total = 0.7 * expected["lm"] + 1.3 * (expected["pointer"] + 0.5 * expected["outside"])
+    total = expected["lm"] + expected["pointer"] + expected["outside"]
     assert found.sums["loss"] == pytest.approx(total, rel=1e-6)
+
+
+def test_with_the_box_as_target_only_the_kl_counts_and_a_head_alone_learns_no_words(
+    policy: LoadedPolicy, items: list[Item]
+) -> None:
+    batch = examples(policy, items)
+    counts = counts_of(batch, policy)
+    for settings, parts in (
+        (LossSettings(), ("lm", "pointer")),
+        (LossSettings(lm=False), ("pointer",)),
+    ):
+        found = batch_loss(policy, collate_batch(policy, batch, settings), settings, counts).sums
+        assert found["loss"] == pytest.approx(sum(found[part] for part in parts), rel=1e-6)
 
 
 def test_parts_of_a_batch_add_up_to_it(policy: LoadedPolicy, items: list[Item]) -> None:
@@ -125,8 +135,8 @@ def test_a_token_that_is_never_sampled_is_told_before_training(made: Path) -> No
     told = read_set(made / "train").items[:1]
 
     class Greek(TextAnswers):
-        def text(self, item: Item, rng: Random) -> str:
+        def text(self, item: Item) -> str:
             return "λ"
 
     with pytest.raises(UserError, match=r"screenspot_desktop.json\[0\].*'<unk>'.*tune.codec"):
-        Examples(policy, config, told, Greek(policy, config, answers, "centre"))
+        Examples(policy, config, told, Greek(policy, config, answers))

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import peft
@@ -27,7 +26,7 @@ from dart_cli.evaluation.grounding.formats import grounding_config
 from dart_cli.evaluation.grounding.reader import read_set
 from dart_cli.policy.model import load_policy
 from dart_cli.tune.examples import Examples, TextAnswers
-from dart_cli.tune.order import Order
+from dart_cli.tune.training_set import Order
 from dart_cli.tune.trajectories import read_trajectories
 
 Tune = Callable[..., Any]
@@ -50,8 +49,8 @@ def items(made: Path) -> tuple[list[Row], list[str]]:
     config, answers = grounding_config("builtin:tiny", "", [], refusals=False)
     policy = load_policy("builtin:tiny")
     told = read_set(made / "train").items
-    examples = Examples(policy, config, told, TextAnswers(policy, config, answers, "centre"))
-    found = [examples.of(index, Random(0)) for index in range(len(told))]
+    examples = Examples(policy, config, told, TextAnswers(policy, config, answers))
+    found = [examples.of(index) for index in range(len(told))]
     rows = [Row(e.prompt.token_ids, e.answer, list(e.prompt.images)) for e in found]
     return rows, examples.pictures
 
@@ -106,7 +105,7 @@ def plain_curve(rows: Sequence[Row], together: Sequence[str], *, lora: bool) -> 
     optimizer = torch.optim.AdamW(trained, betas=(0.9, 0.99), weight_decay=0.0)
     never, order, curve = forbidden(), Order(together, BATCH, "0/all"), []
     for update in range(UPDATES):
-        chosen = [rows[index] for _, index in order.of(update)]
+        chosen = [rows[index] for index in order.of(update)]
         count = sum(len(row.answer) for row in chosen)
         loss = torch.zeros(())
         for row in chosen:

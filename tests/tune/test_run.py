@@ -34,7 +34,6 @@ def keys(made: Path, pointer_folder: Callable[[str], Path], tmp_path: Path) -> K
         "tune.head_share": 0.5,
         "tune.batch": 3,
         "tune.lr": 1e-3,
-        "tune.lr_head": 1e-2,
     }
 
 
@@ -90,7 +89,7 @@ def test_the_folder_tells_how_it_was_made_and_loads(tune: Tune, keys: Keys) -> N
 def test_text_is_trained_by_the_same_code_and_few_updates_are_told(
     tune: Tune, keys: Keys, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = {"model.path": "builtin:tiny", "policy.pointing": "text", "tune.points": "inside"}
+    text = {"model.path": "builtin:tiny", "policy.pointing": "text"}
     result = tune(keys | text | {"tune.epochs": 1.0})
     assert "stage all has 3 updates, which teach little" in capsys.readouterr().err
     assert result is not None
@@ -115,11 +114,9 @@ def test_a_start_with_other_settings_is_refused(
     ("change", "message"),
     [
         ({"model.path": "builtin:tiny"}, "dart model add-pointer"),
-        ({"tune.points": "inside"}, "tune.points"),
         ({"tune.data": []}, "tune.data is empty"),
         ({"tune.epochs": 0.0}, "tune.epochs"),
-        ({"policy.pointing": "text", "tune.suppress": 1.0}, "tune.suppress is of pointers"),
-        ({"tune.layout": "screenspit"}, "tune.layout screenspit: no such layout"),
+        ({"policy.pointing": "text", "tune.target": "v2p"}, "tune.target is of pointers"),
         ({"tune.codec": "qwenn"}, "tune.codec must be compact|tune.codec qwenn"),
     ],
 )

@@ -139,7 +139,7 @@ def test_a_batch_costs_the_mean_over_its_completions_in_plain_formulas(places: P
     steps = StepSet(policy, read_, config_of(places.files).train)
     chosen = [4, 0, 1, 0]  # of several trajectories, and one twice
     with torch.no_grad():
-        found = [each.sums["lm"] for each in steps.passes([(0, i) for i in chosen], LossSettings())]
+        found = [each.sums["lm"] for each in steps.passes(chosen, LossSettings())]
     batch = read_.batch(chosen)
     nll, count = 0.0, 0
     for sample in batch.samples:

@@ -221,7 +221,7 @@ TUNE = Table(
             lambda c: c.tune.seconds == 0 and c.tune.epochs == 0,
             "must be > 0, or set tune.seconds",
         ),
-        *map(_of_pointers, ("pointer_weight", "suppress", "target")),
+        _of_pointers("target"),
         Rule(
             "tune.write",
             lambda c: c.tune.write == "adapters" and c.model.lora is None,
@@ -232,11 +232,6 @@ TUNE = Table(
             lambda c: c.tune.write == "adapters" and _points(c),
             '= "adapters" leaves out the pointer head and the embeddings of its tokens, which are '
             'trained, too; set "model"',
-        ),
-        Rule(
-            "tune.points",
-            lambda c: _points(c) and _is_set(c, "points"),
-            'is of numbers, and with policy.pointing = "pointer" the target is the whole box; leave it out',
         ),
     ),
     ("tune",),

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pydantic import Field
 
 from dart_cli.evaluation.grounding.pictures import Picture
-from dart_cli.evaluation.results import StoredModel
+from dart_cli.runtime.kept_folder import StoredModel
 
 Point = tuple[float, float]
 """x and y, pixels of the screenshot."""

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from dart_cli.algo.proportion import wilson
 from dart_cli.evaluation.grounding.items import Answer, Box, Item, share_of
-from dart_cli.evaluation.results import StoredModel
+from dart_cli.runtime.kept_folder import StoredModel
 from dart_cli.runtime.tables import fraction, page_table
 
 REACH = 14.0

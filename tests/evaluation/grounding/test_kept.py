@@ -101,5 +101,5 @@ def test_a_line_that_is_no_answer_is_named(tmp_path: Path) -> None:
         kept.add(answer("x[0]"))
     with (tmp_path / "a" / ANSWERS).open("ab") as file:
         file.write(b"{}\n")
-    with pytest.raises(UserError, match=r"answers\.jsonl line 2 is no answer"):
+    with pytest.raises(UserError, match=r"answers\.jsonl line 2 cannot be read"):
         KeptAnswers(tmp_path / "a", SETTINGS)

@@ -1,6 +1,13 @@
-"""Steps of demonstrations as prompts with their actions, in the words of `policy.codec`.
+"""Episodes that others played, as prompts with their actions, in the words of `policy.codec`.
 
+EPISODES         the file of a folder that has such rows
+read_episodes    its episodes; Demonstration one of them, DemonstratedStep a step
 ActionExamples   each learned step: the prompt that a rollout would show there, the action that was done
+
+A line of FOLDER/episodes.jsonl is an episode: {"instruction": TEXT, "steps": [{"image": PATH, "action": {"kind":
+"click", "x": 84, "y": 42}, "thought": TEXT, "learned": true}]}. Pictures are named from FOLDER on, actions are those
+of envs/actions.py in pixels of their picture. A step with "learned": false was wrong: it is shown in the past of
+later ones alone. scripts/convert_rows.py writes such rows from those of other projects.
 
 The past is what a policy would have seen: thought and action of earlier steps in the same words, as many turns and
 screenshots as [policy] keeps.
@@ -10,7 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from random import Random
+from pathlib import Path, PurePosixPath
+
+from PIL import Image, UnidentifiedImageError
+from pydantic import Field, ValidationError
 
 from bus.errors import ActionError, EngineError, ModelError, UserError
 from bus.messages import Turn
@@ -20,8 +30,90 @@ from dart_cli.policy.coordinates import make_coordinate_map, pointer_after, resi
 from dart_cli.policy.history import history_of, previous_of
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.prompt import RenderedPrompt, make_renderer
+from dart_cli.runtime.kept_folder import StoredModel
 from dart_cli.tune.examples import Example
-from dart_cli.tune.layouts.demonstrations import DemonstratedStep, Demonstration
+from envs.actions import Action
+from envs.screenshots import BROKEN
+
+EPISODES = "episodes.jsonl"
+
+
+@dataclass(frozen=True)
+class DemonstratedStep:
+    """One screenshot and what was done there."""
+
+    screenshot: Path
+    size: tuple[int, int]  # width and height, pixels
+    action: Action
+    thought: str = ""
+    learned: bool = True  # False: it was wrong, and is shown in the history of later steps alone
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One episode."""
+
+    id: str  # FILE[INDEX] of its row, from 0
+    instruction: str
+    steps: list[DemonstratedStep]
+
+
+class StepRow(StoredModel):
+    """A step of a row."""
+
+    image: str
+    action: Action
+    thought: str = ""
+    learned: bool = True
+
+
+class EpisodeRow(StoredModel):
+    """A row."""
+
+    instruction: str = Field(min_length=1)
+    steps: list[StepRow] = Field(min_length=1)
+
+
+def read_episodes(folder: Path) -> list[Demonstration]:
+    """The episodes of a folder. Raises UserError for a malformed row, with its place."""
+    path = folder / EPISODES
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error}; copy it again") from None
+    found = []
+    for index, line in enumerate(lines):
+        place = f"{path}[{index}]"
+        try:
+            row = EpisodeRow.model_validate_json(line)
+            steps = [
+                DemonstratedStep(
+                    *picture_of(folder, step.image), step.action, step.thought, step.learned
+                )
+                for step in row.steps
+            ]
+        except ValidationError as error:
+            first = error.errors()[0]
+            at = ".".join(map(str, first["loc"]))
+            raise UserError(f"{place}: {at or 'the row'}: {first['msg']}; mend the file") from None
+        except ValueError as error:
+            raise UserError(f"{place}: {error}; mend the file") from None
+        found.append(Demonstration(place, row.instruction, steps))
+    return found
+
+
+def picture_of(home: Path, name: str) -> tuple[Path, tuple[int, int]]:
+    """A picture below `home`, and its size. Raises ValueError."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise ValueError(f"{name!r:.60} leads out of the set's folder")
+    if not (home / path).is_file():
+        raise ValueError(f"there is no picture {name}")
+    try:
+        with Image.open(home / path) as image:
+            return home / path, image.size
+    except (UnidentifiedImageError, *BROKEN) as error:
+        raise ValueError(f"{name} is no picture that can be read: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -62,7 +154,7 @@ class ActionExamples:
         """The demonstration of each step [N]: its steps stand together."""
         return [place.demonstration.id for place in self._places]
 
-    def of(self, index: int, rng: Random) -> Example:  # noqa: ARG002 - nothing is drawn
+    def of(self, index: int) -> Example:
         """The example of a step."""
         return self._example(self._places[index])
 
@@ -72,7 +164,8 @@ class ActionExamples:
         if len(prompt.token_ids) + len(answer) > longest:
             raise UserError(
                 f"{_named(place)}: prompt and action have {len(prompt.token_ids)} + {len(answer)} tokens, more "
-                f"than the model's {longest}; set a lower tune.max_pixels, or show less of the past"
+                f"than the model's {longest}; show less of the past, or lower "
+                "max_pixels in the model's preprocessor_config.json"
             )
         return Example(prompt, answer)
 

@@ -4,20 +4,17 @@ A file is a JSON list of `{"image", "conversations": [{"from": "human", "value"}
 "bbox_gt"}]}`; `bbox_gt` is left, top, right, bottom as shares of the sides. A folder may have a YAML list of such
 files; only JSON is read here, so name the files. Each answer with a box is an item, asked by what the human said
 before it. Answers without one name no place and are left out. The answer's own text is not learned: what is learned
-is the place, in the words of `tune.codec` or by a pointer.
+is the place.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 from bus.errors import UserError
-from dart_cli.evaluation.grounding.items import Box, Item
-from dart_cli.evaluation.grounding.pictures import Picture
-from dart_cli.tune.layouts.demonstrations import Grid, picture_of, text_of
+from scripts.foreign_rows.parts import Found, Grid, picture_of, text_of
 
 IMAGES = ("images", ".")
 IMAGE_WORD = "<image>"
@@ -29,26 +26,20 @@ def files_of(home: Path) -> list[Path]:
     return [path for path in listed if path.suffix == ".json" and _has_conversations(path)]
 
 
-def read_gui_actor(home: Path) -> tuple[list[Item], list[str], int, str]:
-    """(items, what is wrong with malformed rows, answers without a box, digest of the files)."""
+def read(home: Path) -> Found:
+    """The answers with a box, as rows of ScreenSpot's layout."""
+    found = Found()
     root = home.parent if home.is_file() else home
-    items: list[Item] = []
-    malformed: list[str] = []
-    without = 0
-    digest = hashlib.blake2b(digest_size=16)
     for path in files_of(home):
-        rows = _rows(path)
-        digest.update(json.dumps([path.name, rows]).encode())
-        for index, row in enumerate(rows):
-            place = f"{path.name}[{index}]"
+        for index, row in enumerate(_rows(path)):
             try:
-                found, others = _items(root, place, row)
+                rows, others = _items(root, row)
             except ValueError as error:
-                malformed.append(f"{place}: {error}")
+                found.malformed.append(f"{path.name}[{index}]: {error}")
                 continue
-            items += found
-            without += others
-    return items, malformed, without, digest.hexdigest()
+            found.rows += rows
+            found.left_out += others
+    return found
 
 
 def _has_conversations(path: Path) -> bool:
@@ -64,7 +55,7 @@ def _rows(path: Path) -> list[Any]:
     return rows if isinstance(rows, list) else []
 
 
-def _items(root: Path, place: str, row: Any) -> tuple[list[Item], int]:
+def _items(root: Path, row: Any) -> tuple[list[dict[str, Any]], int]:
     if not isinstance(row, dict):
         raise ValueError("must be an object of keys and values")  # noqa: TRY004 - a row's mistake
     name = row.get("image")
@@ -76,7 +67,7 @@ def _items(root: Path, place: str, row: Any) -> tuple[list[Item], int]:
     turns = row.get("conversations")
     if not isinstance(turns, list):
         raise ValueError("conversations must be a list")  # noqa: TRY004
-    items: list[Item] = []
+    items: list[dict[str, Any]] = []
     asked, without = "", 0
     for number, turn in enumerate(turns):
         try:
@@ -88,8 +79,15 @@ def _items(root: Path, place: str, row: Any) -> tuple[list[Item], int]:
             elif who == "gpt":
                 if not asked:
                     raise ValueError("answers to no question")
-                box = _box(turn["bbox_gt"], size)
-                items.append(Item(f"{place}.{number}", Picture(path), size, asked, box))
+                items.append(
+                    {
+                        "img_filename": path,
+                        "instruction": asked,
+                        "bbox": _box(turn["bbox_gt"], size),
+                        "data_type": "unknown",
+                        "data_source": "gui-actor",
+                    }
+                )
             elif who != "system":
                 raise ValueError(f"from {who!r:.20} is none of system, human, gpt")
         except ValueError as error:
@@ -97,7 +95,7 @@ def _items(root: Path, place: str, row: Any) -> tuple[list[Item], int]:
     return items, without
 
 
-def _box(value: Any, size: tuple[int, int]) -> Box:
+def _box(value: Any, size: tuple[int, int]) -> list[float]:
     if not isinstance(value, list) or len(value) != 4:
         raise ValueError(f"bbox_gt must have four numbers, got {value!r:.40}")
     grid = Grid(1.0, size)
@@ -107,4 +105,4 @@ def _box(value: Any, size: tuple[int, int]) -> Box:
     if not (left < right and top < bottom):
         raise ValueError(f"bbox_gt {value!r:.40} is not left, top, right, bottom")
     wide, high = size
-    return Box(left * wide, top * high, right * wide, bottom * high)
+    return [left * wide, top * high, (right - left) * wide, (bottom - top) * high]

@@ -1,12 +1,9 @@
-"""Rows of other projects: what each becomes, by its table, and what is refused with its place."""
+"""scripts/foreign_rows: what rows of other projects become, and what is refused with its place."""
 
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -15,12 +12,8 @@ import pytest
 from PIL import Image
 
 from bus.errors import UserError
-from dart_cli.config.schema import Config
-from dart_cli.policy.model import LoadedPolicy, load_policy
-from dart_cli.tune.actions import ActionExamples
-from dart_cli.tune.data import ActionData, ItemData, layout_of, read_data
-from dart_cli.tune.layouts.cua_lite import read_cua_lite
-from dart_cli.tune.layouts.opencua import action_of, read_opencua
+from dart_cli.evaluation.grounding.reader import read_set
+from dart_cli.tune.episodes import Demonstration, read_episodes
 from envs.actions import (
     Action,
     Click,
@@ -35,8 +28,9 @@ from envs.actions import (
     Type,
     Wait,
 )
+from scripts.foreign_rows.__main__ import convert
+from scripts.foreign_rows.opencua import action_of
 
-Tune = Callable[..., Any]
 SIZE = (200, 100)
 
 
@@ -63,6 +57,11 @@ def agentnet(**changes: Any) -> dict[str, Any]:
     ]
     row = {"instruction": "open the menu", "task_completed": True, "traj": traj}
     return row | changes
+
+
+def converted(layout: str, folder: Path) -> list[Demonstration]:
+    convert(layout, folder, skip_malformed=True)
+    return read_episodes(folder)
 
 
 def write_lines(path: Path, *rows: Any) -> Path:
@@ -132,20 +131,17 @@ def test_episodes_of_opencua_are_demonstrations(home: Path) -> None:
     bad = agentnet(instruction="")
     lost = agentnet()
     lost["traj"][1]["image"] = "../../etc/passwd"
-    found = read_opencua(
-        write_lines(home / "agentnet_test.jsonl", agentnet(), wrong, failed, bad, lost)
-    )
-    assert [each.id for each in found.rows] == ["agentnet_test.jsonl[0]", "agentnet_test.jsonl[1]"]
-    first, other = found.rows
+    folder = write_lines(home / "agentnet_test.jsonl", agentnet(), wrong, failed, bad, lost)
+    with pytest.raises(
+        UserError, match=r"2 rows are malformed, the first is agentnet_test.jsonl\[3\].*--skip"
+    ):
+        convert("opencua", folder)
+    told = convert("opencua", folder, skip_malformed=True)
+    assert "2 rows, 1 of failures or other kinds left out, 2 malformed ones left out" in told
+    first, other = read_episodes(folder)
     assert [step.action for step in first.steps] == [Click(x=84, y=42), Done()]
     assert first.steps[0].thought == "I open the menu."
     assert [step.learned for step in other.steps] == [False, True]
-    assert found.failed == 1
-    assert [line.split(":")[0] for line in found.malformed] == [
-        "agentnet_test.jsonl[3]",
-        "agentnet_test.jsonl[4]",
-    ]
-    assert "leads out of the set's folder" in found.malformed[1]
 
 
 def lite(*actions: dict[str, Any], **others: Any) -> dict[str, Any]:
@@ -198,7 +194,7 @@ CLICK = {"action": "click", "coordinate": [500, 250]}
 def test_tool_calls_of_cua_lite_are_actions(
     home: Path, actions: list[dict[str, Any]], action: Action
 ) -> None:
-    [row] = read_cua_lite(write_lines(home / "rows.jsonl", lite(*actions))).rows
+    [row] = converted("cua-lite", write_lines(home / "rows.jsonl", lite(*actions)))
     assert (row.instruction, row.steps[0].thought) == ("open it", "So.")
     assert [step.action for step in row.steps] == [action, Done()]
     assert [step.screenshot.name for step in row.steps] == ["a.png", "b.png"]
@@ -208,10 +204,8 @@ def test_rows_of_cua_lite_in_parquet_are_those_in_json(home: Path) -> None:
     rows = [lite(CLICK, terminate_status="failure"), lite(CLICK, task_completed=False)]
     packed = [{key: json.dumps(value) for key, value in row.items()} for row in rows]
     pq.write_table(pa.Table.from_pylist(packed), home / "rows.parquet")
-    found = read_cua_lite(home)
-    assert layout_of(home, "") == "cua-lite"
-    assert [step.action for step in found.rows[0].steps] == [Click(x=84, y=42), Fail()]
-    assert (len(found.rows), found.failed) == (1, 1)
+    [row] = converted("cua-lite", home)
+    assert [step.action for step in row.steps] == [Click(x=84, y=42), Fail()]
 
 
 @pytest.mark.parametrize(
@@ -227,21 +221,16 @@ def test_malformed_rows_of_cua_lite_are_told_by_their_place(
     home: Path, actions: list[dict[str, Any]], message: str
 ) -> None:
     folder = write_lines(home / "rows.jsonl", lite(*actions))
-    config = Config.model_validate({"tune": {"data": [str(folder)]}})
     with pytest.raises(UserError, match=message):
-        read_data(config)
+        convert("cua-lite", folder)
 
 
 def test_a_line_that_is_no_json_is_told_by_its_place(home: Path) -> None:
     folder = write_lines(home / "agentnet_test.jsonl", agentnet())
     with (home / "agentnet_test.jsonl").open("a") as file:
         file.write("{oh\n")
-    tune = {"data": [str(folder)]}
-    with pytest.raises(UserError, match=r"agentnet_test.jsonl\[1\]: is no JSON; .*skip_malformed"):
-        read_data(Config.model_validate({"tune": tune}))
-    left = read_data(Config.model_validate({"tune": tune | {"skip_malformed": True}}))
-    assert isinstance(left, ActionData)
-    assert (len(left.demonstrations), "1 malformed" in left.told) == (1, True)
+    with pytest.raises(UserError, match=r"agentnet_test.jsonl\[1\]: is no JSON"):
+        convert("opencua", folder)
 
 
 def test_answers_of_gui_actor_are_items_with_their_boxes(home: Path) -> None:
@@ -257,55 +246,12 @@ def test_answers_of_gui_actor_are_items_with_their_boxes(home: Path) -> None:
         {"image": "a.png", "conversations": [turns[0], turns[1] | {"bbox_gt": [30, 30, 60, 60]}]},
     )
     (home / "rows.json").write_text(json.dumps([good, bad]))
-    tune = {"data": [str(home)]}
     with pytest.raises(
         UserError, match=r"rows.json\[1\]: conversations\[1\]: .*not within 0 and 1"
     ):
-        read_data(Config.model_validate({"tune": tune}))
-    data = read_data(Config.model_validate({"tune": tune | {"skip_malformed": True}}))
-    assert isinstance(data, ItemData)
-    [item] = data.items
-    assert (item.instruction, item.id) == ("the red square", "rows.json[0].1")
+        convert("gui-actor", home)
+    convert("gui-actor", home, skip_malformed=True)
+    [item] = read_set(home).items
+    assert item.instruction == "the red square"
     assert item.region is not None
     assert item.region.corners[::2] == [(42.0, 42.0), (84.0, 84.0)]
-
-
-@pytest.fixture(scope="module")
-def policy() -> LoadedPolicy:
-    return load_policy("builtin:tiny")
-
-
-def test_a_step_is_asked_with_its_past_and_answered_in_the_codecs_words(
-    policy: LoadedPolicy, home: Path
-) -> None:
-    data = read_data(
-        Config.model_validate(
-            {"tune": {"data": [str(write_lines(home / "agentnet_test.jsonl", agentnet()))]}}
-        )
-    )
-    assert isinstance(data, ActionData)
-    config = Config.model_validate({"policy": {"history_turns": 1, "history_images": 2}})
-    examples = ActionExamples(policy, config, data.demonstrations)
-    first, second = (examples.of(index, Random(0)) for index in range(2))
-    assert policy.decode(first.answer) == "click(502,252)"
-    assert policy.decode(second.answer) == "done()"
-    assert (len(first.prompt.images), len(second.prompt.images)) == (1, 2)
-    assert "click(502,252)" in policy.decode(second.prompt.token_ids)
-    assert "click(502,252)" not in policy.decode(first.prompt.token_ids)
-    alone = ActionExamples(policy, Config(), data.demonstrations).of(1, Random(0))
-    assert len(alone.prompt.images) == 1
-
-
-def test_demonstrations_are_trained_on(
-    tune: Tune, home: Path, tmp_path: Path, pointer_folder: Callable[[str], Path]
-) -> None:
-    rows = [agentnet() for _ in range(3)]
-    shutil.copytree(home / "images", tmp_path / "set" / "images")
-    write_lines(tmp_path / "set" / "agentnet_test.jsonl", *rows)
-    keys = {"tune.data": [str(tmp_path / "set")], "tune.out": tmp_path / "out", "tune.batch": 3}
-    result = tune(keys | {"tune.epochs": 4.0, "tune.lr": 1e-3})
-    assert (result.examples, result.updates) == (6, 8)
-    assert result.curve[-1]["lm"] < result.curve[0]["lm"]
-    pointing = {"model.path": str(pointer_folder("builtin:tiny")), "policy.pointing": "pointer"}
-    with pytest.raises(UserError, match=r"pointing.*demonstrations"):
-        tune(keys | pointing | {"tune.out": tmp_path / "other"})

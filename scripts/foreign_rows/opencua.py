@@ -19,15 +19,8 @@ from bus.errors import ActionError
 from dart_cli.policy.codecs.literals import calls_of
 from dart_cli.policy.codecs.pyautogui_calls import IGNORED, SIGNATURES, read_calls
 from dart_cli.policy.coordinates import make_coordinate_map, pointer_after
-from dart_cli.tune.layouts.demonstrations import (
-    DemonstratedStep,
-    Demonstration,
-    Demonstrations,
-    picture_of,
-    row_lines,
-    text_of,
-)
 from envs.actions import Action, Click, DoubleClick, TripleClick
+from scripts.foreign_rows.parts import Found, picture_of, row_lines, step_of, text_of
 
 FILES = "agentnet*.jsonl"
 IMAGES = ("images", "ubuntu_images", "win_mac_images", ".")
@@ -40,9 +33,9 @@ def files_of(home: Path) -> list[Path]:
     return sorted(home.glob(FILES))
 
 
-def read_opencua(home: Path) -> Demonstrations:
+def read(home: Path) -> Found:
     """The episodes of a folder or file."""
-    found = Demonstrations()
+    found = Found()
     root = home.parent if home.is_file() else home
     for path in files_of(home):
         for place, row in row_lines(path):
@@ -50,15 +43,15 @@ def read_opencua(home: Path) -> Demonstrations:
                 if isinstance(row, ValueError):
                     raise row
                 if isinstance(row, dict) and row.get("task_completed") is False:
-                    found.failed += 1
+                    found.left_out += 1
                     continue
-                found.rows.append(_row(root, place, row))
+                found.rows.append(_row(root, row))
             except ValueError as error:
                 found.malformed.append(f"{place}: {error}")
     return found
 
 
-def _row(root: Path, place: str, row: Any) -> Demonstration:
+def _row(root: Path, row: Any) -> dict[str, Any]:
     instruction = text_of(row, "instruction")
     listed = row.get("traj")
     if not isinstance(listed, list) or not listed:
@@ -75,16 +68,15 @@ def _row(root: Path, place: str, row: Any) -> Demonstration:
         except ValueError as error:
             raise ValueError(f"step {number}: {error}") from None
         steps.append(
-            DemonstratedStep(
+            step_of(
                 screenshot,
-                size,
                 action,
                 str(value.get("thought") or "").strip(),
                 value.get("last_step_correct") is not False
                 and value.get("last_step_redundant") is not True,
             )
         )
-    return Demonstration(place, instruction, steps)
+    return {"instruction": instruction, "steps": steps}
 
 
 def action_of(

@@ -19,15 +19,6 @@ from typing import Any
 
 from bus.errors import UserError
 from dart_cli.data.exchange.parquet_schema import pyarrow_modules
-from dart_cli.tune.layouts.demonstrations import (
-    DemonstratedStep,
-    Demonstration,
-    Demonstrations,
-    Grid,
-    picture_of,
-    row_lines,
-    text_of,
-)
 from envs.actions import (
     Action,
     Click,
@@ -42,6 +33,7 @@ from envs.actions import (
     Type,
     Wait,
 )
+from scripts.foreign_rows.parts import Found, Grid, picture_of, row_lines, step_of, text_of
 
 IMAGES = (".", "images")
 COLUMNS = ("images", "messages", "metadata")
@@ -57,21 +49,21 @@ def files_of(home: Path) -> list[Path]:
     return [path for path in listed if {"images", "messages"} <= _keys_of(path)]
 
 
-def read_cua_lite(home: Path) -> Demonstrations:
+def read(home: Path) -> Found:
     """The episodes of a folder or file."""
-    found = Demonstrations()
+    found = Found()
     root = home.parent if home.is_file() else home
     for path in files_of(home):
         for place, row in _rows(path):
             try:
                 if isinstance(row, ValueError):
                     raise row
-                made = _row(root, place, row)
+                made = _row(root, row)
             except ValueError as error:
                 found.malformed.append(f"{place}: {error}")
                 continue
             if made is None:
-                found.failed += 1
+                found.left_out += 1
             else:
                 found.rows.append(made)
     return found
@@ -104,7 +96,7 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
                 index += 1
 
 
-def _row(root: Path, place: str, row: Any) -> Demonstration | None:
+def _row(root: Path, row: Any) -> dict[str, Any] | None:
     """The episode of a row; None for one that is left out."""
     if not isinstance(row, dict):
         raise ValueError("must be an object of keys and values")  # noqa: TRY004 - a row's mistake
@@ -117,7 +109,7 @@ def _row(root: Path, place: str, row: Any) -> Demonstration | None:
     if others.get("task_completed") is False or (dims and "use" not in dims):
         return None
     instruction, shown = "", None
-    steps: list[DemonstratedStep] = []
+    steps: list[dict[str, Any]] = []
     for number, message in enumerate(messages):
         try:
             role = text_of(message, "role")
@@ -135,14 +127,14 @@ def _row(root: Path, place: str, row: Any) -> Demonstration | None:
                 screenshot, size = picture_of(root, IMAGES, shown)
                 thought = _joined(parts, "inline_reasoning") or _joined(parts, "action_description")
                 action = _said(message, Grid(MOST, size), others)
-                steps.append(DemonstratedStep(screenshot, size, action, thought))
+                steps.append(step_of(screenshot, action, thought))
             elif role != "system":
                 raise ValueError(f"role {role!r:.20} is none of system, user, assistant, tool")
         except ValueError as error:
             raise ValueError(f"messages[{number}]: {error}") from None
     if not instruction or not steps:
         raise ValueError("has no instruction, or no step")
-    return Demonstration(place, instruction, steps)
+    return {"instruction": instruction, "steps": steps}
 
 
 def _unpacked(value: Any) -> Any:

@@ -1,10 +1,10 @@
-"""Episodes that others played: an instruction, and at each screenshot a thought and an action.
+"""What the readers of foreign rows share.
 
-Demonstration    one of them; DemonstratedStep, a step
-Demonstrations   those of some files, with what is wrong in the others
-Grid             the numbers of a layout -> pixels of a screenshot
-row_lines        the rows of a JSONL file, each with its place
-picture_of       a screenshot that a row names
+Found        rows in our format, and what was left out
+step_of      a step of an episode, as dart_cli/tune/episodes.py reads it
+Grid         the numbers of a layout -> pixels of a screenshot
+row_lines    the rows of a JSONL file, each with its place
+picture_of   a screenshot that a row names
 """
 
 from __future__ import annotations
@@ -18,37 +18,23 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 
 from bus.errors import UserError
-from envs.actions import Action
+from envs.actions import Action, action_to_dict
 from envs.screenshots import BROKEN
 
 
-@dataclass(frozen=True)
-class DemonstratedStep:
-    """One screenshot and what was done there."""
-
-    screenshot: Path
-    size: tuple[int, int]  # width and height, pixels
-    action: Action
-    thought: str = ""
-    learned: bool = True  # False: it was wrong, and is shown in the history of later steps alone
-
-
-@dataclass(frozen=True)
-class Demonstration:
-    """One episode."""
-
-    id: str  # FILE[INDEX] of its row, from 0
-    instruction: str
-    steps: list[DemonstratedStep]
-
-
 @dataclass
-class Demonstrations:
+class Found:
     """What some files have."""
 
-    rows: list[Demonstration] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
     malformed: list[str] = field(default_factory=list)  # FILE[INDEX]: what is wrong
-    failed: int = 0  # rows whose task was not completed, left out
+    left_out: int = 0  # of failures or other kinds
+
+
+def step_of(image: str, action: Action, thought: str = "", learned: bool = True) -> dict[str, Any]:
+    """A step; the picture is named from the set's folder on."""
+    told = {"image": image, "action": action_to_dict(action), "thought": thought}
+    return told if learned else {**told, "learned": False}
 
 
 @dataclass(frozen=True)
@@ -82,8 +68,8 @@ def row_lines(path: Path) -> Iterator[tuple[str, Any]]:
         raise UserError(f"{path} cannot be read: {error}; copy it again") from None
 
 
-def picture_of(home: Path, folders: Sequence[str], name: Any) -> tuple[Path, tuple[int, int]]:
-    """A picture below `home`, in the first of `folders` that has it, and its size. Raises ValueError."""
+def picture_of(home: Path, folders: Sequence[str], name: Any) -> tuple[str, tuple[int, int]]:
+    """The path from `home` of a picture in the first of `folders` that has it, and its size. Raises ValueError."""
     if not isinstance(name, str) or not name:
         raise ValueError(f"{name!r:.40} names no picture")
     for folder in folders:
@@ -93,7 +79,7 @@ def picture_of(home: Path, folders: Sequence[str], name: Any) -> tuple[Path, tup
         if (home / path).is_file():
             try:
                 with Image.open(home / path) as image:
-                    return home / path, image.size
+                    return str(path), image.size
             except (UnidentifiedImageError, *BROKEN) as error:
                 raise ValueError(f"{name} is no picture that can be read: {error}") from None
     raise ValueError(f"there is no picture {name} in {' or '.join(folders)}")

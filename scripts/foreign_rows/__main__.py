@@ -1,0 +1,73 @@
+"""Rows of other projects -> rows that `dart tune` reads, written beside them; nothing is fetched.
+
+    .venv/bin/python scripts/foreign_rows opencua sets/AgentNet       # writes sets/AgentNet/episodes.jsonl
+    .venv/bin/python scripts/foreign_rows cua-lite sets/cua-lite      # likewise
+    .venv/bin/python scripts/foreign_rows gui-actor sets/gui-actor    # writes sets/gui-actor/screenspot_web.json
+    dart tune --data sets/AgentNet --model models/mine --out runs/models/begun
+
+opencua     AgentNet, the data of OpenCUA: agentnet*.jsonl
+cua-lite    CUA-Lite's episodes: *.jsonl or *.parquet
+gui-actor   GUI-Actor's questions with boxes: *.json; a grounding set of ScreenSpot's layout is written
+
+Pictures stay where they are. Malformed rows are refused with their places, or left out with --skip-malformed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from bus.errors import DartError, UserError
+from dart_cli.tune.episodes import EPISODES
+from scripts.foreign_rows import cua_lite, gui_actor, opencua
+
+READERS = {"opencua": opencua.read, "cua-lite": cua_lite.read, "gui-actor": gui_actor.read}
+ITEMS = "screenspot_web.json"
+
+
+def convert(layout: str, home: Path, *, skip_malformed: bool = False) -> str:
+    """Write the rows of a folder or file; what was written, in words. Raises UserError."""
+    found = READERS[layout](home)
+    if found.malformed and not skip_malformed:
+        raise UserError(
+            f"{len(found.malformed)} rows are malformed, the first is {found.malformed[0]}; mend the files, or leave "
+            "such rows out with --skip-malformed"
+        )
+    if not found.rows:
+        raise UserError(f"{home} has no rows of {layout}; is it the whole set?")
+    folder = home.parent if home.is_file() else home
+    if layout == "gui-actor":
+        out, text = folder / ITEMS, json.dumps(found.rows, indent=1) + "\n"
+    else:
+        out, text = folder / EPISODES, "".join(json.dumps(row) + "\n" for row in found.rows)
+    draft = out.with_suffix(".draft")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(out)
+    told = f"{out}: {len(found.rows)} rows"
+    told += f", {found.left_out} of failures or other kinds left out" if found.left_out else ""
+    return told + (f", {len(found.malformed)} malformed ones left out" if found.malformed else "")
+
+
+def main() -> int:
+    """Read the options, convert."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("layout", choices=READERS)
+    parser.add_argument("home", type=Path, help="folder or file of the rows")
+    parser.add_argument("--skip-malformed", action="store_true")
+    options = parser.parse_args()
+    try:
+        print(convert(options.layout, options.home, skip_malformed=options.skip_malformed))
+    except DartError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
