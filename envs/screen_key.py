@@ -6,7 +6,7 @@
 A caret blinks, so that a screen has two pictures. It is a vertical line of at most two pixels' width, from
 `CARET` pixels' height on, darker or lighter than what is on both sides of it. Strokes of letters are
 shorter in the fonts of forms, and stay. All else counts to the pixel: a key of a coarse picture
-that forgives a clock's digits forgives a typed letter as often (benchmarks/screen_keys.py). That is wrong
+that forgives a clock's digits forgives a typed letter as often (benchmarks/results/screen_keys.json). That is wrong
 where steps are compared, and wanted where screens are counted.
 
 A module of its own because it imports numpy, which environments do without unless keys are asked for.

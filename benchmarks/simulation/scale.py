@@ -35,12 +35,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import psutil
 
+from benchmarks.data_bus.store import hand_in
+from benchmarks.data_bus.store_messages import STEPS, ScreenSize
 from benchmarks.simulation.bound import bound_of
 from benchmarks.simulation.hosts import Host, NotPermittedError, hosts
 from benchmarks.simulation.measure import cores_by_role, measure
 from benchmarks.simulation.recording import Plan, Recording, record
-from benchmarks.store import hand_in
-from benchmarks.store_messages import STEPS, ScreenSize
 from bus.messages import Heartbeat
 from dart_cli.config.load import load_config
 from dart_cli.config.schema import Config

@@ -1,7 +1,7 @@
 """A canvas as image bytes: a lossless PNG of palette indices, or JPEG.
 
 One byte a pixel, no filter, deflate level 1: at 448x336 this takes a third of the time of JPEG
-and loses nothing (benchmarks/embedded.py measures both). Written by hand, since with Pillow's
+and loses nothing (benchmarks/speed/embedded.py measures both). Written by hand, since with Pillow's
 writer (mode P, level 1, the same pixels) suite mini makes 0.60 of the steps/s at 168x168, suite
 desk 0.93 to 0.99 at 448x336.
 """

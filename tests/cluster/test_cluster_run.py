@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.faults.audit import FinishedTrajectories, audit
 from bus.errors import RunDirectoryError
-from dart_cli.bench.audit import FinishedTrajectories, audit
 from dart_cli.cluster.local_nodes import local_cluster
 from dart_cli.config.endpoints import run_endpoints
 from dart_cli.data.store.open import open_reader

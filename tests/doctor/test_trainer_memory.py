@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from benchmarks.memory import SEVEN_B, SMALL, counted, predicted, tree_of
+from benchmarks.exactness.memory import SEVEN_B, SMALL, counted, predicted, tree_of
 from dart_cli.doctor.shape import shape_of
 from dart_cli.doctor.trainer_memory import (
     CONTEXT,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.browsing import Browser, browsing
+from benchmarks.speed.browsing import Browser, browsing
 from bus.errors import MissingPartError
 from dart_cli.data.store.open import open_store
 from dart_cli.view.server import write_file

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.simulation.hosts import FIRST, NotPermittedError, hosts
 from bus.endpoints import TRAIN, Endpoints, write_key_pair
 from bus.errors import ProtocolError, WeightsError
 from bus.requester import Requester
 from bus.weights import RendezvousRequest, TransferReply, TransferRequest
-from dart_cli.bench.hosts import FIRST, NotPermittedError, hosts
 from dart_cli.config.schema import LoraConfig
 from dart_cli.weights.broadcast import channel as channels
 from dart_cli.weights.broadcast import gloo, rounds

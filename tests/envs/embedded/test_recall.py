@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.history import ARMS
+from benchmarks.learning.history import ARMS
 from bus.messages import Turn
 from dart_cli.config.load import load_config
 from dart_cli.policy.history import history_of

@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.miniwob_replays import FRAGMENTS, OURS_ALONE, RECORDING, disagreements, replay
+from benchmarks.suites.miniwob_replays import (
+    FRAGMENTS,
+    OURS_ALONE,
+    RECORDING,
+    disagreements,
+    replay,
+)
 from bus.errors import MissingPartError
 from envs.miniwob.env import MiniwobEnv, MiniwobSuite, find_pages
 from envs.miniwob.process import find_chromium

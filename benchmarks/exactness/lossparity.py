@@ -1,0 +1,411 @@
+"""Compares our loss and its gradient with those of TRL and with formulas written from other sources.
+
+    python benchmarks/exactness/lossparity.py [--cases 500] [--variants gspo ...] [--seed 0]
+        [--out benchmarks/results/lossparity.json]
+
+For each variant random batches in float64: completions of 1 to 12 tokens, log-probabilities that cross
+every bound, another clip, cap and range in each. `policy_loss` (dart_cli/algo) and the same objective
+
+- of TRL: `GRPOTrainer._compute_loss` of the installed release, which is given our log-probabilities as
+  its model's (`pip install -e '.[parity]'`); left out where TRL cannot be imported;
+- derived: benchmarks/exactness/lossparity_formulas.py, from the sources of verl, slime, prime-rl and TRL and from
+  the papers, in plain Python.
+
+Differences are absolute, of the loss and of its derivative by each token's log-probability and
+entropy; `demonstrations_shaped` has no value to compare: LUFFY's gradient alone is ours. The limit is
+rounding in float64; the last line is JSON, and the exit code is 1 beyond 1e-9.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.exactness import lossparity_formulas as formulas
+from benchmarks.exactness.lossparity_formulas import FORMULAS, Case, Numbers
+from dart_cli.algo.loss import policy_loss
+from dart_cli.algo.normalise import Normalise, loss_shares
+from dart_cli.algo.objective import Objective
+
+LIMIT = 1e-9
+NO_CLIP = {"clip_low": 1.0, "clip_high": 1e9}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How our objective, and TRL's, is set to be this one."""
+
+    objective: dict[str, Any]  # of Objective; a text names one of the case's numbers
+    normalise: Normalise = "tokens"
+    trl: dict[str, Any] | None = None  # of TRL's trainer; None where it has no such loss
+    is_first_pass: bool = False  # the policy is the proximal one
+    is_demonstration: bool = False
+    far: float = 1.0  # nats, standard deviation of reference - policy
+    has_value: bool = True
+
+
+CLIP = {"clip_low": "clip_low", "clip_high": "clip_high"}
+RATIO = {**CLIP, "correction": "ratio"}
+VARIANTS: dict[str, Variant] = {
+    "grpo_token_mean": Variant(RATIO, trl={"loss_type": "bnpo"}),
+    "grpo_sequence_mean": Variant(RATIO, "samples", {"loss_type": "grpo"}),
+    "grpo_trajectory_mean": Variant(RATIO, "trajectories"),
+    "dr_grpo_constant": Variant(RATIO, "constant", {"loss_type": "dr_grpo"}),
+    "dapo_clip_higher": Variant(RATIO, trl={"loss_type": "dapo"}),
+    "decoupled_ppo": Variant({**CLIP, "correction": "none"}, trl={"loss_type": "bnpo", "old": "q"}),
+    "dual_clip": Variant(
+        {**RATIO, "dual_clip": "dual_clip"}, trl={"loss_type": "bnpo", "delta": "dual_clip"}
+    ),
+    "gspo": Variant(
+        {**RATIO, "objective": "gspo"}, "samples", {"loss_type": "grpo", "level": "sequence"}
+    ),
+    "cispo": Variant({**RATIO, "objective": "cispo", "clip_low": 1.0}, trl={"loss_type": "cispo"}),
+    "truncated_is": Variant(
+        {**CLIP, "is_cap": "cap"}, trl={"loss_type": "bnpo", "old": "q", "weight": "truncate"}
+    ),
+    "dart_step_mean": Variant(
+        {**CLIP, "is_cap": "cap"},
+        "samples",
+        {"loss_type": "grpo", "old": "q", "weight": "truncate"},
+    ),
+    "sequence_truncated_is": Variant(
+        {**CLIP, "correction": "sequence", "is_cap": "cap"},
+        trl={"loss_type": "bnpo", "old": "q", "weight": "truncate", "weight_level": "sequence"},
+    ),
+    "masked_is": Variant(
+        {**CLIP, "correction": "masked", "mask_low": "mask_low", "mask_high": "mask_high"},
+        trl={"loss_type": "bnpo", "old": "q", "weight": "mask"},
+    ),
+    "prime_rl_token": Variant(
+        {**NO_CLIP, "correction": "masked", "mask_low": "mask_low", "mask_high": "mask_high"},
+        is_first_pass=True,
+    ),
+    "prime_rl_sequence": Variant(
+        {**NO_CLIP, "correction": "sequence", "is_cap": 1e30}, "samples", is_first_pass=True
+    ),
+    # Near the reference nothing is clamped, as in TRL; far from it most is.
+    "kl_k3": Variant(
+        {**RATIO, "kl_beta": "kl_beta"},
+        "samples",
+        {"loss_type": "grpo", "beta": "kl_beta"},
+        far=0.5,
+    ),
+    "kl_k3_clamped": Variant({**RATIO, "kl_beta": "kl_beta"}, far=8.0),
+    "entropy_bonus": Variant(
+        {**RATIO, "entropy_coef": "entropy_coef"},
+        trl={"loss_type": "bnpo", "entropy_coef": "entropy_coef"},
+    ),
+    "demonstrations_cloned": Variant(CLIP, is_first_pass=True, is_demonstration=True),
+    "demonstrations_shaped": Variant(
+        {**CLIP, "demonstrations": "shaped", "demonstration_gamma": "gamma"},
+        is_first_pass=True,
+        is_demonstration=True,
+        has_value=False,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """A loss, and its derivatives by all log-probabilities [N], then all entropies [N]."""
+
+    value: float
+    gradient: np.ndarray
+
+
+@dataclass
+class Worst:
+    """The largest differences from one comparator."""
+
+    value: float = 0.0
+    gradient: float = 0.0
+
+    def add(self, ours: Result, theirs: Result, has_value: bool) -> None:
+        """Compare one case."""
+        if has_value:
+            self.value = _larger(self.value, abs(ours.value - theirs.value))
+        self.gradient = _larger(self.gradient, np.abs(ours.gradient - theirs.gradient).max())
+
+
+def _larger(one: float, other: float) -> float:
+    """The larger one; anything that is not a number is infinitely large."""
+    return max(one, float(other)) if np.isfinite(other) else float("inf")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare every variant; the last line is JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--cases", type=int, default=500)
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="also write the JSON here")
+    asked = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    found = {}
+    for name in asked.variants:
+        found[name] = compare(name, asked.cases, asked.seed)
+        told = "  ".join(
+            f"{other}: value {worst.value:.1e}, gradient {worst.gradient:.1e}"
+            for other, worst in found[name].items()
+        )
+        print(f"{name:24} {told}")
+    most = {
+        name: max(max(each.value, each.gradient) for each in worst.values())
+        for name, worst in found.items()
+    }
+    line = json.dumps(
+        {
+            "benchmark": "lossparity",
+            "cases": asked.cases,
+            "seed": asked.seed,
+            "limit": LIMIT,
+            "trl": trl_version(),
+            "max_abs_difference": most,
+            "by_comparator": {
+                name: {other: vars(each) for other, each in worst.items()}
+                for name, worst in found.items()
+            },
+        }
+    )
+    if asked.out:
+        asked.out.write_text(line + "\n", encoding="utf-8")
+    print(line)
+    return int(any(value > LIMIT for value in most.values()))
+
+
+def compare(name: str, cases: int, seed: int = 0, **changed: Any) -> dict[str, Worst]:
+    """Comparator -> the largest differences over so many cases; `changed` fields of our Objective."""
+    variant = VARIANTS[name]
+    draw = random.Random(f"{seed}:{name}")
+    found = {"derived": Worst()}
+    trainer = trl_trainer() if variant.trl is not None else None
+    if trainer is not None:
+        found[f"trl {trl_version()}"] = Worst()
+    for _ in range(cases):
+        case = random_case(draw, variant)
+        got = ours(case, variant, **changed)
+        derived = FORMULAS[name](case)
+        found["derived"].add(got, Result(derived.value, derived.slope), variant.has_value)
+        if trainer is not None:
+            found[f"trl {trl_version()}"].add(got, of_trl(trainer, case, variant), True)
+    return found
+
+
+def random_case(draw: random.Random, variant: Variant) -> Case:
+    """A batch of one to six completions, some of one trajectory."""
+    numbers = Numbers(
+        clip_low=draw.uniform(0.05, 0.4),
+        clip_high=draw.uniform(0.05, 0.6),
+        dual_clip=draw.uniform(1.7, 4.0),
+        cap=draw.choice([0.5, 1.0, 2.0, 5.0]),
+        mask_low=draw.uniform(0.1, 0.8),
+        mask_high=draw.uniform(1.2, 5.0),
+        kl_beta=draw.uniform(0.001, 0.2),
+        entropy_coef=draw.uniform(0.001, 0.1),
+        constant_tokens=draw.randint(4, 30),
+        gamma=draw.uniform(0.05, 0.5),
+    )
+
+    def near(values: Sequence[float], sd: float) -> list[float]:
+        return [value + draw.gauss(0, sd) for value in values]
+
+    count = draw.randint(1, 6)
+    alone = variant.normalise == "constant"  # a sequence is a trajectory of its own
+    sequences = []
+    for number in range(count):
+        length = draw.randint(1, 12)
+        policy = [-draw.expovariate(0.7) for _ in range(length)]
+        proximal = policy if variant.is_first_pass else near(policy, 0.4)
+        sequences.append(
+            formulas.Sequence(
+                trajectory=number if alone else draw.randrange(count),
+                advantage=draw.gauss(0, 1.5),
+                policy=policy,
+                proximal=proximal,
+                behaviour=near(proximal, 0.6),
+                reference=near(policy, variant.far),
+                entropy=[draw.uniform(0, 4) for _ in range(length)],
+            )
+        )
+    if variant.far < 1:  # k3 is below its bound
+        sequences = [replace(each, reference=_within(each, 2.0)) for each in sequences]
+    return Case(sequences, numbers)
+
+
+def _within(sequence: formulas.Sequence, nats: float) -> list[float]:
+    return [
+        policy + max(-nats, min(nats, reference - policy))
+        for policy, reference in zip(sequence.policy, sequence.reference, strict=True)
+    ]
+
+
+def named(settings: dict[str, Any], numbers: Numbers) -> dict[str, Any]:
+    """The settings, with the case's numbers for their names."""
+    known = vars(numbers)
+    return {name: known.get(value, value) for name, value in settings.items()}
+
+
+def ours(case: Case, variant: Variant, **changed: Any) -> Result:
+    """`policy_loss` of the case as one pack."""
+    objective = Objective(**(named(variant.objective, case.numbers) | changed))
+    lengths = [len(each) for each in case.sequences]
+    keys = [each.trajectory for each in case.sequences]
+    shares = loss_shares(
+        zip(keys, lengths, strict=True), variant.normalise, case.numbers.constant_tokens
+    )
+
+    def tokens(name: str) -> torch.Tensor:
+        values = [value for each in case.sequences for value in getattr(each, name)]
+        return torch.tensor(values, dtype=torch.float64)
+
+    def spread(values: list[float]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float64).repeat_interleave(torch.tensor(lengths))
+
+    policy, entropies = tokens("policy").requires_grad_(), tokens("entropy").requires_grad_()
+    output = policy_loss(
+        policy,
+        tokens("proximal"),
+        tokens("behaviour"),
+        spread([each.advantage for each in case.sequences]),
+        spread([shares.of(key, length) for key, length in zip(keys, lengths, strict=True)]),
+        objective,
+        lengths=lengths,
+        divisor=shares.divisor,
+        unknown=torch.full((case.tokens,), variant.is_demonstration),
+        reference_logprobs=tokens("reference") if objective.kl_beta else None,
+        entropies=entropies if objective.entropy_coef else None,
+    )
+    return _result(output.loss, policy, entropies)
+
+
+def _result(
+    loss: torch.Tensor,
+    policy: torch.Tensor,
+    entropies: torch.Tensor,
+    mask: torch.Tensor | None = None,
+) -> Result:
+    loss.backward()  # type: ignore[no-untyped-call]
+    slopes = [
+        torch.zeros_like(each) if each.grad is None else each.grad for each in (policy, entropies)
+    ]
+    if mask is not None:
+        slopes = [each[mask] for each in slopes]
+    return Result(loss.item(), torch.cat(slopes).numpy())
+
+
+# --- TRL ------------------------------------------------------------------------------------------
+
+
+@cache
+def trl_trainer() -> Any:
+    """TRL's GRPOTrainer; None where it cannot be imported."""
+    if importlib.util.find_spec("trl") is None:
+        return None
+    try:
+        from trl.trainer.grpo_trainer import GRPOTrainer
+    except (ImportError, RuntimeError) as error:  # one of the packages that it wants is missing
+        print(f"TRL cannot be imported and is left out: {error}", file=sys.stderr)
+        return None
+    return GRPOTrainer
+
+
+@cache
+def trl_version() -> str | None:
+    """Of the release compared with; None where there is none."""
+    if trl_trainer() is None:
+        return None
+    import trl
+
+    return str(trl.__version__)
+
+
+def of_trl(trainer: Any, case: Case, variant: Variant) -> Result:
+    """`_compute_loss` of a batch whose model gives the case's log-probabilities."""
+    wanted = named(variant.trl or {}, case.numbers)
+    numbers, sequences = case.numbers, case.sequences
+    longest = max(map(len, sequences))
+
+    def padded(name: str) -> torch.Tensor:
+        rows = [getattr(each, name) + [-1.0] * (longest - len(each)) for each in sequences]
+        return torch.tensor(rows, dtype=torch.float64)
+
+    mask = torch.tensor([[t < len(each) for t in range(longest)] for each in sequences])
+    policy, entropies = padded("policy").requires_grad_(), padded("entropy").requires_grad_()
+    old = padded("proximal" if wanted.get("old") == "q" else "behaviour")
+    none = torch.zeros(len(sequences), 1, dtype=torch.long)
+    inputs = {
+        "prompt_ids": none,
+        "prompt_mask": none,
+        "completion_ids": torch.zeros(len(sequences), longest, dtype=torch.long),
+        "completion_mask": mask.double(),
+        "advantages": torch.tensor([each.advantage for each in sequences], dtype=torch.float64),
+        "old_per_token_logps": old,
+        "ref_per_token_logps": padded("reference"),
+        "num_items_in_batch": mask.sum(),
+        "importance_sampling_ratio": _weights_of_trl(
+            (padded("proximal") - padded("behaviour")) * mask, wanted, numbers
+        ),
+    }
+    stub = SimpleNamespace(
+        args=SimpleNamespace(delta=wanted.get("delta"), use_bias_correction_kl=False),
+        loss_type=wanted["loss_type"],
+        importance_sampling_level=wanted.get("level", "token"),
+        epsilon_low=numbers.clip_low,
+        # CISPO's bound is on the ratio itself.
+        epsilon_high=numbers.clip_high + (wanted["loss_type"] == "cispo"),
+        beta=wanted.get("beta", 0.0),
+        use_vllm="weight" in wanted,
+        vllm_importance_sampling_correction="weight" in wanted,
+        max_completion_length=numbers.constant_tokens,
+        _entropy_bonus_enabled="entropy_coef" in wanted,
+        use_adaptive_entropy=False,
+        entropy_coef=wanted.get("entropy_coef", 0.0),
+        top_entropy_quantile=1.0,
+        off_policy_mask_threshold=None,
+        aux_loss_enabled=False,
+        model=SimpleNamespace(training=False),  # no gradient accumulation to divide by
+        current_gradient_accumulation_steps=1,
+        accelerator=SimpleNamespace(
+            num_processes=1,
+            gather=lambda tensor: tensor,
+            reduce=lambda tensor, reduction: tensor,  # noqa: ARG005 - accelerate's
+        ),
+        _metrics={"eval": defaultdict(list)},
+        _get_per_token_logps_and_entropies=lambda *_, **__: (policy, entropies, None),
+    )
+    loss = trainer._compute_loss(stub, None, inputs)  # noqa: SLF001 - it has no other name
+    return _result(loss, policy, entropies, mask)
+
+
+def _weights_of_trl(drift: torch.Tensor, wanted: dict[str, Any], numbers: Numbers) -> torch.Tensor:
+    """As `_generate_and_score_completions` makes them, by vllm_importance_sampling_mode."""
+    if wanted.get("weight_level") == "sequence":
+        drift = drift.sum(dim=-1, keepdim=True)
+    weights = drift.exp()
+    if wanted.get("weight") == "mask":
+        out = (weights < numbers.mask_low) | (weights > numbers.mask_high)
+        return weights.masked_fill(out, 0.0)
+    return weights.clamp(max=numbers.cap)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

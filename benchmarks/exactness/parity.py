@@ -1,0 +1,221 @@
+"""Checks that engines and trainer agree, for every class of model, before and after live updates.
+
+    python benchmarks/exactness/parity.py [--updates 20] [--engines transformers vllm] [--models qwen3_vl]
+        [--set vllm.KEY=VALUE] [--out benchmarks/results/parity.json]
+
+For each class a small random folder (scripts/small_models.py) in float32. An engine plays
+multi-turn trajectories whose prompts show none, one and several screens, at each temperature; the
+trainer's forward pass scores the same tokens; then the trainer takes a real step on them, publishes,
+and the engine takes the weights while another trial is being played, and so on. Compared are
+tokens that one version alone sampled, with the weights of that version. `moved` is how far the
+policy has gone by the end: what a mismatch would look like. vLLM takes part where it is installed.
+The limit is rounding in float32; the last line is JSON, and the exit code is 1 beyond 1e-4.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import get_args
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from bus.errors import DartError
+from bus.messages import Batch
+from dart_cli.config.load import config_of_model
+from dart_cli.config.schema import Config, RolloutConfig
+from dart_cli.doctor.trial import Trial, play
+from dart_cli.engines.base import Model
+from dart_cli.engines.responder import PolicyResponder
+from dart_cli.rollout.worker import load_model
+from dart_cli.train.learner import PolicyLearner
+from dart_cli.train.model import TrainModel
+from dart_cli.train.parity import SEEN, ComparedTokens, all_of, rescore
+from dart_cli.weights.file import FileChannel
+from scripts.small_models import FAMILIES, build
+
+LIMIT = 1e-4  # nats, float32
+TEMPERATURES = (0.7, 1.0)
+UPDATE_S = 300.0  # a weight update that takes longer is an error
+
+
+def main() -> None:
+    """Compare every class with every engine; print one JSON line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--updates", type=int, default=20)
+    parser.add_argument("--engines", nargs="+", default=engines_here(), choices=ENGINES)
+    parser.add_argument("--models", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
+    parser.add_argument("--out", type=Path, help="also write the JSON here")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="dart-parity-") as scratch:
+        for model_type in asked.models:
+            folder = build(model_type, Path(scratch) / model_type)
+            for engine in asked.engines:
+                config = config_of_model(
+                    folder, [*settings(engine, asked.updates), *asked.overrides]
+                )
+                began = time.monotonic()
+                weights = FileChannel(Path(scratch) / f"{model_type}-{engine}")
+                try:
+                    comparisons = asyncio.run(compare(config, asked.updates, weights))
+                except DartError as error:
+                    parser.exit(error.exit_code, f"error: {error}\n")
+                rows.append(
+                    {"model": model_type, "engine": engine, **comparisons.as_json()}
+                    | {"seconds": round(time.monotonic() - began, 1)}
+                )
+                print(rows[-1], flush=True)
+    result = {
+        "benchmark": "parity",
+        "unit": "nats",
+        "max_abs_logprob_diff": max(row["max_abs_logprob_diff"] for row in rows),
+        "updates": asked.updates,
+        "models": asked.models,
+        "engines": asked.engines,
+        "temperatures": TEMPERATURES,
+        "dtype": "float32",
+        "limit": LIMIT,
+        "rows": rows,
+    }
+    line = json.dumps(result)
+    if asked.out:
+        asked.out.write_text(line + "\n", encoding="utf-8")
+    print(line)
+    sys.exit(int(not result["max_abs_logprob_diff"] <= LIMIT))
+
+
+ENGINES = [
+    name
+    for name in get_args(RolloutConfig.model_fields["engine"].annotation)
+    if name not in ("scripted", "timed")
+]
+
+
+def engines_here() -> list[str]:
+    """Engines whose packages are installed; each is called as its package."""
+    return [name for name in ENGINES if importlib.util.find_spec(name) is not None]
+
+
+def settings(engine: str, updates: int) -> list[str]:
+    """The configuration's settings beside the model."""
+    return [
+        f"rollout.engine={engine}",
+        "rollout.max_batch=16",
+        f"train.updates={updates}",
+        "train.lr=3e-4",
+        "train.parity_every=0",  # here the numbers are reported, however large
+    ]
+
+
+@dataclass
+class Comparisons:
+    """The comparisons of one model with one engine."""
+
+    at: dict[float, list[ComparedTokens]] = field(
+        default_factory=lambda: {t: [] for t in TEMPERATURES}
+    )
+    in_flight: list[ComparedTokens] = field(default_factory=list)
+    before: float = 0.0  # largest difference before the first update
+    mixed: int = 0  # completions during which an update happened
+    moved: float = 0.0  # mean difference of first and last weights, nats
+
+    def as_json(self) -> dict[str, object]:
+        """As values of JSON."""
+        by_temperature = {t: all_of(parts) for t, parts in self.at.items()}
+        whole = all_of([*by_temperature.values(), *self.in_flight])
+        found = whole.mismatch()
+        return {
+            "max_abs_logprob_diff": found.max,
+            "before_updates": self.before,
+            "tokens": found.tokens,
+            "p99": found.p99,
+            "k3_kl": found.kl,
+            "by_screens": {kind: each.max for kind, each in whole.by_seen().items()},
+            "by_temperature": {str(t): part.mismatch().max for t, part in by_temperature.items()},
+            "sampled_beside_an_update": all_of(self.in_flight).mismatch().tokens,
+            "met_an_update": self.mixed,
+            "moved": self.moved,
+        }
+
+
+async def compare(config: Config, updates: int, weights: FileChannel) -> Comparisons:
+    """Play, score, train, publish, update; `updates` times."""
+    learner = PolicyLearner(TrainModel.load(config), config.train)
+    model = await asyncio.to_thread(load_model, config)
+    comparisons = Comparisons()
+    kinds = set(SEEN) - ({"text"} if config.policy.pointing == "pointer" else set())
+    try:
+        first = weights.publish(learner.model.weights(), 0)
+        await asyncio.wait_for(model.engine.update_weights(first.path, 0), UPDATE_S)
+        opening: Batch | None = None
+        for version in range(updates + 1):
+            batches = [await trial(model, t, 100 * version + n) for n, t in enumerate(TEMPERATURES)]
+            for temperature, batch in zip(TEMPERATURES, batches, strict=True):
+                found = await asyncio.to_thread(rescore, learner.model, batch, 4096)
+                check(found, version, kinds)
+                comparisons.at[temperature].append(found)
+            if version == 0:
+                opening = batches[0]
+                comparisons.before = max(
+                    parts[0].mismatch().max for parts in comparisons.at.values()
+                )
+            if version == updates:
+                break
+            # One with the temperature of either, in turns.
+            done = await asyncio.to_thread(learner.update, batches[version % 2], version, version)
+            assert done.applied, done.note
+            published = weights.publish(learner.model.weights(), version + 1)
+            beside = asyncio.create_task(trial(model, 1.0, 100 * version + 50))
+            await asyncio.wait_for(
+                model.engine.update_weights(published.path, version + 1), UPDATE_S
+            )
+            await count_in_flight(comparisons, learner.model, await beside, version + 1)
+        if opening is not None:
+            comparisons.moved = rescore(learner.model, opening, 4096).mismatch().mean
+    finally:
+        await model.engine.close()
+    return comparisons
+
+
+async def trial(model: Model, temperature: float, seed: int) -> Batch:
+    """A few short trajectories."""
+    assert isinstance(model.responder, PolicyResponder)
+    wanted = Trial(temperature, max_tokens=8, trajectories=3, texts=2, seed=seed)
+    return await play(model.responder.policy, model.engine, model.responder, wanted)
+
+
+async def count_in_flight(
+    comparisons: Comparisons, model: TrainModel, batch: Batch, version: int
+) -> None:
+    """What was sampled beside an update: the new weights' part is compared."""
+    comparisons.mixed += sum(len(sample.version_spans) > 1 for sample in batch.samples)
+    found = await asyncio.to_thread(rescore, model, batch, 4096)
+    comparisons.in_flight.append(found.only(found.versions == version))
+
+
+def check(found: ComparedTokens, version: int, kinds: set[str]) -> None:
+    """Whether all of it was sampled by these weights, on prompts of every kind."""
+    versions: Sequence[int] = sorted(set(found.versions.tolist()))
+    if versions != [version] or set(found.by_seen()) != kinds:
+        raise SystemExit(f"v{version} served, sampled {versions} on {list(found.by_seen())}")
+
+
+if __name__ == "__main__":
+    main()

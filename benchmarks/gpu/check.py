@@ -1,0 +1,376 @@
+"""What one CUDA machine says of this code: scripts/gpu-check runs it. No network, no installation.
+
+    scripts/gpu-check [--minutes 9] [--only NAME ...] [--out FILE]
+    scripts/gpu-check --device cpu --tiny     # the same code on a small model: a check of the checks
+
+Each check (kernels.py, training.py, serving.py) is a process of its own: one that fails, hangs
+or runs out of memory is recorded and the next one starts with an empty GPU. A check that this machine's
+packages cannot run is `missed`, with the reason; torch alone must be there.
+
+All checks share one deadline. Each has a share of the time in seconds and what those before it did not
+use, so none takes a later one's. What the time did not suffice for is `left_out`. The command ends by
+`--minutes`, whatever hangs:
+
+    RESERVE_S before it     no check runs any more; scratch files are removed
+    ALARM_S before it       what still runs is killed, and the report is printed
+    at the end              the process exits, even if nothing of Python's runs any more
+
+The file is written after each check. A whole run on CUDA writes benchmarks/results/gpu.json, any other
+one gpu-trial.json in the temporary directory, where `--out` names no file. The last line is one JSON
+object; the exit status is 1 if a check failed.
+
+The processes are forked from one that has imported what there is and never touched a GPU, so that torch
+is imported once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import faulthandler
+import importlib
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+State = Literal["ok", "failed", "missed", "left_out"]
+LEAST_S = 5.0  # no check starts with less time left
+RESERVE_S = 15.0
+ALARM_S = 5.0
+END_S = 3.0  # that a check which has reported, or was killed, may take to be gone
+RESULT = ROOT / "benchmarks/results/gpu.json"
+TESTED = {"torch": "2.11", "transformers": "5.17"}
+"""Oldest versions that these checks were written for."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check and its share of the time in seconds, a bound. `run` takes Settings."""
+
+    name: str
+    run: Callable[[Any], dict[str, Any]]
+    seconds: float
+    is_needed: bool = False  # by others: it runs whatever --only says
+
+
+def within(module: str, function: str) -> Callable[[Any], dict[str, Any]]:
+    """A function of a module that is imported when it is called, so that its packages are its own need."""
+
+    def run(settings: Any) -> dict[str, Any]:
+        found: dict[str, Any] = getattr(importlib.import_module(module), function)(settings)
+        return found
+
+    return run
+
+
+MODULES = ("benchmarks.gpu.kernels", "benchmarks.gpu.training", "benchmarks.gpu.serving")
+_KERNELS, _TRAINING, _SERVING = MODULES
+CHECKS = (
+    Check("machine", within(_KERNELS, "machine"), 25),
+    Check("attention", within(_KERNELS, "attention"), 30),
+    Check("model", within(_TRAINING, "model"), 60, is_needed=True),
+    Check("update", within(_TRAINING, "update"), 100),
+    Check("one_by_one", within(_TRAINING, "one_by_one"), 55),
+    Check("parity", within(_SERVING, "parity"), 45),
+    Check("lora", within(_TRAINING, "lora"), 35),
+    Check("publication", within(_SERVING, "publication"), 35),
+    Check("tests", within(_KERNELS, "tests"), 30),
+    Check("plain_loop", within(_TRAINING, "plain_loop"), 45),
+)
+"""The most valuable first: the last ones are left out where the time is over."""
+
+
+def allowance(check: Check, later: Sequence[Check], left: float) -> float:
+    """Seconds that `check` may take of those left, so that each of `later` keeps its share.
+
+    Where the shares are more than is left, all are less in the same ratio.
+    """
+    theirs = sum(each.seconds for each in later)
+    return left - theirs * min(1.0, left / (check.seconds + theirs))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One check that is over."""
+
+    name: str
+    state: State
+    seconds: float  # that it took
+    measured: dict[str, Any]
+    why: str = ""  # it failed, or was missed or left out
+
+
+@dataclass
+class Run:
+    """The checks of one call of the command, and its clock."""
+
+    checks: Sequence[Check]
+    out: Path
+    scratch: Path
+    began: float
+    limit_s: float
+    outcomes: list[Outcome] = field(default_factory=list)
+    current: BaseProcess | None = None  # leads a group of its own
+
+    def left(self) -> float:
+        """Seconds that checks may still take."""
+        return self.limit_s - RESERVE_S - (time.monotonic() - self.began)
+
+    def all(self, settings: Any) -> None:
+        """Run one check after the other, and write what was found after each."""
+        for number, check in enumerate(self.checks):
+            left = self.left()
+            if left < LEAST_S:
+                self.outcomes += [
+                    _left_out(each, "no time was left") for each in self.checks[number:]
+                ]
+                self.write()
+                return
+            outcome = self.one(check, settings, allowance(check, self.checks[number + 1 :], left))
+            self.outcomes.append(outcome)
+            print(f"{outcome.name}: {outcome.state} in {outcome.seconds:.1f} s {outcome.why}")
+            for key, value in outcome.measured.items():
+                print(f"    {key}: {value}")
+            sys.stdout.flush()
+            self.write()
+
+    def one(self, check: Check, settings: Any, seconds: float) -> Outcome:
+        """One check in a process of its own, ended after `seconds`."""
+        began = time.monotonic()
+        context = multiprocessing.get_context("fork")
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_child, args=(check, settings, sender))
+        process.start()
+        self.current = process
+        sender.close()
+        result: dict[str, Any] = {"state": "failed"}
+        try:
+            if receiver.poll(seconds):
+                result = json.loads(receiver.recv_bytes())
+            elif seconds < check.seconds:
+                result = {"state": "left_out", "why": f"not over in the {seconds:.0f} s left to it"}
+            else:
+                result["why"] = f"not over after {seconds:.0f} s"
+        except EOFError:  # it ended and reported nothing
+            process.join(END_S)
+            result["why"] = f"its process ended with {process.exitcode}; was it out of memory?"
+        process.join(END_S if "why" not in result else 0)
+        self.end_current()
+        spent = time.monotonic() - began
+        return Outcome(
+            check.name, result["state"], spent, result.get("found", {}), result.get("why", "")
+        )
+
+    def end_current(self) -> None:
+        """Kill the present check and what it has started; one that a driver holds is left behind."""
+        process, self.current = self.current, None
+        if process is None or process.pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        if process.is_alive():
+            process.kill()
+        process.join(END_S)
+
+    def write(self) -> None:
+        """The report so far."""
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        self.out.write_text(json.dumps(self.report(), indent=1) + "\n")
+
+    def report(self) -> dict[str, Any]:
+        """All of it, for the file; a check that has not begun is left out."""
+        over = {each.name for each in self.outcomes}
+        outcomes = [
+            *self.outcomes,
+            *(_left_out(each, "not over") for each in self.checks if each.name not in over),
+        ]
+        return {
+            "versions": versions(),
+            "not_installed": requirements(),
+            "seconds": round(time.monotonic() - self.began, 1),
+            "limit_s": self.limit_s,
+            "failed": [each.name for each in outcomes if each.state == "failed"],
+            "missed": {each.name: each.why for each in outcomes if each.state == "missed"},
+            "left_out": {each.name: each.why for each in outcomes if each.state == "left_out"},
+            "checks": {
+                each.name: {
+                    "state": each.state,
+                    "seconds": round(each.seconds, 1),
+                    "why": each.why,
+                    "measured": each.measured,
+                }
+                for each in outcomes
+            },
+        }
+
+    def finish(self) -> int:
+        """Print the last line; the exit status."""
+        report = self.report()
+        if report["left_out"]:
+            print(f"left out: {', '.join(report['left_out'])}")
+        print(json.dumps(report), flush=True)
+        return int(bool(report["failed"]))
+
+    def watch(self) -> None:
+        """End this process by the limit, whatever it waits for."""
+        left = max(0.1, self.limit_s - (time.monotonic() - self.began))
+        signal.signal(signal.SIGALRM, self._alarm)
+        signal.setitimer(signal.ITIMER_REAL, max(0.1, left - ALARM_S))
+        faulthandler.dump_traceback_later(left, exit=True)
+
+    def _alarm(self, _number: int, _frame: FrameType | None) -> None:
+        self.end_current()
+        self.write()
+        status = self.finish()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        os._exit(status)
+
+
+def _left_out(check: Check, why: str) -> Outcome:
+    return Outcome(check.name, "left_out", 0.0, {}, why)
+
+
+def _child(check: Check, settings: Any, sender: Connection) -> None:
+    """Run one check and send what it found, as JSON. It leads a group, so that all it starts ends with it."""
+    os.setsid()
+    _end_with_parent()
+    try:
+        result = {"state": "ok", "found": check.run(settings)}
+    except ImportError as error:
+        result = {"state": "missed", "why": f"{type(error).__name__}: {error}"}
+    except Exception as error:  # noqa: BLE001 - recorded
+        is_missed = type(error).__name__ in ("MissedError", "MissingPartError")
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:600]
+        result = {
+            "state": "missed" if is_missed else "failed",
+            "why": str(error)
+            if is_missed
+            else f"{text} ({Path(where.filename).name}:{where.lineno})",
+            "found": getattr(error, "found", {}),
+        }
+        if not is_missed:
+            traceback.print_exc()
+    sender.send_bytes(json.dumps(result).encode())
+    sender.close()
+
+
+def _end_with_parent() -> None:
+    """Ask Linux to kill this process when the one that started it ends."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def requirements() -> list[str]:
+    """Packages of pyproject.toml that are not installed."""
+    import re
+    import tomllib
+
+    tree = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    missing = []
+    for line in tree["project"]["dependencies"]:
+        found = re.match(r"[A-Za-z0-9_.-]+", line)
+        try:
+            metadata.version(found.group() if found else line)
+        except metadata.PackageNotFoundError:
+            missing.append(line)
+    return missing
+
+
+def versions() -> dict[str, str]:
+    """Of what decides which checks can run."""
+    found = {"python": sys.version.split()[0]}
+    for name in ("torch", "transformers", "safetensors", "peft", "vllm", "pytest"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = ""
+    return found
+
+
+def result_file(device: str, *, tiny: bool, only: Sequence[str]) -> Path:
+    """Where the report goes: a trial, or a part of the checks, replaces no result."""
+    if device.startswith("cuda") and not tiny and not only:
+        return RESULT
+    return Path(tempfile.gettempdir()) / "gpu-trial.json"
+
+
+def main() -> int:
+    """Run the checks in order until the time is over."""
+    began = time.monotonic()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="a small model on small screens")
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
+    parser.add_argument("--out", type=Path, help="the report's file")
+    options = parser.parse_args()
+    if unknown := set(options.only) - {check.name for check in CHECKS}:
+        parser.error(f"no such check: {', '.join(sorted(unknown))}")
+    checks = [
+        each for each in CHECKS if not options.only or each.name in options.only or each.is_needed
+    ]
+    out = options.out or result_file(options.device, tiny=options.tiny, only=options.only)
+    scratch = Path(tempfile.mkdtemp(prefix="gpu-check-", dir=_scratch()))
+    run = Run(checks, out, scratch, began, 60 * options.minutes)
+    run.watch()
+    _warn()
+    try:
+        from benchmarks.gpu.settings import Settings
+
+        for module in MODULES:
+            with contextlib.suppress(ImportError):  # each check says what it lacks
+                importlib.import_module(module)
+        run.all(Settings(options.device, options.tiny, scratch))
+    except ImportError as error:
+        print(f"nothing can be checked: {error}", file=sys.stderr)
+        run.outcomes += [Outcome(each.name, "missed", 0.0, {}, str(error)) for each in checks]
+        run.finish()
+        return 1
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    print(f"written to {out}")
+    return run.finish()
+
+
+def _warn() -> None:
+    """Say what is missing or old before anything runs."""
+    if missing := requirements():
+        print(f"not installed: {', '.join(missing)}", flush=True)
+    for name, oldest in TESTED.items():
+        found = versions()[name]
+        numbers = [int(part) for part in found.split("+")[0].split(".")[:2] if part.isdigit()]
+        if found and numbers < [int(part) for part in oldest.split(".")]:
+            print(f"{name} {found} is older than {oldest}: checks that need more are missed")
+
+
+def _scratch() -> str | None:
+    """Shared memory where it has room for a 7B and its publication, else the temporary directory."""
+    shared = Path("/dev/shm")
+    if shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 4 << 30:
+        return str(shared)
+    return None
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # a check that a driver holds would be waited for

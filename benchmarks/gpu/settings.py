@@ -1,0 +1,138 @@
+"""What the GPU checks share: settings, clocks, how a check says that it failed, the model.
+
+Needs torch alone until a check asks for a model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from benchmarks.gpu.parts import Size
+    from dart_cli.config.schema import Config
+
+ROOT = Path(__file__).resolve().parents[2]
+Found = dict[str, Any]
+
+
+class MissedError(Exception):
+    """This machine's packages cannot run a check."""
+
+
+class BrokenError(Exception):
+    """A promise does not hold; `found` is what was measured."""
+
+    def __init__(self, why: str, found: Found) -> None:
+        super().__init__(why)
+        self.found = found
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all checks share."""
+
+    device: str
+    tiny: bool
+    scratch: Path
+
+    @property
+    def size(self) -> Size:
+        """The model and its work."""
+        from benchmarks.gpu.parts import SEVEN_B, TINY
+
+        return TINY if self.tiny else SEVEN_B
+
+    @property
+    def shards(self) -> Path:
+        """Where `model` writes; raises MissedError if it did not get that far."""
+        folder = self.scratch / "shards"
+        if not (folder / "complete").exists():
+            raise MissedError("check `model` made no model")
+        return folder
+
+
+class Clock:
+    """Seconds on the device since it was made, or since `lap`."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self.lap()
+
+    def lap(self) -> float:
+        """Seconds since the last call, everything on the device done."""
+        if self._device.startswith("cuda"):
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        spent, self._since = now - getattr(self, "_since", now), now
+        return spent
+
+
+@contextmanager
+def peak_memory(device: str) -> Iterator[dict[str, float]]:
+    """Within, `gb` and `reserved_gb` are not known; afterwards they are the peak's; 0 on a CPU."""
+    found = {"gb": 0.0, "reserved_gb": 0.0}
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats()
+    yield found
+    if device.startswith("cuda"):
+        found["gb"] = torch.cuda.max_memory_allocated() / 1e9
+        found["reserved_gb"] = torch.cuda.max_memory_reserved() / 1e9
+
+
+def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The norm of the difference over that of `expected`."""
+    found, expected = found.detach(), expected.detach()
+    difference = torch.linalg.vector_norm(found.double() - expected.double())
+    return float(difference / torch.linalg.vector_norm(expected.double()))
+
+
+# --- the drawn model ------------------------------------------------------------------------------
+
+COMPARED_LAYERS = 4
+
+
+def config_of(settings: Settings, layers: int, **train: Any) -> Config:
+    """The configuration of a run on the first `layers` layers."""
+    from benchmarks.gpu.parts import folder_of
+    from dart_cli.config.schema import Config
+
+    folder = folder_of(settings.shards, settings.scratch / f"layers-{layers}", layers)
+    text = {
+        "model": {"path": str(folder), "dtype": "bfloat16", "freeze_vision": True},
+        "rollout": {"device": settings.device},
+        "train": {
+            "device": settings.device,
+            "pack_tokens": settings.size.pack_tokens,
+            "recompute": "layer",
+            "image_workers": 8,
+            "parity_every": 0,
+            **train,
+        },
+    }
+    return Config.model_validate(text)
+
+
+def written_layers(settings: Settings) -> int:
+    """How many layers `model` wrote."""
+    return len(list(settings.shards.glob("layer-*.safetensors")))
+
+
+def tokens_alone(settings: Settings) -> Any:
+    """The tokenizer and the preparer of the drawn model, without weights."""
+    from benchmarks.gpu.parts import folder_of
+    from dart_cli.policy.model import load_policy
+
+    folder = folder_of(settings.shards, settings.scratch / "layers-1", 1)
+    return load_policy(folder, "bfloat16", weights=False)
+
+
+def compared_layers(settings: Settings) -> int:
+    """Layers of the models that are compared with each other."""
+    return 1 if settings.tiny else min(COMPARED_LAYERS, written_layers(settings))

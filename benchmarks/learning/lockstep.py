@@ -1,0 +1,235 @@
+"""Rollouts and updates in one process, in turns: staleness exactly as requested, and repeatable.
+
+    Loop      plays a batch, keeps it until it is due, trains on it, and on each once more if asked to
+
+The engine, the learner, the episodes, the advantages and the order of replays are those of a run. Time
+plays no part: a fresh batch is trained on exactly `delay` versions after the weights that sampled it (fewer
+in the first `delay` updates, when there were no older weights).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from random import Random
+from statistics import mean
+
+from benchmarks.learning.lockstep_order import Use, uses_of
+from benchmarks.speed.playing import GroupMember, Played, Player, step_of
+from bus.messages import Batch
+from dart_cli.algo.schedule import MovingAverage, deviation_weights
+from dart_cli.config.schema import Config
+from dart_cli.config.task_split import trained_tasks
+from dart_cli.data.baselines import Baselines
+from dart_cli.data.batching import step_credit
+from dart_cli.data.chains import chained
+from dart_cli.data.curate import FinishedGroup, Member, curate, no_gradient
+from dart_cli.data.scheduler import task_seed
+from dart_cli.data.store.rows import BatchRow, MetricPoint, TrackerRow
+from dart_cli.engines.transformers_engine import TransformersEngine
+from dart_cli.policy.device import pick_device
+from dart_cli.policy.model import load_policy
+from dart_cli.train.learner import PolicyLearner
+from dart_cli.train.model import TrainModel
+from envs.base import Task
+
+
+@dataclass
+class Loop:
+    """Training with batches that wait for `delay` updates. Axis of `history`: the updates.
+
+    Each is trained on again as `train.reuse` and `train.reuse_gap` say.
+    """
+
+    config: Config
+    delay: int
+    groups: int  # of a batch, spread evenly over the tasks unless data.task_sampling = "deviation"
+    fresh: int = 0  # batches that were trained on, each counted once
+    trajectories: int = 0  # played for training
+    history: list[dict[str, float]] = field(default_factory=list)  # the learner's metrics
+
+    def __post_init__(self) -> None:
+        config = self.config
+        device = pick_device(config.train.device)
+        self.learner = PolicyLearner(TrainModel.load(config), config.train)
+        policy = load_policy(config.model.path, config.model.dtype, device, lora=config.model.lora)
+        self._tasks = trained_tasks(config)
+        self._engine = TransformersEngine(
+            policy,
+            max_batch=config.rollout.max_batch,
+            load_weights=lambda _directory, _mine: {
+                name: tensor.detach().clone()
+                for name, tensor in self.learner.model.weights().items()
+            },
+        )
+        self._player = Player(config, policy, self._engine)
+        self._uses = uses_of(config.train.reuse, config.train.reuse_gap)
+        self._coming: deque[Use] = deque()  # of the next updates, their batches played
+        self._held: dict[int, Batch] = {}  # by id, those that are due at least once more
+        self._batches = 0
+        self._baselines = Baselines(config, _Unsaved())
+        self._success = {task.id: MovingAverage() for task in self._tasks}
+
+    @property
+    def version(self) -> int:
+        """Of the weights that sample now: updates done."""
+        return len(self.history)
+
+    async def close(self) -> None:
+        """Stop the engine."""
+        await self._engine.close()
+
+    async def update(self) -> dict[str, float]:
+        """Play what will be trained on in `delay` versions, train, take the new weights."""
+        while len(self._coming) <= self.delay:
+            use = next(self._uses)
+            self._coming.append(use)
+            if not use.reused:
+                self._held[use.first] = await self._batch()
+        use = self._coming.popleft()
+        batch = self._held[use.first].model_copy(update={"reuse": use.reused})
+        if use.reused == self.config.train.reuse:
+            del self._held[use.first]
+        done = await asyncio.to_thread(self.learner.update, batch, self.version, self.version)
+        self._baselines.trained(done.metrics)
+        self.fresh += not use.reused
+        self.history.append(done.metrics | {"reuse": float(use.reused)})
+        await self._engine.update_weights(self.config.run.dir, self.version)
+        return done.metrics
+
+    async def success(self, episodes: int) -> float:
+        """On held-out episodes, each task counting alike; the same episodes at every call."""
+        planned = [
+            GroupMember(f"e{index}", 0, task, self.config.eval.seed + index, index)
+            for index, task in zip(range(episodes), _over(self._tasks), strict=False)
+        ]
+        played = await self._player.play(planned)
+        return mean(
+            mean(each.end.outcome == "pass" for each in played if each.planned.task is task)
+            for task in self._tasks
+        )
+
+    async def _batch(self) -> Batch:
+        """What can be learnt from of `groups` that the present weights play."""
+        self._batches += 1
+        seed, size = self.config.run.seed, self.config.data.group_size
+        first = (self._batches - 1) * self.groups
+        planned = [
+            GroupMember(
+                f"g{number:06d}",
+                member,
+                task,
+                task_seed(seed, number),
+                Random(f"{seed}:{number}:{member}").getrandbits(31),
+            )
+            for number, task in zip(
+                range(first, first + self.groups), self._drawn(first), strict=False
+            )
+            for member in range(size)
+        ]
+        played = await self._player.play(planned)
+        self.trajectories += len(played)
+        groups = [played[index : index + size] for index in range(0, len(played), size)]
+        for each in played:
+            task_id = each.planned.task.id
+            self._success[task_id] = self._success[task_id].add(each.end.outcome == "pass")
+        return batch_of(groups, self._batches, self.config, self._baselines, self.version)
+
+    def _drawn(self, first: int) -> Iterator[Task]:
+        """The tasks of the groups from number `first` on: in turn, or by their deviation."""
+        if self.config.data.task_sampling != "deviation":
+            return _over(self._tasks, first)
+        rates = [self._success[task.id].value for task in self._tasks]
+        weights = deviation_weights([None if p is None else p * (1 - p) for p in rates])
+        seed = self.config.run.seed
+        return (
+            Random(f"{seed}:{number}").choices(self._tasks, weights)[0] for number in count(first)
+        )
+
+
+class _Unsaved:
+    """What Baselines asks of a store, for a run that keeps nothing."""
+
+    def trackers(self) -> list[TrackerRow]:
+        """None from before."""
+        return []
+
+    def batches(self) -> list[BatchRow]:
+        """Likewise."""
+        return []
+
+    def metrics(self, _name: str, /) -> list[MetricPoint]:
+        """Likewise."""
+        return []
+
+    def save_trackers(self, rows: Iterable[TrackerRow]) -> None:
+        """See Store; a generator's rows are not made."""
+
+
+def batch_of(
+    groups: Sequence[Sequence[Played]],
+    number: int,
+    config: Config,
+    baselines: Baselines,
+    version: int,
+) -> Batch:
+    """One update's work, by the rules of a run: what teaches nothing is left out (curate.py).
+
+    `version` is that of the weights that played.
+    """
+    finished = [
+        FinishedGroup(
+            group[0].planned.group,
+            tuple(
+                Member(each.end.trajectory_id, each.end.outcome, len(each.records))
+                for each in group
+            ),
+            task_id=group[0].planned.task.id,
+        )
+        for group in groups
+    ]
+    by_tracker = baselines.in_use
+    fit = [
+        group
+        for group in finished
+        if no_gradient([(each.outcome, each.reward) for each in group.valid], alone=by_tracker)
+        is None
+    ]
+    curation = curate(
+        fit,
+        groups_per_batch=len(fit),
+        max_staleness=0,  # of nothing: the members do not say how old they are
+        advantage=config.data.advantage,
+        credit=step_credit(config.data),
+        tracking=baselines.tracking,
+    )
+    baselines.learn(curation.chosen, lambda _trajectory_id: version)
+    records = {
+        (record.trajectory_id, record.step): record
+        for group in groups
+        for each in group
+        for record in each.records
+    }
+    planned = [(records[each.trajectory_id, each.step], each) for each in curation.samples]
+    chains, samples = chained(
+        [step_of(record, each.advantage, each.group_id) for record, each in planned]
+    )
+    return Batch(
+        batch_id=number,
+        group_ids=[group.id for group in curation.chosen],
+        temperature=config.rollout.temperature,
+        chains=chains,
+        samples=samples,
+        images={record.image_hashes[-1]: record.screenshot for record, _ in planned},
+    )
+
+
+def _over(tasks: Sequence[Task], start: int = 0) -> Iterator[Task]:
+    """The tasks in turn, forever."""
+    index = start
+    while True:
+        yield tasks[index % len(tasks)]
+        index += 1

@@ -1,0 +1,70 @@
+"""Parts of benchmarks/speed/packing.py: episodes as long as asked for, whatever a random model writes.
+
+AnyClick   a codec in which every text is an action
+LongDesk   suite `desk` with its oracle at the mouse, one task after another
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+from dart_cli.config.schema import Config
+from dart_cli.config.task_split import trained_tasks
+from dart_cli.policy.coordinates import CoordinateMap
+from envs.actions import Action, ActionError, Click
+from envs.base import Observation, Verdict
+from envs.registry import make_env
+
+
+class AnyClick:
+    """The text seeds the place of a click."""
+
+    limits: Mapping[str, str] = {}
+
+    def parse(self, text: str, coordinates: CoordinateMap) -> Action:
+        """See Codec."""
+        rng = Random(text)
+        return Click(x=rng.randrange(coordinates.width), y=rng.randrange(coordinates.height))
+
+    def format(self, action: Action, coordinates: CoordinateMap, thought: str = "") -> str:  # noqa: ARG002
+        """See Codec."""
+        raise ActionError("no text is known to mean this")
+
+    def as_history(self, text: str) -> str:
+        """See Codec."""
+        return text
+
+
+class LongDesk:
+    """A GuiEnv whose screens change at each step: what is done is what the oracle would do.
+
+    Where a task ends, the next one begins, so an episode lasts as long as its lease lets it.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._env: Any = make_env(config.env.suite, **config.env.options)
+        self._tasks = trained_tasks(config)
+        self._seed = self._ended = 0
+
+    def reset(self, *, seed: int, options: Mapping[str, Any]) -> tuple[Observation, dict[str, Any]]:
+        """See GuiEnv."""
+        self._seed, self._ended = seed, 0
+        found: tuple[Observation, dict[str, Any]] = self._env.reset(seed=seed, options=options)
+        return found
+
+    def step(self, _: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """See GuiEnv; the action is another."""
+        observation, _reward, terminated, truncated, info = self._env.step(
+            self._env.oracle_action()
+        )
+        if terminated or truncated:
+            self._ended += 1
+            task = self._tasks[(self._seed + self._ended) % len(self._tasks)]
+            observation, info = self._env.reset(seed=self._seed, options={"task": task})
+        return observation, 0.0, False, False, info
+
+    def evaluate(self) -> Verdict:
+        """No task of all is the one."""
+        return Verdict("fail", "no task is the one")
