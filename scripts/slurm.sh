@@ -3,7 +3,7 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
 #SBATCH --signal=B:TERM@120
-# The processes of a run on the nodes of one Slurm job: docs/ray.md.
+# The processes of a run on the nodes of one Slurm job: docs/box.md.
 #
 #   sbatch --nodes 4 --gpus-per-node 8 scripts/slurm.sh CONFIG
 #   sbatch --nodes 6 --gpus-per-node 8 scripts/slurm.sh --train-nodes 2 CONFIG --set train.updates=500

@@ -9,7 +9,7 @@
 Real processes over the real bus and database; environments, engines and the optimizer take simulated
 time. The baseline is the coupled batch-wise loop in the same code, measured in the same invocation,
 interleaved, on the same machine; figures are medians over the repeats. The physical limit is the least of
-what environments, rollout workers and trainer can do (bound.py). docs/scheduling.md has the definitions and
+what environments, rollout workers and trainer can do (bound.py). docs/data.md has the definitions and
 the committed result.
 """
 

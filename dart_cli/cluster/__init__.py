@@ -9,7 +9,7 @@
     local_nodes  a cluster of several nodes on this host, for tests and benchmarks
 
 Nothing but this room imports Ray. The roles are the commands that a person would type on each host
-(docs/hosts.md): they reach each other over tcp with CURVE keys, and through Ray go the configuration, the
+(docs/box.md): they reach each other over tcp with CURVE keys, and through Ray go the configuration, the
 keys, what they print and the signals that end them. Ray's own calls travel as its pickles, among those who
 have its cluster's token; nothing that comes back to `dart up` is more than text, bytes and numbers.
 """

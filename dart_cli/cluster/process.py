@@ -155,7 +155,7 @@ class Ranks:
             self.output.feed_data(chunk)
 
     async def _all(self) -> int:
-        """The others end by themselves when one is gone (docs/ranks.md), or are killed."""
+        """The others end by themselves when one is gone (docs/box.md), or are killed."""
         waits = {asyncio.create_task(rank.wait()): rank for rank in self._ranks}
         pending = set(waits)
         while pending:

@@ -38,7 +38,7 @@ from dart_cli.runtime.supervisor import RESTARTS, Process
 
 NO_TOKEN = (
     "WARNING this Ray cluster asks for no token: who reaches its ports runs commands as you and reads the keys "
-    "of the run; see docs/ray.md, What Ray may do"
+    "of the run; see docs/box.md, What Ray may do"
 )
 _AT_HOME = ("data", "train", "eval")
 _ANSWER_S = SHARED_S + 30.0
@@ -189,7 +189,7 @@ class ClusterRun:
         return None
 
     async def _start_ranks(self, arguments: Sequence[str], ending: asyncio.Event) -> Process | None:
-        """A process of `dart train` for each rank, told who it is as torchrun would (docs/ranks.md)."""
+        """A process of `dart train` for each rank, told who it is as torchrun would (docs/box.md)."""
         assert self._home is not None
         port = await self._free_port(ending)
         ranks: list[RemoteProcess] = []

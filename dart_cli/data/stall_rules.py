@@ -43,7 +43,7 @@ TELLING_INVALID = 5
 NO_GRADIENT = {
     "all_fail": "the policy never solves these tasks: add easier ones, or record successes with "
     "`dart data collect`, then learn them with `dart tune`, or set data.pool and data.pool_ratio "
-    "(docs/troubleshooting.md)",
+    "(docs/operations.md)",
     "all_success": "the policy always solves these tasks: add harder ones, or end the run",
 }
 """Why a group was dropped -> the likely cause and its cure."""
@@ -67,7 +67,7 @@ _CLEARLY_FELL = 0.8  # of the first share
 _MALFORMED_WINDOWS = 4  # of completions, before the level alone is reported
 SUCCESSES_FIRST = (
     "successes to begin with, from `dart data collect`, then `dart tune` on them and a new run from that "
-    "folder; easier tasks; or a lower train.lr (docs/troubleshooting.md)"
+    "folder; easier tasks; or a lower train.lr (docs/operations.md)"
 )
 
 

@@ -8,7 +8,7 @@
     point_codec    the same, where it is a PointCodec
 
 The languages are in `codecs/`: `compact` (the tiny model), `uitars` (UI-TARS text), tool calls, calls of
-pyautogui, and GLM's (docs/families.md); one of your own is named as file.py:MyCodec (docs/extend-codec.md).
+pyautogui, and GLM's (docs/families.md); one of your own is named as file.py:MyCodec (docs/policy.md).
 Texts are parsed by a grammar, by json or by ast, never evaluated; a text that is no action raises ActionError and
 nothing else. Torch-free: environment processes import it.
 """
@@ -150,5 +150,5 @@ def lacks_points(name: str) -> str:
     """What to do with a codec that does not tell its points, as one line."""
     return (
         f'policy.codec: {name} lacks {" and ".join(POINT_PARTS)}, which policy.pointing = "pointer" needs; '
-        'add them (docs/extend-codec.md), or set policy.pointing = "text"'
+        'add them (docs/policy.md), or set policy.pointing = "text"'
     )

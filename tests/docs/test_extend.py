@@ -15,9 +15,11 @@ from scripts import small_models
 ROOT = Path(__file__).parents[2]
 
 
-def blocks(page: str, language: str) -> list[str]:
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+def blocks(heading: str, language: str) -> list[str]:
+    """The blocks of a section of docs/policy.md."""
+    page = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
+    section = page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
 
 
 def run_shown(code: str, folder: Path) -> None:
@@ -40,11 +42,11 @@ def test_the_guide_to_a_codec_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
-    [shown] = blocks("extend-codec.md", "python")
+    [shown] = blocks("Add a codec", "python")
     run_shown(shown, tmp_path)
     text = capsys.readouterr().out
     assert text.startswith('Now this.\n{"do": ')
-    [command] = blocks("extend-codec.md", "bash")
+    [command] = blocks("Add a codec", "bash")
     assert dart(command) == 0
     told = capsys.readouterr()
     assert "episode" in told.out
@@ -55,12 +57,12 @@ def test_the_guide_to_a_model_family_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    make, compare, tests = blocks("extend-model.md", "bash")
+    make, compare, tests = blocks("Add a class of models", "bash")
     _, script, *arguments = shlex.split(make)
     assert script == "scripts/small_models.py"
     monkeypatch.setattr("sys.argv", [script, *arguments])
     small_models.main()
-    [shown] = blocks("extend-model.md", "python")
+    [shown] = blocks("Add a class of models", "python")
     run_shown(shown, tmp_path)
     assert "<|vision_start|>...<|vision_end|>click the box" in capsys.readouterr().out
     assert dart(compare) == 0
@@ -68,6 +70,6 @@ def test_the_guide_to_a_model_family_runs(
 
 
 def test_the_places_of_the_guide_to_a_model_family_exist() -> None:
-    text = (ROOT / "docs" / "extend-model.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
     for path, name in re.findall(r"`(dart_cli/[\w/]+\.py)`: `(\w+)`", text):
         assert name in (ROOT / path).read_text(encoding="utf-8"), path

@@ -38,6 +38,20 @@ def test_paths_that_a_page_names_exist(page: Path) -> None:
     assert [path for path in sorted({*NAMED.findall(text)}) if not any(ROOT.glob(path))] == []
 
 
+def test_pages_that_code_names_exist() -> None:
+    """Messages and docstrings lead to pages; so do scripts and configurations."""
+    places = [*CODE, "scripts", "benchmarks", "configs"]
+    files = [path for place in places for path in (ROOT / place).rglob("*") if path.is_file()]
+    missing = {
+        f"{relative(path)}: {name}"
+        for path in files
+        if path.suffix in {".py", ".toml", ".sh", ".md", ""}
+        for name in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text(encoding="utf-8"))
+        if not (ROOT / name).is_file()
+    }
+    assert missing == set()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_modules_that_a_page_names_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")

@@ -57,11 +57,11 @@ def _codec_problem(config: Config) -> str:
     except Exception as error:  # noqa: BLE001 - of the user's own property
         return f"= {shown(name)} cannot be used: {type(error).__name__}: {error}"
     if lacking:
-        return f"= {shown(name)} lacks {', '.join(lacking)}; docs/extend-codec.md has one in full"
+        return f"= {shown(name)} lacks {', '.join(lacking)}; docs/policy.md has one in full"
     if no_points and policy.pointing == "pointer":
         return (
             f'= {shown(name)} lacks {" and ".join(no_points)}, which policy.pointing = "pointer" needs; add '
-            'them (docs/extend-codec.md), or set policy.pointing = "text"'
+            'them (docs/policy.md), or set policy.pointing = "text"'
         )
     if policy.history == "evict" and (change := _changed_in_history(codec)):
         return (

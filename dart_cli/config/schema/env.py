@@ -18,7 +18,7 @@ from dart_cli.config.schema.base import (
 
 
 class JudgeConfig(Section):
-    """A second model that judges episodes: docs/judge.md."""
+    """A second model that judges episodes: docs/eval.md."""
 
     use: Literal["missing", "check"] = "missing"
     """`missing`: it gives the verdict of tasks that have no evaluator, and of no others. `check`: of these

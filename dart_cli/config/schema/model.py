@@ -24,7 +24,7 @@ POINT_PARTS = ("write_point", "find_points")
 
 
 class LoraConfig(Section):
-    """Adapters of low rank, trained in place of the weights: docs/lora.md."""
+    """Adapters of low rank, trained in place of the weights: docs/tune.md."""
 
     rank: int = Field(default=32, ge=1, le=512)
     """Columns of an adapter: a layer of I inputs and O outputs trains `rank` x (I + O) numbers."""
@@ -73,7 +73,7 @@ class PolicyConfig(Section):
     codec: Annotated[str, one_of(CODECS, "file.py:MyCodec")] = "compact"
     """The model's action language: `compact` (tiny model), `uitars` (UI-TARS text), the `toolcall` codecs
     (calls of Qwen's computer_use and mobile_use), `pyautogui`, `scalecua`, `glm`, or your own as `package.module:Codec` or `file.py:Codec`
-    (docs/extend-codec.md). Which model writes which: docs/families.md."""
+    (docs/policy.md). Which model writes which: docs/families.md."""
 
     coordinates: Literal["thousandths", "thousand", "resized", "unit"] = "thousandths"
     """Numbers in actions: `thousandths`, 0-999 of each side; `thousand`, 0-1000 (Qwen2-VL, Qwen3-VL);

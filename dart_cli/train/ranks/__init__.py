@@ -1,4 +1,4 @@
-"""The processes that train one model together (docs/ranks.md).
+"""The processes that train one model together (docs/box.md).
 
 group         what a rank needs of the others, and the group of one rank
 distributed   the ranks as one torch.distributed group, and what rank 0 tells the others

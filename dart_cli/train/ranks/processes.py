@@ -7,7 +7,7 @@
 ranks itself, each with the same `dart train`. Rank 0 alone holds the bus, the loop, the weight channel and
 the curves. Others hold nothing that the run could lose: when any rank ends or hangs, all end within
 `train.rank_deadline_s`, rank 0 with exit code 1, so that `dart up` starts `dart train` again, which
-resumes from its checkpoint (docs/ranks.md).
+resumes from its checkpoint (docs/box.md).
 """
 
 from __future__ import annotations
