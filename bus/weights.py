@@ -27,8 +27,8 @@ class SyncReply(Reply):
 class SyncRequest(Request):
     """rollout -> data: may I take newer weights? Held until a permit is free.
 
-    At most sync.concurrent workers hold a permit. It is given back by SyncDone, by asking again,
-    by the worker's death, or after sync.deadline_s.
+    At most weights.concurrent workers hold a permit. It is given back by SyncDone, by asking again,
+    by the worker's death, or after PERMIT_S of dart_cli/config/schema/weights.py.
     """
 
     reply_type: ClassVar[type[Reply]] = SyncReply

@@ -103,9 +103,9 @@ async def _give_weights(address: str, folder: Path) -> None:
     """Publish a set and return once the rollout worker serves it: before that it reads nothing."""
     import torch
 
-    from dart_cli.weights.file import publish
+    from dart_cli.weights.file import FileChannel
 
-    found = publish({"w": torch.zeros(1)}, folder, policy_version=2)
+    found = FileChannel(folder).publish({"w": torch.zeros(1)}, 2)
     message = WeightsPublished(
         policy_version=2, path=str(found.path), digest=found.digest, updates=2
     )
@@ -302,8 +302,7 @@ def readers(run_dir: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     from dart_cli.runtime.run_dir import read_run
     from dart_cli.status.absent import why_absent
     from dart_cli.train.checkpoints.checkpoint import load_newest
-    from dart_cli.weights.delta_chain import newest_version
-    from dart_cli.weights.manifest import check_complete
+    from dart_cli.weights.manifest import check_complete, newest_version
 
     def read_all() -> None:
         with open_reader(run_dir) as reader:

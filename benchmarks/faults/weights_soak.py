@@ -60,9 +60,8 @@ from dart_cli.env.router import RolloutRouter
 from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.runtime.background import background
 from dart_cli.train.assembly import make_channel
-from dart_cli.weights.base import KnownVersion
 from dart_cli.weights.broadcast.channel import BroadcastChannel
-from dart_cli.weights.manifest import versions
+from dart_cli.weights.manifest import KnownVersion, versions
 from envs.registry import load_suite, make_env
 from scripts import tiny_model as tiny
 from tests.engines.exact import Weights, replayed_logprobs
@@ -91,8 +90,6 @@ max_tokens = {tokens}
 threads = 1
 [weights]
 channel = "{channel}"
-[sync]
-deadline_s = 30
 [up]
 rollouts = {workers}
 """

@@ -77,8 +77,8 @@ ARMS = {
         _arm("coupled-batch", "coupled, batch-wise", "batch", _COUPLED),
         _arm("oversample", "over-sample, discard", "april", _COUPLED, "data.recycle=false"),
         _arm("april", "APRIL", "april", _COUPLED),
-        _arm("all-at-once", "decoupled, all sync at once", "rollout", "sync.concurrent=0"),
-        _arm("rolling", "decoupled, rolling sync", "rollout", "sync.concurrent=1"),
+        _arm("all-at-once", "decoupled, all sync at once", "rollout", "weights.concurrent=0"),
+        _arm("rolling", "decoupled, rolling sync", "rollout", "weights.concurrent=1"),
     )
 }
 """By name, in their order of presentation."""

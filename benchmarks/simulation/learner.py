@@ -17,8 +17,7 @@ from benchmarks.simulation.times import Times
 from bus.messages import Batch, StepMismatch
 from dart_cli.config.schema import Config
 from dart_cli.train.base import SavedState, Tensors
-from dart_cli.weights.base import TensorStream
-from dart_cli.weights.publication import stream_of
+from dart_cli.weights.flat_weights import TensorStream, stream_of
 
 _NAME = "timed.updates"
 

@@ -57,13 +57,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bus.weights import WeightsPublished
 from dart_cli.train.publishing import Publications
 from dart_cli.train.sharded import published
-from dart_cli.weights.atomic_directory import atomic_directory
-from dart_cli.weights.base import TensorStream
 from dart_cli.weights.file import FileChannel
-from dart_cli.weights.flat_weights import FlatWeights, TensorSpec, specs_of
-from dart_cli.weights.manifest import MANIFEST, WEIGHTS
-from dart_cli.weights.publication import stream_of
-from dart_cli.weights.storage import Storage, free_shared_memory
+from dart_cli.weights.flat_weights import FlatWeights, TensorStream, specs_of, stream_of
+from dart_cli.weights.manifest import MANIFEST, WEIGHTS, TensorSpec
+from dart_cli.weights.storage import Storage, atomic_directory, free_shared_memory
 
 WIDTH = 1024
 ROWS = 4

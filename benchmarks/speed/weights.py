@@ -1,7 +1,7 @@
 """How long new weights take from the trainer to all engines, over each channel.
 
-    python benchmarks/speed/weights.py [--sizes 10,100,1000,2000] [--workers 1,2,4] [--channels file,delta,gloo]
-                                 [--updates 4] [--skip-updates] [--out benchmarks/results/weights.json]
+    python benchmarks/speed/weights.py [--sizes 10,100,1000,2000] [--workers 1,2,4] [--channels file,gloo]
+                                 [--out benchmarks/results/weights.json]
 
 For each size (MB) random bfloat16 tensors are published and taken by workers in processes of their own.
 Each copies them into tensors of its own, as an engine does while it stands still; as in a run, one worker
@@ -17,15 +17,13 @@ at a time holds a permit for that, and what is broadcast is received before it:
     still_share  still_s / total_s
     times_one    total_s / that of one worker
 
-`file`, `delta` (one value in 200 has moved, as an update at a learning rate of 1e-6 does in bfloat16) and
-`gloo` (a broadcast over loopback). The limits in the same run: a plain copy in memory, a plain copy of the
+`file`, and `gloo` (a broadcast over loopback); one value in 200 has moved, as an update at a learning rate of
+1e-6 does in bfloat16. The limits in the same run: a plain copy in memory, a plain copy of the
 file in shared memory and beside it, and the same bytes through a plain socket over loopback to each of N
 receivers at once (`loopback_N_s`). Each figure is the median of `--rounds` versions after the first, in wall
 seconds: say what else ran. Sizes that the free memory has no room for are left out by name. With `--out` rows
 of other settings that the file has are kept, so that one table can be measured in parts.
-
-Then consecutive updates of the shipped tiny model by the real learner on batches that it played, in
-float32 and bfloat16: bytes of each delta over those of the set. The last line is JSON.
+The last line is JSON.
 """
 
 from __future__ import annotations
@@ -55,31 +53,24 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bus.endpoints import TRAIN, Endpoints
-from bus.messages import ActRequest, Batch, Sampling
-from bus.packed import float64s, int32s
 from bus.replier import Replier
 from bus.requester import Requester
-from dart_cli.config.schema import Config, ModelConfig, TrainConfig
-from dart_cli.data.chains import chained
-from dart_cli.data.store.rows import BatchStep
 from dart_cli.runtime.background import background
-from dart_cli.weights import delta
-from dart_cli.weights.base import Published, Receiver, WeightChannel
 from dart_cli.weights.broadcast.channel import BroadcastChannel
 from dart_cli.weights.broadcast.group import Transport
 from dart_cli.weights.broadcast.receiver import BroadcastReceiver
 from dart_cli.weights.file import FileChannel, load
 from dart_cli.weights.flat_weights import FlatWeights, specs_of
-from dart_cli.weights.mirror import DeltaReceiver
+from dart_cli.weights.manifest import Published
+from dart_cli.weights.receiver import Receiver
 from dart_cli.weights.storage import free_shared_memory
 
 TENSORS = 20
 MOVED = 200
 """One value in so many changes between two versions."""
 CHUNK_BYTES = 32 << 20
-CHANNELS = {"file": (6, 1), "delta": (6, 2), "gloo": (5, 2)}
+CHANNELS = {"file": (6, 1), "gloo": (5, 2)}
 """Channel -> sets that the trainer and its files take together, and each worker."""
-LEARNING_RATES = (4e-4, 1e-6)
 DEADLINE_S = 600.0
 
 Tensors = dict[str, torch.Tensor]
@@ -92,8 +83,6 @@ def main() -> None:
     parser.add_argument("--workers", default="1,2,4", help="how many, by commas")
     parser.add_argument("--channels", default=",".join(CHANNELS), help="by commas")
     parser.add_argument("--rounds", type=int, default=3, help="versions measured for each")
-    parser.add_argument("--updates", type=int, default=4, help="updates of the tiny model")
-    parser.add_argument("--skip-updates", action="store_true")
     parser.add_argument("--beside", default="nothing", help="what else runs, for the record")
     parser.add_argument("--out", type=Path, help="also write the JSON here")
     parser.add_argument("--worker", nargs=5, help=argparse.SUPPRESS)
@@ -128,12 +117,9 @@ def main() -> None:
                     row["times_one"] = round(float(row["total_s"]) / one, 2)
                 rows.append(row)
                 print(row, flush=True)
-    updates = [] if arguments.skip_updates else tiny_deltas(arguments.updates)
-    for row in updates:
-        print(row, flush=True)
     load_average = os.getloadavg()[0]
     if arguments.out and arguments.out.exists():
-        rows, updates = merged(json.loads(arguments.out.read_text(encoding="utf-8")), rows, updates)
+        rows = merged(json.loads(arguments.out.read_text(encoding="utf-8")), rows)
     result = {
         "benchmark": "weights",
         "unit": "seconds, MB/s",
@@ -141,7 +127,6 @@ def main() -> None:
         "load_average": round(load_average, 1),
         "beside": arguments.beside,
         "rows": rows,
-        "deltas": updates,
     }
     line = json.dumps(result)
     if arguments.out:
@@ -149,9 +134,7 @@ def main() -> None:
     print(line)
 
 
-def merged(
-    before: dict[str, Any], rows: list[dict[str, object]], updates: list[dict[str, object]]
-) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
+def merged(before: dict[str, Any], rows: list[dict[str, object]]) -> list[dict[str, object]]:
     """The rows of an earlier result that are not measured again, and the new ones, by size."""
 
     def key(row: dict[str, object]) -> tuple[object, ...]:
@@ -161,7 +144,7 @@ def merged(
     for row in rows:
         known = found.get(key(row), {}) if row["channel"] == "limit" else {}
         found[key(row)] = {**known, **row}  # loopback to other numbers of receivers stays
-    return [found[each] for each in sorted(found)], updates or before["deltas"]
+    return [found[each] for each in sorted(found)]
 
 
 # --- channels -------------------------------------------------------------------------------
@@ -235,7 +218,7 @@ async def worker_process(
 
 
 async def one(
-    channel: WeightChannel,
+    channel: FileChannel,
     workers: list[asyncio.subprocess.Process],
     tensors: Tensors,
     version: int,
@@ -290,19 +273,11 @@ async def line_of(worker: asyncio.subprocess.Process) -> Any:
     return json.loads(line)
 
 
-def make_channel(name: str, run_dir: Path) -> WeightChannel:
+def make_channel(name: str, run_dir: Path) -> FileChannel:
     """The trainer's end, with the defaults of the configuration."""
-    files = FileChannel(
-        run_dir / "weights",
-        keep=2,
-        shared=True,
-        delta=name == "delta",
-        copies=name == "gloo",
-        whole_every=1 if name == "file" else 8,
-    )
-    if name != "gloo":
-        return files
-    return BroadcastChannel(files, Transport("gloo"))
+    if name == "gloo":
+        return BroadcastChannel(run_dir / "weights", Transport("gloo"), 2, shared=True)
+    return FileChannel(run_dir / "weights", 2, shared=True)
 
 
 async def work(name: str, folder: str, number: str, megabytes: str, rounds: str) -> None:
@@ -311,9 +286,7 @@ async def work(name: str, folder: str, number: str, megabytes: str, rounds: str)
     mine = random_set(float(megabytes))
     async with Requester(Endpoints(run_dir).address(TRAIN), peer="train") as train:
         receiver: Receiver | None = None
-        if name == "delta":
-            receiver = DeltaReceiver(run_dir / worker)
-        elif name == "gloo":
+        if name == "gloo":
             receiver = BroadcastReceiver(
                 worker, train, run_dir / worker, Transport("gloo"), DEADLINE_S
             )
@@ -420,104 +393,6 @@ def timed(action: Callable[[], object], rounds: int) -> float:
         action()
         took.append(time.monotonic() - began)
     return round(statistics.median(took), 4)
-
-
-# --- deltas of real updates -----------------------------------------------------------------
-
-
-def tiny_deltas(updates: int) -> list[dict[str, object]]:
-    """Bytes of the deltas between consecutive updates of the shipped tiny model."""
-    from dart_cli.train.learner import PolicyLearner
-    from dart_cli.train.model import TrainModel
-
-    batches = [played(number) for number in range(1, updates + 1)]
-    rows: list[dict[str, object]] = []
-    for dtype in ("float32", "bfloat16"):
-        for rate in LEARNING_RATES:
-            config = Config(
-                model=ModelConfig(path="builtin:tiny", dtype=dtype),
-                train=TrainConfig(lr=rate, updates=updates, pack_tokens=1024),
-            )
-            learner = PolicyLearner(TrainModel.load(config), config.train)
-            with tempfile.TemporaryDirectory() as folder:
-                channel = FileChannel(Path(folder), keep=updates + 1, delta=True, whole_every=1000)
-                made = [channel.resume(learner.model.weights(), 0)]
-                for done, batch in enumerate(batches):
-                    learner.update(batch, done)
-                    made.append(channel.publish(learner.model.weights(), done + 1))
-                told = [delta.read(each.path) for each in made[1:]]
-            rows.append(
-                {
-                    "dtype": dtype,
-                    "lr": rate,
-                    "set_bytes": made[0].size_bytes,
-                    "delta_bytes": [each.size_bytes for each in told],
-                    "share": [round(each.size_bytes / made[0].size_bytes, 4) for each in told],
-                    "changed": [round(each.changed / each.values, 4) for each in told],
-                }
-            )
-    return rows
-
-
-def played(number: int) -> Batch:
-    """First steps that the shipped model plays in suite `mini`, with rewards by parity."""
-    from dart_cli.engines.responder import PolicyResponder
-    from dart_cli.engines.transformers_engine import TransformersEngine
-    from dart_cli.policy.model import load_policy
-    from envs.base import content_hash
-    from envs.registry import load_suite, make_env
-
-    engine = TransformersEngine(load_policy("builtin:tiny"), max_batch=32)
-    responder = PolicyResponder(engine.policy, engine)
-    tasks = list(load_suite("mini").tasks.values())
-    images: dict[str, bytes] = {}
-
-    async def one_step(index: int) -> BatchStep:
-        env = make_env("mini")
-        task = tasks[index % len(tasks)]
-        seen, info = env.reset(seed=100 * number + index, options={"task": task})
-        env.close()
-        completion = await responder.answer(
-            ActRequest(
-                trajectory_id=f"t{index}",
-                step=0,
-                instruction=str(info.get("instruction", task.instruction)),
-                turns=[],
-                screenshot=seen.screenshot,
-                width=seen.width,
-                height=seen.height,
-                sampling=Sampling(temperature=1.0, max_tokens=12, seed=100 * number + index),
-            )
-        )
-        key = content_hash(seen.screenshot)
-        images[key] = seen.screenshot
-        return BatchStep(
-            group_id=f"t{index}",
-            trajectory_id=f"t{index}",
-            step=0,
-            prompt_token_ids=int32s(completion.prompt_token_ids),
-            token_ids=int32s(completion.sampled.token_ids),
-            behaviour_logprobs=float64s(completion.sampled.behaviour_logprobs),
-            version_spans=completion.sampled.version_spans,
-            image_hashes=[key],
-            advantage=1.0 if index % 2 else -1.0,
-            weight=1.0,
-        )
-
-    async def all_of_them() -> list[BatchStep]:
-        steps = await asyncio.gather(*(one_step(index) for index in range(16)))
-        await engine.close()
-        return steps
-
-    chains, samples = chained(asyncio.run(all_of_them()))
-    return Batch(
-        batch_id=number,
-        group_ids=["g"],
-        temperature=1.0,
-        chains=chains,
-        samples=samples,
-        images=images,
-    )
 
 
 if __name__ == "__main__":

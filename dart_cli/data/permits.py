@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from bus.messages import Heartbeat
 from bus.weights import SyncDone
+from dart_cli.config.schema.weights import PERMIT_S
 
 IsAhead = Callable[[int, int], bool]
 """Whether a worker that serves the second version should take the first, a later one."""
@@ -33,11 +34,14 @@ class Permits:
     """
 
     def __init__(
-        self, concurrent: int, deadline_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        concurrent: int,
+        deadline_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`concurrent` workers hold a counted permit at once; 0 for all."""
+        """`concurrent` workers hold a counted permit at once; 0 for all. `deadline_s` by default PERMIT_S."""
         self._concurrent = concurrent
-        self.deadline_s = deadline_s
+        self.deadline_s = PERMIT_S if deadline_s is None else deadline_s
         self._clock = clock
         self._out: dict[str, _Permit] = {}
         self._asking: dict[str, int] = {}  # worker -> version it serves, first asked first

@@ -137,9 +137,8 @@ class DataService:
         self._advanced_at = self._started  # monotonic seconds of the newest of _ADVANCES
         self._changed = asyncio.Event()
         self._lease_queue = LeaseQueue(self.ledger)
-        sync = config.sync
         # Coupled, all workers update together: nothing is served meanwhile that permits protect.
-        self._permits = Permits(0 if config.data.coupled else sync.concurrent, sync.deadline_s)
+        self._permits = Permits(0 if config.data.coupled else config.weights.concurrent)
         self._watch = WorkerWatch(
             self.ledger, self._permits, Liveness(DEAD_AFTER_S), Usage(store.usage())
         )
@@ -147,7 +146,7 @@ class DataService:
         self._overview = Overview(config, store, self.ledger, scheduler, tasks, self._watch)
         self._loader = BatchLoader(store.path)
         self._one_batch = asyncio.Lock()
-        self._sync_queue = SyncQueue(sync, store, self.ledger, self._permits)
+        self._sync_queue = SyncQueue(config.weights.concurrent, store, self.ledger, self._permits)
         self._published_suspended = False
         self._ending = False  # this process, not the run
         self._publisher: Publisher | None = None

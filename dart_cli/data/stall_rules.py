@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bus.snapshot import OwnView, ProcessView, Snapshot, StallView, WaitView
+from dart_cli.config.schema.weights import PERMIT_S
 
 KINDS = (
     *("gone", "stopped", "silent", "environment", "engine", "permit"),
@@ -131,7 +132,7 @@ def _held_permits(seen: Snapshot) -> Iterator[StallView]:
                 who=holder,
                 since_s=held_s,
                 text=f"{_named(others)} waits for {holder}, which has held the permit to take new "
-                f"weights for {held_s:.0f} s; after sync.deadline_s the next one may, "
+                f"weights for {held_s:.0f} s; after {PERMIT_S:.0f} s the next one may, "
                 f"logs/{holder}.log shows what it does",
             )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 
 from bus.weights import SyncDone, SyncReply, SyncRequest
-from dart_cli.config.schema import SyncConfig
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.permits import Permits
 from dart_cli.data.store.writer import Store
@@ -17,8 +16,8 @@ from dart_cli.data.store.writer import Store
 class SyncQueue:
     """Answers workers as Permits grants them the newest weights."""
 
-    def __init__(self, sync: SyncConfig, store: Store, ledger: Ledger, permits: Permits) -> None:
-        self._sync = sync
+    def __init__(self, concurrent: int, store: Store, ledger: Ledger, permits: Permits) -> None:
+        self._concurrent = concurrent  # weights.concurrent
         self._store = store
         self._ledger = ledger
         self._permits = permits
@@ -55,7 +54,7 @@ class SyncQueue:
         holders = self._permits.holders
         return SyncReply(
             reason=f"{' and '.join(holders)} must have taken weights first; "
-            f"sync.concurrent = {self._sync.concurrent}"
+            f"weights.concurrent = {self._concurrent}"
         )
 
     def grant(self) -> None:

@@ -74,7 +74,7 @@ class WorkerWatch:
         for worker in self._permits.expire():
             is_changed = True
             log.warning(
-                "%s has not taken weights within sync.deadline_s = %g; the next one may",
+                "%s has not taken weights within %g s; the next one may",
                 *(worker, self._permits.deadline_s),
             )
         self.usage.tend(time.monotonic())

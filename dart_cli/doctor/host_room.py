@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dart_cli.config.schema import Config
+from dart_cli.config.schema.weights import WHOLE_EVERY
 from dart_cli.config.screens import image_cache_bytes, vllm_image_cache_gb
 from dart_cli.doctor.episode_tokens import EpisodeForm
 from dart_cli.doctor.shape import Shape
@@ -110,10 +111,10 @@ def host_plan(
     # A version of whole weights is published with its frozen tensors, one of adapters is adapters alone.
     frozen = 0 if setup.adapters else wide * (shape.parameters - trained)
     changed = wide * trained
-    copies = config.weights.delta or config.weights.channel != "file"
+    copies = config.weights.channel != "file"
     sets, whole = config.weights.keep + 1, changed + frozen
-    if copies:  # each whole set has the frozen tensors; between two of them there are deltas
-        sets = min(sets, 2 + (config.weights.keep - 1) // config.weights.whole_every)
+    if copies:  # each whole set has the frozen tensors; between two of them there are manifests
+        sets = min(sets, 2 + (config.weights.keep - 1) // WHOLE_EVERY)
         shared = sets * whole + rollouts * whole  # each worker's own copy
     else:
         shared = sets * changed + frozen
@@ -151,7 +152,7 @@ def _of_trainer(
     wide, trained = WIDTH[config.model.dtype], trained_parameters(shape, setup)
     published = wide * (trained if setup.adapters else shape.parameters)
     episodes = config.data.group_size * config.data.groups_per_batch
-    copies = config.weights.delta or config.weights.channel != "file"
+    copies = config.weights.channel != "file"
     size = published if copies else wide * trained
     publication = (1 + copies) * (size if config.train.device == "cpu" else pinned(size))
     features = 0

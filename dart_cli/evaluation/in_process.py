@@ -7,7 +7,7 @@
     InProcessPolicy   an episode's policy: asks a Responder directly
     MemorySink        an episode's sink: keeps its steps in memory
     lease_of          the lease that `dart data` would give
-    loaded_model      the configured engine with the weights to play; chosen_weights, take_weights
+    loaded_model      the configured engine with the weights to play; chosen_weights
     RandomPolicy      an episode's policy that clicks anywhere: the baseline of a success rate
     random_click      what a random player does in `dart env play` and `dart env check`
 
@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import tempfile
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -49,7 +48,7 @@ from envs.actions import Click
 from envs.base import Task
 
 if TYPE_CHECKING:
-    from dart_cli.engines.base import Engine, Model, Responder
+    from dart_cli.engines.base import Model, Responder
     from dart_cli.evaluation.results import Mode
 
 logger = logging.getLogger(__name__)
@@ -339,7 +338,7 @@ async def loaded_model(
         model = await asyncio.to_thread(load_model, config)
     try:
         if directory is not None:
-            await take_weights(model.engine, directory, version)
+            await model.engine.update_weights(directory, version)
         yield model
     finally:
         await model.engine.close()
@@ -350,8 +349,7 @@ def chosen_weights(config: Config, weights: Path | None) -> tuple[Path | None, i
 
     Raises UserError for a directory that does not exist, WeightsError for one without weights.
     """
-    from dart_cli.weights.delta_chain import newest_version
-    from dart_cli.weights.manifest import read_manifest
+    from dart_cli.weights.manifest import newest_version, read_manifest
 
     if weights is not None:
         found = newest_version(weights)
@@ -362,23 +360,3 @@ def chosen_weights(config: Config, weights: Path | None) -> tuple[Path | None, i
         return weights, read_manifest(weights).policy_version
     found = newest_version(weights_dir(config))
     return (None, -1) if found is None else (found.path, found.policy_version)
-
-
-async def take_weights(engine: Engine, directory: Path, version: int) -> None:
-    """Let the engine serve a published version; one that is stored as deltas is rebuilt first.
-
-    Raises WeightsError if it cannot be read or does not fit.
-    """
-    from dart_cli.weights.manifest import WEIGHTS
-    from dart_cli.weights.mirror import DeltaReceiver
-
-    if (directory / WEIGHTS).exists():
-        await engine.update_weights(directory, version)
-        return
-    with tempfile.TemporaryDirectory(prefix="dart-weights-") as scratch:
-        receiver = DeltaReceiver(Path(scratch) / "copy")
-        try:
-            received = await receiver.receive(directory, version, digest="")
-            await engine.update_weights(received.source, version)
-        finally:
-            receiver.close()

@@ -22,8 +22,8 @@ from dart_cli.config.schema import Config, LoraConfig
 from dart_cli.policy.model import load_policy, weight_tensors
 from dart_cli.train.checkpoints.saved_weights import lora_not_stored, newest_weights
 from dart_cli.weights import manifest
-from dart_cli.weights.delta_chain import newest_version
 from dart_cli.weights.file import load
+from dart_cli.weights.manifest import newest_version
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def published_weights(config: Config, version: int | None) -> Trained:
         newest = newest_version(directory)
         if newest is None:
             raise WeightsError(
-                f"{directory}: none of its versions can be rebuilt; see `dart export --checkpoint`"
+                f"{directory}: none of its versions is whole; see `dart export --checkpoint`"
             )
         version = newest.policy_version
     if version not in present:

@@ -2,5 +2,4 @@
 
 worker      the process: loads the engine, answers ActRequest, follows what data announces
 sync        permit, receive, take, report: new weights while the old ones serve
-receivers   the worker's end of the weight channel
 """

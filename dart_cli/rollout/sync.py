@@ -5,7 +5,7 @@
 
 Each announced set is first prepared: over a broadcast all workers receive it together while they serve
 (dart_cli/weights/broadcast), also while they wait for permits; files are not touched. Then one round:
-SyncRequest to data, held until it is this worker's turn (at most sync.concurrent workers take weights at
+SyncRequest to data, held until it is this worker's turn (at most weights.concurrent workers take weights at
 once, so that the others serve); the reply names the newest set at that moment, so versions in between
 are skipped; the set is received over the run's channel (dart_cli/weights) where it was not prepared,
 and checked; the engine takes it in flight; SyncDone returns the permit and reports how long each part
@@ -34,11 +34,12 @@ from bus.messages import RunState
 from bus.requester import RequestClient
 from bus.weights import SyncDone, SyncReply, SyncRequest
 from dart_cli.config.schema import LoraConfig
+from dart_cli.config.schema.weights import PERMIT_S
 from dart_cli.engines.base import Engine, UpdateTiming
 from dart_cli.policy.weight_set import directory_of
 from dart_cli.runtime.background import background
-from dart_cli.weights.base import Received, Receiver
 from dart_cli.weights.manifest import check_adapters
+from dart_cli.weights.receiver import Received, Receiver
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ _ELSEWHERE = (
     "weights.directory to a folder that all hosts see"
 )
 REPORT_S = 5.0
-"""How long SyncDone is tried; data frees a permit that is not returned after sync.deadline_s."""
+"""How long SyncDone is tried; data frees a permit that is not returned after PERMIT_S."""
 
 
 class HeartbeatReporter(WaitReporter, Protocol):
@@ -290,7 +291,7 @@ class WeightSync:
         try:
             await self._data.request(done, REPORT_S)
         except (DeadlineError, *_REFUSALS) as error:
-            log.warning("%s; data takes the permit back after sync.deadline_s", error)
+            log.warning("%s; data takes the permit back after %.0f s", error, PERMIT_S)
 
 
 def _is_here(path: Path) -> bool:

@@ -8,6 +8,7 @@
     WeightSync        Requester to data: permits to take new weights, and reports  (sync.py)
     HeartbeatSender   a heartbeat each second: address, version, load, what it waits for
     load_model        the engine that the configuration asks for
+    receiving         the worker's end of the weight channel
 
 The worker keeps no state of an episode: any request may come to any worker. It answers nothing
 until it has taken a published weight set, so every completion carries a version that exists.
@@ -26,7 +27,7 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
+from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT, TRAIN
 from bus.errors import EngineError, EngineGoneError, PromptError, ProtocolError
 from bus.heartbeat import HeartbeatSender, Load, awaited
 from bus.messages import (
@@ -47,14 +48,15 @@ from dart_cli.config import endpoints as limits
 from dart_cli.config.endpoints import own_address, run_curve, run_endpoints
 from dart_cli.config.models import model_folder
 from dart_cli.config.schema import MODEL_ENGINES, Config
+from dart_cli.config.schema.weights import PERMIT_S
 from dart_cli.config.screens import image_cache_bytes, vllm_image_cache_gb
 from dart_cli.engines.base import Engine, Model, PromptEncoder, load_own_engine
-from dart_cli.rollout.receivers import receiving
 from dart_cli.rollout.sync import WeightSync
 from dart_cli.runtime.background import background, unless_stopped
 from dart_cli.runtime.phase_timer import PREFIX
 from dart_cli.runtime.telemetry import receive_telemetry
 from dart_cli.runtime.waits import data_awaited, told_waits
+from dart_cli.weights.receiver import FileReceiver, Receiver
 
 if TYPE_CHECKING:
     from dart_cli.policy.model import LoadedPolicy
@@ -135,6 +137,29 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
             service.stopping = True
             heartbeat.beat()
             await replier.close(DRAIN_S)
+
+
+@contextlib.asynccontextmanager
+async def receiving(config: Config, worker: str) -> AsyncIterator[Receiver]:
+    """The receiver of `worker`. Raises RunDirectoryError, ConfigError."""
+    async with contextlib.AsyncExitStack() as stack:
+        receiver: Receiver = FileReceiver()
+        if config.weights.channel != "file":
+            from dart_cli.weights.broadcast.group import Transport
+            from dart_cli.weights.broadcast.receiver import BroadcastReceiver
+
+            address, curve = run_endpoints(config).address(TRAIN), run_curve(config)
+            train = await stack.enter_async_context(
+                Requester(address, name=worker, peer="train", curve=curve)
+            )
+            transport = Transport(
+                config.weights.channel, own_address(config), config.rollout.device
+            )
+            receiver = BroadcastReceiver(
+                worker, train, config.run.dir / "copies" / worker, transport, PERMIT_S
+            )
+        stack.callback(receiver.close)
+        yield receiver
 
 
 def load_prompt_encoder(config: Config) -> PromptEncoder:

@@ -12,29 +12,20 @@ from dart_cli.config.engines import made_by_own
 from dart_cli.config.schema import Config
 from dart_cli.train.base import Learner
 from dart_cli.train.checkpoints.identity import model_identity
-from dart_cli.weights.base import WeightChannel
 from dart_cli.weights.broadcast.channel import BroadcastChannel
 from dart_cli.weights.broadcast.group import Transport
 from dart_cli.weights.file import FileChannel
 
 
-def make_channel(config: Config) -> WeightChannel:
+def make_channel(config: Config) -> FileChannel:
     """The weight channel that a configuration asks for. Raises RunDirectoryError, ConfigError."""
     weights = config.weights
-    broadcasts = weights.channel != "file"
-    files = FileChannel(
-        weights_dir(config).absolute(),
-        weights.keep,
-        shared=weights.directory is None,
-        delta=weights.delta,
-        copies=broadcasts,
-        whole_every=weights.whole_every if broadcasts or weights.delta else 1,
-        lora=config.model.lora,
-    )
+    directory, shared = weights_dir(config).absolute(), weights.directory is None
+    lora = config.model.lora
     if weights.channel == "file":
-        return files
+        return FileChannel(directory, weights.keep, shared=shared, lora=lora)
     transport = Transport(weights.channel, own_address(config), config.train.device)
-    return BroadcastChannel(files, transport)
+    return BroadcastChannel(directory, transport, weights.keep, shared=shared, lora=lora)
 
 
 def identity_of(config: Config) -> str:

@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from bus.messages import REPLAY_METRIC, Batch, StepMismatch
-from dart_cli.weights.base import TensorStream
+from dart_cli.weights.flat_weights import TensorStream
 
 Tensors = dict[str, torch.Tensor]
 

@@ -25,7 +25,7 @@ The order of an update, and what a crash after each step costs:
                   after the last complete checkpoint are trained again from it: TrainerHello names
                   its last batch, data serves the later ones again, in order
     announce      workers hold weights that no checkpoint holds: the resumed trainer publishes its
-                  own under the next number (WeightChannel.resume), so versions never decrease, and
+                  own under the next number (FileChannel.resume), so versions never decrease, and
                   what they sampled is as old as it would have been (dart_cli/data/lineage.py)
 
 A version is announced before the next one begins. The last one of a run is announced before its update
@@ -75,7 +75,8 @@ from dart_cli.train.metric_writer import MetricWriter
 from dart_cli.train.publishing import Publications
 from dart_cli.train.ranks.board import is_ranked
 from dart_cli.train.ranks.processes import Ranks
-from dart_cli.weights.base import KnownVersion, Publication, Published
+from dart_cli.weights.file import Publication
+from dart_cli.weights.manifest import KnownVersion, Published
 
 if TYPE_CHECKING:
     from dart_cli.train.ranks.lead import RankedLearner

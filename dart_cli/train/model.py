@@ -43,8 +43,7 @@ from dart_cli.train.sharded import (
     published,
     whole_on_rank_0,
 )
-from dart_cli.weights.base import TensorStream
-from dart_cli.weights.publication import stream_of
+from dart_cli.weights.flat_weights import TensorStream, stream_of
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from bus.weights import WeightsPublished
-from dart_cli.weights.base import Publication, Published
+from dart_cli.weights.file import Publication
+from dart_cli.weights.manifest import Published
 
 Announce = Callable[[WeightsPublished], Awaitable[None]]
 

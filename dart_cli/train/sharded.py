@@ -55,8 +55,8 @@ from dart_cli.policy.forward import use_batched_vision
 from dart_cli.policy.lora import first_adapters
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.shard_files import PolicyFiles, fill, fill_buffers
-from dart_cli.weights.base import TensorStream
-from dart_cli.weights.flat_weights import TensorSpec, specs_of
+from dart_cli.weights.flat_weights import TensorStream, specs_of
+from dart_cli.weights.manifest import TensorSpec
 
 _distributed: Any = torch.distributed  # whose type stubs lack what is used here
 Root = TypeVar("Root", bound=nn.Module)

@@ -1,8 +1,7 @@
 """Weights as files: one directory per version, complete or absent, never changed.
 
     FileChannel    publishes versions beside training and removes old ones (the trainer's end)
-    publish        tensors -> DIRECTORY/v000012/{model.safetensors, manifest.json}, atomically
-    holds          whether a version is exactly these weights
+    Publication    a version on its way: copied first, then digested and written
     load           the tensors of a version, checked against its manifest and the model
 
 A version is written under another name, synced to disk and renamed, so a reader sees all of it or
@@ -10,24 +9,19 @@ nothing; its manifest describes it (manifest.py). Old versions are removed: a re
 files open keeps them (POSIX); a later reader gets a WeightsError and requests the newest instead
 (dart_cli/rollout/sync.py).
 
-A publication copies the tensors to host memory; from there they are digested and written in a thread
-(publication.py). One publication at a time: the copy is a set's size, and lasts until the next one has
+A publication copies the tensors to host memory (flat_weights.TensorCopy); from there they are digested and
+written in a thread. One publication at a time: the copy is a set's size, and lasts until the next one has
 its own.
-
-The directory of a version that is not whole holds the manifest and, with `delta`, the changes since
-the version before (delta.py). Every `whole_every`th is whole, and the last one when the trainer exits.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -36,133 +30,188 @@ from safetensors import SafetensorError
 
 from bus.errors import WeightsError
 from dart_cli.config.schema import LoraConfig
-from dart_cli.weights import delta
-from dart_cli.weights.atomic_directory import atomic_directory
-from dart_cli.weights.base import KnownVersion, Publication, Published, TensorStream
-from dart_cli.weights.delta_chain import newest_version, rebuild, routes, take_first_working
-from dart_cli.weights.flat_weights import FlatWeights, check_finite, check_fit, read_whole, specs_of
-from dart_cli.weights.layout import Layout, ShapeAndType, layout_of
+from dart_cli.weights.flat_weights import (
+    FlatWeights,
+    TensorCopy,
+    TensorStream,
+    check_finite,
+    check_fit,
+    is_on_gpu,
+    read_whole,
+    specs_of,
+    stream_of,
+)
 from dart_cli.weights.manifest import (
     FROZEN,
     MANIFEST,
     WEIGHTS,
+    KnownVersion,
     Manifest,
+    Published,
+    TensorSpec,
     check_files,
+    layout_of,
+    newest_version,
     path_of,
     published,
     read_manifest,
     versions,
 )
-from dart_cli.weights.publication import (
-    BackgroundPublication,
-    TensorCopy,
-    is_on_gpu,
-    stream_of,
-)
-from dart_cli.weights.storage import Storage
+from dart_cli.weights.storage import Storage, atomic_directory
 
-log = logging.getLogger(__name__)
+PUBLISH_S = 900.0
+"""Longest time of a publication: some 100 GB on a slow disk."""
 
 
-class Version:
-    """A published version and the trainer's own copy of it."""
+@dataclass(frozen=True)
+class Copied:
+    """The copy of a set."""
 
-    def __init__(self, published: Published, tensors: FlatWeights) -> None:
-        self.published = published
-        self.tensors = tensors
-        self._lock = threading.Lock()  # of what follows
-        self._readers = 0
-        self._is_taken = False
-
-    @contextmanager
-    def read(self) -> Iterator[FlatWeights]:
-        """The copy, which does not change inside. Raises WeightsError if a later version has its memory."""
-        with self._lock:
-            if self._is_taken:
-                raise WeightsError(f"v{self.published.policy_version} is no longer in memory")
-            self._readers += 1
-        try:
-            yield self.tensors
-        finally:
-            with self._lock:
-                self._readers -= 1
-
-    def take(self, layout: Layout) -> FlatWeights | None:
-        """Its memory, for a later version of `layout`; None if it is read now, or another size."""
-        with self._lock:
-            if self._readers or self._is_taken or self.tensors.layout != layout:
-                return None
-            self._is_taken = True
-            return self.tensors
+    flat: FlatWeights
+    frozen: Mapping[str, torch.Tensor]  # those that are not in it: the model's own
 
 
-@dataclass
-class FileChannel:
-    """Weight sets in `directory`, of which the newest `keep` are kept. See WeightChannel.
+class Publication:
+    """A version on its way, in a daemon thread. Any thread may call, and each wait has a deadline.
 
-    `lora` has the settings of the adapters that are published, and is stored with each version.
-    `shared` puts the tensors into shared memory if they fit. With `delta` or `copies` the newest
-    version is kept in memory as `last`, and only each `whole_every`th is written whole, and also a
-    version whose chain of deltas would be no smaller than a whole set. The memory of the one before is
-    the next one's, since allocating takes longer than copying.
+    An error of the work in the background is raised by the first wait after it, and by each later one.
     """
 
-    directory: Path
-    keep: int = 3
-    shared: bool = False
-    delta: bool = False
-    copies: bool = False
-    whole_every: int = 1
-    lora: LoraConfig | None = None
-    last: Version | None = field(default=None, init=False)
-    _replaced: Version | None = field(default=None, init=False)  # by `last`
-    _frozen: frozenset[str] = field(default=frozenset(), init=False)
-    _since_whole: int = field(default=0, init=False)  # versions
-    _chain_bytes: int = field(default=0, init=False)  # of deltas since then
-    _before: Path | None = field(default=None, init=False)  # the last version of this process
-    _opened: Storage | None = field(default=None, init=False)
-    _publication: BackgroundPublication[_Copied] | None = field(default=None, init=False)
-    _buffer: FlatWeights | None = field(default=None, init=False)  # see _reused
+    def __init__(
+        self,
+        target: Path,
+        policy_version: int,
+        copy: Callable[[], Copied],
+        finish: Callable[[Copied], Published],
+        began: float | None = None,
+    ) -> None:
+        """Runs `copy`, then `finish` on what that returned. `began` in monotonic seconds, by default now."""
+        self.policy_version = policy_version
+        self._target = target
+        self._began = time.monotonic() if began is None else began
+        self._took = 0.0
+        self._published: Published | None = None
+        self._error: BaseException | None = None
+        self._is_told = False  # the error was raised
+        self._copied, self._over = threading.Event(), threading.Event()
+        threading.Thread(
+            target=self._run, args=(copy, finish), name="publication", daemon=True
+        ).start()
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether `copied` returns or raises at once."""
+        return self._copied.is_set()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether `result` returns or raises at once."""
+        return self._over.is_set()
+
+    @property
+    def seconds(self) -> float:
+        """Since it began; once it is over, the seconds that it took."""
+        return self._took if self.is_over else time.monotonic() - self._began
+
+    def copied(self) -> None:
+        """Wait until the tensors may change: the channel has a copy. Raises WeightsError."""
+        self._wait(self._copied, "copied")
+
+    def result(self) -> Published:
+        """Wait until the version is complete: digested and written. Raises WeightsError."""
+        self._wait(self._over, "complete")
+        assert self._published is not None
+        return self._published
+
+    def settle(self) -> None:
+        """Wait until it is over. Raises its error if no wait has raised it yet."""
+        if not (self._over.is_set() and self._is_told):
+            self.result()
+
+    def _wait(self, event: threading.Event, state: str) -> None:
+        left_s = self._began + PUBLISH_S - time.monotonic()
+        if not event.wait(max(left_s, 0.0)):
+            raise WeightsError(
+                f"{self._target} is not {state} after {PUBLISH_S:.0f} s; does its disk hang?"
+            )
+        if self._error is not None:
+            self._is_told = True
+            raise self._error
+
+    def _run(
+        self, copy: Callable[[], Copied], finish: Callable[[Copied], Published]
+    ) -> None:  # which hold the tensors, and go with the thread
+        try:
+            copied = copy()
+            self._copied.set()
+            self._published = finish(copied)
+        except BaseException as error:  # noqa: BLE001 - raised by the next wait
+            self._error = error
+        self._took = time.monotonic() - self._began
+        self._copied.set()
+        self._over.set()
+
+
+class FileChannel:
+    """The trainer's end of the channel `file`: weight sets in `directory`. A published version never changes."""
+
+    def __init__(
+        self,
+        directory: Path,
+        keep: int = 3,
+        *,
+        shared: bool = False,
+        lora: LoraConfig | None = None,
+    ) -> None:
+        """The newest `keep` versions are kept.
+
+        `shared` puts the tensors into shared memory if they fit. `lora` has the settings of the adapters that
+        are published, and is stored with each version.
+        """
+        self.directory = directory
+        self._keep = keep
+        self._shared = shared
+        self._lora = lora
+        self._frozen: frozenset[str] = frozenset()
+        self._before: Path | None = None  # the last version of this process
+        self._opened: Storage | None = None
+        self._publication: Publication | None = None
+        self._buffer: FlatWeights | None = None  # sets are copied to it before they are written
 
     def begin(
         self, tensors: TensorStream | Mapping[str, torch.Tensor], policy_version: int
     ) -> Publication:
-        """Copy the tensors, then write a version and remove old ones. See WeightChannel."""
+        """Begin to make `tensors` by name available as `policy_version`, all at once.
+
+        They must not change until `Publication.copied` has returned. There is one publication at a
+        time: the next waits until the one before is over, and raises its error if it was not raised yet.
+        A publication fails with WeightsError if the version exists with other weights or cannot be
+        written.
+        """
         if self._publication is not None:
             self._publication.settle()
         began = time.monotonic()
         stream = tensors if isinstance(tensors, TensorStream) else stream_of(tensors)
         target = path_of(self.directory, policy_version)
-        finish: Callable[[_Copied], Published]
-        if target.exists():
-            flat = None
-            finish = partial(self._republish, target)
-        elif self._copies:
-            flat = self._taken(stream.specs)
-            finish = partial(self._publish_copy, target, policy_version)
-        else:
-            flat = self._reused({n: s for n, s in stream.specs.items() if n not in self._frozen})
-            finish = partial(self._publish_whole, target, policy_version)
         source = TensorCopy(stream)
 
-        def copy() -> _Copied:
-            into = flat or FlatWeights.in_memory(stream.specs, pinned=is_on_gpu())
-            return _Copied(into, source.into(into))
+        def copy() -> Copied:
+            into = self._memory({n: s for n, s in stream.specs.items() if n not in self._frozen})
+            return Copied(into, source.into(into))
 
         if stream.is_gathered:
             made = copy()
             copy = lambda: made  # noqa: E731
-        self._publication = BackgroundPublication(
-            target, policy_version, copy, partial(self._complete, finish), began=began
-        )
+        finish = partial(self._complete, target, policy_version)
+        self._publication = Publication(target, policy_version, copy, finish, began)
         return self._publication
 
     def publish(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> Published:
-        """Write a version and remove old ones. See WeightChannel."""
+        """Begin a publication and wait for its result. Raises WeightsError."""
         return self.begin(tensors, policy_version).result()
 
     def newest(self) -> Published | None:
-        """The newest version that can be rebuilt, None before the first."""
+        """The newest whole version, None before the first."""
         return newest_version(self.directory)
 
     def resume(
@@ -174,12 +223,15 @@ class FileChannel:
     ) -> Published:
         """Publish the weights of a trainer that starts or restarts, at `policy_version` or later.
 
+        `frozen` names the tensors that no later version will change; `known` is the newest version
+        that the run's ledger has, which the directory may lack: it was moved, copied or emptied.
+
         A trainer that resumed from its checkpoint has other weights than the versions published after
         that checkpoint. Those numbers are taken, and so is every number up to that of `known`: its
         weights become the next version, so that for the workers versions only rise and each number
         means one set of weights.
         """
-        self._frozen = frozenset(frozen) if not self._copies else frozenset()
+        self._frozen = frozenset(frozen)
         taken = max([-1 if known is None else known.policy_version, *versions(self.directory)])
         if policy_version <= taken and not self._is_the_same(taken, tensors, known):
             return self.publish(tensors, taken + 1)
@@ -190,190 +242,120 @@ class FileChannel:
     ) -> bool:
         """Whether `version` is here with these weights, and means no others to the run's ledger."""
         path = path_of(self.directory, version)
-        if not path.exists() or not holds(path, tensors, self.lora):
+        if not path.exists() or not self._holds(path, tensors):
             return False
         if known is None or known.policy_version != version:
             return True
         return published(path, read_manifest(path)).digest == known.digest
 
     def close(self) -> None:
-        """Move the kept versions to disk, the newest whole. Raises WeightsError."""
+        """Move the kept versions to disk, the one on its way included. Raises WeightsError."""
         publication, self._publication = self._publication, None
         try:
             if publication is not None:
                 publication.settle()
         finally:
-            self._close()
+            if self._opened is not None:
+                try:
+                    self._to_disk(self._opened)
+                except OSError as error:
+                    raise WeightsError(
+                        f"{self.directory}: its weights cannot be written to disk: {error}; is it full?"
+                    ) from None
+                self._opened.close()
+                self._opened = self._buffer = None
 
-    def _close(self) -> None:
-        if self._opened is None:
-            return
-        try:
-            if self.last is not None and not (self.last.published.path / WEIGHTS).exists():
-                draft = self.last.published.path / f".{WEIGHTS}.draft"
-                self.last.tensors.write(draft)
-                draft.replace(self.last.published.path / WEIGHTS)
-            for version in reversed(versions(self.directory)):
-                for file in (WEIGHTS, FROZEN):
-                    self._opened.keep(path_of(self.directory, version) / file)
-        except OSError as error:
-            raise WeightsError(
-                f"{self.directory}: its weights cannot be written to disk: {error}; is it full?"
-            ) from None
-        self._opened.close()
-        self._opened = self.last = self._replaced = self._buffer = None
-
-    @property
-    def _copies(self) -> bool:
-        return self.delta or self.copies
+    def _to_disk(self, storage: Storage) -> None:
+        for version in reversed(versions(self.directory)):
+            for file in (WEIGHTS, FROZEN):
+                storage.keep(path_of(self.directory, version) / file)
 
     @property
     def _storage(self) -> Storage:
         if self._opened is None:
             try:
-                self._opened = Storage(self.directory, shared=self.shared)
+                self._opened = Storage(self.directory, shared=self._shared)
             except OSError as error:
                 raise WeightsError(f"{self.directory} cannot be written: {error}") from None
         return self._opened
 
-    def _reused(self, specs: Mapping[str, ShapeAndType]) -> FlatWeights:
-        """The memory that sets are copied to before they are written; allocating it takes long."""
+    # --- in the publication's thread ----------------------------------------------------------
+
+    def _memory(self, specs: Mapping[str, TensorSpec]) -> FlatWeights:
+        """What the next set is copied to; allocating it takes longer than copying."""
         if self._buffer is None or self._buffer.layout != layout_of(specs):
             self._buffer = None  # freed before the next is allocated
             self._buffer = FlatWeights.in_memory(specs, pinned=is_on_gpu())
         return self._buffer
 
-    def _taken(self, specs: Mapping[str, ShapeAndType]) -> FlatWeights | None:
-        """The memory of the version before the last; None if there is none that fits and is not read."""
-        replaced, self._replaced = self._replaced, None
-        return None if replaced is None else replaced.take(layout_of(specs))
-
-    # --- in the publication's thread ----------------------------------------------------------
-
-    def _complete(self, finish: Callable[[_Copied], Published], copied: _Copied) -> Published:
-        complete = finish(copied)
+    def _complete(self, target: Path, policy_version: int, copied: Copied) -> Published:
+        if not target.exists():
+            complete = self._write(target, policy_version, copied)
+        elif self._holds(target, {**copied.flat.tensors, **copied.frozen}):
+            complete = published(target, read_manifest(target))
+        else:
+            raise WeightsError(
+                f"{target} exists with other weights; a version is never published twice"
+            )
         self._before = complete.path
         self._remove_old()
         return complete
 
-    def _republish(self, target: Path, copied: _Copied) -> Published:
-        """Return the existing version if it holds these weights; else raise WeightsError."""
-        tensors = copied.flat.tensors
-        if not holds(target, tensors, self.lora):
-            raise WeightsError(
-                f"{target} exists with other weights; a version is never published twice"
-            )
-        complete = published(target, read_manifest(target))
-        if self._copies and (self.last is None or self.last.published != complete):
-            self._replaced, self.last = self.last, Version(complete, copied.flat)
-            self._since_whole = (
-                self.whole_every
-            )  # the last whole version is unknown: the next is whole
-        return complete
-
-    def _publish_whole(self, target: Path, policy_version: int, copied: _Copied) -> Published:
-        """Write the whole set, and frozen tensors where the version before has not got them."""
-        return _write_version(
-            target,
-            policy_version,
-            copied,
-            self._storage,
-            before=self._before,
-            lora=self.lora,
+    def _holds(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Whether the version at `path` is complete and holds exactly `tensors`, adapters of these settings."""
+        try:
+            held = load(path, tensors)
+            settings = read_manifest(path).lora
+        except WeightsError:
+            return False
+        return settings == self._lora and all(
+            torch.equal(held[name], tensor.cpu()) for name, tensor in tensors.items()
         )
 
-    def _publish_copy(self, target: Path, policy_version: int, copied: _Copied) -> Published:
-        """Write the changes, or the whole set where it is due or no larger."""
-        copy = copied.flat
-        manifest = copy.manifest(policy_version).model_copy(update={"lora": self.lora})
-        before = self.last
-        fits = before is not None and before.tensors.layout == copy.layout
-        is_whole = not fits or self._since_whole + 1 >= self.whole_every
-        storage = self._storage  # makes the directory
+    def _write(self, target: Path, policy_version: int, copied: Copied) -> Published:
+        """Write the whole set, and frozen tensors where the version before has not got them."""
+        flat, storage = copied.flat, self._storage
         try:
             with atomic_directory(target) as draft:
-                if self.delta and fits and before is not None:
-                    base = before.published.policy_version, before.published.digest
-                    made = delta.write(draft, base, policy_version, before.tensors, copy)
-                    self._chain_bytes += made.size_bytes
-                    is_whole = is_whole or self._chain_bytes >= manifest.size_bytes
-                    log.info(
-                        "v%d: %d of %d values changed since v%d, %.2f of %.2f MB",
-                        *(policy_version, made.changed, made.values, base[0]),
-                        *(made.size_bytes / 1e6, manifest.size_bytes / 1e6),
-                    )
-                if is_whole:
-                    copy.write(storage.make(draft / WEIGHTS, manifest.size_bytes))
-                _write_manifest(draft, manifest)
-        except OSError as error:
+                file = storage.make(draft / WEIGHTS, flat.layout.size_bytes)
+                manifest = flat.manifest(policy_version, flat.write_digested(file))
+                if copied.frozen:
+                    manifest = _joined(manifest, self._write_frozen(copied.frozen, draft))
+                return self._described(target, draft, manifest)
+        except (OSError, SafetensorError) as error:
             raise WeightsError(f"{target} cannot be written: {error}; is the disk full?") from None
-        self._since_whole = 0 if is_whole else self._since_whole + 1
-        self._chain_bytes = 0 if is_whole else self._chain_bytes
-        self._replaced, self.last = before, Version(published(target, manifest), copy)
-        return self.last.published
+
+    def _described(self, target: Path, draft: Path, manifest: Manifest) -> Published:
+        """Write the manifest of the version that `target` will be. Raises OSError."""
+        manifest = manifest.model_copy(update={"lora": self._lora})
+        (draft / MANIFEST).write_text(manifest.text(), encoding="utf-8")
+        return published(target, manifest)
+
+    def _write_frozen(self, tensors: Mapping[str, torch.Tensor], draft: Path) -> Manifest:
+        """The manifest of the frozen tensors' file, linked from the version before if that holds the same."""
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        known = read_manifest(self._before) if self._before is not None else None
+        if self._before is None or known is None or set(known.frozen) != tensors.keys():
+            file = self._storage.make(draft / FROZEN, size)
+            return FlatWeights.in_file(specs_of(tensors), file).fill(tensors).manifest(0)
+        os.link(self._before / FROZEN, draft / FROZEN, follow_symlinks=False)
+        kept = {name: known.tensors[name] for name in known.frozen}
+        return Manifest(policy_version=known.policy_version, size_bytes=size, tensors=kept)
 
     def _remove_old(self) -> None:
-        """Remove all but the newest `keep` and the versions from which these can be rebuilt."""
+        """Remove all but the newest `keep`, and the newest whole one that is no newer than these."""
         present = versions(self.directory)
-        oldest = present[-self.keep :][0]
-        needed = max(
-            (
-                version
-                for version in present
-                if version <= oldest and (path_of(self.directory, version) / WEIGHTS).exists()
-            ),
-            default=oldest,
-        )
+        oldest = present[-self._keep :][0]
+        whole = [
+            version
+            for version in present
+            if version <= oldest and (path_of(self.directory, version) / WEIGHTS).exists()
+        ]
         for version in present:
-            if version < needed:
+            if version < max(whole, default=oldest):
                 # A version that cannot be removed is tried again after the next publication.
                 shutil.rmtree(path_of(self.directory, version), ignore_errors=True)
         self._storage.sweep()
-
-
-def publish(
-    tensors: Mapping[str, torch.Tensor],
-    directory: Path,
-    policy_version: int,
-    storage: Storage | None = None,
-    *,
-    frozen: Collection[str] = (),
-    before: Path | None = None,
-    lora: LoraConfig | None = None,
-) -> Published:
-    """Write `tensors` as `directory`/v<version>, complete at once.
-
-    Publishing the same weights as the same version again changes nothing. Tensors named by `frozen`
-    have a file of their own, which is linked from the version at `before` if that has it. `lora` has
-    the settings of adapters. Raises WeightsError if the version exists with other weights, or cannot be written.
-    """
-    target = path_of(directory, policy_version)
-    if target.exists():
-        if not holds(target, tensors, lora):
-            raise WeightsError(
-                f"{target} exists with other weights; a version is never published twice"
-            )
-        return published(target, read_manifest(target))
-    trained = {name: each for name, each in tensors.items() if name not in frozen}
-    unchanged = {name: each for name, each in tensors.items() if name in frozen}
-    copied = _Copied(FlatWeights.in_memory(specs_of(trained)).fill(trained), unchanged)
-    try:
-        storage = storage or Storage(directory, shared=False)
-    except OSError as error:
-        raise WeightsError(f"{target} cannot be written: {error}; is the disk full?") from None
-    return _write_version(target, policy_version, copied, storage, before=before, lora=lora)
-
-
-def holds(path: Path, tensors: Mapping[str, torch.Tensor], lora: LoraConfig | None = None) -> bool:
-    """Whether the version at `path` is complete and holds exactly `tensors`, adapters of `lora`."""
-    try:
-        held = load(path, tensors)
-        settings = read_manifest(path).lora
-    except WeightsError:
-        return False
-    return settings == lora and all(
-        torch.equal(held[name], tensor.cpu()) for name, tensor in tensors.items()
-    )
 
 
 def load(path: Path, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -384,67 +366,10 @@ def load(path: Path, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Te
     """
     manifest = read_manifest(path)
     check_fit(path, manifest, expected)
-    tensors = _read(path, manifest)
+    check_files(path, manifest)
+    tensors = read_whole(path, manifest)
     check_finite(path, tensors.items())
     return tensors
-
-
-def _read(path: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
-    """The tensors of a version, from its own files or by deltas. Raises WeightsError."""
-    candidates = routes(path, manifest)
-    if not candidates or (path / WEIGHTS).exists():
-        check_files(path, manifest)
-        return read_whole(path, manifest)
-    target = FlatWeights.in_memory(manifest.tensors)
-    take_first_working(candidates, lambda route: rebuild(route, manifest, target), "")
-    return target.tensors
-
-
-@dataclass(frozen=True)
-class _Copied:
-    """The copy of a set."""
-
-    flat: FlatWeights
-    frozen: Mapping[str, torch.Tensor]  # those that are not in it: the model's own
-
-
-def _write_version(
-    target: Path,
-    policy_version: int,
-    copied: _Copied,
-    storage: Storage,
-    *,
-    before: Path | None,
-    lora: LoraConfig | None,
-) -> Published:
-    """Write a whole version. Raises WeightsError."""
-    flat = copied.flat
-    try:
-        with atomic_directory(target) as draft:
-            file = storage.make(draft / WEIGHTS, flat.layout.size_bytes)
-            manifest = flat.manifest(policy_version, flat.write_digested(file))
-            if copied.frozen:
-                manifest = _joined(manifest, _write_frozen(copied.frozen, draft, before, storage))
-            manifest = manifest.model_copy(update={"lora": lora})
-            _write_manifest(draft, manifest)
-    except (OSError, SafetensorError) as error:
-        raise WeightsError(f"{target} cannot be written: {error}; is the disk full?") from None
-    return published(target, manifest)
-
-
-def _write_frozen(
-    tensors: Mapping[str, torch.Tensor], draft: Path, before: Path | None, storage: Storage
-) -> Manifest:
-    """The manifest of the frozen tensors' file, linked from `before` if that holds the same tensors."""
-    known = read_manifest(before) if before is not None else None
-    if before is None or known is None or set(known.frozen) != tensors.keys():
-        size = sum(tensor.nbytes for tensor in tensors.values())
-        file = storage.make(draft / FROZEN, size)
-        return FlatWeights.in_file(specs_of(tensors), file).fill(tensors).manifest(0)
-    os.link(before / FROZEN, draft / FROZEN, follow_symlinks=False)
-    size = sum(tensor.nbytes for tensor in tensors.values())
-    kept = {name: known.tensors[name] for name in known.frozen}
-    return Manifest(policy_version=known.policy_version, size_bytes=size, tensors=kept)
 
 
 def _joined(trained: Manifest, frozen: Manifest) -> Manifest:
@@ -455,7 +380,3 @@ def _joined(trained: Manifest, frozen: Manifest) -> Manifest:
             "frozen": sorted(frozen.tensors),
         }
     )
-
-
-def _write_manifest(directory: Path, manifest: Manifest) -> None:
-    (directory / MANIFEST).write_text(manifest.text(), encoding="utf-8")

@@ -1,6 +1,8 @@
 """A weight set as one contiguous buffer, in memory or in a safetensors file.
 
 FlatWeights    the buffer, each tensor as a view of it, the digests, and the file
+TensorStream   the tensors of a version, one after another, as a channel copies them
+TensorCopy     their copy into a buffer of host memory, from GPUs beside their work
 read_whole     the tensors of a whole set, mapped from its files
 specs_of       shapes and dtypes of tensors
 check_fit      names, shapes and dtypes against a model's
@@ -10,23 +12,28 @@ check_finite   no NaN and no infinity
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from bus.errors import WeightsError
-from dart_cli.weights.layout import Layout, ShapeAndType, layout_of, read_layout
-from dart_cli.weights.manifest import WEIGHTS, Manifest, TensorInfo, files_of, tree_digests
+from dart_cli.weights.manifest import (
+    WEIGHTS,
+    Layout,
+    Manifest,
+    TensorInfo,
+    TensorSpec,
+    files_of,
+    layout_of,
+    read_layout,
+    tree_digests,
+)
 
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """Shape and dtype of a tensor."""
-
-    shape: list[int]
-    dtype: str  # as torch prints it, without the prefix
+IN_FLIGHT_BYTES = 256 << 20
+"""Bytes of a GPU's copies that are under way at once."""
 
 
 def specs_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorSpec]:
@@ -50,13 +57,15 @@ class FlatWeights:
         }
 
     @classmethod
-    def in_memory(cls, infos: Mapping[str, ShapeAndType], *, pinned: bool = False) -> FlatWeights:
+    def in_memory(
+        cls, infos: Mapping[str, TensorSpec | TensorInfo], *, pinned: bool = False
+    ) -> FlatWeights:
         """A set of these shapes, its values undefined. `pinned`: GPUs copy to it on their own."""
         layout = layout_of(infos)
         return cls(layout, torch.empty(layout.size_bytes, dtype=torch.uint8, pin_memory=pinned))
 
     @classmethod
-    def in_file(cls, infos: Mapping[str, ShapeAndType], file: Path) -> FlatWeights:
+    def in_file(cls, infos: Mapping[str, TensorSpec | TensorInfo], file: Path) -> FlatWeights:
         """The same as a new memory-mapped safetensors file: what is written to it is in the file.
 
         Raises OSError, for a full disk too: all of its space is allocated at once.
@@ -194,3 +203,113 @@ def _mapped(layout: Layout, file: Path, *, shared: bool) -> torch.Tensor:
     size = len(layout.header) + layout.size_bytes
     whole = torch.from_file(str(file), shared=shared, size=size, dtype=torch.uint8)
     return whole[len(layout.header) :]
+
+
+# --- copies of tensors ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TensorStream:
+    """The tensors of a version, one after another. A channel reads it once.
+
+    Tensors on a GPU are read as the stream that is current where `begin` is called leaves them.
+    """
+
+    specs: Mapping[str, TensorSpec]  # as they are published; another dtype is cast in copying
+    tensors: Iterable[tuple[str, torch.Tensor]]  # each of `specs` once, on any device
+    is_gathered: bool = False
+    """Whether reading a tensor is a call of all ranks. `begin` then reads and copies all of them before
+    it returns, since such calls belong to the caller's thread; else they are copied beside what follows."""
+
+
+class TensorCopy:
+    """What is copied into host memory. Made where the tensors were computed."""
+
+    def __init__(self, stream: TensorStream) -> None:
+        """The tensors of a stream that is not gathered are taken now, and read by `into`."""
+        self._tensors = stream.tensors if stream.is_gathered else list(stream.tensors)
+        self._ready: torch.cuda.Event | None = None
+        if not stream.is_gathered:
+            device = next((each.device for _, each in self._tensors if each.is_cuda), None)
+            if device is not None:  # which need not be the current one
+                self._ready = torch.cuda.current_stream(device).record_event()
+
+    @torch.no_grad()
+    def into(self, flat: FlatWeights) -> dict[str, torch.Tensor]:
+        """Copy the tensors that `flat` has; returns the others. They may change then."""
+        others: dict[str, torch.Tensor] = {}
+        copies: _DeviceCopies | None = None
+        for name, tensor in self._tensors:
+            target = flat.tensors.get(name)
+            if target is None:
+                others[name] = tensor
+            elif tensor.is_cuda:
+                copies = copies or _DeviceCopies(tensor.device)
+                copies.begin(target, tensor, self._ready)
+            else:
+                target.copy_(tensor)
+        if copies is not None:
+            copies.wait(0)
+        return others
+
+
+class _DeviceCopies:
+    """Copies from one GPU to pinned memory, on a stream of their own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._under_way: deque[tuple[torch.cuda.Event, torch.Tensor]] = deque()
+        self._bytes = 0
+
+    def begin(
+        self, target: torch.Tensor, tensor: torch.Tensor, ready: torch.cuda.Event | None
+    ) -> None:
+        """Copy `tensor` as it is at `ready`, by default as the current stream leaves it."""
+        for to, part in parts_of(target, tensor, IN_FLIGHT_BYTES // 4):
+            self.wait(IN_FLIGHT_BYTES - to.nbytes)
+            self._begin(to, part, ready)
+
+    def _begin(
+        self, target: torch.Tensor, tensor: torch.Tensor, ready: torch.cuda.Event | None
+    ) -> None:
+        if ready is None:
+            self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
+        else:
+            self._stream.wait_event(ready)
+        with torch.cuda.stream(self._stream):
+            value = tensor.to(target.dtype)
+            target.copy_(value, non_blocking=True)
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record(self._stream)
+        # Kept until it is copied: its memory belongs to whichever stream made it.
+        self._under_way.append((done, value))
+        self._bytes += value.nbytes
+
+    def wait(self, most_bytes: int) -> None:
+        """Wait until no more than `most_bytes` are under way."""
+        while self._under_way and self._bytes > most_bytes:
+            done, value = self._under_way.popleft()
+            done.synchronize()
+            self._bytes -= value.nbytes
+
+
+def parts_of(
+    target: torch.Tensor, source: torch.Tensor, most_bytes: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Both tensors cut alike, into rows of at most `most_bytes` of `target`; at least one row each."""
+    if target.nbytes <= most_bytes or not target.ndim:
+        yield target, source
+        return
+    rows = max(1, most_bytes * len(target) // target.nbytes)
+    for begin in range(0, len(target), rows):
+        yield target[begin : begin + rows], source[begin : begin + rows]
+
+
+def is_on_gpu() -> bool:
+    """Whether this process uses CUDA: then what is copied to is pinned."""
+    return torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+
+
+def stream_of(tensors: Mapping[str, torch.Tensor]) -> TensorStream:
+    """Tensors in memory, as they are."""
+    return TensorStream(specs_of(tensors), tensors.items())

@@ -1,35 +1,41 @@
-"""The manifest of a weight set on disk; read without torch.
+"""The manifest and the files of a weight set on disk; read without torch.
 
     Manifest         a version's manifest.json
     read_manifest    it, validated; parse_manifest of a message
     check_announced  whether this is the set that was announced
-    check_complete   whether its files match the manifest as well
+    check_files      whether its files match the manifest as well
     check_adapters   whether its adapters are those that a process is configured for
-    versions         the versions in a directory
+    versions         the versions in a directory; newest_version the newest whole one
     tree_digests     the digests of tensors' bytes, on all cores
+    layout_of        where each tensor is in the safetensors file that we write: the widest types first, then
+                     by name, without gaps; read_layout of a file, checked against its length
+    ranges           the bytes of some tensors, neighbours joined, in pieces of a bounded size
 
 The manifest holds a digest of each tensor, over whichever channel its bytes are sent. So its own
 digest, which is part of the announcement (WeightsPublished, SyncReply), authenticates the whole set.
+
+A file, the trainer's copy of its newest version and a worker's copy of what it serves have the same
+layout, so sets are sent between them as plain ranges of bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bus.errors import WeightsError
 from dart_cli.config.adapters import adapter_change
 from dart_cli.config.schema import LoraConfig
-from dart_cli.weights.base import Published
-from dart_cli.weights.layout import Layout, read_layout
 
 WEIGHTS = "model.safetensors"
 FROZEN = "frozen.safetensors"
@@ -44,6 +50,39 @@ MOST_THREADS = 8
 _READ_BYTES = 1 << 20
 _DIGEST_BYTES = 32
 _LARGEST_MANIFEST_BYTES = 64 << 20
+_CODES = {
+    "float64": ("F64", 8),
+    "int64": ("I64", 8),
+    "float32": ("F32", 4),
+    "int32": ("I32", 4),
+    "bfloat16": ("BF16", 2),
+    "float16": ("F16", 2),
+    "int16": ("I16", 2),
+    "int8": ("I8", 1),
+    "uint8": ("U8", 1),
+    "bool": ("BOOL", 1),
+}
+"""A dtype's name in torch -> its name in safetensors, and its bytes."""
+_DTYPES = {code: name for name, (code, _) in _CODES.items()}
+_LARGEST_HEADER_BYTES = 64 << 20
+_CURE = "copy it again, or use another version"
+
+
+@dataclass(frozen=True)
+class Published:
+    """One complete, immutable weight set."""
+
+    policy_version: int
+    path: Path  # directory with manifest.json
+    digest: str  # of the manifest, which holds the tensors' digests
+    size_bytes: int  # of all tensors, however few of them are sent
+
+
+class KnownVersion(NamedTuple):
+    """A version by its number and the digest of its manifest, as the run's ledger or a worker has it."""
+
+    policy_version: int
+    digest: str
 
 
 class TensorInfo(BaseModel):
@@ -172,6 +211,19 @@ def versions(directory: Path) -> list[int]:
     return sorted(int(found[1]) for name in names if (found := _VERSION.fullmatch(name)))
 
 
+def newest_version(directory: Path) -> Published | None:
+    """The newest version in `directory` whose tensors are there; None if there is none."""
+    for version in reversed(versions(directory)):
+        path = path_of(directory, version)
+        try:
+            manifest = read_manifest(path)
+        except WeightsError:  # removed after it was listed, or no weight set
+            continue
+        if (path / WEIGHTS).is_file():  # false for a link into shared memory that was freed
+            return published(path, manifest)
+    return None
+
+
 def digest_of(file: Path) -> str:
     """BLAKE2b of a file, hex."""
     digest = hashlib.blake2b()
@@ -231,3 +283,122 @@ def _file_digests(file: Path, layout: Layout) -> dict[str, str]:
             return tree_digests(sizes, read)
     except OSError as error:
         raise WeightsError(f"{file}: removed while it was read ({error.strerror})") from None
+
+
+# --- the layout of a file -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and dtype of a tensor."""
+
+    shape: list[int]
+    dtype: str  # as torch prints it, without the prefix: float32, bfloat16
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One tensor: bytes [begin, end) behind the header."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A safetensors file: its header as bytes, then `size_bytes` of tensors."""
+
+    header: bytes
+    entries: dict[str, TensorEntry]  # in the order of the file
+    size_bytes: int
+
+
+def layout_of(
+    tensors: Mapping[str, TensorSpec | TensorInfo], metadata: Mapping[str, str] | None = None
+) -> Layout:
+    """The layout of a set. `metadata` joins the header's own, which safetensors keeps as text.
+
+    Raises WeightsError for a dtype that the format lacks.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _CODES:
+            raise WeightsError(f"{name} is {tensor.dtype}, which safetensors does not hold")
+    order = sorted(tensors, key=lambda name: (-_CODES[tensors[name].dtype][1], name))
+    tree: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+    entries: dict[str, TensorEntry] = {}
+    end = 0
+    for name in order:
+        shape, dtype = tuple(tensors[name].shape), tensors[name].dtype
+        code, width = _CODES[dtype]
+        begin, end = end, end + math.prod(shape) * width
+        entries[name] = TensorEntry(shape, dtype, begin, end)
+        tree[name] = {"dtype": code, "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(tree, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that the tensors are aligned
+    return Layout(len(text).to_bytes(8, "little") + text, entries, end)
+
+
+def read_layout(file: Path) -> Layout:
+    """The layout of a safetensors file, whose length must match its header. Raises WeightsError."""
+    try:
+        with file.open("rb") as handle:
+            length = int.from_bytes(handle.read(8), "little")
+            if length > _LARGEST_HEADER_BYTES:
+                raise WeightsError(
+                    f"{file} is no safetensors file: its header is too large; {_CURE}"
+                )
+            text = handle.read(length)
+            size = handle.seek(0, 2)
+        tree = json.loads(text)
+        entries = {name: _entry(header) for name, header in tree.items() if name != "__metadata__"}
+    except OSError as error:
+        raise WeightsError(
+            f"{file}: removed while it was read, or of a version that was broadcast and not written whole "
+            f"({error.strerror})"
+        ) from None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise WeightsError(
+            f"{file} is no safetensors file: its header cannot be read; {_CURE}"
+        ) from None
+    end = 0
+    entries = dict(sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)))
+    for entry in entries.values():
+        if entry.begin != end:
+            raise WeightsError(f"{file} is no safetensors file: its tensors leave gaps; {_CURE}")
+        end = entry.end
+    if size != 8 + length + end:
+        raise WeightsError(
+            f"{file} has {size} bytes, but {8 + length + end} by its header; {_CURE}"
+        )
+    return Layout(length.to_bytes(8, "little") + text, entries, end)
+
+
+def ranges(layout: Layout, names: Collection[str], most: int) -> Iterator[tuple[int, int]]:
+    """[begin, end) of the tensors `names`, in order, neighbours joined, at most `most` bytes each."""
+    joined: list[tuple[int, int]] = []
+    for name, entry in layout.entries.items():
+        if name not in names or entry.begin == entry.end:
+            continue
+        if joined and joined[-1][1] == entry.begin:
+            joined[-1] = joined[-1][0], entry.end
+        else:
+            joined.append((entry.begin, entry.end))
+    for begin, end in joined:
+        for start in range(begin, end, most):
+            yield start, min(start + most, end)
+
+
+def _entry(header: dict[str, object]) -> TensorEntry:
+    """One entry of a header. Raises ValueError, TypeError, KeyError for an invalid one."""
+    dtype = _DTYPES[str(header["dtype"])]
+    shape, offsets = header["shape"], header["data_offsets"]
+    if not isinstance(shape, list) or not isinstance(offsets, list):
+        raise TypeError
+    begin, end = offsets
+    if any(type(each) is not int or each < 0 for each in (*shape, begin, end)):
+        raise ValueError
+    if end - begin != math.prod(shape) * _CODES[dtype][1]:
+        raise ValueError
+    return TensorEntry(tuple(shape), dtype, begin, end)

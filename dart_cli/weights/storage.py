@@ -2,6 +2,7 @@
 
     Storage              the large files of one directory
     free_shared_memory   bytes that shared memory can take
+    atomic_directory     a directory that is complete or absent
 
 A directory of sets is always on disk, with the manifests, so that versions are known after a
 restart of the machine. A file of tensors in it may be a link into a private directory of shared
@@ -19,6 +20,7 @@ import os
 import shutil
 import uuid
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 from bus.endpoints import make_private_dir
@@ -26,6 +28,7 @@ from bus.errors import RunDirectoryError
 
 SHARED = Path("/dev/shm")  # noqa: S108 - what is made in it is private
 _ORIGIN = "origin"
+_DRAFT = ".draft"
 
 
 class Storage:
@@ -122,3 +125,39 @@ def _sweep_origins() -> None:
 def _key(home: Path) -> str:
     found = home.stat()
     return f"{found.st_dev:x}-{found.st_ino:x}"
+
+
+@contextlib.contextmanager
+def atomic_directory(target: Path) -> Iterator[Path]:
+    """Yield a draft directory, which is synced to disk and renamed to `target` at the end of the block.
+
+    If the block raises, or the process dies, `target` does not exist. Drafts that dead processes left
+    beside it are removed: one process alone writes into the parent directory. That is made, but not
+    what it lies in: a run directory that was moved does not come back. Raises OSError; FileExistsError
+    if `target` exists.
+    """
+    target.parent.mkdir(exist_ok=True)
+    for left in target.parent.glob(f".*{_DRAFT}"):
+        shutil.rmtree(left, ignore_errors=True)
+    if target.exists():
+        raise FileExistsError(f"{target} exists")
+    draft = target.parent / f".{target.name}{_DRAFT}"
+    draft.mkdir()
+    try:
+        yield draft
+        for path in (*draft.iterdir(), draft):
+            _sync(path)
+        draft.rename(target)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    _sync(target.parent)
+
+
+def _sync(path: Path) -> None:
+    """Force a file or directory to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -25,10 +25,10 @@ from dart_cli.data import service
 from dart_cli.runtime.run_dir import claim
 from dart_cli.status import watch
 from dart_cli.status.watch import run_status
-from dart_cli.weights.file import publish
 from tests.data.client import Client, connect, serving
 from tests.simulated import LATE, QUICK, STUCK
 from tests.waiting import PATIENCE_S
+from tests.weights.sets import publish
 
 SUITES = Path(__file__).parents[1] / "suites"
 CONFIG = """

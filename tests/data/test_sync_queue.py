@@ -14,7 +14,7 @@ from bus.messages import (
     BatchTrained,
 )
 from dart_cli.config.schema import Config
-from dart_cli.data import service
+from dart_cli.data import permits, service
 from dart_cli.data.store.open import open_reader
 from dart_cli.data.store.writer import Store
 from tests.data.client import serving
@@ -139,7 +139,7 @@ async def test_a_worker_without_a_permit_gets_its_holders_name_and_a_restart_fre
         assert (await client.sync("rollout-0", 0)).granted
         told = await client.sync("rollout-1", 0)
         assert not told.granted
-        assert told.reason == "rollout-0 must have taken weights first; sync.concurrent = 1"
+        assert told.reason == "rollout-0 must have taken weights first; weights.concurrent = 1"
     async with serving(config) as client:
         assert (await client.sync("rollout-1", 0)).granted
 
@@ -195,11 +195,10 @@ async def test_a_worker_that_asks_again_with_the_newest_weights_waits_no_longer(
 @pytest.mark.usefixtures("short_holds")
 @pytest.mark.parametrize("end", ["dead", "late", "goodbye"])
 async def test_a_worker_that_never_comes_back_holds_the_others_up_no_longer(
-    config: Config, end: str
+    config: Config, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if end == "late":
-        sync = config.sync.model_copy(update={"deadline_s": 0.2})
-        config = config.model_copy(update={"sync": sync})
+        monkeypatch.setattr(permits, "PERMIT_S", 0.2)
     async with serving(config) as client:
         await client.publish(1)
         if end == "dead":

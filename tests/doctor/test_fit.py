@@ -176,13 +176,13 @@ def test_main_memory_of_rank_0_has_the_parity_gates_copy_and_the_publication() -
     assert parts["staged checkpoint"] == 12 * trained
     without = plan_of(train={"parity_every": 0}).host
     assert plan_of().host.memory - without.memory == 4 * trained
-    deltas = {
+    broadcasts = {
         part.name: part.size
-        for part in plan_of(weights={"delta": True}).host.parts
+        for part in plan_of(weights={"channel": "gloo"}).host.parts
         if part.holder == "train"
     }
     assert 2 * plan_of().shape.parameters < 2**34  # in 16.6 GB
-    assert deltas["publication"] == 2 * 2**34  # the newest, and the next
+    assert broadcasts["publication"] == 2 * 2**34  # the newest, and the next
     plain = plan_of(model={"dtype": "float32", "lora": None}, train={"ranks": 1})
     assert {part.size for part in plain.host.parts if part.name == "publication"} == {2**35}
 

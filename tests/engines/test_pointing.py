@@ -42,10 +42,11 @@ from dart_cli.policy.pointer.folder import add_pointer
 from dart_cli.policy.pointer.tokens import TRIPLE, PointerTokens
 from dart_cli.policy.prompt import PromptRenderer, pointer_text
 from dart_cli.policy.verifier import VerifierSpec, load_verifier, open_screenshot
-from dart_cli.weights.file import load, publish
+from dart_cli.weights.file import load
 from tests.devices import DEVICES
 from tests.engines.conftest import screenshot
 from tests.engines.exact import fresh_numbers, pointer_logits, put, random_versions
+from tests.weights.sets import publish
 
 Asker = Callable[..., GenerateRequest]
 

@@ -23,13 +23,13 @@ from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.images import PixelTable, PreparedImage
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer
-from dart_cli.weights.file import publish
 from scripts.small_models import FAMILIES
 from tests.engines.conftest import Asker, screenshot
 from tests.engines.exact import put, random_versions
 from tests.engines.test_continuous import endless, windowed_folder
 from tests.engines.test_transformers_engine import assert_exact, begun, gather, serving
 from tests.waiting import until
+from tests.weights.sets import publish
 
 __all__ = ["windowed_folder"]  # a fixture
 

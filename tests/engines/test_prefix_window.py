@@ -18,8 +18,9 @@ from dart_cli.engines.base import GenerateRequest
 from dart_cli.engines.prefix_window import NO_VISION, PrefixWindow, vision_digest
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.model import LoadedPolicy
-from dart_cli.weights.file import load, publish
+from dart_cli.weights.file import load
 from tests.engines.exact import Weights, largest_error, random_versions
+from tests.weights.sets import publish
 
 Asker = Callable[..., GenerateRequest]
 EXACT = 1e-4  # nats

@@ -18,10 +18,11 @@ from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.forward import logits, masked_logprobs
 from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
-from dart_cli.weights.file import load, publish
+from dart_cli.weights.file import load
 from dart_cli.weights.manifest import MANIFEST, WEIGHTS
 from tests.engines.exact import fresh_numbers, put, random_versions, replayed_logprobs
 from tests.waiting import PATIENCE_S, until
+from tests.weights.sets import publish
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

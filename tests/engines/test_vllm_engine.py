@@ -25,10 +25,8 @@ from bus.messages import SampledTokens, VersionSpan
 from dart_cli.config.schema import VllmConfig
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.prefix_window import PrefixWindow, vision_digest
-from dart_cli.evaluation.in_process import take_weights
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.weight_set import WeightSet
-from dart_cli.weights.file import FileChannel, publish
 from dart_cli.weights.manifest import WEIGHTS
 from tests.engines.exact import (
     Weights,
@@ -38,6 +36,7 @@ from tests.engines.exact import (
 )
 from tests.engines.served import EXACT, Asker, Served, at, errors, started, taken_in_flight
 from tests.waiting import PATIENCE_S, lives, until
+from tests.weights.sets import publish
 
 pytestmark = [
     pytest.mark.skipif(
@@ -436,25 +435,6 @@ def test_bad_sets_are_refused_while_the_old_weights_go_on_serving(
     after = served.run(served.generate(*requests))
     assert served.engine.policy_version == version
     assert [each.sampled.token_ids for each in after] == [each.sampled.token_ids for each in before]
-
-
-def test_a_version_of_which_only_the_change_was_kept_is_rebuilt_for_an_evaluation(
-    served: Served, policy: LoadedPolicy, ask: Asker, tmp_path: Path
-) -> None:
-    version = served.engine.policy_version + 2
-    name = next(name for name in served.start if "visual" in name)
-    moved = served.start | {name: served.start[name] * 1.5}
-    channel = FileChannel(tmp_path / "weights", delta=True, whole_every=100)
-    channel.resume(served.start, version - 1)
-    path = channel.publish(moved, version).path
-    assert not (path / WEIGHTS).exists()
-    with pytest.raises(WeightsError, match="only what changed"):
-        served.run(served.engine.update_weights(path, version))
-    served.run(take_weights(served.engine, path, version))
-    requests = [ask(i, past_images=1) for i in range(4)]
-    generations = served.run(served.generate(*requests))
-    assert errors(policy, requests, generations, at(served, moved)) < EXACT
-    channel.close()
 
 
 def test_prompts_that_cannot_be_served_are_refused_before_they_wait(

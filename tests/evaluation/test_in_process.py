@@ -13,7 +13,7 @@ from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.evaluation.in_process import loaded_model, planned, play_all
 from dart_cli.policy.model import load_policy, weight_tensors
 from dart_cli.rollout.worker import load_model
-from dart_cli.weights.file import publish
+from tests.weights.sets import publish
 
 
 def test_episodes_are_spread_evenly_and_no_two_share_a_seed(config_path: Path) -> None:

@@ -22,11 +22,11 @@ from dart_cli.export.folder import export_folder
 from dart_cli.policy.model import load_policy, weight_tensors
 from dart_cli.runtime.run_dir import save_config
 from dart_cli.train.checkpoints.identity import TrainedPart, TrainerProgress, model_identity
-from dart_cli.weights.file import FileChannel, publish
 from scripts.small_models import FAMILIES, build
 from scripts.tiny_model import build_tiny, save
 from tests.data.parts import MIXED, a_batch, make_ledger, play_group, small_config, trained
 from tests.train import parts
+from tests.weights.sets import publish
 
 
 def run_of(tmp_path: Path, folder: Path, dtype: str = "float32") -> Config:
@@ -104,20 +104,6 @@ def test_tokenizer_template_and_preprocessor_are_those_of_the_base(
         run_of(tmp_path, out), tmp_path / "again"
     )  # it may be model.path of a run
     assert again.policy_version == 1
-
-
-def test_a_version_of_deltas_is_rebuilt_beside_its_trainer(
-    tmp_path: Path, tiny: Path, trained_tiny: dict[str, torch.Tensor]
-) -> None:
-    config = run_of(tmp_path, tiny)
-    channel = FileChannel(config.run.dir / "weights", 3, shared=False, delta=True, whole_every=8)
-    for version in range(3):
-        latest = {name: value + version / 8 for name, value in trained_tiny.items()}
-        channel.publish(latest, version)
-    out = tmp_path / "out"
-    assert export_folder(config, out).policy_version == 2
-    assert_holds(out, latest)
-    channel.close()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -16,8 +16,8 @@ from dart_cli.engines.base import UpdateTiming
 from dart_cli.policy.weight_set import WeightSet
 from dart_cli.rollout.sync import WeightSync
 from dart_cli.runtime.background import background
-from dart_cli.weights.base import Received
 from dart_cli.weights.manifest import MANIFEST
+from dart_cli.weights.receiver import Received
 from tests.waiting import until
 
 

@@ -64,13 +64,13 @@ from dart_cli.rollout import worker as rollout_worker
 from dart_cli.rollout.worker import load_model, run
 from dart_cli.runtime.background import background
 from dart_cli.train.assembly import make_channel
-from dart_cli.weights.base import Published
 from dart_cli.weights.broadcast.channel import BroadcastChannel
-from dart_cli.weights.file import FileChannel, publish
-from dart_cli.weights.manifest import WEIGHTS
+from dart_cli.weights.file import FileChannel
+from dart_cli.weights.manifest import WEIGHTS, Published
 from scripts.tiny_model import build_tiny, save
 from tests.simulated import WORDY
 from tests.waiting import PATIENCE_S, until
+from tests.weights.sets import publish
 
 ROOT = Path(__file__).parents[2]
 
@@ -333,15 +333,8 @@ async def test_weights_that_only_the_trainer_s_host_has_are_refused_with_the_cur
         assert "hosts" in done.error
 
 
-@pytest.mark.parametrize(
-    "weights",
-    [WeightsConfig(delta=True), WeightsConfig(channel="gloo")],
-    ids=["delta", "gloo"],
-)
-async def test_other_channels_serve_and_refuse_as_files_do(
-    config: Config, weights: WeightsConfig
-) -> None:
-    config = config.model_copy(update={"weights": weights})
+async def test_a_broadcast_serves_and_refuses_as_files_do(config: Config) -> None:
+    config = config.model_copy(update={"weights": WeightsConfig(channel="gloo")})
     channel = make_channel(config)
     good = weights_of(config)
     moved = {name: tensor + 1e-4 for name, tensor in good.items()}

@@ -25,7 +25,7 @@ from dart_cli.runtime.logs import logging_to
 from dart_cli.runtime.role import run_role
 from dart_cli.runtime.run_dir import claim
 from dart_cli.status.absent import last_error
-from dart_cli.weights.atomic_directory import atomic_directory
+from dart_cli.weights.storage import atomic_directory
 from tests.waiting import lives, wait_until
 
 

@@ -20,8 +20,8 @@ from dart_cli.train.ranks.distributed import Command, DistributedGroup
 from dart_cli.train.ranks.lead import RankedLearner, follow
 from dart_cli.train.ranks.watch import RankWatch
 from dart_cli.train.sharded import local_shard
-from dart_cli.weights.base import TensorStream
 from dart_cli.weights.file import FileChannel
+from dart_cli.weights.flat_weights import TensorStream
 
 Case = tuple[Config, list[Batch]]
 

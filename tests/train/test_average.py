@@ -20,10 +20,11 @@ from dart_cli.train.checkpoints.identity import TrainerProgress, newest_average
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.train.sharded import local_shard
-from dart_cli.weights.file import load, publish
+from dart_cli.weights.file import load
 from tests.devices import DEVICES
 from tests.steps import changed
 from tests.train.parts import Held, save
+from tests.weights.sets import publish
 
 CLOSE = 1e-5  # nats
 DECAY = 0.7

@@ -18,10 +18,11 @@ from dart_cli.policy.model import load_policy
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.train.parity import rescore
-from dart_cli.weights.file import load, publish
+from dart_cli.weights.file import load
 from scripts.small_models import FAMILIES
 from tests.steps import steps_of, with_changes, with_steps
 from tests.train.trees import packs_of
+from tests.weights.sets import publish
 
 Family = Callable[[str], Path]
 

@@ -44,9 +44,8 @@ from dart_cli.train.checkpoints.identity import (
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.train.process import run
-from dart_cli.weights.delta_chain import newest_version
 from dart_cli.weights.file import FileChannel, load
-from dart_cli.weights.manifest import WEIGHTS, read_manifest
+from dart_cli.weights.manifest import WEIGHTS, newest_version, read_manifest
 from tests.steps import steps_of, with_changes, with_steps
 from tests.train.parts import (
     PATIENCE_S,
@@ -84,8 +83,8 @@ async def test_a_run_announces_each_version_once_and_acknowledges_with_the_one_o
 
 @pytest.mark.parametrize(
     "weights",
-    [WeightsConfig(delta=True), WeightsConfig(channel="gloo")],
-    ids=["delta", "gloo"],
+    [WeightsConfig(), WeightsConfig(channel="gloo")],
+    ids=["file", "gloo"],
 )
 async def test_whatever_the_channel_the_last_weights_are_whole_on_disk_at_the_end(
     config: Config, batches: list[Batch], weights: WeightsConfig

@@ -28,10 +28,11 @@ from dart_cli.train.checkpoints.identity import TrainerProgress
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.train.parity import rescore
-from dart_cli.weights.file import FileChannel, load, publish
+from dart_cli.weights.file import FileChannel, load
 from scripts.small_models import FAMILIES
 from tests.train.parts import save
 from tests.train.test_families import config_of, trial_of
+from tests.weights.sets import publish
 
 Family = Callable[[str], Path]
 

@@ -20,10 +20,11 @@ from dart_cli.train.checkpoints.checkpoint import load_newest
 from dart_cli.train.checkpoints.identity import TrainerProgress
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
-from dart_cli.weights.file import load, publish
+from dart_cli.weights.file import load
 from tests.devices import DEVICES
 from tests.train.parts import save
 from tests.train.trees import packs_of
+from tests.weights.sets import publish
 
 STEPS = 3  # of each trajectory: the last shows three screens
 CLOSE = 1e-5  # nats

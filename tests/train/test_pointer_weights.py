@@ -21,7 +21,6 @@ from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.weights.broadcast.group import Transport
 from dart_cli.weights.file import FileChannel, load
-from dart_cli.weights.mirror import DeltaReceiver
 from tests.train.parts import save
 from tests.weights.broadcasting import make_channel, receiving, same, serving, take
 
@@ -59,26 +58,14 @@ def moved(tensors: Tensors, by: float = 0.125) -> Tensors:
 # --- channels -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("delta", [False, True], ids=["file", "delta"])
-async def test_an_update_of_the_head_alone_is_another_version_and_arrives(
-    delta: bool, folder: Path, tensors: Tensors, tmp_path: Path
+def test_an_update_of_the_head_alone_is_another_version_and_arrives(
+    folder: Path, tensors: Tensors, tmp_path: Path
 ) -> None:
-    channel = FileChannel(tmp_path / "weights", keep=2, delta=delta, whole_every=100)
+    channel = FileChannel(tmp_path / "weights", keep=2)
     first, wanted = channel.publish(tensors, 0), moved(tensors)
     second = channel.publish(wanted, 1)
     assert first.digest != second.digest
-    expected = weight_tensors(load_policy(folder).model)
-    if not delta:
-        assert same(load(second.path, expected), wanted)
-        return
-    receiver = DeltaReceiver(tmp_path / "copy")
-    for made, each in ((first, tensors), (second, wanted)):
-        received = await receiver.receive(made.path, made.policy_version, made.digest)
-        assert not isinstance(received.source, Path)
-        assert same(received.source.load(expected), each)
-
-    receiver.close()
-    channel.close()
+    assert same(load(second.path, weight_tensors(load_policy(folder).model)), wanted)
 
 
 async def test_the_head_arrives_by_a_broadcast(tensors: Tensors, tmp_path: Path) -> None:

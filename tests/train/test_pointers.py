@@ -24,11 +24,12 @@ from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.train.packs.pack import check
 from dart_cli.train.parity import rescore
-from dart_cli.weights.file import load, publish
+from dart_cli.weights.file import load
 from scripts.small_models import FAMILIES
 from tests.policy.test_pointer_head import in_numpy
 from tests.steps import steps_of, with_changes, with_steps
 from tests.train.trees import packs_of, tree_batch
+from tests.weights.sets import publish
 
 Family = Callable[[str], Path]
 Numbers = NDArray[np.float64]

@@ -8,7 +8,8 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -21,19 +22,17 @@ from bus.errors import WeightsError
 from bus.messages import Batch, BatchReply, BatchRequest, BatchTrained, Heartbeat, Reply, Request
 from bus.pubsub import Forwarder, Subscriber
 from bus.weights import WeightsPublished
-from dart_cli.config.schema import Config, WeightsConfig
+from dart_cli.config.schema import Config
 from dart_cli.train import loop
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.train.process import run
 from dart_cli.train.publishing import Publications
 from dart_cli.weights import file
-from dart_cli.weights.base import Published
-from dart_cli.weights.delta_chain import newest_version
 from dart_cli.weights.file import load
-from dart_cli.weights.flat_weights import FlatWeights
-from dart_cli.weights.manifest import path_of
-from dart_cli.weights.publication import TensorCopy
+from dart_cli.weights.flat_weights import FlatWeights, TensorCopy
+from dart_cli.weights.manifest import newest_version, path_of
+from dart_cli.weights.storage import atomic_directory
 from tests.simulated import QUICK
 from tests.train.parts import Data, another_run, final_weights, serving, train, versions
 from tests.waiting import PATIENCE_S, until
@@ -58,24 +57,19 @@ class Slow:
         self.reached, self.go_on = threading.Event(), threading.Event()
         self.error: OSError | None = None
 
-    def __call__(self, write: Callable[..., Published]) -> Callable[..., Published]:
-        def slow(target: Path, version: int, *others: object, **named: object) -> Published:
-            if version in self.which:
-                self.reached.set()
-                assert self.go_on.wait(PATIENCE_S)
-                if self.error is not None:
-                    raise WeightsError(
-                        f"{target} cannot be written: {self.error}; is the disk full?"
-                    )
-            return write(target, version, *others, **named)
-
-        return slow
+    def __call__(self, target: Path) -> AbstractContextManager[Path]:
+        if int(target.name.removeprefix("v")) in self.which:
+            self.reached.set()
+            assert self.go_on.wait(PATIENCE_S)
+            if self.error is not None:
+                raise self.error
+        return atomic_directory(target)
 
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
     slow = Slow(1)
-    monkeypatch.setattr(file, "_write_version", slow(file._write_version))
+    monkeypatch.setattr(file, "atomic_directory", slow)
     yield slow
     slow.go_on.set()
 
@@ -90,12 +84,10 @@ def number(path: Path) -> int:
     return int(value)
 
 
-@pytest.mark.parametrize("weights", [WeightsConfig(), WeightsConfig(delta=True, whole_every=2)])
 async def test_each_version_holds_the_weights_after_its_update_however_late_it_is_copied(
     config: Config,
     batches: list[Batch],
     monkeypatch: pytest.MonkeyPatch,
-    weights: WeightsConfig,
 ) -> None:
     """A copy ends only when the next optimizer step is about to change the weights."""
     due, hold, into = threading.Event(), Publications.before_change, TensorCopy.into
@@ -114,7 +106,7 @@ async def test_each_version_holds_the_weights_after_its_update_however_late_it_i
 
     monkeypatch.setattr(Publications, "before_change", about_to_change)
     monkeypatch.setattr(TensorCopy, "into", late)
-    kept = weights.model_copy(update={"keep": 9})
+    kept = config.weights.model_copy(update={"keep": 9})
     config = config.model_copy(update={"weights": kept})
     await train(config, Data(batches))
     assert begun == [0, 1, 2, 3, 4]

@@ -22,16 +22,17 @@ from typing import Any
 import torch
 
 from bus.endpoints import TRAIN, CurveKeys, Endpoints
+from bus.messages import Reply, Request
 from bus.replier import Replier
-from bus.requester import Requester
+from bus.requester import RequestClient, Requester
+from bus.weights import TransferRequest
 from dart_cli.runtime.background import background
-from dart_cli.weights.base import Published
-from dart_cli.weights.broadcast import gloo
+from dart_cli.weights.broadcast import group as groups
 from dart_cli.weights.broadcast.channel import BroadcastChannel
-from dart_cli.weights.broadcast.gloo import GlooGroup
-from dart_cli.weights.broadcast.group import Transport
+from dart_cli.weights.broadcast.group import GlooGroup, Transport
 from dart_cli.weights.broadcast.receiver import BroadcastReceiver
-from dart_cli.weights.file import FileChannel
+from dart_cli.weights.file import load
+from dart_cli.weights.manifest import Published
 
 ROOT = Path(__file__).parents[2]
 Tensors = dict[str, torch.Tensor]
@@ -48,24 +49,38 @@ def tensors(value: float, size: int = 3000) -> Tensors:
 def make_channel(
     run_dir: Path, transport: Transport, whole_every: int = 100, **files: Any
 ) -> BroadcastChannel:
-    kept = FileChannel(run_dir / "weights", copies=True, whole_every=whole_every, **files)
-    return BroadcastChannel(kept, transport)
+    return BroadcastChannel(run_dir / "weights", transport, whole_every=whole_every, **files)
 
 
 @contextlib.asynccontextmanager
-async def serving(
-    run_dir: Path,
-    channel: BroadcastChannel,
-    address: str = "",
-    curve: CurveKeys | None = None,
-) -> AsyncIterator[Replier]:
-    """The trainer's address, in this process."""
+async def serving(run_dir: Path, channel: BroadcastChannel) -> AsyncIterator[set[str]]:
+    """The trainer's address, in this process; yields the workers that have asked to take part."""
+    asked: set[str] = set()
+
+    async def answer(client: str, request: Request) -> Reply:
+        if isinstance(request, TransferRequest) and request.tensors:
+            asked.add(request.worker)
+        return await channel.answer(client, request)
+
     async with (
-        Replier(address or Endpoints(run_dir).address(TRAIN), curve=curve) as replier,
-        background(replier.serve(channel.answer)),
+        Replier(Endpoints(run_dir).address(TRAIN)) as replier,
+        background(replier.serve(answer)),
     ):
-        yield replier
+        yield asked
     channel.close()
+
+
+class LateClient:
+    """A worker's client whose requests to take part go out late."""
+
+    def __init__(self, client: RequestClient, late_s: float) -> None:
+        self._client = client
+        self._late_s = late_s
+
+    async def request(self, message: Request, deadline_s: float) -> Reply:
+        if isinstance(message, TransferRequest):
+            await asyncio.sleep(self._late_s)
+        return await self._client.request(message, deadline_s)
 
 
 @contextlib.asynccontextmanager
@@ -76,12 +91,14 @@ async def receiving(
     deadline_s: float = 20,
     address: str = "",
     curve: CurveKeys | None = None,
+    late_s: float = 0,
 ) -> AsyncIterator[BroadcastReceiver]:
     """A worker's end, in this process."""
     address = address or Endpoints(run_dir).address(TRAIN)
     async with Requester(address, name=worker, peer="train", curve=curve) as train:
         copy = run_dir / "copies" / worker
-        receiver = BroadcastReceiver(worker, train, copy, transport, deadline_s)
+        client = LateClient(train, late_s)
+        receiver = BroadcastReceiver(worker, client, copy, transport, deadline_s)
         yield receiver
         receiver.close()
 
@@ -93,8 +110,9 @@ def of_rank(transport: Transport, rank: int) -> Transport:
 
 async def take(receiver: BroadcastReceiver, announced: Published, like: Tensors) -> Tensors:
     received = await receiver.receive(announced.path, announced.policy_version, announced.digest)
-    assert not isinstance(received.source, Path)
-    return {name: tensor.clone() for name, tensor in received.source.load(like).items()}
+    source = received.source
+    found = load(source, like) if isinstance(source, Path) else source.load(like)
+    return {name: tensor.clone() for name, tensor in found.items()}
 
 
 def same(mine: Tensors, wanted: Tensors) -> bool:
@@ -160,7 +178,7 @@ def tell(**values: object) -> None:
 def hold_in_first_broadcast() -> None:
     """Stop within the first broadcast, with some buckets through, until standard input is closed."""
     through = GlooGroup.broadcast
-    gloo.BUCKET_BYTES = 1 << 20
+    groups.BUCKET_BYTES = 1 << 20
 
     def broadcast(self: Any, flat: Any, names: Any, stops: Callable[[], bool]) -> int:
         count = 0
@@ -201,8 +219,8 @@ async def worker(
     async with receiving(run_dir, transport, name, 60, address, curve) as receiver:
         while True:
             await receiver.prepare(version)
-            if receiver._mirror.held != held:
-                held = receiver._mirror.held
+            if receiver.mirror.held != held:
+                held = receiver.mirror.held
                 tell(held=held and held.policy_version, bytes=receiver.read_bytes)
                 version += 1
             await asyncio.sleep(0.05)
@@ -212,8 +230,8 @@ def main() -> None:
     end, options = sys.argv[1], json.loads(sys.argv[2])
     run_dir, transport = Path(options["run_dir"]), Transport(**options["transport"])
     if options.get("stall_s"):
-        gloo.STALL_S = options["stall_s"]
-    gloo.BUCKET_BYTES = 1 << 20
+        groups.STALL_S = options["stall_s"]
+    groups.BUCKET_BYTES = 1 << 20
     if options.get("hold"):
         hold_in_first_broadcast()
     if end == "trainer":

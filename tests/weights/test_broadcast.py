@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import threading
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,14 +22,14 @@ from bus.requester import Requester
 from bus.weights import RendezvousRequest, TransferReply, TransferRequest
 from dart_cli.config.schema import LoraConfig
 from dart_cli.weights.broadcast import channel as channels
-from dart_cli.weights.broadcast import gloo, rounds
 from dart_cli.weights.broadcast import group as groups
 from dart_cli.weights.broadcast import receiver as receivers
-from dart_cli.weights.broadcast.group import Member, Transport
-from dart_cli.weights.broadcast.joining import join
-from dart_cli.weights.broadcast.rendezvous import MOST_KEYS, GroupStore, LocalKeys, Rendezvous
+from dart_cli.weights.broadcast import rounds
+from dart_cli.weights.broadcast.group import Member, Transport, join
+from dart_cli.weights.broadcast.rendezvous import MOST_KEYS, GroupStore, Rendezvous
 from dart_cli.weights.file import load
-from dart_cli.weights.manifest import WEIGHTS, Manifest, read_manifest
+from dart_cli.weights.flat_weights import FlatWeights
+from dart_cli.weights.manifest import WEIGHTS, read_manifest
 from tests.waiting import until
 from tests.weights.broadcasting import (
     go_on,
@@ -100,7 +103,7 @@ async def test_what_is_published_arrives_bit_for_bit_and_what_is_frozen_only_onc
             assert same(await take(mine, announced, tensors(0)), wanted)
             assert mine.read_bytes - before == announced.size_bytes - 40 * 4
             # As files too, for an engine that takes these.
-            assert same(load(mine._mirror.directory, tensors(0)), wanted)
+            assert same(load(mine.mirror.directory, tensors(0)), wanted)
 
 
 async def test_all_workers_receive_in_one_broadcast_and_keep_their_group(
@@ -116,10 +119,10 @@ async def test_all_workers_receive_in_one_broadcast_and_keep_their_group(
                 channel.publish(wanted, version)
             await asyncio.gather(*(each.prepare(version) for each in mine))
             for each in mine:
-                assert each._mirror.held is not None
-                assert each._mirror.held.policy_version == version
-                assert same(dict(each._mirror.load(tensors(0))), wanted)
-            names |= {each._group.name for each in mine if each._group is not None}
+                assert each.mirror.held is not None
+                assert each.mirror.held.policy_version == version
+                assert same(dict(each.mirror.load(tensors(0))), wanted)
+            names |= {each.group for each in mine}
         assert len(names) == 1
 
 
@@ -136,8 +139,8 @@ async def test_the_group_is_made_anew_when_a_worker_comes_or_goes(
                 channel.publish(tensors(0.1 + version), version)
             await asyncio.gather(*(each.prepare(version) for each in present))
             for each in present:
-                assert same(dict(each._mirror.load(tensors(0))), tensors(0.1 + version))
-            [name] = {each._group.name for each in present if each._group is not None}
+                assert same(dict(each.mirror.load(tensors(0))), tensors(0.1 + version))
+            [name] = {each.group for each in present}
             names.append(name)
         assert len(set(names)) == 4
 
@@ -175,7 +178,7 @@ async def test_the_settings_of_adapters_come_with_the_set(
     announced = channel.resume(tensors(1), 0)
     async with serving(run_dir, channel), all_receiving(run_dir, transport, WORKERS[:1]) as [mine]:
         await take(mine, announced, tensors(0))
-        assert read_manifest(mine._mirror.directory).lora == lora
+        assert read_manifest(mine.mirror.directory).lora == lora
 
 
 async def test_each_worker_gets_the_newest_whatever_it_was_permitted(
@@ -201,15 +204,19 @@ async def test_a_request_for_a_version_that_is_old_by_now_is_referred_to_the_new
     monkeypatch.setattr(rounds, "GATHER_S", 100.0)
     channel = make_channel(run_dir, transport)
     channel.resume(tensors(1), 0)
-    async with serving(run_dir, channel), all_receiving(run_dir, transport, WORKERS[:2]) as mine:
+    async with (
+        serving(run_dir, channel) as asked,
+        all_receiving(run_dir, transport, WORKERS[:2]) as mine,
+    ):
         await asyncio.gather(*(each.prepare(0) for each in mine))
+        asked.clear()
         channel.publish(tensors(2), 1)
         early = asyncio.create_task(mine[0].prepare(1))
-        await until(lambda: channel._rounds._asking)
+        await until(lambda: asked)
         channel.publish(tensors(3), 2)
         await asyncio.gather(early, mine[1].prepare(1))
         for each in mine:
-            assert same(dict(each._mirror.load(tensors(0))), tensors(3))
+            assert same(dict(each.mirror.load(tensors(0))), tensors(3))
 
 
 async def test_values_that_are_not_finite_are_refused_by_name(
@@ -233,13 +240,13 @@ async def test_what_does_not_match_the_manifest_is_refused_and_then_asked_for_ag
     channel = make_channel(run_dir, transport)
     channel.resume(tensors(1), 0)
     announced = channel.publish(tensors(2), 1)
-    assert channel._files.last is not None
-    broken = channel._files.last.tensors.tensors["a"]
+    assert channel.last is not None
+    broken = channel.last.tensors.tensors["a"]
     async with serving(run_dir, channel), all_receiving(run_dir, transport, WORKERS[:1]) as [mine]:
         broken[5] = 7.0
         await mine.prepare(1)  # says nothing; what serves is not touched
-        assert mine._mirror.held is None
-        assert mine._group is None
+        assert mine.mirror.held is None
+        assert mine.group == ""
         with pytest.raises(WeightsError, match="a does not match the manifest of v1"):
             await take(mine, announced, tensors(0))
         broken[5] = 2.0
@@ -282,17 +289,19 @@ async def test_requests_that_make_no_sense_are_refused(run_dir: Path) -> None:
     ask = TransferRequest(
         worker="rollout-0", policy_version=0, digest=announced.digest, tensors=["absent"]
     )
-    channel._rendezvous.open("g")
     keys = {f"key {number}": b"" for number in range(MOST_KEYS + 1)}
     async with (
         serving(run_dir, channel),
+        receiving(run_dir, Transport("gloo")) as mine,
         Requester(Endpoints(run_dir).address(TRAIN), peer="train") as train,
     ):
+        await mine.prepare(0)
+        assert mine.group
         for wrong in (
             ask,
             RendezvousRequest(group="of before", wanted=["0/0"]),
-            RendezvousRequest(group="g", values={"a": bytes(1 << 20)}),
-            RendezvousRequest(group="g", values=keys),
+            RendezvousRequest(group=mine.group, values={"a": bytes(1 << 20)}),
+            RendezvousRequest(group=mine.group, values=keys),
         ):
             with pytest.raises(ProtocolError):
                 await train.request(wrong, 10)
@@ -304,8 +313,8 @@ async def test_requests_that_make_no_sense_are_refused(run_dir: Path) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short deadlines, and many buckets, as in the processes that hold."""
-    monkeypatch.setattr(gloo, "STALL_S", 3.0)
-    monkeypatch.setattr(gloo, "BUCKET_BYTES", 1 << 20)
+    monkeypatch.setattr(groups, "STALL_S", 3.0)
+    monkeypatch.setattr(groups, "BUCKET_BYTES", 1 << 20)
 
 
 def options(run_dir: Path, transport: Transport, rank: int, **more: object) -> dict[str, object]:
@@ -329,7 +338,7 @@ async def test_a_broadcast_whose_trainer_dies_or_hangs_ends_by_its_deadline(
             trainer.send_signal(how)
             with pytest.raises(WeightsError, match="v1 did not come from the trainer"):
                 await taking
-            assert mine._mirror.held is None
+            assert mine.mirror.held is None
 
 
 @pytest.mark.usefixtures("impatient")
@@ -342,15 +351,18 @@ async def test_a_worker_that_dies_or_hangs_costs_the_others_one_deadline(
     channel.resume(tensors(1, LARGE), 0)
     channel.publish(tensors(2, LARGE), 1)
     lost = options(run_dir, transport, 3, worker=WORKERS[2], version=1)
-    async with serving(run_dir, channel), all_receiving(run_dir, transport, WORKERS[:2]) as mine:
+    async with (
+        serving(run_dir, channel) as asked,
+        all_receiving(run_dir, transport, WORKERS[:2]) as mine,
+    ):
         with process("worker", **lost) as third:
-            await until(lambda: channel._rounds._asking or channel._rounds._formed)
+            await until(lambda: asked)
             taking = [asyncio.create_task(each.prepare(1)) for each in mine]
             assert "begun" in await line_of(third)
             third.send_signal(how)
             await asyncio.gather(*taking)
             for each in mine:
-                assert same(dict(each._mirror.load(tensors(0, LARGE))), tensors(2, LARGE))
+                assert same(dict(each.mirror.load(tensors(0, LARGE))), tensors(2, LARGE))
             if how == signal.SIGSTOP:
                 third.send_signal(signal.SIGCONT)
                 go_on(third)
@@ -366,16 +378,19 @@ async def test_a_worker_that_dies_or_hangs_between_two_broadcasts_is_not_in_the_
     channel = make_channel(run_dir, transport)
     channel.resume(tensors(1, LARGE), 0)
     lost = options(run_dir, transport, 3, worker=WORKERS[2], version=0) | {"hold": False}
-    async with serving(run_dir, channel), all_receiving(run_dir, transport, WORKERS[:2]) as mine:
+    async with (
+        serving(run_dir, channel) as asked,
+        all_receiving(run_dir, transport, WORKERS[:2]) as mine,
+    ):
         with process("worker", **lost) as third:
-            await until(lambda: channel._rounds._asking or channel._rounds._formed)
+            await until(lambda: asked)
             await asyncio.gather(*(each.prepare(0) for each in mine))
             assert (await line_of(third))["held"] == 0
             third.send_signal(how)
             channel.publish(tensors(2, LARGE), 1)
             await asyncio.gather(*(each.prepare(1) for each in mine))
             for each in mine:
-                assert same(dict(each._mirror.load(tensors(0, LARGE))), tensors(2, LARGE))
+                assert same(dict(each.mirror.load(tensors(0, LARGE))), tensors(2, LARGE))
             if how == signal.SIGSTOP:
                 third.send_signal(signal.SIGCONT)
                 assert (await line_of(third))["held"] == 1
@@ -392,19 +407,30 @@ async def test_a_worker_that_asks_and_never_joins_costs_the_others_one_deadline(
         worker="rollout-9", policy_version=0, digest=announced.digest, tensors=["a"]
     )
     async with (
-        serving(run_dir, channel),
+        serving(run_dir, channel) as heard,
         all_receiving(run_dir, transport, WORKERS[:2]) as mine,
         Requester(Endpoints(run_dir).address(TRAIN), peer="train") as train,
     ):
         asked = asyncio.create_task(train.request(absent, 20))
-        await until(lambda: "rollout-9" in channel._rounds._asking)
+        await until(lambda: "rollout-9" in heard)
         await asyncio.gather(*(each.prepare(0) for each in mine))
         reply = await asked
         assert isinstance(reply, TransferReply)
         assert reply.accepted
         assert reply.size == 4
         for each in mine:
-            assert same(dict(each._mirror.load(tensors(0))), tensors(1))
+            assert same(dict(each.mirror.load(tensors(0))), tensors(1))
+
+
+class Deaf:
+    """A group in which a worker receives nothing."""
+
+    def __init__(self, group: groups.ByteGroup) -> None:
+        self.name, self.close, self._through = group.name, group.close, group.broadcast
+
+    def broadcast(self, flat: FlatWeights, _: object, stops: Callable[[], bool]) -> int:
+        self._through(flat, [], stops)
+        raise WeightsError("the disk does not answer")
 
 
 @pytest.mark.usefixtures("impatient")
@@ -412,45 +438,33 @@ async def test_a_worker_that_asks_again_and_again_and_receives_nothing_is_served
     run_dir: Path, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It joins, too: all of its rounds break off, and the others are no longer in them."""
-    monkeypatch.setattr(gloo, "STALL_S", 1.0)
+    monkeypatch.setattr(groups, "STALL_S", 1.0)
+    # Of this worker alone: the address is all that tells them apart.
+    bad_transport = replace(of_rank(transport, 3), address="127.0.0.2")
+
+    def join_of(mine: Transport, member: Member, store: GroupStore) -> groups.ByteGroup:
+        group = join(mine, member, store)
+        return Deaf(group) if mine is bad_transport else group
+
+    monkeypatch.setattr(receivers, "join", join_of)
     channel = make_channel(run_dir, transport)
     channel.resume(tensors(1, LARGE), 0)
-    async with serving(run_dir, channel), all_receiving(run_dir, transport) as mine:
-        through = mine[2]._take_part
-
-        def joins_alone(reply: TransferReply, manifest: Manifest) -> None:
-            through(reply.model_copy(update={"tensors": []}), manifest)
-            raise WeightsError("the disk does not answer")
-
-        monkeypatch.setattr(mine[2], "_take_part", joins_alone)
-        bad = asyncio.create_task(mine[2].prepare(0))
-        await until(lambda: channel._rounds._asking)
-        await asyncio.gather(*(each.prepare(0) for each in mine[:2]))
+    async with (
+        serving(run_dir, channel) as asked,
+        all_receiving(run_dir, transport, WORKERS[:2]) as mine,
+        receiving(run_dir, bad_transport, WORKERS[2]) as bad,
+    ):
+        begun = asyncio.create_task(bad.prepare(0))
+        await until(lambda: asked)
+        await asyncio.gather(*(each.prepare(0) for each in mine))
         for version in (1, 2):
             channel.publish(tensors(1 + version, LARGE), version)
-            both = asyncio.gather(*(each.prepare(version) for each in mine[:2]))
-            await asyncio.gather(both, mine[2].prepare(version))
-            for each in mine[:2]:
-                assert same(dict(each._mirror.load(tensors(0, LARGE))), tensors(1 + version, LARGE))
-            assert {each._group and each._group.name for each in mine[:2]} != {None}
-            assert channel._rounds._broken.keys() == {WORKERS[2]}
-        await bad
-
-
-async def test_a_worker_that_asked_and_left_is_in_no_round(
-    run_dir: Path, transport: Transport
-) -> None:
-    channel = make_channel(run_dir, transport)
-    announced = channel.resume(tensors(1), 0)
-    left = TransferRequest(
-        worker="rollout-9", policy_version=0, digest=announced.digest, tensors=["a"]
-    )
-    channel._rounds.ask(left).cancel()
-    async with serving(run_dir, channel), all_receiving(run_dir, transport, WORKERS[:1]) as [mine]:
-        await mine.prepare(0)
-        assert mine._mirror.held is not None
-        assert channel._rounds._formed is not None
-        assert channel._rounds._formed.workers == [WORKERS[0]]
+            both = asyncio.gather(*(each.prepare(version) for each in mine))
+            await asyncio.gather(both, bad.prepare(version))
+            for each in mine:
+                assert same(dict(each.mirror.load(tensors(0, LARGE))), tensors(1 + version, LARGE))
+            assert bad.mirror.held is None
+        await begun
 
 
 async def test_a_round_begins_although_requests_are_held_for_less_than_it_waits(
@@ -461,24 +475,21 @@ async def test_a_round_begins_although_requests_are_held_for_less_than_it_waits(
     monkeypatch.setattr(channels, "HOLD_S", 0.2)
     channel = make_channel(run_dir, transport)
     channel.resume(tensors(1), 0)
-    async with serving(run_dir, channel), all_receiving(run_dir, transport, WORKERS[:2]) as mine:
-        await asyncio.gather(*(each.prepare(0) for each in mine))
+    async with (
+        serving(run_dir, channel),
+        receiving(run_dir, of_rank(transport, 1), WORKERS[0], late_s=0.1) as mine,
+        receiving(run_dir, of_rank(transport, 2), WORKERS[1]) as gone,
+    ):
+        await asyncio.gather(mine.prepare(0), gone.prepare(0))
         channel.publish(tensors(2), 1)
-        asks = mine[0]._ask
-
-        async def asks_late(*request: Any) -> TransferReply:
-            await asyncio.sleep(0.1)
-            return await asks(*request)
-
-        monkeypatch.setattr(mine[0], "_ask", asks_late)
-        await mine[0].prepare(1)
-        assert same(dict(mine[0]._mirror.load(tensors(0))), tensors(2))
+        await mine.prepare(1)
+        assert same(dict(mine.mirror.load(tensors(0))), tensors(2))
 
 
 async def test_closing_ends_a_broadcast_at_its_next_bucket(
     run_dir: Path, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gloo, "BUCKET_BYTES", 1 << 20)
+    monkeypatch.setattr(groups, "BUCKET_BYTES", 1 << 20)
     channel = make_channel(run_dir, transport)
     channel.resume(tensors(1, LARGE), 0)
     held = options(run_dir, transport, 1, worker=WORKERS[0], version=0)
@@ -486,11 +497,11 @@ async def test_closing_ends_a_broadcast_at_its_next_bucket(
         with process("worker", **held) as worker:
             assert "begun" in await line_of(worker)
             began = time.monotonic()
-            closing = asyncio.create_task(asyncio.to_thread(channel._rounds.close))
+            closing = asyncio.create_task(asyncio.to_thread(channel.close))
             go_on(worker)
             await closing
             assert time.monotonic() - began < groups.JOIN_S
-            assert not channel._rounds._thread.is_alive()
+            assert "broadcast" not in {each.name for each in threading.enumerate()}
 
 
 # --- two hosts ----------------------------------------------------------------------------------
@@ -540,7 +551,7 @@ def test_sockets_are_bound_to_their_address() -> None:
     before = _listening()
     rendezvous = Rendezvous()
     rendezvous.open("g")
-    store = GroupStore(LocalKeys(rendezvous, "g"), time.monotonic() + 10)
+    store = GroupStore(partial(rendezvous.change, "g"), time.monotonic() + 10)
     alone = join(Transport("gloo"), Member("g", 0, 1), store)
     addresses = _listening() - before
     alone.close()

@@ -16,10 +16,17 @@ from safetensors.torch import load_file, save_file
 
 from bus.errors import WeightsError
 from dart_cli.config.schema import LoraConfig
-from dart_cli.weights.base import KnownVersion
-from dart_cli.weights.delta_chain import newest_version
-from dart_cli.weights.file import FileChannel, load, publish
-from dart_cli.weights.manifest import FROZEN, MANIFEST, WEIGHTS, check_adapters, read_manifest
+from dart_cli.weights.file import FileChannel, load
+from dart_cli.weights.manifest import (
+    FROZEN,
+    MANIFEST,
+    WEIGHTS,
+    KnownVersion,
+    check_adapters,
+    newest_version,
+    read_manifest,
+)
+from tests.weights.sets import publish
 
 
 def tensors(value: float = 1.0) -> dict[str, torch.Tensor]:
@@ -270,10 +277,9 @@ def test_a_number_that_the_ledger_knows_is_not_used_for_other_weights(
     assert again.resume(tensors(1.0), 0, known=KnownVersion(8, "d")).policy_version == 9
 
 
-@pytest.mark.parametrize("delta", [False, True])
-def test_settings_of_adapters_are_part_of_a_version(tmp_path: Path, delta: bool) -> None:
+def test_settings_of_adapters_are_part_of_a_version(tmp_path: Path) -> None:
     one, other = LoraConfig(rank=2, alpha=4.0), LoraConfig(rank=2, alpha=8.0)
-    first = FileChannel(tmp_path, delta=delta, lora=one)
+    first = FileChannel(tmp_path, lora=one)
     made = first.resume(tensors(1.0), 0)
     first.close()
     assert read_manifest(made.path).lora == one
@@ -281,11 +287,11 @@ def test_settings_of_adapters_are_part_of_a_version(tmp_path: Path, delta: bool)
     for lora in (other, None):
         with pytest.raises(WeightsError, match=r"v000000: model\.lora"):
             check_adapters(made.path, lora)
-    again = FileChannel(tmp_path, delta=delta, lora=one)
+    again = FileChannel(tmp_path, lora=one)
     assert again.resume(tensors(1.0), 0, known=KnownVersion(0, made.digest)) == made
     again.close()
     # The same numbers, multiplied by something else, are other weights.
-    changed = FileChannel(tmp_path, delta=delta, lora=other)
+    changed = FileChannel(tmp_path, lora=other)
     now = changed.resume(tensors(1.0), 0, known=KnownVersion(0, made.digest))
     changed.close()
     assert (now.policy_version, read_manifest(now.path).lora) == (1, other)

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from bus.errors import WeightsError
-from dart_cli.weights.base import Published
-from dart_cli.weights.file import publish
-from dart_cli.weights.manifest import MANIFEST, WEIGHTS, check_announced, check_complete
+from dart_cli.weights.manifest import MANIFEST, WEIGHTS, Published, check_announced, check_complete
+from tests.weights.sets import publish
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,7 @@ from bus.errors import WeightsError
 from dart_cli.weights.broadcast import nccl
 from dart_cli.weights.broadcast.group import Member, Transport
 from dart_cli.weights.broadcast.nccl import NcclGroup
-from dart_cli.weights.broadcast.rendezvous import GroupStore, LocalKeys, Rendezvous
+from dart_cli.weights.broadcast.rendezvous import GroupStore, Rendezvous
 from dart_cli.weights.flat_weights import FlatWeights, specs_of
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -71,7 +72,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
 
 
 def joined(transport: Transport | None = None) -> NcclGroup:
-    store = GroupStore(LocalKeys(Rendezvous(), "g"), 0)
+    store = GroupStore(partial(Rendezvous().change, "g"), 0)
     return NcclGroup(transport or Transport("nccl"), Member("g", 1, 2), store)
 
 

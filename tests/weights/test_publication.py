@@ -12,18 +12,23 @@ import pytest
 import torch
 
 from bus.errors import WeightsError
-from dart_cli.weights import publication
-from dart_cli.weights.base import TensorStream
-from dart_cli.weights.delta_chain import newest_version
-from dart_cli.weights.file import FileChannel, load
-from dart_cli.weights.flat_weights import FlatWeights, TensorSpec, specs_of
-from dart_cli.weights.manifest import LEAF_BYTES, WEIGHTS, read_manifest
-from dart_cli.weights.publication import BackgroundPublication, parts_of
+from dart_cli.weights import file, flat_weights
+from dart_cli.weights.broadcast.channel import BroadcastChannel
+from dart_cli.weights.broadcast.group import Transport
+from dart_cli.weights.file import FileChannel, Publication, load
+from dart_cli.weights.flat_weights import FlatWeights, TensorStream, parts_of, specs_of
+from dart_cli.weights.manifest import (
+    LEAF_BYTES,
+    WEIGHTS,
+    TensorSpec,
+    newest_version,
+    read_manifest,
+    versions,
+)
 from tests.devices import no_gpu
 from tests.waiting import PATIENCE_S
 
 Tensors = dict[str, torch.Tensor]
-CHANNELS = {"file": {}, "delta": {"delta": True, "whole_every": 4}}
 
 
 def tensors(value: float = 1.0) -> Tensors:
@@ -65,9 +70,8 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate.open.set()
 
 
-@pytest.mark.parametrize("options", CHANNELS.values(), ids=CHANNELS)
-def test_tensors_may_change_once_they_are_copied(tmp_path: Path, options: dict[str, int]) -> None:
-    channel = FileChannel(tmp_path, keep=9, **options)
+def test_tensors_may_change_once_they_are_copied(tmp_path: Path) -> None:
+    channel = FileChannel(tmp_path, keep=9)
     channel.resume(tensors(0.0), 0, frozen=["frozen"])
     for version in range(1, 6):
         trained = tensors(float(version))
@@ -142,13 +146,13 @@ def test_an_error_that_no_wait_has_raised_is_raised_by_what_comes_next(
 def test_the_end_waits_for_the_version_on_its_way(
     tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settle = BackgroundPublication.settle
+    settle = Publication.settle
 
-    def waiting(self: BackgroundPublication[object]) -> None:
+    def waiting(self: Publication) -> None:
         gate.open.set()
         settle(self)
 
-    monkeypatch.setattr(BackgroundPublication, "settle", waiting)
+    monkeypatch.setattr(Publication, "settle", waiting)
     channel = FileChannel(tmp_path)
     channel.begin(tensors(), 1)
     assert gate.reached.wait(PATIENCE_S)
@@ -156,17 +160,15 @@ def test_the_end_waits_for_the_version_on_its_way(
     assert (tmp_path / "v000001" / WEIGHTS).is_file()
 
 
-def test_a_disk_that_hangs_costs_the_deadline(tmp_path: Path) -> None:
-    hangs = threading.Event()
-    begun: BackgroundPublication[None] = BackgroundPublication(
-        tmp_path / "v000001", 1, lambda: None, lambda _: hangs.wait(PATIENCE_S), deadline_s=0.05
-    )
-    try:
-        begun.copied()
-        with pytest.raises(WeightsError, match=r"v000001 is not complete .*does its disk hang\?"):
-            begun.result()
-    finally:
-        hangs.set()
+def test_a_disk_that_hangs_costs_the_deadline(
+    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file, "PUBLISH_S", 0.05)
+    begun = FileChannel(tmp_path).begin(tensors(), 1)
+    assert gate.reached.wait(PATIENCE_S)
+    begun.copied()
+    with pytest.raises(WeightsError, match=r"v000001 is not complete .*does its disk hang\?"):
+        begun.result()
 
 
 def test_masters_are_cast_while_they_are_copied(tmp_path: Path) -> None:
@@ -255,7 +257,7 @@ def test_tensors_on_a_gpu_are_copied_as_they_were_when_it_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind what the device still has to do, on a stream of its own, and with casts in between."""
-    monkeypatch.setattr(publication, "IN_FLIGHT_BYTES", 1 << 20)
+    monkeypatch.setattr(flat_weights, "IN_FLIGHT_BYTES", 1 << 20)
     count = 1 << 22
     masters = {f"w{index}": torch.randn(count, device="cuda") for index in range(8)}
     specs = {name: TensorSpec([count], "bfloat16") for name in masters}
@@ -275,34 +277,49 @@ def test_tensors_on_a_gpu_are_copied_as_they_were_when_it_began(
     assert read_manifest(tmp_path / "v000002").size_bytes == 8 * 2 * count
 
 
-@pytest.mark.parametrize("options", [{"delta": True}, {"copies": True}], ids=str)
+@pytest.fixture
+def broadcasts(tmp_path: Path) -> Iterator[BroadcastChannel]:
+    channel = BroadcastChannel(tmp_path, Transport("gloo"), 9)
+    yield channel
+    channel.close()
+
+
 def test_a_version_takes_the_memory_of_the_one_before_the_last(
-    tmp_path: Path, options: dict[str, bool]
+    broadcasts: BroadcastChannel,
 ) -> None:
-    channel = FileChannel(tmp_path, keep=9, whole_every=4, **options)
     memory, kept = [], []
     for version in range(1, 6):
-        complete = channel.publish(tensors(float(version)), version)
-        assert channel.last is not None
-        with channel.last.read() as copy:
+        broadcasts.publish(tensors(float(version)), version)
+        assert broadcasts.last is not None
+        with broadcasts.last.read() as copy:
             memory.append(copy.data.data_ptr())
             assert torch.equal(copy.tensors["a.weight"], tensors(float(version))["a.weight"])
-        kept.append(channel.last)
-        if options.get("delta"):
-            assert same(complete.path, tensors(float(version)))
+        kept.append(broadcasts.last)
     assert memory == [memory[0], memory[1], memory[0], memory[1], memory[0]]
     assert memory[0] != memory[1]
     with pytest.raises(WeightsError, match="v1 is no longer in memory"), kept[0].read():
         pass
-    channel.close()
 
 
-def test_the_memory_of_a_version_that_is_read_is_left_alone(tmp_path: Path) -> None:
-    channel = FileChannel(tmp_path, copies=True, whole_every=4)
-    channel.publish(tensors(1.0), 1)
-    assert channel.last is not None
-    with channel.last.read() as copy:
+def test_the_memory_of_a_version_that_is_read_is_left_alone(broadcasts: BroadcastChannel) -> None:
+    broadcasts.publish(tensors(1.0), 1)
+    assert broadcasts.last is not None
+    with broadcasts.last.read() as copy:
         for version in (2, 3, 4):
-            channel.publish(tensors(float(version)), version)
+            broadcasts.publish(tensors(float(version)), version)
         assert torch.equal(copy.tensors["a.weight"], tensors(1.0)["a.weight"])
+
+
+def test_of_a_broadcast_one_version_in_so_many_is_written_and_the_last(tmp_path: Path) -> None:
+    channel = BroadcastChannel(tmp_path, Transport("gloo"), 2, whole_every=4)
+    made = [channel.resume(tensors(0.0), 0)]
+    made += [channel.publish(tensors(float(version)), version) for version in range(1, 7)]
+    # The newest two, and the whole one that is no newer than these.
+    assert [(each.path / WEIGHTS).exists() for each in made[4:]] == [True, False, False]
+    assert versions(tmp_path) == [4, 5, 6]
     channel.close()
+    assert same(made[6].path, tensors(6.0))
+    again = BroadcastChannel(tmp_path, Transport("gloo"), 2, whole_every=4)
+    assert again.resume(tensors(6.0), 3) == made[6]
+    assert same(again.publish(tensors(7.0), 7).path, tensors(7.0))  # whole, whatever went before
+    again.close()

@@ -6,24 +6,21 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bus.errors import WeightsError
-from bus.requester import Requester
-from bus.weights import TransferReply, TransferRequest
-from dart_cli.weights.base import Published
+from bus.messages import Reply, Request
+from bus.weights import ManifestReply, ManifestRequest, TransferReply, TransferRequest
 from dart_cli.weights.broadcast import rounds
-from dart_cli.weights.broadcast.gloo import GlooGroup
-from dart_cli.weights.broadcast.group import Member, Transport
+from dart_cli.weights.broadcast.group import GlooGroup, Member, Transport
 from dart_cli.weights.broadcast.receiver import BroadcastReceiver
-from dart_cli.weights.broadcast.rendezvous import GroupStore, LocalKeys, Rendezvous
-from dart_cli.weights.broadcast.rounds import RoundsThread
-from dart_cli.weights.file import Version
+from dart_cli.weights.broadcast.rendezvous import GroupStore, Rendezvous
+from dart_cli.weights.broadcast.rounds import RoundsThread, Version
 from dart_cli.weights.flat_weights import FlatWeights, specs_of
-from dart_cli.weights.manifest import Manifest
+from dart_cli.weights.manifest import Published, published
 from tests.waiting import PATIENCE_S, wait_until
 from tests.weights.broadcasting import tensors
 
@@ -62,11 +59,14 @@ class Trainer:
             FlatWeights.in_memory(specs_of(made)).fill(made),
         )
 
-    def ask(self, version: int, worker: str = "rollout-0") -> TransferReply:
-        request = TransferRequest(
-            worker=worker, policy_version=version, digest=f"digest {version}", tensors=["a"]
-        )
-        return self.thread.ask(request).result(PATIENCE_S)
+    def ask(self, version: int) -> TransferReply:
+        return self.thread.ask(request(version)).result(PATIENCE_S)
+
+
+def request(version: int, worker: str = "rollout-0") -> TransferRequest:
+    return TransferRequest(
+        worker=worker, policy_version=version, digest=f"digest {version}", tensors=["a"]
+    )
 
 
 @pytest.fixture
@@ -85,7 +85,6 @@ def test_a_round_that_breaks_off_is_not_the_last_whatever_broke_it(
     for _ in range(2):
         assert trainer.ask(0).accepted
     assert not trainer.errors
-    wait_until(lambda: trainer.thread._expected == {"rollout-0": "digest 0"})
 
 
 def test_between_rounds_no_version_is_kept(trainer: Trainer) -> None:
@@ -103,13 +102,18 @@ def test_a_version_whose_memory_another_one_has_is_not_broadcast(trainer: Traine
     assert trainer.newest is not None
     assert trainer.newest.take(trainer.newest.tensors.layout) is not None
     assert not trainer.ask(0).accepted
-    assert not trainer.thread._broken  # its worker is at no fault
     trainer.publish(1)
     assert trainer.ask(1).accepted
 
 
+def test_a_worker_that_asked_and_left_is_in_no_round(trainer: Trainer) -> None:
+    trainer.thread.ask(request(0, "rollout-9")).cancel()
+    trainer.publish(0)
+    assert trainer.ask(0).size == 2
+
+
 def test_an_address_of_another_host_is_named() -> None:
-    store = GroupStore(LocalKeys(Rendezvous(), "g"), 0)
+    store = GroupStore(partial(Rendezvous().change, "g"), 0)
     with pytest.raises(WeightsError, match=r"gloo cannot listen at 192\.0\.2\.1"):
         GlooGroup(Transport("gloo", address="192.0.2.1"), Member("g", 0, 1), store)
 
@@ -119,28 +123,26 @@ async def test_a_worker_to_which_nothing_is_sent_asks_at_its_pace_and_gives_up_b
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_newer: bool
 ) -> None:
     """Also where the trainer names a newer version each time."""
-    asked = 0
+    asked, manifests = 0, {}
 
-    class Train(Requester):
-        def __init__(self) -> None:
-            pass
-
-        async def request(self, *_: Any) -> TransferReply:
+    class Train:
+        async def request(self, message: Request, _: float) -> Reply:
             nonlocal asked
+            if isinstance(message, ManifestRequest):
+                return ManifestReply(text=manifests[message.policy_version].text().encode())
             asked += 1
             version = asked if is_newer else 1
+            made = FlatWeights.in_memory(specs_of(tensors(1))).fill(tensors(1)).manifest(version)
+            manifests[version], path = made, Path("absent")
+            digest = published(path, made).digest
             return TransferReply(
-                accepted=False, policy_version=version, path="absent", digest=f"digest {version}"
+                accepted=False, policy_version=version, path=str(path), digest=digest
             )
 
-    async def manifest(reply: TransferReply) -> Manifest:
-        return FlatWeights.in_memory(specs_of(tensors(1))).manifest(reply.policy_version)
-
     receiver = BroadcastReceiver("rollout-0", Train(), tmp_path / "copy", Transport("gloo"), 0.25)
-    monkeypatch.setattr(receiver, "_manifest", manifest)
     async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(WeightsError, match=r"no broadcast in 0\.25 s"):
-            await receiver._receive(0)
+            await receiver.receive(Path("absent"), 0, "digest 0")
     if not is_newer:
         assert asked <= 5  # at once, for its manifest; then every 0.1 s
     receiver.close()

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from dart_cli.weights import storage
-from dart_cli.weights.delta_chain import newest_version
 from dart_cli.weights.file import FileChannel, load
-from dart_cli.weights.manifest import FROZEN, WEIGHTS
+from dart_cli.weights.manifest import FROZEN, WEIGHTS, newest_version
 from dart_cli.weights.storage import Storage
 
 pytestmark = pytest.mark.skipif(not storage.SHARED.is_dir(), reason="there is no /dev/shm here")

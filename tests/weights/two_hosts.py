@@ -16,7 +16,7 @@ from bus.replier import Replier
 from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.load import load_config
 from dart_cli.config.schema import Config
-from dart_cli.rollout.receivers import receiving
+from dart_cli.rollout.worker import receiving
 from dart_cli.train.assembly import make_channel
 from dart_cli.weights.broadcast.channel import BroadcastChannel
 from dart_cli.weights.broadcast.receiver import BroadcastReceiver
@@ -43,11 +43,11 @@ async def worker(config: Config) -> None:
     async with receiving(config, "rollout-0") as receiver:
         assert isinstance(receiver, BroadcastReceiver)
         for version in range(100):
-            while receiver._mirror.held is None or receiver._mirror.held.policy_version < version:
+            while receiver.mirror.held is None or receiver.mirror.held.policy_version < version:
                 await receiver.prepare(version)
                 await asyncio.sleep(0.05)
             wanted = tensors(version)
-            mine = receiver._mirror.load(wanted)
+            mine = receiver.mirror.load(wanted)
             differ = [name for name in wanted if not torch.equal(mine[name], wanted[name])]
             sees = await asyncio.to_thread(Path(sys.argv[3]).exists)
             tell(held=version, differ=differ, sees=sees)

@@ -17,7 +17,7 @@ The sections are in modules by subject, and imported from here:
     serve      [serve]
     data       [data]
     train      [train]
-    weights    [weights] and [sync]
+    weights    [weights]
     tune       [tune]
 """
 
@@ -60,7 +60,7 @@ from dart_cli.config.schema.rollout import MODEL_ENGINES, RolloutConfig, VllmCon
 from dart_cli.config.schema.serve import ServeConfig
 from dart_cli.config.schema.train import LEAST_RATE, TrainConfig
 from dart_cli.config.schema.tune import TuneConfig
-from dart_cli.config.schema.weights import SyncConfig, WeightsConfig
+from dart_cli.config.schema.weights import WeightsConfig
 
 __all__ = [
     "BY_TRACKER",
@@ -97,7 +97,6 @@ __all__ = [
     "Seconds",
     "Section",
     "ServeConfig",
-    "SyncConfig",
     "Threads",
     "TrainConfig",
     "TuneConfig",
@@ -124,7 +123,6 @@ class Config(Section):
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
     weights: WeightsConfig = WeightsConfig()
-    sync: SyncConfig = SyncConfig()
     eval: EvalConfig = EvalConfig()
     up: UpConfig = UpConfig()
     tune: TuneConfig = TuneConfig()

@@ -28,8 +28,7 @@ from safetensors import SafetensorError, safe_open
 
 from bus.errors import CheckpointError, WeightsError
 from dart_cli.weights.flat_weights import specs_of
-from dart_cli.weights.layout import layout_of, read_layout
-from dart_cli.weights.manifest import on_cores
+from dart_cli.weights.manifest import layout_of, on_cores, read_layout
 
 FILE_BYTES = 1 << 30
 """A file takes no more tensors once it has so many bytes: files are written and checked side by side."""

@@ -31,7 +31,7 @@ from dart_cli.train.model import TrainModel
 from dart_cli.train.ranks.distributed import Command, DistributedGroup, memory_mb
 from dart_cli.train.ranks.own_work import OwnForward
 from dart_cli.train.ranks.processes import Ranks
-from dart_cli.weights.base import TensorStream
+from dart_cli.weights.flat_weights import TensorStream
 
 log = logging.getLogger(__name__)
 

@@ -3,10 +3,8 @@
 channel     BroadcastChannel, the trainer's end: publishes, and answers the workers' requests
 rounds      RoundsThread: collects workers, forms their group, broadcasts
 receiver    BroadcastReceiver, a worker's end: takes part, receives into its own copy, checks
-group       the interface of a process group of the trainer and some workers
-gloo        such a group over TCP, from memory to memory
+group       a process group of the trainer and some workers; over TCP, from memory to memory
 nccl        such a group between GPUs: buckets in pinned memory and on the device
-joining     the one of these two that the run is configured for
 rendezvous  how the ends of a group find each other: keys at the trainer, asked for over the bus
 
 A round: the workers that are behind ask the trainer, each naming the tensors whose digests differ from

@@ -1,14 +1,18 @@
 """The trainer's end of the channels `gloo` and `nccl`.
 
+    BroadcastChannel   publishes, and answers the workers' requests
+
 A version is published as with `file`, a manifest on disk, but its tensors stay in the trainer's memory
-(each `whole_every`th is written to disk too: for resumption, for `dart eval`, and for times without a
-trainer). Training continues while they are sent: what is sent is an immutable copy on the host.
+(each `WHOLE_EVERY`th is written to disk too: for resumption, for `dart eval`, and for times without a
+trainer). Training continues while they are sent: what is sent is an immutable copy on the host. The memory
+of the version before is the next one's, since allocating takes longer than copying.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 import torch
 
@@ -21,55 +25,64 @@ from bus.weights import (
     TransferReply,
     TransferRequest,
 )
-from dart_cli.weights.base import KnownVersion, Publication, Published, TensorStream
+from dart_cli.config.schema import LoraConfig
+from dart_cli.config.schema.weights import WHOLE_EVERY
 from dart_cli.weights.broadcast.group import Transport
 from dart_cli.weights.broadcast.rendezvous import Rendezvous
-from dart_cli.weights.broadcast.rounds import RoundsThread, refer_to
-from dart_cli.weights.file import FileChannel, Version
-from dart_cli.weights.manifest import read_manifest
+from dart_cli.weights.broadcast.rounds import RoundsThread, Version, refer_to
+from dart_cli.weights.file import Copied, FileChannel
+from dart_cli.weights.flat_weights import FlatWeights, is_on_gpu
+from dart_cli.weights.manifest import (
+    WEIGHTS,
+    KnownVersion,
+    Published,
+    TensorSpec,
+    layout_of,
+    read_manifest,
+)
+from dart_cli.weights.storage import Storage, atomic_directory
 
 HOLD_S = 3.0
 """A request is held so long before its worker is told to ask again."""
 
 
-class BroadcastChannel:
-    """See WeightChannel, and the module."""
+class BroadcastChannel(FileChannel):
+    """A FileChannel whose newest version stays in memory and is sent to the workers that ask."""
 
-    def __init__(self, files: FileChannel, transport: Transport) -> None:
-        """`files` keeps copies on disk, and the newest version in memory."""
-        self._files = files
+    def __init__(
+        self,
+        directory: Path,
+        transport: Transport,
+        keep: int = 3,
+        *,
+        shared: bool = False,
+        lora: LoraConfig | None = None,
+        whole_every: int = WHOLE_EVERY,
+    ) -> None:
+        """As a FileChannel, of which one version in `whole_every` is written whole."""
+        super().__init__(directory, keep, shared=shared, lora=lora)
+        self.last: Version | None = None
+        self._replaced: Version | None = None  # by `last`
+        self._whole_every = whole_every
+        self._since_whole = 0  # versions
         self._rendezvous = Rendezvous()
-        self._rounds = RoundsThread(lambda: files.last, transport, self._rendezvous)
-
-    def begin(
-        self, tensors: TensorStream | Mapping[str, torch.Tensor], policy_version: int
-    ) -> Publication:
-        """Copy the tensors; write the manifest beside, and the tensors too where a whole set is due."""
-        return self._files.begin(tensors, policy_version)
-
-    def publish(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> Published:
-        """Begin a publication and wait for its result."""
-        return self._files.publish(tensors, policy_version)
-
-    def newest(self) -> Published | None:
-        """The newest version on disk that can be rebuilt."""
-        return self._files.newest()
+        self._rounds = RoundsThread(lambda: self.last, transport, self._rendezvous)
 
     def resume(
         self,
         tensors: Mapping[str, torch.Tensor],
         policy_version: int,
-        frozen: Collection[str] = (),
+        frozen: Collection[str] = (),  # noqa: ARG002 - recognised by their digests
         known: KnownVersion | None = None,
     ) -> Published:
-        """As FileChannel.resume; frozen tensors are recognised by their digests."""
-        return self._files.resume(tensors, policy_version, frozen, known)
+        """As FileChannel.resume."""
+        return super().resume(tensors, policy_version, (), known)
 
     async def answer(self, _client: str, request: Request) -> Reply:
         """What a worker asks of the trainer. Raises ProtocolError, RefusedError."""
         if isinstance(request, RendezvousRequest):
             return self._rendezvous.answer(request)
-        version = self._files.last
+        version = self.last
         if version is None:
             raise RefusedError("the trainer has published nothing yet")
         if isinstance(request, ManifestRequest):
@@ -96,7 +109,52 @@ class BroadcastChannel:
     def close(self) -> None:
         """Stop sending; leave the newest version whole on disk."""
         self._rounds.close()
-        self._files.close()
+        super().close()
+        self.last = self._replaced = None
+
+    def _to_disk(self, storage: Storage) -> None:
+        if self.last is not None and not (self.last.published.path / WEIGHTS).exists():
+            draft = self.last.published.path / f".{WEIGHTS}.draft"
+            self.last.tensors.write(draft)
+            draft.replace(self.last.published.path / WEIGHTS)
+        super()._to_disk(storage)
+
+    # --- in the publication's thread ----------------------------------------------------------
+
+    def _memory(self, specs: Mapping[str, TensorSpec]) -> FlatWeights:
+        """The memory of the version before the last, unless it is still read, or does not fit."""
+        replaced, self._replaced = self._replaced, None
+        taken = None if replaced is None else replaced.take(layout_of(specs))
+        return taken or FlatWeights.in_memory(specs, pinned=is_on_gpu())
+
+    def _complete(self, target: Path, policy_version: int, copied: Copied) -> Published:
+        was_there = target.exists()
+        complete = super()._complete(target, policy_version, copied)
+        if self.last is None or self.last.published != complete:
+            self._replaced, self.last = self.last, Version(complete, copied.flat)
+        if was_there:  # the last whole version is unknown: the next is whole
+            self._since_whole = self._whole_every
+        return complete
+
+    def _write(self, target: Path, policy_version: int, copied: Copied) -> Published:
+        """Write the manifest, and the tensors too where that is due."""
+        flat, storage = copied.flat, self._storage  # which makes the directory
+        manifest = flat.manifest(policy_version)
+        before = self.last
+        is_whole = (
+            before is None
+            or before.tensors.layout != flat.layout
+            or self._since_whole + 1 >= self._whole_every
+        )
+        try:
+            with atomic_directory(target) as draft:
+                if is_whole:
+                    flat.write(storage.make(draft / WEIGHTS, manifest.size_bytes))
+                complete = self._described(target, draft, manifest)
+        except OSError as error:
+            raise WeightsError(f"{target} cannot be written: {error}; is the disk full?") from None
+        self._since_whole = 0 if is_whole else self._since_whole + 1
+        return complete
 
 
 async def _manifest(request: ManifestRequest, version: Version) -> ManifestReply:

@@ -39,7 +39,7 @@ from dart_cli.weights.broadcast.group import (
 )
 from dart_cli.weights.broadcast.rendezvous import GroupStore
 from dart_cli.weights.flat_weights import FlatWeights
-from dart_cli.weights.layout import ranges
+from dart_cli.weights.manifest import ranges
 
 _distributed: Any = torch.distributed  # whose type stubs lack most of what is used here
 _cuda: Any = torch.cuda

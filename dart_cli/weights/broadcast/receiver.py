@@ -1,5 +1,8 @@
 """A worker's end of the channels `gloo` and `nccl`.
 
+    BroadcastReceiver   takes part in the trainer's broadcasts
+    Mirror              the worker's own copy, into which they are received
+
 The worker asks the trainer as soon as it hears of a new version, so that all workers receive in one
 broadcast, into copies of their own, while their engines serve; each swap then waits for its permit and
 reads that copy. What came is checked against the manifest's digests before the engine is touched.
@@ -9,31 +12,40 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+import torch
+
+from bus.endpoints import make_private_dir
 from bus.errors import BusError, WeightsError
 from bus.requester import RequestClient
 from bus.weights import ManifestReply, ManifestRequest, TransferReply, TransferRequest
 from dart_cli.runtime.background import in_daemon_thread
-from dart_cli.weights.base import Received
 from dart_cli.weights.broadcast.group import (
     ByteGroup,
     Member,
     Transport,
+    join,
     join_deadline,
 )
-from dart_cli.weights.broadcast.joining import join
-from dart_cli.weights.broadcast.rendezvous import BusKeys, GroupStore
-from dart_cli.weights.delta_chain import HeldVersion, routes
+from dart_cli.weights.broadcast.rendezvous import GroupStore, over_bus
+from dart_cli.weights.flat_weights import FlatWeights, check_finite, check_fit
 from dart_cli.weights.manifest import (
+    MANIFEST,
+    WEIGHTS,
+    KnownVersion,
     Manifest,
     check_announced,
     check_is_announced,
+    layout_of,
     parse_manifest,
 )
-from dart_cli.weights.mirror import Mirror, update_mirror
+from dart_cli.weights.receiver import Received
+from dart_cli.weights.storage import Storage
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +59,7 @@ MOST_BROKEN = 3
 
 
 class BroadcastReceiver:
-    """See dart_cli.weights.base.Receiver."""
+    """See dart_cli.weights.receiver.Receiver."""
 
     def __init__(
         self,
@@ -60,13 +72,18 @@ class BroadcastReceiver:
         """Keeps its copy in `directory`; a broadcast must begin within `deadline_s`."""
         self._worker = worker
         self._train = train
-        self._mirror = Mirror(directory)
+        self.mirror = Mirror(directory)  # the copy, into which broadcasts are received
         self._transport = transport
         self._deadline_s = deadline_s
         self._loop = asyncio.get_running_loop()
-        self._group: ByteGroup | None = None
+        self._joined: ByteGroup | None = None
         self._is_closed = False
         self.read_bytes = 0
+
+    @property
+    def group(self) -> str:
+        """The name of the group that it is in; empty for none."""
+        return "" if self._joined is None else self._joined.name
 
     async def prepare(self, policy_version: int) -> None:
         """Receive the trainer's newest version, if that is `policy_version` or later."""
@@ -80,36 +97,40 @@ class BroadcastReceiver:
 
         Raises WeightsError.
         """
-        announced = HeldVersion(policy_version, digest)
         try:
-            await self._receive(policy_version, announced)
+            await self._receive(policy_version, KnownVersion(policy_version, digest))
         except (WeightsError, BusError) as error:
-            await asyncio.to_thread(self._from_disk, path, announced, error)
-        held = self._mirror.held
+            if not await asyncio.to_thread(_is_whole, path, policy_version, digest):
+                raise WeightsError(
+                    f"v{policy_version} did not come from the trainer: {error}"
+                ) from None
+            log.warning("%s; loading %s from disk", error, path)
+            return Received(path, policy_version)
+        held = self.mirror.held
         assert held is not None
-        return Received(self._mirror, held.policy_version)
+        return Received(self.mirror, held.policy_version)
 
     def close(self) -> None:
         """Leave the group and remove the copy."""
         self._is_closed = True
         self._leave()
-        self._mirror.close()
+        self.mirror.close()
 
-    async def _receive(self, policy_version: int, announced: HeldVersion | None = None) -> None:
+    async def _receive(self, policy_version: int, announced: KnownVersion | None = None) -> None:
         """Hold `policy_version`, which is `announced` if that is known, or a later one. Raises WeightsError, BusError."""
-        held = self._mirror.held
+        held = self.mirror.held
         if held is not None and (
             held == announced
             or held.policy_version > policy_version
             or (announced is None and held.policy_version == policy_version)
         ):
             return
-        wanted, manifest = HeldVersion(-1, ""), None
+        wanted, manifest = KnownVersion(-1, ""), None
         broken, give_up = 0, time.monotonic() + self._deadline_s
         while True:
             asked = time.monotonic()
             reply = await self._ask(wanted, manifest)
-            newest = HeldVersion(reply.policy_version, reply.digest)
+            newest = KnownVersion(reply.policy_version, reply.digest)
             if reply.accepted and manifest is not None:
                 try:
                     await in_daemon_thread(partial(self._take_part, reply, manifest))
@@ -124,24 +145,24 @@ class BroadcastReceiver:
                 return
             if newest.policy_version < policy_version:
                 raise WeightsError(f"the trainer is at v{newest.policy_version}, which is older")
-            if self._mirror.held == newest:
+            if self.mirror.held == newest:
                 return
             if time.monotonic() > give_up:
                 raise WeightsError(f"the trainer began no broadcast in {self._deadline_s:g} s")
             if newest != wanted:
                 wanted, manifest = newest, await self._manifest(reply)
-                await asyncio.to_thread(self._mirror.reserve, manifest)
+                await asyncio.to_thread(self.mirror.reserve, manifest)
             else:
                 await asyncio.sleep(max(0.0, asked + ASK_AGAIN_S - time.monotonic()))
 
-    async def _ask(self, wanted: HeldVersion, manifest: Manifest | None) -> TransferReply:
+    async def _ask(self, wanted: KnownVersion, manifest: Manifest | None) -> TransferReply:
         """Ask to take part in the broadcast of `wanted`; without a manifest, which version is the newest."""
         request = TransferRequest(
             worker=self._worker,
             policy_version=wanted.policy_version,
             digest=wanted.digest,
-            group="" if self._group is None else self._group.name,
-            tensors=[] if manifest is None else sorted(self._mirror.lacks(manifest)),
+            group=self.group,
+            tensors=[] if manifest is None else sorted(self.mirror.lacks(manifest)),
         )
         reply = await self._train.request(request, ASK_S)
         assert isinstance(reply, TransferReply)
@@ -162,46 +183,121 @@ class BroadcastReceiver:
 
     def _take_part(self, reply: TransferReply, manifest: Manifest) -> None:
         """Receive the tensors of a round into the copy. Raises WeightsError."""
-        if self._group is None or self._group.name != reply.group:
+        if self._joined is None or self.group != reply.group:
             self._leave()
             member = Member(reply.group, reply.rank, reply.size)
             deadline = join_deadline()
-            keys = BusKeys(self._train, self._loop, reply.group, deadline)
+            keys = over_bus(self._train, self._loop, reply.group, deadline)
             store = GroupStore(keys, deadline)
-            self._group = join(self._transport, member, store)
+            self._joined = join(self._transport, member, store)
             if self._is_closed:
                 raise WeightsError("this worker is closing")
-        flat = self._mirror.change(manifest)
+        flat = self.mirror.change(manifest)
         names = set(reply.tensors)
-        self.read_bytes += self._group.broadcast(flat, names, lambda: self._is_closed)
+        self.read_bytes += self._joined.broadcast(flat, names, lambda: self._is_closed)
 
     def _check(self, reply: TransferReply, manifest: Manifest) -> None:
         """Compare what came with its digests, and hold it. Raises WeightsError."""
-        flat = self._mirror.change(manifest)
+        flat = self.mirror.change(manifest)
         try:
             flat.check(manifest, set(reply.tensors), "what the trainer has sent")
         except WeightsError:
             self._leave()
             raise
-        self._mirror.hold(manifest, HeldVersion(reply.policy_version, reply.digest))
-
-    def _from_disk(self, path: Path, announced: HeldVersion, error: Exception) -> None:
-        """Take the announced version from its files, if they exist. Raises WeightsError."""
-        version = announced.policy_version
-        try:
-            manifest = check_announced(path, version, announced.digest)
-            is_there = bool(routes(path, manifest))
-        except WeightsError:  # not on this host, or removed
-            is_there = False
-        if not is_there:
-            raise WeightsError(f"v{version} did not come from the trainer: {error}")
-        log.warning("%s; loading %s from disk", error, path)
-        update_mirror(self._mirror, path, manifest, self._count)
-
-    def _count(self, size_bytes: int) -> None:
-        self.read_bytes += size_bytes
+        self.mirror.hold(manifest, KnownVersion(reply.policy_version, reply.digest))
 
     def _leave(self) -> None:
-        group, self._group = self._group, None
+        group, self._joined = self._joined, None
         if group is not None:
             group.close()
+
+
+def _is_whole(path: Path, policy_version: int, digest: str) -> bool:
+    """Whether the announced version's files are on this host."""
+    try:
+        check_announced(path, policy_version, digest)
+    except WeightsError:  # not on this host, or removed
+        return False
+    return (path / WEIGHTS).is_file()
+
+
+class Mirror:
+    """A worker's own copy of the newest version that it received; a CheckedSet. One owner, one thread at a time.
+
+    manifest.json beside model.safetensors, the latter in shared memory if it fits, changed in place: broadcasts
+    are received into it, and engines load it as they load a published directory. Its tensors are checked
+    against the manifest before it reports the version as held; while it changes it holds no version.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Starts empty: files left in `directory` are removed. Raises RunDirectoryError."""
+        self.directory = make_private_dir(directory)
+        self.held: KnownVersion | None = None
+        self._manifest: Manifest | None = None
+        self._flat: FlatWeights | None = None
+        self._storage: Storage | None = None
+        self._empty()
+
+    def reserve(self, manifest: Manifest) -> None:
+        """Allocate its files, where those held do not fit `manifest`. Raises WeightsError."""
+        if self._flat is None or self._flat.layout != layout_of(manifest.tensors):
+            self.change(manifest)
+
+    def change(self, manifest: Manifest) -> FlatWeights:
+        """Start a change to `manifest`; the caller fills the tensors and calls `hold`. Raises WeightsError."""
+        self.held = None
+        layout = layout_of(manifest.tensors)
+        try:
+            (self.directory / MANIFEST).unlink(missing_ok=True)
+            if self._flat is None or self._flat.layout != layout:
+                self._empty()
+                self._storage = self._storage or Storage(self.directory)
+                file = self._storage.make(self.directory / WEIGHTS, layout.size_bytes)
+                self._flat = FlatWeights.in_file(manifest.tensors, file)
+                self._storage.sweep()
+        except OSError as error:
+            raise self._no_room(error) from None
+        return self._flat
+
+    def _no_room(self, error: OSError) -> WeightsError:
+        return WeightsError(f"{self.directory} has no room for weights: {error}")
+
+    def hold(self, manifest: Manifest, held: KnownVersion) -> None:
+        """End a change: the tensors were checked and are those of `manifest`. Raises WeightsError."""
+        plain = manifest.model_copy(update={"frozen": []})  # one file holds all tensors here
+        try:
+            file = self.directory / MANIFEST
+            file.write_text(plain.text(), encoding="utf-8")
+        except OSError as error:
+            raise self._no_room(error) from None
+        self._manifest, self.held = manifest, held
+
+    def lacks(self, manifest: Manifest) -> set[str]:
+        """The tensors of `manifest` that it does not hold, bit for bit."""
+        if self.held is None or self._manifest is None or self._flat is None:
+            return set(manifest.tensors)
+        if self._flat.layout != layout_of(manifest.tensors):  # its files must be created again
+            return set(manifest.tensors)
+        held = self._manifest.tensors
+        return {name for name, info in manifest.tensors.items() if held.get(name) != info}
+
+    def load(self, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Its tensors; they change with the next version. Raises WeightsError."""
+        if self.held is None or self._manifest is None or self._flat is None:
+            raise WeightsError(f"{self.directory} holds no version")
+        check_fit(self.directory, self._manifest, expected)
+        check_finite(self.directory, self._flat.tensors.items())
+        return dict(self._flat.tensors)
+
+    def close(self) -> None:
+        """Remove the copy."""
+        if self._storage is not None:
+            self._storage.close()
+        self.held = self._flat = None
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _empty(self) -> None:
+        """Remove the files, also those of an earlier process."""
+        self._flat = None
+        for name in (MANIFEST, WEIGHTS):
+            (self.directory / name).unlink(missing_ok=True)

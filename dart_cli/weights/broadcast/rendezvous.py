@@ -2,8 +2,7 @@
 
     Rendezvous   the keys of the present group, in the trainer's memory, bounded
     GroupStore   a torch.distributed store over them
-    LocalKeys    how the trainer's own rank reaches them
-    BusKeys      how a worker does: each call is a request to the trainer
+    over_bus     how a worker reaches them: each call is a request to the trainer
 
 The backends write a few hundred bytes for each process: its address, or NCCL's id. They travel as all
 messages of the run do, under CURVE where it has keys, so that an outsider neither reads nor plants an
@@ -17,9 +16,9 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed
 
@@ -37,6 +36,9 @@ MOST_VALUE_BYTES = 64 * 2**10
 _distributed: Any = torch.distributed  # whose type stubs lack most of what is used here
 _Store: Any = _distributed.Store
 
+ChangeKeys = Callable[[Mapping[str, bytes], Mapping[str, int], Sequence[str]], dict[str, bytes]]
+"""Store values, add to counters, look up: Rendezvous.change of one group. Raises BusError."""
+
 
 class Rendezvous:
     """The keys of one group at a time; any thread may call it."""
@@ -45,13 +47,12 @@ class Rendezvous:
         """No group is open yet."""
         self._group = ""
         self._values: dict[str, bytes] = {}
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
 
     def open(self, group: str) -> None:
         """Forget the group before; accept keys of `group`."""
-        with self._changed:
+        with self._lock:
             self._group, self._values = group, {}
-            self._changed.notify_all()
 
     def answer(self, request: RendezvousRequest) -> RendezvousReply:
         """Store and look up. Raises ProtocolError for another group, and beyond the bounds."""
@@ -66,15 +67,13 @@ class Rendezvous:
         wanted: Sequence[str],
     ) -> dict[str, bytes]:
         """Store `values`, add to counters; the sums, and those of `wanted` that are known."""
-        with self._changed:
+        with self._lock:
             if group != self._group:
                 raise ProtocolError(f"RendezvousRequest.group: {group[:40]!r} has ended")
             for key, value in values.items():
                 self._set(key, value)
             for key, amount in added.items():
                 self._set(key, str(int(self._values.get(key, b"0")) + amount).encode())
-            if values or added:
-                self._changed.notify_all()
             return {k: self._values[k] for k in (*added, *wanted) if k in self._values}
 
     def _set(self, key: str, value: bytes) -> None:
@@ -87,29 +86,28 @@ class Rendezvous:
             raise ProtocolError(f"RendezvousRequest: {key[:40]!r} is beyond what a group may store")
         self._values[key] = value
 
-    def wait(self, group: str, wanted: Sequence[str], deadline: float) -> dict[str, bytes]:
-        """The values of `wanted`, by `deadline` (time.monotonic). Raises ProtocolError, TimeoutError."""
-        with self._changed:
-            while True:
-                found = self.change(group, {}, {}, wanted)
-                if len(found) == len(set(wanted)):
-                    return found
-                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
-                    raise TimeoutError
 
-
-class GroupKeys(Protocol):
-    """The keys of one group, where one of its processes reaches them: `LocalKeys` or `BusKeys`."""
+def over_bus(
+    train: RequestClient, loop: asyncio.AbstractEventLoop, group: str, deadline: float
+) -> ChangeKeys:
+    """A worker's calls, from a thread beside the event loop `loop` of `train`; each ends by `deadline` (time.monotonic)."""
 
     def change(
-        self, values: Mapping[str, bytes], added: Mapping[str, int], wanted: Sequence[str]
+        values: Mapping[str, bytes], added: Mapping[str, int], wanted: Sequence[str]
     ) -> dict[str, bytes]:
-        """As Rendezvous.change. Raises BusError."""
-        ...
+        request = RendezvousRequest(
+            group=group, values=dict(values), added=dict(added), wanted=list(wanted)
+        )
+        seconds = max(0.01, min(ASK_S, deadline - time.monotonic()))
+        asked = asyncio.run_coroutine_threadsafe(train.request(request, seconds), loop)
+        try:
+            reply = asked.result(seconds + 1)  # by then the request itself has ended, or its loop
+        finally:
+            asked.cancel()
+        assert isinstance(reply, RendezvousReply)
+        return reply.values
 
-    def wait(self, wanted: Sequence[str], deadline: float) -> dict[str, bytes]:
-        """As Rendezvous.wait. Raises BusError, TimeoutError."""
-        ...
+    return change
 
 
 class GroupStore(_Store):  # type: ignore[misc]
@@ -118,10 +116,10 @@ class GroupStore(_Store):  # type: ignore[misc]
     A backend may look into its store until the group ends: then nothing is there.
     """
 
-    def __init__(self, keys: GroupKeys, deadline: float) -> None:
+    def __init__(self, change: ChangeKeys, deadline: float) -> None:
         """All waits together end by `deadline` (time.monotonic)."""
         super().__init__()
-        self._keys = keys
+        self._change = change
         self._deadline = deadline
         self._is_sealed = False
 
@@ -136,7 +134,7 @@ class GroupStore(_Store):  # type: ignore[misc]
         if not self._is_sealed:
             data = value.encode() if isinstance(value, str) else bytes(value)
             with _as_runtime_error():
-                self._keys.change({key: data}, {}, [])
+                self._change({key: data}, {}, [])
 
     def get(self, key: str) -> bytes:
         """A value, waited for. Raises RuntimeError."""
@@ -145,12 +143,12 @@ class GroupStore(_Store):  # type: ignore[misc]
     def add(self, key: str, amount: int) -> int:
         """Add to a counter; its sum. Raises RuntimeError."""
         with _as_runtime_error():
-            return int(self._keys.change({}, {key: amount}, [])[key])
+            return int(self._change({}, {key: amount}, [])[key])
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all have values. Raises RuntimeError."""
         with _as_runtime_error():
-            return not self._is_sealed and len(self._keys.change({}, {}, keys)) == len(set(keys))
+            return not self._is_sealed and len(self._change({}, {}, keys)) == len(set(keys))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until all have values. Raises RuntimeError."""
@@ -167,7 +165,11 @@ class GroupStore(_Store):  # type: ignore[misc]
         if timeout is not None:
             deadline = min(deadline, time.monotonic() + timeout.total_seconds())
         with _as_runtime_error():
-            return self._keys.wait(keys, deadline)
+            while len(found := self._change({}, {}, keys)) < len(set(keys)):
+                if time.monotonic() >= deadline:
+                    raise RuntimeError("a process of the group did not join")
+                time.sleep(POLL_S)
+            return found
 
 
 @contextlib.contextmanager
@@ -175,64 +177,5 @@ def _as_runtime_error() -> Iterator[None]:
     """What a backend's caller expects of a store that fails."""
     try:
         yield
-    except TimeoutError:
-        raise RuntimeError("a process of the group did not join") from None
-    except BusError as error:
+    except (BusError, TimeoutError) as error:
         raise RuntimeError(f"the trainer did not answer: {error}") from None
-
-
-class LocalKeys:
-    """See GroupKeys; the trainer's own."""
-
-    def __init__(self, rendezvous: Rendezvous, group: str) -> None:
-        self._rendezvous = rendezvous
-        self._group = group
-
-    def change(
-        self, values: Mapping[str, bytes], added: Mapping[str, int], wanted: Sequence[str]
-    ) -> dict[str, bytes]:
-        """See GroupKeys."""
-        return self._rendezvous.change(self._group, values, added, wanted)
-
-    def wait(self, wanted: Sequence[str], deadline: float) -> dict[str, bytes]:
-        """See GroupKeys."""
-        return self._rendezvous.wait(self._group, wanted, deadline)
-
-
-class BusKeys:
-    """See GroupKeys; a worker's. Its calls come from a thread beside the event loop `loop` of `train`."""
-
-    def __init__(
-        self, train: RequestClient, loop: asyncio.AbstractEventLoop, group: str, deadline: float
-    ) -> None:
-        """A request ends by `deadline` (time.monotonic), too."""
-        self._train = train
-        self._loop = loop
-        self._group = group
-        self._deadline = deadline
-
-    def change(
-        self, values: Mapping[str, bytes], added: Mapping[str, int], wanted: Sequence[str]
-    ) -> dict[str, bytes]:
-        """See GroupKeys."""
-        request = RendezvousRequest(
-            group=self._group, values=dict(values), added=dict(added), wanted=list(wanted)
-        )
-        seconds = max(0.01, min(ASK_S, self._deadline - time.monotonic()))
-        asked = asyncio.run_coroutine_threadsafe(self._train.request(request, seconds), self._loop)
-        try:
-            reply = asked.result(seconds + 1)  # by then the request itself has ended, or its loop
-        finally:
-            asked.cancel()
-        assert isinstance(reply, RendezvousReply)
-        return reply.values
-
-    def wait(self, wanted: Sequence[str], deadline: float) -> dict[str, bytes]:
-        """See GroupKeys."""
-        while True:
-            found = self.change({}, {}, wanted)
-            if len(found) == len(set(wanted)):
-                return found
-            if time.monotonic() >= deadline:
-                raise TimeoutError
-            time.sleep(POLL_S)

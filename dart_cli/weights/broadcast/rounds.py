@@ -1,7 +1,7 @@
 """The trainer's thread that broadcasts: collects the workers that ask, forms their group, sends.
 
+    Version        a published version and the trainer's own copy of it
     RoundsThread   the thread, from the first request to `close`
-    Source         the newest version, as it is when a round begins
 
 Workers that take part are expected in the next round too: it begins as soon as all of them that lack
 the newest version have asked, or `GATHER_S` after the first has. One that did not ask is expected no
@@ -20,24 +20,24 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 
 from bus.errors import WeightsError
 from bus.weights import TransferReply, TransferRequest
-from dart_cli.weights.base import Published
 from dart_cli.weights.broadcast.group import (
     JOIN_S,
     ByteGroup,
     Member,
     Transport,
+    join,
     join_deadline,
 )
-from dart_cli.weights.broadcast.joining import join
-from dart_cli.weights.broadcast.rendezvous import GroupStore, LocalKeys, Rendezvous
-from dart_cli.weights.file import Version
+from dart_cli.weights.broadcast.rendezvous import GroupStore, Rendezvous
 from dart_cli.weights.flat_weights import FlatWeights
+from dart_cli.weights.manifest import Layout, Published
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,37 @@ ASKS_AGAIN_S = 1.0
 """A worker whose request was held for long enough asks again within this time: the round is not begun anew."""
 _LOOK_S = 0.02
 
-Source = Callable[[], Version | None]
+
+class Version:
+    """A published version and the trainer's own copy of it."""
+
+    def __init__(self, published: Published, tensors: FlatWeights) -> None:
+        self.published = published
+        self.tensors = tensors
+        self._lock = threading.Lock()  # of what follows
+        self._readers = 0
+        self._is_taken = False
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[FlatWeights]:
+        """The copy, which does not change inside. Raises WeightsError if a later version has its memory."""
+        with self._lock:
+            if self._is_taken:
+                raise WeightsError(f"v{self.published.policy_version} is no longer in memory")
+            self._readers += 1
+        try:
+            yield self.tensors
+        finally:
+            with self._lock:
+                self._readers -= 1
+
+    def take(self, layout: Layout) -> FlatWeights | None:
+        """Its memory, for a later version of `layout`; None if it is read now, or another size."""
+        with self._lock:
+            if self._readers or self._is_taken or self.tensors.layout != layout:
+                return None
+            self._is_taken = True
+            return self.tensors
 
 
 @dataclass(eq=False)
@@ -72,8 +102,10 @@ class _Formed:
 class RoundsThread:
     """Broadcasts versions from a daemon thread."""
 
-    def __init__(self, source: Source, transport: Transport, rendezvous: Rendezvous) -> None:
-        """Broadcasts what `source` returns to those that `ask`."""
+    def __init__(
+        self, source: Callable[[], Version | None], transport: Transport, rendezvous: Rendezvous
+    ) -> None:
+        """Broadcasts the newest version, which `source` returns, to those that `ask`."""
         self._source = source
         self._transport = transport
         self._rendezvous = rendezvous
@@ -226,7 +258,7 @@ class RoundsThread:
     def _send(self, tensors: FlatWeights, workers: list[str], name: str, names: set[str]) -> int:
         """The bytes sent. Raises WeightsError."""
         if self._formed is None:
-            store = GroupStore(LocalKeys(self._rendezvous, name), join_deadline())
+            store = GroupStore(partial(self._rendezvous.change, name), join_deadline())
             member = Member(name, 0, len(workers) + 1)
             self._formed = _Formed(join(self._transport, member, store), workers)
         return self._formed.group.broadcast(tensors, names, lambda: self._closing)

@@ -19,9 +19,9 @@ from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.scripted import ScriptedResponder
 from dart_cli.policy.codec import make_codec
 from dart_cli.policy.coordinates import make_coordinate_map
-from dart_cli.weights.file import publish
 from dart_cli.weights.manifest import WEIGHTS, check_complete
 from tests.waiting import until
+from tests.weights.sets import publish
 
 FAST = Times(speedup=200.0)
 SLOW = Times(prefill_s=0.01, prefill_cached_s=0.01, decode_s=0.002, decode_each_s=0.0)

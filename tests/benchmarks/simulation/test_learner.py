@@ -34,9 +34,8 @@ from dart_cli.config.schema import Config, RunConfig, TrainConfig
 from dart_cli.train import data_client, loop
 from dart_cli.train.base import batch_metrics
 from dart_cli.train.process import run
-from dart_cli.weights.delta_chain import newest_version
 from dart_cli.weights.file import load
-from dart_cli.weights.manifest import check_complete
+from dart_cli.weights.manifest import check_complete, newest_version
 from tests.simulated import QUICK
 from tests.train.parts import Data, Held, another_run, final_weights, serving, versions
 

@@ -21,9 +21,9 @@ from dart_cli.evaluation.grounding.pictures import Picture
 from dart_cli.evaluation.grounding.run import GroundingOptions, run_grounding
 from dart_cli.evaluation.grounding.scorers import answer_all
 from dart_cli.policy.model import load_policy, weight_tensors
-from dart_cli.weights.file import publish
 from scripts.small_models import build
 from tests.evaluation.grounding.sets import BOX, SETS, SIZE, read, write
+from tests.weights.sets import publish
 
 
 @pytest.fixture(scope="module")
