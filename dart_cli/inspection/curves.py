@@ -6,6 +6,7 @@ by_task     task -> its points, neighbours joined until each has enough episodes
 over_tasks  the mean over tasks, where at least half of them have a point
 ends        the same over the first fifth of the versions and over the last
 recent      success of one task over its newest buckets
+Series      one line of a chart; success_lines, those of a run's success
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from math import ceil, sqrt
 from dart_cli.algo.proportion import Z_95, wilson
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import CurvePoint
+from dart_cli.evaluation.results import Evaluation
 
 BUCKETS = 40
 """Of versions, at most."""
@@ -139,6 +141,43 @@ def ends(points: Iterable[CurvePoint]) -> tuple[Point, Point] | None:
         return None
     begin, end = ([_merged(part[task]) for task in tasks] for part in (first, last))
     return _mean(versions[0], begin), _mean(versions[-1], end)
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a chart, and its name in the legend."""
+
+    name: str
+    points: Sequence[tuple[float, float]]  # in the order of x
+    kind: str = "line"
+    band: Sequence[tuple[float, float]] = ()  # lower and upper bound of each point, if known
+
+
+def task_line(name: str, points: Sequence[Point], kind: str = "task") -> Series:
+    """Success over versions, with the number of episodes in its name; a mean has a band."""
+    return Series(
+        f"{name}, n {sum(point.episodes for point in points):,}",
+        [(point.version, point.success) for point in points],
+        kind,
+        [(point.low, point.high) for point in points] if kind == "mean" else (),
+    )
+
+
+def success_lines(points: Sequence[CurvePoint], before: Evaluation | None) -> list[Series]:
+    """Each task, the most played first; their mean; what random clicks passed `before` the run."""
+    tasks = by_task(points)
+    often = sorted(tasks, key=lambda name: -sum(each.episodes for each in tasks[name]))
+    lines = [task_line(name, tasks[name]) for name in often]
+    lines.append(task_line("mean over tasks, 95 % interval", over_tasks(points), "mean"))
+    mode = before.modes.get("random") if before else None
+    guess = mode.overall if mode else None
+    if points and guess and guess.success is not None:
+        versions = [point.policy_version for point in points]
+        level = [(min(versions), guess.success), (max(versions), guess.success)]
+        lines.append(
+            Series(f"random clicks {guess.success:.2f}, n {guess.episodes}", level, "guess")
+        )
+    return lines
 
 
 def recent(curve: Sequence[CurvePoint]) -> float | None:

@@ -3,7 +3,7 @@
 draw_curve     success by task over policy versions, held-out success at both ends
 draw_all       the pictures below as PNG files in a folder
 fates.png      each group in the order of opening: its outcome, by task
-sizes.png      how many trajectories groups got, and what success their task had
+sizes.png      how many trajectories groups got, and what success their task had; if sizes differ
 lengths.png    steps of trajectories under the cap of their task
 entropies.png  which steps were trained on, by their mean token entropy
 
@@ -15,20 +15,17 @@ success_averages   the moving average of its task's success when each group was 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Literal
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Any, Literal
 
 from bus.errors import UserError
-from dart_cli.algo.schedule import MovingAverage, group_size
-from dart_cli.config.schema import Config
+from dart_cli.algo.schedule import MovingAverage
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import CurvePoint, GroupRow, SampleRow, TrajectoryRow
 from dart_cli.evaluation.results import Evaluation
-from dart_cli.inspection.curves import by_task, over_tasks
+from dart_cli.inspection.curves import over_tasks, success_lines
 from dart_cli.runtime.palette import BLUE, GREEN, GREY, INK, ORANGE, PINK, RED, SKY
 
 if TYPE_CHECKING:
@@ -65,20 +62,15 @@ def draw_all(reader: Reader, folder: Path) -> list[Path]:
     groups = reader.groups()  # after them: a live run opens more, and each has its group then
     if all(group_outcome(group) is None for group in groups):
         raise UserError(f"{reader.path}: no group is over yet, there is nothing to draw")
-    try:
-        config = Config.model_validate_json(reader.run().config)
-    except ValidationError:
-        raise UserError(
-            f"{reader.path}: its configuration is of another version of dart; draw with that version"
-        ) from None
     fresh = [batch for batch in reader.batches() if batch.replay_of is None]
     samples = [row for batch in fresh for row in reader.batch_rows(batch.id)]
     pictures: dict[str, Callable[[Figure], None]] = {
         "fates": lambda figure: _outcomes(figure, groups),
-        "sizes": lambda figure: _sizes(figure, groups, trajectories, config),
         "lengths": lambda figure: draw_lengths(figure, groups, trajectories),
         "entropies": lambda figure: _entropies(figure, samples),
     }
+    if len({group.size for group in groups}) > 1:
+        pictures["sizes"] = lambda figure: _sizes(figure, groups, trajectories)
     paths = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -148,50 +140,35 @@ def draw_curve(
     """
     from matplotlib.figure import Figure
 
+    styles: dict[str, dict[str, Any]] = {
+        "task": {"linewidth": 1},
+        "mean": {"linewidth": 2.5, "color": "black"},
+        "guess": {"linewidth": 1, "color": "gray", "linestyle": "--"},
+    }
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
-    for task_id, line in by_task(points).items():
-        axes.plot(
-            [point.version for point in line],
-            [point.success for point in line],
-            linewidth=1,
-            marker="." if len(line) == 1 else "",
-            label=f"{task_id}, n {sum(point.episodes for point in line):,}",
-        )
-    mean = over_tasks(points)
-    versions = [point.version for point in mean]
-    low, high = [point.low for point in mean], [point.high for point in mean]
-    axes.fill_between(versions, low, high, color="black", alpha=0.15, linewidth=0)
-    axes.plot(
-        versions,
-        [point.success for point in mean],
-        color="black",
-        linewidth=2.5,
-        label=f"mean, while training, n {sum(point.episodes for point in mean):,}, 95 %",
-    )
+    for line in success_lines(points, ends[0]):
+        versions, success = [x for x, _ in line.points], [y for _, y in line.points]
+        marker = "." if len(line.points) == 1 else ""
+        axes.plot(versions, success, label=line.name, marker=marker, **styles[line.kind])
+        low, high = [low for low, _ in line.band], [high for _, high in line.band]
+        axes.fill_between(versions[: len(low)], low, high, color="black", alpha=0.15, linewidth=0)
     for evaluation in filter(None, ends):
-        for mode in ("sampled", "random"):
-            score = evaluation.modes.get(mode)
-            success = score.overall.success if score else None
-            if score is None or success is None:
-                continue
-            whole = score.overall
-            if mode == "random":
-                label = f"random clicks: {success:.2f}, n {whole.episodes}"
-                axes.axhline(success, color="gray", linestyle="--", linewidth=1, label=label)
-            else:
-                at = max(
-                    evaluation.policy_version, 0
-                )  # -1 is the model as it comes, which v0 serves
-                errors = [[success - whole.interval[0]], [whole.interval[1] - success]]
-                label = f"held out {evaluation.name}: {success:.2f}, n {whole.episodes}"
-                axes.errorbar([at], [success], errors, fmt="o", capsize=4, label=label)
+        mode = evaluation.modes.get("sampled")
+        if mode is None or mode.overall.success is None:
+            continue
+        whole, rate = mode.overall, mode.overall.success
+        at = max(evaluation.policy_version, 0)  # -1 is the model as it comes, which v0 serves
+        errors = [[rate - whole.interval[0]], [whole.interval[1] - rate]]
+        label = f"held out {evaluation.name}: {rate:.2f}, n {whole.episodes}"
+        axes.errorbar([at], [rate], errors, fmt="o", capsize=4, label=label)
     axes.set_xlabel("policy version")
     axes.set_ylabel("success")
     axes.set_ylim(0, 1.02)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
-    marks = mean[:: max(1, len(mean) // 6)]
+    over = over_tasks(points)
+    marks = over[:: max(1, len(over) // 6)]
     clock = axes.secondary_xaxis("top")
     clock.set_xticks([point.version for point in marks])
     clock.set_xticklabels([f"{(point.ended_at - began_at) / 60:.1f}" for point in marks])
@@ -238,59 +215,26 @@ def _outcomes(figure: Figure, groups: Sequence[GroupRow]) -> None:
 
 
 def _sizes(
-    figure: Figure,
-    groups: Sequence[GroupRow],
-    trajectories: Sequence[TrajectoryRow],
-    config: Config,
+    figure: Figure, groups: Sequence[GroupRow], trajectories: Sequence[TrajectoryRow]
 ) -> None:
-    if not config.data.dynamic_number and {group.size for group in groups} == {
-        config.data.group_size
-    }:
-        figure.set_size_inches(11, 0.8)
-        told = f"data.dynamic_number is off: every group has {config.data.group_size} trajectories"
-        figure.text(0.5, 0.5, told, ha="center", va="center")
-        return
     figure.set_size_inches(11, 3.8)
     left, right = figure.subplots(1, 2)
-    known = success_averages(groups, trajectories)
-    counts = Counter(
-        (round(value, 2), group.size) for group in groups if (value := known[group.id]) is not None
-    )
-    if counts:
-        left.scatter(
-            [rate for rate, _ in counts],
-            [size for _, size in counts],
-            s=[6 + 5 * number for number in counts.values()],
-            alpha=0.45,
-            linewidths=0,
-            color=BLUE,
-        )
-    rates = [each / 200 for each in range(201)]
-    data = config.data
-    sizes = [
-        group_size(rate, data.group_size, data.min_group_size)
-        if data.dynamic_number
-        else data.group_size
-        for rate in rates
-    ]
-    left.step(rates, sizes, where="post", color=INK, linewidth=1.2, label="the rule")
+    averages = success_averages(groups, trajectories)
+    known = [(average, group) for group in groups if (average := averages[group.id]) is not None]
+    _dots(left, ((round(average, 2), group.size) for average, group in known), BLUE)
     left.set_xlabel("success of the task when the group was opened")
     left.set_ylabel("trajectories of the group")
-    left.set_ylim(0, data.group_size + 1)
-    left.legend(fontsize=8, frameon=False, loc="lower left")
     width = max(1, len(groups) // 40)
     parts = [groups[start : start + width] for start in range(0, len(groups), width)]
     trained = [[group for group in part if group_outcome(group) in _TRAINED] for part in parts]
-    for label, colour, chosen in (
-        ("all groups", GREY, parts),
-        ("those trained on", BLUE, trained),
-    ):
+    for label, colour, chosen in (("all groups", GREY, parts), ("trained on", BLUE, trained)):
         points = [(part[0].number, mean(group.size for group in part)) for part in chosen if part]
         right.plot([x for x, _ in points], [y for _, y in points], color=colour, label=label)
-    right.set_ylim(0, data.group_size + 1)
     right.set_xlabel("groups, in the order they were opened")
     right.set_ylabel("mean size")
     right.legend(fontsize=8, frameon=False, loc="lower left")
+    for axes in (left, right):
+        axes.set_ylim(0, max(group.size for group in groups) + 1)
     _plain(left, right)
 
 
@@ -312,23 +256,12 @@ def draw_lengths(
     for panel, task in zip(panels, shown, strict=False):
         played = sorted(tasks[task], key=lambda row: by_id[row.group_id].number)
         for outcome, colour in (("fail", RED), ("pass", BLUE)):
-            counts = Counter(
-                (by_id[row.group_id].number, row.steps) for row in played if row.outcome == outcome
+            ended = [row for row in played if row.outcome == outcome]
+            _dots(
+                panel, ((by_id[row.group_id].number, row.steps) for row in ended), colour, outcome
             )
-            if counts:
-                panel.scatter(
-                    [number for number, _ in counts],
-                    [steps for _, steps in counts],
-                    s=[4 + 3 * count for count in counts.values()],
-                    alpha=0.4,
-                    linewidths=0,
-                    color=colour,
-                    label=outcome,
-                )
         caps = {by_id[row.group_id].number: row.max_steps for row in played if row.max_steps}
-        panel.step(
-            list(caps), list(caps.values()), where="post", color=INK, linewidth=1.3, label="cap"
-        )
+        panel.step(list(caps), list(caps.values()), where="post", color=INK, label="cap")
         panel.set_title(task, loc="left", fontsize=8)
         panel.set_ylim(0, max([*caps.values(), *(row.steps or 0 for row in played)]) + 1)
     for panel in panels[len(shown) :]:
@@ -348,31 +281,35 @@ def _entropies(figure: Figure, samples: Sequence[SampleRow]) -> None:
     figure.set_size_inches(11, 3.6)
     left, right = figure.subplots(1, 2)
     known = [row for row in samples if row.entropy is not None]
-    parts = {
-        "trained on": [row for row in known if row.weight],
-        "left out": [row for row in known if not row.weight],
-    }
-    colours = {"trained on": BLUE, "left out": "#d1d5db"}
-    left.hist(
-        [[row.entropy for row in rows] for rows in parts.values()],
-        bins=40,
-        stacked=True,
-        color=list(colours.values()),
-        label=[f"{name} ({len(rows)})" for name, rows in parts.items()],
-    )
+    trained, left_out = ([row for row in known if bool(row.weight) == is_in] for is_in in (1, 0))
+    parts = (("trained on", BLUE, trained), ("left out", "#d1d5db", left_out))
+    names, colours = [f"{name} ({len(rows)})" for name, _, rows in parts], [BLUE, "#d1d5db"]
+    entropies = [[row.entropy for row in rows] for _, _, rows in parts]
+    left.hist(entropies, bins=40, stacked=True, color=colours, label=names)
     left.set_xlabel("mean token entropy of the step, nats")
     left.set_ylabel("steps")
     left.legend(fontsize=8, frameon=False)
     steps = sorted({row.step for row in known})
     bottom = [0.0] * len(steps)
-    for name, rows in parts.items():
+    for name, colour, rows in parts:
         counts = Counter(row.step for row in rows)
         heights = [counts[step] for step in steps]
-        right.bar(steps, heights, bottom=bottom, color=colours[name], label=name)
+        right.bar(steps, heights, bottom=bottom, color=colour, label=name)
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
     right.set_xlabel("step of its trajectory")
     right.legend(fontsize=8, frameon=False)
     _plain(left, right)
+
+
+def _dots(
+    axes: Axes, places: Iterable[tuple[float, float | None]], colour: str, label: str = ""
+) -> None:
+    """A dot for each place, the larger the more often it is there."""
+    counts = Counter(places)
+    if counts:
+        xs, ys = zip(*counts, strict=True)
+        sizes = [5 + 4 * number for number in counts.values()]
+        axes.scatter(xs, ys, s=sizes, alpha=0.4, linewidths=0, color=colour, label=label)
 
 
 def _most_played(groups: Sequence[GroupRow], most: int) -> Mapping[str, int]:

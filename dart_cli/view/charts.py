@@ -1,10 +1,9 @@
 """Numbers as SVG, without scripts or style attributes; classes of view.css give the colours.
 
 line_chart   series over a common axis, with a grid; legend names their colours
-sparkline    one series, small
+sparkline    one series of shares, small
 bar          a share of a whole
 token_bars   a value for each token, coloured by the weights that sampled it
-thinned      at most a given number of points, each the mean of its bucket
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ from math import ceil, floor, isfinite, log10
 
 from markupsafe import Markup
 
-Interval = tuple[float, float]
+from dart_cli.inspection.curves import Series
 
-MOST_POINTS = 240
-"""Points of a line; more cannot be distinguished on a screen."""
+Interval = tuple[float, float]
 
 TASK_COLOURS = 12
 """Classes t0 to t11 of view.css: six colours, whole and dashed."""
@@ -27,18 +25,7 @@ VERSION_COLOURS = 6
 """Classes v0 to v5 of view.css, assigned in turn to the weight versions of a trajectory."""
 
 _LEAST_TOKENS = 24  # a chart is at least so many bars wide, so that a few bars do not become blocks
-_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 8, 22  # pixels around the plot, for labels
 _NOTHING = 1e-12  # smaller differences, relative to 1 and to the values, are rounding
-
-
-@dataclass(frozen=True)
-class Series:
-    """One line; its name is shown while the pointer rests on it."""
-
-    name: str
-    points: Sequence[Interval]  # in the order of x
-    kind: str = "line"  # class of view.css: line, thin, mean, guess, t0 to t11
-    band: Sequence[Interval] = ()  # lower and upper bound of each point, where they are known
 
 
 def line_chart(
@@ -49,22 +36,22 @@ def line_chart(
     low: float | None = None,
     high: float | None = None,
     label: str = "",
+    axes: bool = True,
 ) -> Markup:
     """Lines over a common axis; `low` and `high` bound y, None: the data does."""
-    drawn = [s if s.band else Series(s.name, thinned(s.points), s.kind) for s in series]
-    points = [point for each in drawn for point in each.points]
+    points = [point for each in series for point in _known(each.points)]
     if not points:
         return Markup("")
     xs, ys = [x for x, _ in points], [y for _, y in points]
-    frame = _PlotArea(
-        (min(xs), max(xs)),
-        _padded(min(ys) if low is None else low, max(ys) if high is None else high),
-        width,
-        height,
+    bounds = _padded(min(ys) if low is None else low, max(ys) if high is None else high)
+    margins = (44, 12, 8, 22) if axes else (1, 1, 2, 2)
+    area = _PlotArea((min(xs), max(xs)), bounds, width, height, margins)
+    bands = [_band(area, each) for each in series if each.band]
+    parts = [*(_grid(area) if axes else ()), *bands, *(_line(area, each) for each in series)]
+    kind = "chart" if axes else "spark"
+    return Markup('<svg class="{}" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
+        kind, width, height, label, Markup("").join(parts)
     )
-    bands = [_band(frame, each) for each in drawn if each.band]
-    parts = [*_grid(frame), *bands, *(_line(frame, each) for each in drawn)]
-    return _svg("chart", width, height, label, parts)
 
 
 def legend(series: Sequence[Series]) -> Markup:
@@ -78,23 +65,10 @@ def legend(series: Sequence[Series]) -> Markup:
     return Markup('<ul class="legend">{}</ul>').format(Markup("").join(rows))
 
 
-def sparkline(
-    points: Sequence[Interval],
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    width: int = 120,
-    height: int = 24,
-    label: str = "",
-) -> Markup:
-    """One line without axes; empty where there are no points."""
-    drawn = thinned(points)
-    if not drawn:
-        return Markup("")
-    ys = [y for _, y in drawn]
-    bounds = _padded(min(ys) if low is None else low, max(ys) if high is None else high)
-    frame = _PlotArea((drawn[0][0], drawn[-1][0]), bounds, width, height, margin=False)
-    return _svg("spark", width, height, label, [_line(frame, Series(label, drawn))])
+def sparkline(points: Sequence[Interval], label: str) -> Markup:
+    """One line of shares in [0, 1] without axes; empty where there are no points."""
+    line = Series(label, points)
+    return line_chart([line], width=120, height=24, low=0.0, high=1.0, label=label, axes=False)
 
 
 def bar(share: float, kind: str = "") -> Markup:
@@ -134,17 +108,8 @@ def token_bars(
     ).format(max(len(values), _LEAST_TOKENS), height, label, Markup("").join(parts))
 
 
-def thinned(points: Sequence[Interval], most: int = MOST_POINTS) -> list[Interval]:
-    """At most `most` points, of more the mean of each bucket; values not finite are left out."""
-    known = [(x, y) for x, y in points if isfinite(x) and isfinite(y)]
-    if len(known) <= most:
-        return known
-    size = ceil(len(known) / most)
-    buckets = [known[start : start + size] for start in range(0, len(known), size)]
-    return [
-        (sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part))
-        for part in buckets
-    ]
+def _known(points: Sequence[Interval]) -> list[Interval]:
+    return [(x, y) for x, y in points if isfinite(x) and isfinite(y)]
 
 
 # --- drawing --------------------------------------------------------------------------------
@@ -158,16 +123,16 @@ class _PlotArea:
     y_range: Interval
     width: int
     height: int
-    margin: bool = True
+    margins: tuple[int, int, int, int]  # left, right, top, bottom: for labels
 
     def x(self, value: float) -> float:
         """Pixels from the left."""
-        left, right = (_LEFT, _RIGHT) if self.margin else (1, 1)
+        left, right, *_ = self.margins
         return left + _share(value, self.x_range) * (self.width - left - right)
 
     def y(self, value: float) -> float:
         """Pixels from the top."""
-        top, bottom = (_TOP, _BOTTOM) if self.margin else (2, 2)
+        *_, top, bottom = self.margins
         return self.height - bottom - _share(value, self.y_range) * (self.height - top - bottom)
 
 
@@ -185,45 +150,39 @@ def _padded(low: float, high: float) -> Interval:
     return low - room, high + room
 
 
-def _line(frame: _PlotArea, series: Series) -> Markup:
-    if not series.points:
-        return Markup("")
-    places = [(frame.x(x), frame.y(y)) for x, y in series.points]
+def _line(area: _PlotArea, series: Series) -> Markup:
+    places = [f"{area.x(x):.1f} {area.y(y):.1f}" for x, y in _known(series.points)]
     title = Markup("<title>{}</title>").format(series.name)
     if len(places) == 1:
-        [(x, y)] = places
         return Markup('<circle class="{}" cx="{}" cy="{}" r="2">{}</circle>').format(
-            series.kind, f"{x:.1f}", f"{y:.1f}", title
+            series.kind, *places[0].split(), title
         )
-    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-    return Markup('<path class="{}" d="{}">{}</path>').format(series.kind, path, title)
+    path = Markup('<path class="{}" d="M{}">{}</path>')
+    return path.format(series.kind, "L".join(places), title) if places else Markup("")
 
 
-def _band(frame: _PlotArea, series: Series) -> Markup:
+def _band(area: _PlotArea, series: Series) -> Markup:
     """The area between the bounds; a line from bound to bound where there is one point."""
-    xs = [frame.x(x) for x, _ in series.points]
-    low = [f"{x:.1f} {frame.y(bound):.1f}" for x, (bound, _) in zip(xs, series.band, strict=True)]
-    high = [f"{x:.1f} {frame.y(bound):.1f}" for x, (_, bound) in zip(xs, series.band, strict=True)]
+    xs = [area.x(x) for x, _ in series.points]
+    low = [f"{x:.1f} {area.y(bound):.1f}" for x, (bound, _) in zip(xs, series.band, strict=True)]
+    high = [f"{x:.1f} {area.y(bound):.1f}" for x, (_, bound) in zip(xs, series.band, strict=True)]
     return Markup('<path class="band" d="M{}Z"/>').format("L".join([*low, *reversed(high)]))
 
 
-def _grid(frame: _PlotArea) -> list[Markup]:
+def _grid(area: _PlotArea) -> list[Markup]:
     """Horizontal lines at round values, and the ends of the x axis."""
-    parts = []
-    for value in _ticks(*frame.y_range):
-        y = f"{frame.y(value):.1f}"
-        parts.append(
-            Markup(
-                '<path class="grid" d="M{} {}H{}"/><text class="tick y" x="{}" y="{}">{}</text>'
-            ).format(_LEFT, y, frame.width - _RIGHT, _LEFT - 6, y, _tick(value))
-        )
-    ends = sorted({*frame.x_range})
+    left, right, *_ = area.margins
+    line = Markup(
+        '<path class="grid" d="M{0} {1}H{2}"/><text class="tick y" x="{3}" y="{1}">{4}</text>'
+    )
+    parts = [
+        line.format(left, f"{area.y(value):.1f}", area.width - right, left - 6, _tick(value))
+        for value in _ticks(*area.y_range)
+    ]
+    ends = sorted({*area.x_range})
+    text = Markup('<text class="tick {}" x="{}" y="{}">{}</text>')
     for value, kind in zip(ends, ("start", "end") if len(ends) == 2 else ("middle",), strict=True):
-        parts.append(
-            Markup('<text class="tick {}" x="{}" y="{}">{}</text>').format(
-                kind, f"{frame.x(value):.1f}", frame.height - 6, _tick(value)
-            )
-        )
+        parts.append(text.format(kind, f"{area.x(value):.1f}", area.height - 6, _tick(value)))
     return parts
 
 
@@ -243,9 +202,3 @@ def _tick(value: float) -> str:
         digits, _, power = f"{value:.1e}".partition("e")
         return f"{digits}e{int(power)}"
     return f"{value:.4g}"
-
-
-def _svg(kind: str, width: int, height: int, label: str, parts: Sequence[Markup]) -> Markup:
-    return Markup('<svg class="{}" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
-        kind, width, height, label, Markup("").join(parts)
-    )

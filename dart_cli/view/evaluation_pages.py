@@ -24,7 +24,8 @@ from dart_cli.evaluation.results import (
     evaluations_in,
     read_evaluation,
 )
-from dart_cli.view.charts import Series, legend, line_chart
+from dart_cli.inspection.curves import Series
+from dart_cli.view.charts import legend, line_chart
 from dart_cli.view.query import Query
 from dart_cli.view.run_pages import evaluated_page
 from dart_cli.view.screens import action_marks, image_size, screenshot

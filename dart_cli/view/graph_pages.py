@@ -20,8 +20,9 @@ from bus.errors import UserError
 from dart_cli.explore.found import paths_from, steady, tried
 from dart_cli.explore.graph import DATABASE, Edge, GraphReader, Outcome, Screen
 from dart_cli.explore.phrasing import labels_of, spoken
+from dart_cli.inspection.curves import Series
 from dart_cli.inspection.find import written_at
-from dart_cli.view.charts import Series, legend, line_chart
+from dart_cli.view.charts import legend, line_chart
 from dart_cli.view.graph_picture import (
     MOST_DRAWN,
     Node,

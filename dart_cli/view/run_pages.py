@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, get_args
@@ -26,7 +27,15 @@ from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import CurvePoint, GroupRow, GroupState, RunRow, TrajectoryRow
 from dart_cli.evaluation.results import read_evaluation
 from dart_cli.inspection.counts import OUTCOMES, Counts, RunCounts, count, counts_of
-from dart_cli.inspection.curves import Point, by_task, over_tasks, read_curve, recent
+from dart_cli.inspection.curves import (
+    Series,
+    by_task,
+    over_tasks,
+    read_curve,
+    recent,
+    success_lines,
+    task_line,
+)
 from dart_cli.inspection.explain import explain_trajectory
 from dart_cli.inspection.find import find_subject
 from dart_cli.inspection.report import BEFORE
@@ -40,10 +49,8 @@ from dart_cli.inspection.trajectories import (
     why_left_out,
 )
 from dart_cli.view.charts import (
-    MOST_POINTS,
     TASK_COLOURS,
     VERSION_COLOURS,
-    Series,
     bar,
     legend,
     line_chart,
@@ -64,6 +71,7 @@ FIRST_METRICS = (  # shown first, as far as the trainer sends them
     *("staleness_mean", "tokens", "step_s", "waiting_s"),
 )
 GROUP_STATES: tuple[GroupState, ...] = get_args(GroupState)
+_MOST_POINTS = 240  # of a metric; more cannot be distinguished on a screen
 _ACTION_WORD = "Action:"
 
 
@@ -123,7 +131,7 @@ def run_row(reader: Reader) -> Values:
     ]
     known = [value for value in lately if value is not None]
     return {
-        "curve": sparkline(mean, low=0.0, high=1.0, label="mean over tasks"),
+        "curve": sparkline(mean, "mean over tasks"),
         "lately": fmean(known) if known else None,
         "version": None if version is None else version.policy_version,
         "batches": reader.total("batches"),
@@ -185,7 +193,7 @@ def _states(counts: Counts) -> Values:
 def _metric_cards(reader: Reader) -> list[Values]:
     """A curve for each metric, `FIRST_METRICS` in front."""
     curves: dict[str, list[tuple[float, float]]] = {}
-    for point in reader.metric_curves(MOST_POINTS):
+    for point in reader.metric_curves(_MOST_POINTS):
         curves.setdefault(point.name, []).append((float(point.step), point.value))
     first = [name for name in FIRST_METRICS if name in curves]
     cards = []
@@ -199,44 +207,18 @@ def _metric_cards(reader: Reader) -> list[Values]:
 
 def _success_chart(reader: Reader, curve: Sequence[CurvePoint]) -> Markup:
     """Success of all tasks, with a legend; the twelve that were played most have colours."""
-    points = by_task(curve)
-    often = sorted(points, key=lambda name: -sum(each.episodes for each in points[name]))
-    lines = [
-        _series(name, points[name], f"t{index}" if index < TASK_COLOURS else "thin")
-        for index, name in enumerate(often)
-    ]
-    named, others = lines[:TASK_COLOURS], lines[TASK_COLOURS:]
-    mean = _series("mean over tasks, 95 % interval", over_tasks(curve), "mean")
-    chance = _chance(reader, curve)
-    chart = _chart([*others, *named, mean, *chance], 260, "success by policy version")
+    lines = success_lines(curve, read_evaluation(reader.path.parent, BEFORE))
+    tasks = [line for line in lines if line.kind == "task"]
+    named = [replace(each, kind=f"t{at}") for at, each in enumerate(tasks[:TASK_COLOURS])]
+    others = [replace(each, kind="thin") for each in tasks[TASK_COLOURS:]]
+    whole = [line for line in lines if line.kind != "task"]
+    chart = _chart([*others, *named, *whole], 260, "success by policy version")
     rest = [Series(f"{len(others)} other tasks", [], "thin")] if others else []
-    return chart and chart + legend([mean, *chance, *named, *rest])
+    return chart and chart + legend([*whole, *named, *rest])
 
 
 def _chart(lines: Sequence[Series], height: int, label: str) -> Markup:
     return line_chart(lines, width=900, height=height, low=0.0, high=1.0, label=label)
-
-
-def _series(name: str, points: Sequence[Point], kind: str) -> Series:
-    episodes = sum(point.episodes for point in points)
-    return Series(
-        f"{name}, n {episodes:,}",
-        [(point.version, point.success) for point in points],
-        kind,
-        [(point.low, point.high) for point in points] if kind == "mean" else (),
-    )
-
-
-def _chance(reader: Reader, curve: Sequence[CurvePoint]) -> list[Series]:
-    """What random clicks passed before the run, if that was played: a level line."""
-    before = read_evaluation(reader.path.parent, BEFORE)
-    mode = before.modes.get("random") if before else None
-    score = mode.overall if mode else None
-    versions = [point.policy_version for point in curve]
-    if score is None or score.success is None or not versions:
-        return []
-    level = [(min(versions), score.success), (max(versions), score.success)]
-    return [Series(f"random clicks {score.success:.2f}, n {score.episodes}", level, "guess")]
 
 
 # --- tasks ----------------------------------------------------------------------------------
@@ -256,7 +238,7 @@ def task(reader: Reader, site: Site, query: Query, name: str) -> Values:
         raise UserError(f"no task {name} in this run{near}; the page of tasks lists them")
     counts = counts or counts_of([])
     curve = [point for point in read_curve(reader) if point.task_id == name]
-    lines = [_series(name, points, "mean") for points in by_task(curve).values()]
+    lines = [task_line(name, points, "mean") for points in by_task(curve).values()]
     return _page(reader, site, query) | {
         "task_id": name,
         "instruction": instructions.get(name, ""),
@@ -274,7 +256,7 @@ def _task_rows(counts: RunCounts, curve: Sequence[CurvePoint]) -> list[Values]:
     for name, fared in counts.tasks.items():
         own = [point for point in curve if point.task_id == name]
         points = [(each.version, each.success) for each in by_task(own).get(name, ())]
-        spark = sparkline(points, low=0.0, high=1.0, label=f"success of {name}")
+        spark = sparkline(points, f"success of {name}")
         rows.append({"id": name, "counts": fared, "recent": recent(own), "curve": spark})
     return rows
 

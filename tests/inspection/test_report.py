@@ -84,8 +84,8 @@ def test_the_curve_names_each_line_with_its_episodes_and_chance(
     draw_curve(tmp_path / "curve.png", curve, (before, after), 0.0)
     assert named == [
         "a, n 64",
-        "mean, while training, n 64, 95 %",
-        "random clicks: 0.30, n 10",
+        "mean over tasks, 95 % interval, n 64",
+        "random clicks 0.30, n 10",
         "held out before: 0.30, n 10",
         "held out after: 0.90, n 10",
     ]

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import re
 from math import inf, isfinite, nan
-from statistics import fmean
 from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from dart_cli.inspection.curves import Series
 from dart_cli.view.charts import (
-    MOST_POINTS,
-    Series,
     bar,
     legend,
     line_chart,
     sparkline,
-    thinned,
     token_bars,
 )
 
@@ -34,7 +31,7 @@ def test_any_numbers_make_a_picture_of_finite_places_or_none(ys: list[float]) ->
     points = [(float(x), y) for x, y in enumerate(ys)]
     for drawn in (
         line_chart([Series("<a> & b", points)], label='"'),
-        sparkline(points, low=0, high=1),
+        sparkline(points, "a"),
         token_bars(ys, ["v0"] * len(ys), label="<"),
     ):
         if not any(map(isfinite, ys)):
@@ -52,16 +49,6 @@ def test_a_line_goes_through_its_points() -> None:
     [path] = re.findall(r'<path class="line" d="([^"]+)"', drawn)
     places = [tuple(map(float, each.split())) for each in path[1:].split("L")]
     assert places == [(44, 108), (94, 58), (144, 8)]
-
-
-@given(st.lists(st.floats(-1, 1), min_size=1, max_size=2000))
-def test_thinned_points_are_the_means_of_their_buckets(ys: list[float]) -> None:
-    points = [(float(x), y) for x, y in enumerate(ys)]
-    found = thinned(points)
-    assert len(found) <= MOST_POINTS
-    size = -(-len(ys) // MOST_POINTS)
-    for index, (_, y) in enumerate(found):
-        assert y == pytest.approx(fmean(ys[index * size : (index + 1) * size]), abs=1e-12)
 
 
 def test_bars_hang_where_values_are_negative_and_take_the_colour_of_their_version() -> None:
