@@ -9,8 +9,7 @@ places         where each screen stands
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from markupsafe import Markup
 
@@ -28,44 +27,30 @@ MOST_DRAWN = 200
 _CHARS = 21  # of a line below a screen
 
 
-@dataclass(frozen=True)
-class Node:
-    """One screen in the picture."""
-
-    screen: Screen
-    label: str
-    tries: Sequence[Edge]  # all steps from it
-    is_start: bool
-
-    @property
-    def told(self) -> str:
-        """What was tried there, in short."""
-        if self.screen.ended:
-            return "ended"
-        known = {(each.place, way) for each in self.screen.elements for way in each.actions}
-        tried = {(edge.element.place, edge.action) for edge in self.tries}
-        parts = [f"{len(tried)}/{len(known | tried)} tried"]
-        for outcome, word in (("none", "no-op"), ("error", "error")):
-            if found := sum(edge.outcome == outcome for edge in self.tries):
-                parts.append(f"{found} {word}{'s' if found > 1 else ''}")
-        return " · ".join(parts)
-
-
-def graph_picture(site: Site, nodes: Sequence[Node], edges: Iterable[Edge]) -> Markup:
+def graph_picture(
+    site: Site,
+    screens: Sequence[Screen],
+    edges: Sequence[Edge],
+    labels: Mapping[str, str],
+    starts: Collection[str],
+) -> Markup:
     """The screens that are nearest to the start, with the steps between them."""
-    drawn = sorted(nodes, key=lambda node: (node.screen.depth, node.screen.first_step))[:MOST_DRAWN]
-    if not drawn:
-        return Markup("")
-    moves = _moves(edges, {node.screen.id for node in drawn})
-    at, parents = places([node.screen for node in drawn], moves)
+    drawn = sorted(screens, key=lambda each: (each.depth, each.first_step))[:MOST_DRAWN]
+    tries: dict[str, list[Edge]] = defaultdict(list)
+    for edge in edges:
+        tries[edge.before].append(edge)
+    moves = _moves(edges, {each.id for each in drawn})
+    at, parents = places(drawn, moves)
     lines, boxes = [], []
-    for node in drawn:
-        here = node.screen.id
-        out = [pair for pair in moves if pair[0] == here]
-        found = [pair for pair in out if parents.get(pair[1]) == here]
+    for screen in drawn:
+        out = [pair for pair in moves if pair[0] == screen.id]
+        found = [pair for pair in out if parents.get(pair[1]) == screen.id]
         lines += [_line(at, pair, moves[pair], "step found") for pair in found]
         others = [_line(at, pair, moves[pair], "step") for pair in out if pair not in found]
-        boxes.append(_box(site, node, at[here], Markup("").join(others)))
+        kind = "start" if screen.id in starts else "ended" if screen.ended else ""
+        told = labels[screen.id], _told(screen, tries[screen.id])
+        box = _box(site, screen, kind, told, at[screen.id])
+        boxes.append(Markup('<g class="node">{}{}</g>').format(Markup("").join(others), box))
     width = max(x for x, _ in at.values()) + WIDE + 24
     height = max(y for _, y in at.values()) + HIGH + LABEL + 8
     return Markup(
@@ -179,27 +164,37 @@ def _line(
     ).format(kind, x, y, x + out, y, to_x + within, to_y, to_x, to_y, told)
 
 
-def _box(site: Site, node: Node, at: tuple[int, int], lines: Markup) -> Markup:
-    """A screen with its name, in a group with the steps that it does not show otherwise."""
-    screen, (x, y) = node.screen, at
+def _told(screen: Screen, tries: Sequence[Edge]) -> str:
+    """What was tried on a screen, in short."""
+    if screen.ended:
+        return "ended"
+    known = {(each.place, way) for each in screen.elements for way in each.actions}
+    tried = {(edge.element.place, edge.action) for edge in tries}
+    parts = [f"{len(tried)}/{len(known | tried)} tried"]
+    for outcome, word in (("none", "no-op"), ("error", "error")):
+        if found := sum(edge.outcome == outcome for edge in tries):
+            parts.append(f"{found} {word}{'s' if found > 1 else ''}")
+    return " · ".join(parts)
+
+
+def _box(
+    site: Site, screen: Screen, kind: str, told: tuple[str, str], at: tuple[int, int]
+) -> Markup:
+    """A screen with its name and what was tried there, which leads to its page."""
+    x, y = at
     scale = min(WIDE / screen.width, HIGH / screen.height)
     wide, high = round(screen.width * scale), round(screen.height * scale)
-    x, top = x + (WIDE - wide) // 2, y + (HIGH - high) // 2
-    kind = "start" if node.is_start else "ended" if screen.ended else ""
-    name = node.label
-    inner = Markup(
-        '{}<rect class="edge {}" x="{}" y="{}" width="{}" height="{}" rx="3"/>'
-        '<text x="{}" y="{}">{}</text><text class="small" x="{}" y="{}">{}</text><title>{}</title>'
+    left, top, middle = x + (WIDE - wide) // 2, y + (HIGH - high) // 2, x + WIDE // 2
+    name = told[0] if len(told[0]) <= _CHARS else f"{told[0][: _CHARS - 1]}…"
+    return Markup(
+        '<a href="{}">{}<rect class="edge {}" x="{}" y="{}" width="{}" height="{}" rx="3"/>'
+        '<text x="{}" y="{}">{}</text><text class="small" x="{}" y="{}">{}</text>'
+        "<title>{}</title></a>"
     ).format(
-        site.picture(screen.screenshot, wide, high, x=x, y=top, of=("small",)),
-        *(kind, x, top, wide, high),
-        *(
-            at[0] + WIDE // 2,
-            y + HIGH + 13,
-            name if len(name) <= _CHARS else f"{name[: _CHARS - 1]}…",
-        ),
-        *(at[0] + WIDE // 2, y + HIGH + 27, node.told),
-        name,
+        site.page("screens", screen.id),
+        site.picture(screen.screenshot, wide, high, x=left, y=top, of=("small",)),
+        *(kind, left, top, wide, high),
+        *(middle, y + HIGH + 13, name),
+        *(middle, y + HIGH + 27, told[1]),
+        told[0],
     )
-    href = site.page("screens", screen.id)
-    return Markup('<g class="node">{}<a href="{}">{}</a></g>').format(lines, href, inner)
