@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from dart_cli.evaluation.compare import compare, told
 from dart_cli.evaluation.films import Film, films_dir, read_films
 from dart_cli.evaluation.results import (
     Evaluation,
-    ModeScore,
+    PassAtK,
     TaskScore,
     evaluations_in,
     read_evaluation,
@@ -39,15 +40,14 @@ _FAIL_FIRST = {"fail": 0, "invalid": 1, "pass": 2}
 
 def evaluations(run_dir: Path, site: Site, query: Query) -> Values:
     """Each evaluation with its scores, the newest first."""
-    rows: list[Values] = []
+    rows: list[tuple[str, str, Evaluation | None, list[Part]]] = []
     for name in reversed(evaluations_in(run_dir)):
         try:
             found = read_evaluation(run_dir, name)
         except RunDirectoryError as error:
-            rows.append({"name": name, "fault": str(error)})
-            continue
-        if found is not None:
-            rows.append({"name": name, "fault": "", "found": found, "scores": list(_scores(found))})
+            rows.append((name, str(error), None, []))
+        else:
+            rows.append((name, "", found, list(_parts(found) if found else ())))
     return evaluated_page(run_dir, site, query) | {"rows": rows}
 
 
@@ -57,16 +57,13 @@ def evaluation(run_dir: Path, site: Site, query: Query, name: str) -> Values:
     found = _of(run_dir, names, name)
     against = query.one_of("against", [each for each in names if each != name])
     films = sorted(read_films(run_dir, name), key=lambda film: _FAIL_FIRST[film.outcome])
-    invalid = [row for row in found.episodes if row.outcome == "invalid"]
     values = evaluated_page(run_dir, site, query) | {
         "found": found,
-        "facts": list(_facts(found)),
-        "modes": [_mode(mode, score) for mode, score in found.modes.items()],
-        "charts": list(_pass_charts(found)),
+        "parts": list(_parts(found)),
         "films": [_film(run_dir, site, name, film) for film in _spread(films, MOST_FILMS)],
-        "films_left": max(0, len(films) - MOST_FILMS),
-        "invalid": invalid[:MOST_INVALID],
-        "invalid_left": max(0, len(invalid) - MOST_INVALID),
+        "more_films": max(0, len(films) - MOST_FILMS),
+        "invalid": [row for row in found.episodes if row.outcome == "invalid"],
+        "most_invalid": MOST_INVALID,
         "others": [each for each in reversed(names) if each != name],
         "against": against,
         "comparison": None,
@@ -103,64 +100,46 @@ def _of(run_dir: Path, names: Sequence[str], name: str) -> Evaluation:
     return found
 
 
-def _scores(found: Evaluation) -> Iterator[Values]:
-    """A line for each mode, with the compositions."""
+@dataclass(frozen=True)
+class Part:
+    """The tasks, or the compositions, of an evaluation, played in one mode."""
+
+    label: str
+    rows: list[TaskScore]  # by task
+    whole: TaskScore
+    estimates: list[PassAtK]
+
+    @property
+    def counts(self) -> list[int]:
+        """The k above 1 of which some task has a pass@k."""
+        return sorted({k for row in self.rows for k in row.pass_at if k > 1})
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether rewards say more than success."""
+        return any(row.is_partial for row in self.rows)
+
+    @property
+    def chart(self) -> Markup:
+        """pass@k with its interval and pass^k by k; empty where there was one attempt."""
+        if len(self.estimates) < 2:
+            return Markup("")
+        band = [each.any_interval for each in self.estimates if each.any_interval is not None]
+        band = band if len(band) == len(self.estimates) else []
+        some = [(each.k, each.any) for each in self.estimates]
+        every = [(each.k, each.every) for each in self.estimates]
+        series = [Series("pass@k", some, "mean", band), Series("pass^k", every, "guess")]
+        chart = line_chart(series, width=400, height=220, low=0.0, high=1.0, label=self.label)
+        return chart + legend(series)
+
+
+def _parts(found: Evaluation) -> Iterator[Part]:
     for mode, score in found.modes.items():
-        for part, whole in (("", score.overall), (", compositions", score.composed)):
-            if whole.episodes or whole.invalid:
-                yield {"name": f"{mode}{part}", "score": whole}
-
-
-def _facts(found: Evaluation) -> Iterator[tuple[str, str]]:
-    version = "base weights" if found.policy_version < 0 else f"v{found.policy_version}"
-    yield "weights", version
-    yield "episodes", f"{found.judged:,}"
-    invalid = sum(score.overall.invalid + score.composed.invalid for score in found.modes.values())
-    yield "invalid", str(invalid)
-    if found.attempts > 1:
-        yield "attempts", str(found.attempts)
-    yield "protocol", found.protocol.name if found.protocol else "none"
-    if found.protocol:
-        yield "deviations", str(len(found.protocol.deviations))
-    if found.left_out:
-        yield "tasks left out", str(len(found.left_out))
-    yield "wall time", f"{found.wall_s / 60:.1f} min"
-
-
-def _mode(mode: str, score: ModeScore) -> Values:
-    parts = [
-        {"name": name, "rows": rows, "whole": whole, "estimates": estimates}
-        for name, rows, whole, estimates in (
-            ("all tasks", score.tasks, score.overall, score.pass_at),
-            ("all compositions", score.compositions, score.composed, score.composed_pass_at),
+        part = Part(mode, score.tasks, score.overall, score.pass_at)
+        composed = Part(
+            f"{mode}, compositions", score.compositions, score.composed, score.composed_pass_at
         )
-        if rows
-    ]
-    every: list[TaskScore] = [*score.tasks, *score.compositions]
-    counts = sorted({k for row in every for k in row.pass_at if k > 1})
-    partial = any(row.is_partial for row in every)
-    return {"name": mode, "parts": parts, "counts": counts, "partial": partial}
-
-
-def _pass_charts(found: Evaluation) -> Iterator[Values]:
-    """pass@k with its interval and pass^k by k, for each mode and part; none where there was one attempt."""
-    for mode, score in found.modes.items():
-        for part, estimates in (("", score.pass_at), (", compositions", score.composed_pass_at)):
-            if len(estimates) < 2:
-                continue
-            band = [each.any_interval for each in estimates if each.any_interval is not None]
-            series = [
-                Series(
-                    "pass@k",
-                    [(each.k, each.any) for each in estimates],
-                    "mean",
-                    band if len(band) == len(estimates) else (),
-                ),
-                Series("pass^k", [(each.k, each.every) for each in estimates], "guess"),
-            ]
-            label = f"{mode}{part}"
-            chart = line_chart(series, width=400, height=220, low=0.0, high=1.0, label=label)
-            yield {"name": label, "chart": chart + legend(series)}
+        yield from (each for each in (part, composed) if each.rows)
 
 
 def _spread(films: Sequence[Film], most: int) -> list[Film]:

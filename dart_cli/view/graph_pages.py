@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from markupsafe import Markup
 
@@ -46,7 +46,6 @@ def overview(graph: GraphReader, site: Site, query: Query) -> Values:
     for each in known.screens.values():
         applications[each.application].append(each)
     return _page(known, query) | {
-        "facts": list(_facts(known)),
         "growth": _growth(applications, len(known.edges)),
         "applications": [
             (name, own, graph_picture(site, own, known.edges, known.labels, known.starts))
@@ -191,18 +190,6 @@ def _page(known: GraphView, query: Query, *, reload: bool = True) -> Values:
     heard = silent_s if silent_s < LIVE_S else None
     page = page_values(known.site, query, known.folder, silent_s=heard, reload=reload)
     return page | {"known": known}
-
-
-def _facts(known: GraphView) -> Iterator[tuple[str, object]]:
-    count = Counter(edge.outcome for edge in known.edges)
-    share = count["none"] / len(known.edges) if known.edges else 0.0
-    yield "screens", len(known.screens)
-    yield "greatest depth", max((each.depth for each in known.screens.values()), default=0)
-    yield "steps", len(known.edges)
-    yield "no-ops", f"{count['none']} ({share:.0%})"
-    yield "errors", count["error"]
-    yield "episodes", len(known.episodes)
-    yield "merged pictures", len(known.merges)
 
 
 def _growth(screens: dict[str, list[Screen]], last: int) -> Markup:

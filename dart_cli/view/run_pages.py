@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, get_args
+from typing import get_args
 
 from markupsafe import Markup
 
@@ -110,7 +110,9 @@ def run(reader: Reader, site: Site, query: Query) -> Values:
     started = _started(reader)
     config = json.loads(started.config) if started else {}
     return _page(reader, site, query) | {
-        "facts": list(_facts(reader, counts, config)),
+        "counts": counts,
+        "version": reader.newest_version(),
+        "disk_bytes": reader.bytes_on_disk(),
         "success_chart": _success_chart(reader, curve),
         "tasks": _task_rows(counts, curve),
         **_states(counts.all),
@@ -118,7 +120,8 @@ def run(reader: Reader, site: Site, query: Query) -> Values:
         "newest": listed(reader, newest[: -NEWEST - 1 : -1]),
         "processes": [(each, now - each.heard_at) for each in reader.processes()],
         "live_s": LIVE_S,
-        "config": json.dumps(config, indent=2),
+        "config": config,
+        "config_text": json.dumps(config, indent=2),
     }
 
 
@@ -139,32 +142,6 @@ def run_row(reader: Reader) -> Values:
         "begun": started and started.created_at,
         "live": any(time.time() - each.heard_at < LIVE_S for each in reader.processes()),
     }
-
-
-def _facts(
-    reader: Reader, counts: RunCounts, config: Mapping[str, Any]
-) -> Iterable[tuple[str, object]]:
-    """The run in a few numbers."""
-    version, train, whole = reader.newest_version(), config.get("train", {}), counts.all
-    replays = counts.replays
-    yield "weights", "none yet" if version is None else f"v{version.policy_version}"
-    yield "batches", _of(counts.batches, train.get("updates"))
-    if replays.replays or replays.refused:
-        again = filter(None, [str(replays.replays), replays.refused_words])
-        yield "updates on a batch again", "; ".join(again)
-    yield "trajectories", _of(whole.trajectories, train.get("max_trajectories"))
-    yield "steps", whole.steps
-    yield "success so far", "-" if whole.success is None else f"{whole.success:.2f}"
-    if whole.mean_reward is not None and whole.mean_reward != whole.success:
-        yield "mean reward", f"{whole.mean_reward:.2f}"
-    yield "invalid", whole.verdicts["invalid"]
-    if whole.cancelled:
-        yield "cancelled", whole.cancelled
-    yield "on disk", f"{reader.bytes_on_disk() / 2**20:.1f} MiB"
-
-
-def _of(number: int, limit: int | None) -> str:
-    return f"{number} of {limit}" if limit else str(number)
 
 
 def _states(counts: Counts) -> Values:
