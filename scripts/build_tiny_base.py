@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/build_tiny_base.py --seed 0 --seconds 300 --out /tmp/base-0
     .venv/bin/python scripts/build_tiny_base.py --hidden 512 --layers 8 --heads 8 --mlp 512 \
-        --rate 1e-3 --batch 8 --seconds 1200 --out /tmp/base-wide    # for benchmarks/speed/rank_runs.py
+        --rate 1e-3 --batch 8 --seconds 1200 --out /tmp/base-wide    # for benchmarks/learning/rank_runs.py
 
 Each screen is one sequence: the image, then its questions, each of which sees the image and
 itself alone (a block mask, and positions that start anew), so that a question is trained exactly

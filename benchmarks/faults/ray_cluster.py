@@ -32,7 +32,7 @@ from typing import Any
 
 from benchmarks.faults.audit import FinishedTrajectories, audit
 from bus.errors import RunDirectoryError
-from dart_cli.cluster.local_nodes import LocalCluster, local_cluster
+from benchmarks.faults.local_nodes import LocalCluster, local_cluster
 from dart_cli.data.store.open import open_reader
 
 ARMS = ("one-host", "ray", "ray-killed")

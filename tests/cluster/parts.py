@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dart_cli.cluster.local_nodes import LocalCluster
+from benchmarks.faults.local_nodes import LocalCluster
 from tests.simulated import QUICK
 
 SUITE = Path(__file__).parents[1] / "suites" / "coin_suite.py"

@@ -1,6 +1,6 @@
 """A Ray cluster of several nodes on this host, for tests and benchmarks.
 
-    python -m dart_cli.cluster.local_nodes '[{"num_cpus": 2}, {"num_cpus": 4}]'
+    python benchmarks/faults/local_nodes.py '[{"num_cpus": 2}, {"num_cpus": 4}]'
 
 starts a node for each set of resources, the first one the head, and prints a line of JSON: the address, and
 the ids of the nodes. Then it reads commands: `kill NUMBER` ends all of a node's processes at once, as a host
@@ -65,7 +65,7 @@ def local_cluster(*resources: Mapping[str, Any]) -> Iterator[LocalCluster]:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # 127.0.0.1 as the address of each node
     }
-    command = [sys.executable, "-m", "dart_cli.cluster.local_nodes", json.dumps(resources)]
+    command = [sys.executable, __file__, json.dumps(resources)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:

@@ -1,6 +1,6 @@
 """The quickstart's policy, trained by a loop over the chat endpoint and by our environments: the same success?
 
-    python benchmarks/speed/serve.py [--updates 40] [--sessions 16] [--episodes 420] [--folder runs/serve]
+    python benchmarks/learning/serve.py [--updates 40] [--sessions 16] [--episodes 420] [--folder runs/serve]
         [--out benchmarks/results/serve.json]
 
 Both arms train configs/quickstart.toml with the same seeds, for as many updates, with as many episodes at once.

@@ -1,6 +1,6 @@
 """The whole system on several ranks against one: the same run twice, both curves.
 
-    python benchmarks/speed/rank_runs.py --updates 20 --ranks 1,4
+    python benchmarks/learning/rank_runs.py --updates 20 --ranks 1,4
 
 Each run is `dart up` with the quickstart's environments and model, or `--model`, gloo on the CPU. The model
 must solve some tasks already: a group without one success has no gradient. Rollouts sample from what the
