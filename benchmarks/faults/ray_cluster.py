@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.audit import FinishedTrajectories, audit
-from bus.errors import RunDirectoryError
 from benchmarks.faults.local_nodes import LocalCluster, local_cluster
+from bus.errors import RunDirectoryError
 from dart_cli.data.store.open import open_reader
 
 ARMS = ("one-host", "ray", "ray-killed")

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from benchmarks.faults.audit import FinishedTrajectories, audit
-from bus.errors import RunDirectoryError
 from benchmarks.faults.local_nodes import local_cluster
+from bus.errors import RunDirectoryError
 from dart_cli.config.endpoints import run_endpoints
 from dart_cli.data.store.open import open_reader
 from dart_cli.runtime.run_dir import read_run
