@@ -259,6 +259,20 @@ Action = Annotated[
 _ADAPTER: TypeAdapter[Action] = TypeAdapter(Action)
 
 
+def within(action: Action, size: tuple[int, int]) -> Action:
+    """The action with its points held on a screen of `size`, width and height."""
+
+    def held(x: int, y: int) -> tuple[int, int]:
+        return min(max(x, 0), size[0] - 1), min(max(y, 0), size[1] - 1)
+
+    if isinstance(action, Drag):
+        return action.model_copy(update={"path": [held(*point) for point in action.path]})
+    x, y = getattr(action, "x", None), getattr(action, "y", None)
+    if x is None or y is None:
+        return action
+    return action.model_copy(update=dict(zip("xy", held(x, y), strict=True)))
+
+
 def action_to_dict(action: Action) -> dict[str, Any]:
     """The action as plain JSON values, for the wire and the store."""
     return _ADAPTER.dump_python(action, mode="json")  # type: ignore[no-any-return]

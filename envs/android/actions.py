@@ -31,7 +31,9 @@ from envs.actions import (
     Scroll,
     TripleClick,
     Type,
+    within,
 )
+from envs.inputs import canonical
 
 SWIPE_MS = 400
 LONG_PRESS_MS = 800  # what a right click is
@@ -44,18 +46,12 @@ KEYCODES = {
     "volume_down": 25, "power": 26, ",": 55, ".": 56, "alt": 57, "shift": 59, "tab": 61,
     "space": 62, "enter": 66, "backspace": 67, "-": 69, "=": 70, "menu": 82, "pageup": 92,
     "pagedown": 93, "escape": 111, "delete": 112, "ctrl": 113, "meta": 117, "end": 123,
-    "app_switch": 187,
+    "app_switch": 187, "recent": 187, "recents": 187,
     **{str(n): 7 + n for n in range(10)},
     **{chr(ord("a") + n): 29 + n for n in range(26)},
     **{f"f{n}": 130 + n for n in range(1, 13)},
 }  # fmt: skip
 """android.view.KeyEvent, by our names; `home` is the device's button."""
-
-_SAME_KEY = {
-    "return": "enter", "esc": "escape", "del": "delete", "control": "ctrl", "recent": "app_switch",
-    "recents": "app_switch", "arrowup": "up", "arrowdown": "down", "arrowleft": "left",
-    "arrowright": "right", "page_up": "pageup", "page_down": "pagedown",
-}  # fmt: skip
 
 _PIECES = re.compile(r"\n|\t|[^\n\t]+")
 
@@ -68,22 +64,21 @@ def scripts_of(
     action: Action, size: tuple[int, int], finger: Finger = None, *, adb_keyboard: bool
 ) -> list[str]:
     """What performs `action` on a screen of `size`; nothing for an action without meaning on a device."""
-    match action:
+    match within(action, size):
         case Click(x=x, y=y, button="right", modifiers=()):
-            at = _within(x, y, size)
-            return [_swipe(at, at, LONG_PRESS_MS)]
+            return [_swipe((x, y), (x, y), LONG_PRESS_MS)]
         case Click(x=x, y=y, modifiers=()):
-            return [_tap(_within(x, y, size))]
+            return [_tap((x, y))]
         case DoubleClick(x=x, y=y, modifiers=()):
-            return [_taps(_within(x, y, size), 2)]
+            return [_taps((x, y), 2)]
         case TripleClick(x=x, y=y, modifiers=()):
-            return [_taps(_within(x, y, size), 3)]
+            return [_taps((x, y), 3)]
         case Drag(path=path, button="left", modifiers=()):
-            return [_drag([_within(x, y, size) for x, y in path])]
-        case Move() | MouseDown(button="left") | MouseUp(button="left"):
-            return _touch(action, size, finger)
+            return [_drag(path)]
+        case (Move() | MouseDown(button="left") | MouseUp(button="left")) as touch:
+            return _touch(touch, finger)
         case Scroll(x=x, y=y, dx=dx, dy=dy):
-            return [_scroll(_within(x, y, size), dx, dy, size)] if dx or dy else []
+            return [_scroll((x, y), dx, dy, size)] if dx or dy else []
         case Type(text=text):
             return list(_write(text.replace("\r\n", "\n").replace("\r", "\n"), adb_keyboard))
         case KeyPress(keys=keys):
@@ -94,11 +89,11 @@ def scripts_of(
 
 def finger_after(action: Action, size: tuple[int, int], finger: Finger) -> Finger:
     """Where the finger is held after `action`."""
-    match action:
+    match within(action, size):
         case MouseDown(x=int(x), y=int(y), button="left"):
-            return _within(x, y, size)
+            return x, y
         case Move(x=x, y=y) if finger is not None:
-            return _within(x, y, size)
+            return x, y
         case MouseUp(button="left"):
             return None
         case _:
@@ -110,9 +105,9 @@ def lift(finger: tuple[int, int]) -> str:
     return f"input motionevent UP {finger[0]} {finger[1]}"
 
 
-def _touch(action: Move | MouseDown | MouseUp, size: tuple[int, int], finger: Finger) -> list[str]:
+def _touch(action: Move | MouseDown | MouseUp, finger: Finger) -> list[str]:
     """The finger goes down at a point, along, and up again."""
-    at = finger if action.x is None or action.y is None else _within(action.x, action.y, size)
+    at = finger if action.x is None or action.y is None else (action.x, action.y)
     if at is None or (finger is None and not isinstance(action, MouseDown)):
         return []
     if isinstance(action, MouseUp):
@@ -150,8 +145,7 @@ def _write(text: str, adb_keyboard: bool) -> Iterator[str]:
 
 def _press(keys: Sequence[str]) -> list[str]:
     """One key, or several together; none if one of them is unknown."""
-    names = [key.lower() for key in keys]
-    codes = [KEYCODES.get(_SAME_KEY.get(name, name)) for name in names]
+    codes = [KEYCODES.get(canonical(key.lower())) for key in keys]
     if None in codes:
         return []
     kind = "keyevent" if len(codes) == 1 else "keycombination"
@@ -189,7 +183,3 @@ def _taps(at: tuple[int, int], times: int) -> str:
 
 def _swipe(first: tuple[int, int], last: tuple[int, int], ms: int) -> str:
     return f"input swipe {first[0]} {first[1]} {last[0]} {last[1]} {ms}"
-
-
-def _within(x: int, y: int, size: tuple[int, int]) -> tuple[int, int]:
-    return min(max(x, 0), size[0] - 1), min(max(y, 0), size[1] - 1)

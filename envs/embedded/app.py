@@ -31,6 +31,7 @@ from envs.actions import (
 )
 from envs.embedded.draw import Canvas, Rect
 from envs.embedded.widgets import EventHandler, Pointer, Ui, Widget
+from envs.inputs import canonical
 
 MAX_TYPED = 1000  # characters of one Type action that are used
 
@@ -181,12 +182,12 @@ class App:
             case Type():
                 self._type(action.text[:MAX_TYPED])
             case KeyPress():
-                keys = [_known(key) for key in action.keys]
+                keys = [canonical(key) for key in action.keys]
                 self._key([*(key for key in self._modifiers() if key not in keys), *keys])
             case KeyDown():
-                self._key_down(_known(action.key))
-            case KeyUp(key=key) if _known(key) in self._held:
-                self._held.remove(_known(key))
+                self._key_down(canonical(action.key))
+            case KeyUp(key=key) if canonical(key) in self._held:
+                self._held.remove(canonical(key))
             case Move():
                 self._point(action.x, action.y)
             case _:
@@ -326,10 +327,6 @@ class App:
 
     def _close_popup(self) -> None:
         self.ui.opened = ""
-
-
-def _known(key: str) -> str:
-    return key.lower() if len(key) > 1 else key
 
 
 def _info(widget: Widget) -> WidgetInfo:

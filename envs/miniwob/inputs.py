@@ -1,45 +1,36 @@
 """GUI actions as commands of the DevTools protocol.
 
-    PageInput   mouse and keyboard of one page: what is down, and where the pointer is
+    PageInput   mouse and keyboard of one page
 
-The browser keeps none of it: each command names the buttons and modifiers that are down.
+The browser keeps nothing of what is down: each command names the buttons and modifiers that are.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from envs.actions import (
-    Action,
-    Click,
-    DoubleClick,
-    Drag,
-    KeyDown,
-    KeyPress,
-    KeyUp,
-    MouseButton,
-    MouseDown,
-    MouseUp,
-    Move,
-    Scroll,
-    TripleClick,
-    Type,
+from envs.actions import Action, MouseButton
+from envs.inputs import (
+    PLAIN,
+    SHIFTED,
+    Button,
+    Event,
+    InputMachine,
+    Key,
+    Moved,
+    Text,
+    Wheel,
+    is_shifted,
 )
 from envs.miniwob.cdp import Call
 
 NOTCH = 50  # CSS pixels that a notch of the wheel scrolls
-STRIDE = 8  # CSS pixels between the moves of a drag; pages track the path, not only its ends
+STRIDE = 8  # CSS pixels between the moves of a drag
 
 _BUTTONS: dict[MouseButton, int] = {"left": 1, "right": 2, "middle": 4}
 _MODIFIERS = {"alt": 1, "ctrl": 2, "meta": 4, "shift": 8}
-_SAME = {
-    "control": "ctrl", "option": "alt", "cmd": "meta", "command": "meta", "win": "meta",
-    "super": "meta", "return": "enter", "esc": "escape", "del": "delete", "arrowup": "up",
-    "arrowdown": "down", "arrowleft": "left", "arrowright": "right", "page_up": "pageup",
-    "page_down": "pagedown", "ins": "insert",
-}  # fmt: skip
+_CORNER = (0, 0)
 
 
 class _DomKey(NamedTuple):
@@ -47,7 +38,6 @@ class _DomKey(NamedTuple):
     code: str  # DOM KeyboardEvent.code
     number: int  # windowsVirtualKeyCode, which pages know as keyCode
     text: str = ""  # what it writes
-    shifted: bool = False
 
 
 _NAMED = {
@@ -73,8 +63,6 @@ _NAMED = {
     **{f"f{n}": _DomKey(f"F{n}", f"F{n}", 111 + n) for n in range(1, 13)},
 }
 
-_PLAIN = "`1234567890-=[]\\;',./"
-_SHIFTED = '~!@#$%^&*()_+{}|:"<>?'
 _PUNCTUATION = {
     "`": ("Backquote", 192), "-": ("Minus", 189), "=": ("Equal", 187), "[": ("BracketLeft", 219),
     "]": ("BracketRight", 221), "\\": ("Backslash", 220), ";": ("Semicolon", 186),
@@ -82,193 +70,93 @@ _PUNCTUATION = {
 }  # fmt: skip
 
 
-Point = tuple[float, float]  # in CSS pixels
-
-
 class PageInput:
     """Mouse and keyboard of one page. `scale`: pixels of the screenshot per CSS pixel."""
 
     def __init__(self, scale: float) -> None:
         self._scale = scale
-        self._pointer: Point = (0.0, 0.0)
+        self._machine = InputMachine(
+            STRIDE * scale, lambda key: _dom_key(key) is not None, most_notches=10**6
+        )
         self._buttons = 0  # that are down, as DOM MouseEvent.buttons
-        self._keys: dict[str, _DomKey] = {}  # that are down, by our names, in the order of presses
+        self._held = 0  # modifiers that are down, as the protocol's bits
 
     def commands_of(self, action: Action) -> list[Call]:
         """Commands that perform `action`; none for actions that use neither mouse nor keyboard."""
-        return list(self._perform(action))
+        return self._commands(self._machine.events_of(action))
 
     def rest(self) -> list[Call]:
         """Everything released, and the pointer in the corner, over nothing that reacts."""
-        corner = (0.0, 0.0)
-        released = [call for button in _BUTTONS for call in self._button_up(corner, button)]
-        released += [call for name in [*self._keys] for call in self._key_up(name)]
-        return [*released, *self._move(corner)]
+        released = self._commands(self._machine.release(_CORNER))
+        return [*released, *self._moved(Moved(_CORNER, _CORNER))]
 
-    def _perform(self, action: Action) -> Iterator[Call]:
-        match action:
-            case Click(x=x, y=y, button=button):
-                yield from self._holding(action.modifiers, self._click(self._at(x, y), button, 1))
-            case DoubleClick(x=x, y=y):
-                yield from self._holding(action.modifiers, self._click(self._at(x, y), "left", 2))
-            case TripleClick(x=x, y=y):
-                yield from self._holding(action.modifiers, self._click(self._at(x, y), "left", 3))
-            case Move(x=x, y=y):
-                yield from self._move(self._at(x, y))
-            case Drag(path=path, button=button):
-                points = [self._at(x, y) for x, y in path]
-                yield from self._holding(action.modifiers, self._drag(points, button))
-            case MouseDown(button=button):
-                yield from self._button_down(self._at(action.x, action.y), button, 1)
-            case MouseUp(button=button):
-                at = self._at(action.x, action.y)
-                if at != self._pointer:
-                    yield from self._move(at)
-                yield from self._button_up(at, button)
-            case Scroll(x=x, y=y, dx=dx, dy=dy):
-                left, top = at = self._at(x, y)
-                self._pointer = self._pointer if self._buttons else at
-                wheel = f"dart.wheel({left:g}, {top:g}, {dx * NOTCH}, {dy * NOTCH})"
+    def _commands(self, events: Iterable[Event]) -> list[Call]:
+        return [call for event in events for call in self._perform(event)]
+
+    def _perform(self, event: Event) -> Iterator[Call]:
+        match event:
+            case Moved():
+                yield from self._moved(event)
+            case Button(name=name, down=down, at=at, count=count):
+                self._buttons = (
+                    self._buttons | _BUTTONS[name] if down else self._buttons & ~_BUTTONS[name]
+                )
+                kind = "mousePressed" if down else "mouseReleased"
+                yield self._mouse(kind, at, name, clickCount=count)
+            case Wheel(at=(x, y), dx=dx, dy=dy):
+                place = f"{x / self._scale:g}, {y / self._scale:g}"
+                wheel = f"dart.wheel({place}, {dx * NOTCH}, {dy * NOTCH})"
                 yield Call("Runtime.evaluate", {"expression": wheel})
-            case Type(text=text):
+            case Key(name=name, down=down):
+                bit = _MODIFIERS.get(name, 0)
+                self._held = self._held | bit if down else self._held & ~bit
+                if key := _dom_key(name):
+                    yield _down(key, self._held) if down else _up(key, self._held)
+            case Text(text=text):
                 for character in text:
                     yield from self._write(character)
-            case KeyPress(keys=keys):
-                yield from self._chord(keys)
-            case KeyDown(key=key):
-                yield from self._key_down(key)
-            case KeyUp(key=key):
-                yield from self._key_up(key)
-            case _:
-                pass
 
-    # --- mouse ---
-
-    def _at(self, x: int | None, y: int | None) -> Point:
-        """A point of the screenshot; where the pointer is, if there is none."""
-        if x is None or y is None:
-            return self._pointer
-        return x / self._scale, y / self._scale
-
-    def _click(self, at: Point, button: MouseButton, times: int) -> Iterator[Call]:
-        for count in range(1, times + 1):
-            yield from self._button_down(at, button, count)
-            yield from self._button_up(at, button, count)
-
-    def _drag(self, points: Sequence[Point], button: MouseButton) -> Iterator[Call]:
-        yield from self._button_down(points[0], button, 1)
-        for point in points[1:]:
-            yield from self._move(point)
-        yield from self._button_up(points[-1], button)
-
-    def _button_down(self, at: Point, button: MouseButton, count: int) -> Iterator[Call]:
-        """A press. It carries the position, so it needs no move; a button that is down is only moved."""
-        if self._buttons & _BUTTONS[button]:
-            yield from self._move(at)
-            return
-        if self._buttons:
-            yield from self._move(at)
-        self._pointer = at
-        self._buttons |= _BUTTONS[button]
-        yield self._mouse("mousePressed", at, button, clickCount=count)
-
-    def _button_up(self, at: Point, button: MouseButton, count: int = 1) -> Iterator[Call]:
-        if self._buttons & _BUTTONS[button]:
-            self._buttons &= ~_BUTTONS[button]
-            yield self._mouse("mouseReleased", at, button, clickCount=count)
-
-    def _move(self, to: Point) -> Iterator[Call]:
-        """A move that pages receive at once; while a button is down in strides.
+    def _moved(self, event: Moved) -> Iterator[Call]:
+        """A move that pages receive at once.
 
         Chromium holds moves back, merged into one, until a frame begins or an event of another kind
         comes: here the release of no button, which pages do not receive.
         """
         button = next((name for name, bit in _BUTTONS.items() if self._buttons & bit), "none")
-        for at in _way(self._pointer, to) if self._buttons else [to]:
+        for at in event.points():
             yield self._mouse("mouseMoved", at, button)
             yield self._mouse("mouseReleased", at, "none")
-        self._pointer = to
 
-    def _mouse(self, kind: str, at: Point, button: str, **more: Any) -> Call:
-        told = {"type": kind, "x": at[0], "y": at[1], "button": button, "buttons": self._buttons}
+    def _mouse(self, kind: str, at: tuple[float, float], button: str, **more: Any) -> Call:
+        """A press carries its position, so it needs no move."""
+        place = {"x": at[0] / self._scale, "y": at[1] / self._scale}
+        told = {"type": kind, **place, "button": button, "buttons": self._buttons}
         return Call("Input.dispatchMouseEvent", {**told, "modifiers": self._held, **more})
-
-    # --- keyboard ---
-
-    @property
-    def _held(self) -> int:
-        """The modifiers that are down, as the protocol's bits."""
-        return sum(_MODIFIERS.get(name, 0) for name in self._keys)
-
-    def _holding(self, keys: Iterable[str], calls: Iterable[Call]) -> Iterator[Call]:
-        """`calls` with keys held; those that were down before stay down."""
-        pressed = []
-        for key in keys:
-            down = list(self._key_down(key))
-            pressed += [key] if down else []
-            yield from down
-        yield from calls
-        for key in reversed(pressed):
-            yield from self._key_up(key)
-
-    def _chord(self, keys: Sequence[str]) -> Iterator[Call]:
-        """All down in order, all up in reverse; a chord with an unknown key does nothing."""
-        if all(_named(key) is not None for key in keys):
-            yield from self._holding(keys, ())
-
-    def _key_down(self, name: str) -> Iterator[Call]:
-        found = _named(name)
-        if found is not None and found[0] not in self._keys:
-            short, key = found
-            self._keys[short] = key
-            yield _down(key, self._held)
-
-    def _key_up(self, name: str) -> Iterator[Call]:
-        found = _named(name)
-        if found is not None and found[0] in self._keys:
-            key = self._keys.pop(found[0])
-            yield _up(key, self._held)
 
     def _write(self, character: str) -> Iterator[Call]:
         """One character of a text. A character without a key on a US keyboard is inserted as it is."""
-        name = {"\n": "enter", "\t": "tab"}.get(character)
-        key = _NAMED[name] if name else _key_of(character)
+        key = _dom_key({"\n": "enter", "\t": "tab"}.get(character, character))
         if key is None:
             yield Call("Input.insertText", {"text": character})
             return
-        held = self._held | (_MODIFIERS["shift"] if key.shifted else 0)
+        held = self._held | (_MODIFIERS["shift"] if is_shifted(character) else 0)
         yield _down(key, held)
         yield _up(key, held)
 
 
-def _way(begin: Point, end: Point) -> Iterator[Point]:
-    """Points on the way, none further than STRIDE from the one before; the last is `end`."""
-    (x0, y0), (x1, y1) = begin, end
-    count = max(2, math.ceil(math.hypot(x1 - x0, y1 - y0) / STRIDE))
-    for n in range(1, count + 1):
-        yield x0 + (x1 - x0) * n / count, y0 + (y1 - y0) * n / count
-
-
-def _named(name: str) -> tuple[str, _DomKey] | None:
-    short = name.lower() if len(name) > 1 else name
-    short = _SAME.get(short, short)
-    key = _NAMED.get(short) or _key_of(short)
-    return None if key is None else (short, key)
-
-
-def _key_of(character: str) -> _DomKey | None:
-    """The key of a US keyboard that writes `character`."""
-    if len(character) != 1 or not character.isascii() or not character.isprintable():
+def _dom_key(name: str) -> _DomKey | None:
+    """A key by its name, or the key of a US keyboard that writes a character."""
+    if len(name) != 1:
+        return _NAMED.get(name)
+    if not name.isascii() or not name.isprintable():
         return None
-    if character == " ":
+    if name == " ":
         return _NAMED["space"]
-    if character.isalpha():
-        upper = character.upper()
-        return _DomKey(character, f"Key{upper}", ord(upper), character, character == upper)
-    shifted = character in _SHIFTED
-    plain = _PLAIN[_SHIFTED.index(character)] if shifted else character
+    if name.isalpha():
+        return _DomKey(name, f"Key{name.upper()}", ord(name.upper()), name)
+    plain = PLAIN[SHIFTED.index(name)] if name in SHIFTED else name
     code, number = _PUNCTUATION.get(plain) or (f"Digit{plain}", ord(plain))
-    return _DomKey(character, code, number, character, shifted)
+    return _DomKey(name, code, number, name)
 
 
 def _down(key: _DomKey, held: int) -> Call:
@@ -281,9 +169,9 @@ def _down(key: _DomKey, held: int) -> Call:
 
 def _with_shift(key: _DomKey) -> _DomKey:
     """The same key as it is with shift held."""
-    if len(key.text) == 1 and key.text in _PLAIN:
-        return _key_of(_SHIFTED[_PLAIN.index(key.text)]) or key
-    return _key_of(key.text.upper()) or key if key.text.isalpha() else key
+    if len(key.text) == 1 and key.text in PLAIN:
+        return _dom_key(SHIFTED[PLAIN.index(key.text)]) or key
+    return _dom_key(key.text.upper()) or key if key.text.isalpha() else key
 
 
 def _up(key: _DomKey, held: int) -> Call:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bus.errors import TaskError
-from envs.actions import Action, Drag, KeyDown, KeyPress, KeyUp, Scroll, Wait
+from envs.actions import Action, Drag, KeyDown, KeyPress, KeyUp, Scroll, Wait, within
+from envs.inputs import canonical
 from envs.own_code import did_you_mean
 
 _POINT = ("x", "y", "fx", "fy")
@@ -76,6 +77,7 @@ class Templates:
         return filled if isinstance(template, list) else [filled]
 
     def _values(self, action: Action, size: tuple[int, int]) -> dict[str, Any]:
+        action = within(action, size)
         values = action.model_dump(mode="json")
         values.setdefault("modifiers", [])
         match action:
@@ -108,7 +110,7 @@ class Templates:
         return values
 
     def _key(self, key: str) -> str:
-        return self.keys.get(key.lower() if len(key) > 1 else key, key)
+        return self.keys.get(canonical(key), key)
 
 
 def read_templates(
@@ -179,6 +181,5 @@ def _call(call: list[Any], values: Mapping[str, Any]) -> str:
 
 def _point(x: int, y: int, size: tuple[int, int], suffix: str) -> dict[str, Any]:
     """A point on the screen, in pixels and as fractions of it."""
-    x, y = min(max(x, 0), size[0] - 1), min(max(y, 0), size[1] - 1)
     names = (f"{name}{suffix}" for name in _POINT)
     return dict(zip(names, (x, y, (x + 0.5) / size[0], (y + 0.5) / size[1]), strict=True))

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from bus.errors import EnvError, NoOracleError
-from envs.actions import Action, Answer, Done, Fail, KeyDown, MouseDown, Move, Wait
+from envs.actions import Action, Answer, Done, Fail, Move, Wait
 from envs.atspi_tree import elements_from, state_from
 from envs.base import Observation, ObservedKind, Verdict, task_of
 from envs.elements import Element, ScreenState
 from envs.options import ImageEncoding
 from envs.osworld.accessibility import outline_of, told_of
-from envs.osworld.actions import RELEASE, command_of, commands_of
+from envs.osworld.actions import RELEASE, GuestWriter
 from envs.osworld.downloads import Downloads
 from envs.osworld.evaluate import fetch_references, foreign, judge, refuse_solved
 from envs.osworld.evaluator_process import EvaluatorProcess
@@ -85,6 +85,7 @@ class OsworldEnv:
         self._screen: Observation | None = None  # the present one
         self._reported: list[dict[str, Any]] | None = None  # its widgets, once they are asked for
         self._over = True
+        self._writer = GuestWriter()
         self._holds = True  # keys or buttons may be down: an earlier process may have left some
 
     def reset(
@@ -108,7 +109,7 @@ class OsworldEnv:
             size = guest.screen_size()
             if self._provider.keeps_state:  # else the first screen differs by the pointer
                 centre = Move(x=size[0] // 2, y=size[1] // 2)
-                for command in commands_of(centre, size):
+                for command in self._writer.commands_of(centre, size):
                     _perform(guest, command, "the pointer's return")
             self._context = EpisodeContext(
                 Path(self._folder.name),
@@ -135,8 +136,9 @@ class OsworldEnv:
         self._last, self._verdict = action, None
         self._steps += 1
         try:
-            self._holds = self._holds or isinstance(action, KeyDown | MouseDown)
-            for command in commands_of(action, context.screen):
+            commands = self._writer.commands_of(action, context.screen)
+            self._holds = self._holds or self._writer.holds
+            for command in commands:
                 _perform(guest, command, action.kind)
             self._over = isinstance(action, Done | Fail | Answer)
             if not self._over:
@@ -217,8 +219,9 @@ class OsworldEnv:
     def _release(self, guest: Guest) -> None:
         """Release the keys and buttons that are down."""
         if self._holds:
-            _perform(guest, command_of(RELEASE), "release")
+            _perform(guest, RELEASE, "release")
             self._holds = False
+        self._writer = GuestWriter()
 
     def _drop(self) -> None:
         """Drop the episode and the connection to its guest."""

@@ -1,6 +1,6 @@
-"""Mouse and keyboard inside a guest: performs gestures. Sent as `python -c SOURCE GESTURES`.
+"""Mouse and keyboard inside a guest: performs events of envs/inputs.py. Sent as `python -c SOURCE EVENTS`.
 
-Gestures are JSON, `[["click", x, y, "left", 1], ["type", "text"], ...]`: data, which no shell and no
+Events are JSON, `[["button", "left", true, x, y], ["text", "a text"], ...]`: data, which no shell and no
 interpreter executes. Runs in the guest's Python (3.10 or later) on its X display, with
 the Xlib that pyautogui brings; never imported.
 
@@ -13,23 +13,18 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 
 from Xlib import X, display
 from Xlib.ext import xtest
 
-STRIDE_S = 0.02  # a drag's time from point to point; applications track the path
-STRIDES = 12  # from one point of a drag's path to the next
+STRIDE_S = 0.01  # a drag's time from point to point; applications track the path
 DRAG_S = 5.0  # in all, at most
-CLICK_S = 0.05  # between the clicks of a double click; also from move to press
+CLICK_S = 0.05  # from a move to a press, from a press to its release
 KEY_S = 0.005  # between characters
 REMAPPED_S = 0.15  # for applications to apply a changed keyboard map
 
 BUTTONS = {"left": 1, "middle": 2, "right": 3}
-HELD_MASK = X.Button1Mask | X.Button2Mask | X.Button3Mask
 UP, DOWN, LEFT, RIGHT = 4, 5, 6, 7  # the wheel's
 
 UNICODE = 0x01000000  # keysym of a character beyond Latin-1, less its number
@@ -42,7 +37,7 @@ NAMED = {
     "menu": 0xFF67, "printscreen": 0xFF61, "pause": 0xFF13, "numlock": 0xFF7F,
     **{f"f{n}": 0xFFBD + n for n in range(1, 25)},
 }  # fmt: skip
-"""Keysyms (X11/keysymdef.h) by the names of envs.actions.KeyPress."""
+"""Keysyms (X11/keysymdef.h) by the canonical names of envs.inputs."""
 
 
 class GuestInputController:
@@ -54,139 +49,60 @@ class GuestInputController:
         self.first = info.min_keycode
         self.count = info.max_keycode - self.first + 1
 
-    def perform(self, gestures: list[Any]) -> None:
-        """Perform each gesture in turn."""
+    def perform(self, events: list[Any]) -> None:
+        """Perform each event in turn; no key of a chord that has an unknown one."""
         kinds: dict[str, Any] = {
             "move": self.move,
-            "click": self.click,
-            "drag": self.drag,
-            "down": self.button_down,
-            "up": self.button_up,
-            "scroll": self.scroll,
-            "press": self.press,
-            "key_down": self.key_down,
-            "key_up": self.key_up,
-            "type": self.write,
+            "button": self.button,
+            "wheel": self.wheel,
+            "key": self.key,
+            "text": self.write,
             "release": self.release,
         }
-        for kind, *how in gestures:
+        known = self.known_keys()
+        if any(kind == "key" and symbol_of(how[0]) not in known for kind, *how in events):
+            events = [event for event in events if event[0] != "key"]
+        strides = sum(len(how[0]) for kind, *how in events if kind == "move")
+        self.stride_s = min(STRIDE_S, DRAG_S / max(1, strides))
+        for kind, *how in events:
             kinds[kind](*how)
 
-    # --- mouse ---
-
-    def move(self, x: int, y: int) -> None:
-        """Hover; while a button is down, point by point."""
-        at = self.pointer()
-        if at.mask & HELD_MASK:
-            self.follow([(at.root_x, at.root_y), (x, y)])
-        else:
+    def move(self, points: list[Any]) -> None:
+        """Hover at one point, or drag along several."""
+        for x, y in points:
+            if len(points) > 1:
+                time.sleep(self.stride_s)
             self.send(X.MotionNotify, x=x, y=y)
 
-    def click(self, x: int, y: int, button: str, count: int, modifiers: list[str]) -> None:
-        """Press and release, `count` times in quick succession."""
-        self.move(x, y)
-        with self.holding(self.codes(modifiers)):
-            for _ in range(count):
-                time.sleep(CLICK_S)
-                self.send(X.ButtonPress, BUTTONS[button])
-                self.send(X.ButtonRelease, BUTTONS[button])
+    def button(self, button: str, down: bool, x: int, y: int) -> None:
+        """Press or release at a point."""
+        self.send(X.MotionNotify, x=x, y=y)
+        time.sleep(CLICK_S)
+        self.send(X.ButtonPress if down else X.ButtonRelease, BUTTONS[button])
 
-    def drag(self, path: list[Any], button: str, modifiers: list[str]) -> None:
-        """Press at the first point, release at the last."""
-        self.move(*path[0])
-        with self.holding(self.codes(modifiers)):
-            time.sleep(CLICK_S)
-            self.send(X.ButtonPress, BUTTONS[button])
-            self.follow(path)
-            time.sleep(CLICK_S)
-            self.send(X.ButtonRelease, BUTTONS[button])
-
-    def button_down(self, x: int | None, y: int | None, button: str) -> None:
-        """Press and hold, at a point or where the pointer is."""
-        if x is not None and y is not None:
-            self.move(x, y)
-            time.sleep(CLICK_S)
-        self.send(X.ButtonPress, BUTTONS[button])
-
-    def button_up(self, x: int | None, y: int | None, button: str) -> None:
-        """Release, at a point or where the pointer is."""
-        if x is not None and y is not None:
-            self.move(x, y)
-            time.sleep(CLICK_S)
-        self.send(X.ButtonRelease, BUTTONS[button])
-
-    def follow(self, path: list[Any]) -> None:
-        """Move along a path."""
-        stride_s = min(STRIDE_S, DRAG_S / (len(path) * STRIDES))
-        for (x0, y0), (x1, y1) in pairwise(path):
-            for n in range(1, STRIDES + 1):
-                time.sleep(stride_s)
-                at = x0 + (x1 - x0) * n // STRIDES, y0 + (y1 - y0) * n // STRIDES
-                self.send(X.MotionNotify, x=at[0], y=at[1])
-
-    def pointer(self) -> Any:
-        """Where the pointer is, and which buttons are down."""
-        return self.screen.screen().root.query_pointer()
-
-    def scroll(self, x: int, y: int, dx: int, dy: int) -> None:
+    def wheel(self, x: int, y: int, dx: int, dy: int) -> None:
         """Turn the wheel: right and down are positive."""
-        self.move(x, y)
+        self.send(X.MotionNotify, x=x, y=y)
         for button, notches in ((DOWN if dy > 0 else UP, dy), (RIGHT if dx > 0 else LEFT, dx)):
             for _ in range(abs(notches)):
                 self.send(X.ButtonPress, button)
                 self.send(X.ButtonRelease, button)
 
-    # --- keyboard ---
-
-    def press(self, keys: list[str]) -> None:
-        """All down in order, all up in reverse; a chord with an unknown key does nothing."""
-        with self.holding(self.codes(keys)):
-            pass
-
-    def key_down(self, key: str) -> None:
-        """Press and hold."""
-        for code in self.codes([key]):
-            self.send(X.KeyPress, code)
-
-    def key_up(self, key: str) -> None:
-        """Release."""
-        for code in reversed(self.codes([key])):
-            self.send(X.KeyRelease, code)
+    def key(self, name: str, down: bool) -> None:
+        """Press or release a key."""
+        row, _ = self.known_keys()[symbol_of(name)]
+        self.send(X.KeyPress if down else X.KeyRelease, self.first + row)
 
     def release(self) -> None:
         """Release every button and key that is down."""
-        mask = self.pointer().mask
+        mask = self.screen.screen().root.query_pointer().mask
         for number in BUTTONS.values():
             if mask & X.Button1Mask << number - 1:
                 self.send(X.ButtonRelease, number)
-        for code in sorted(self.down()):
-            self.send(X.KeyRelease, code)
-
-    def codes(self, keys: list[str]) -> list[int]:
-        """Key codes in the order of their press; none if a key is unknown."""
-        symbols = [NAMED.get(key) or (keysym(key) if len(key) == 1 else 0) for key in keys]
-        known = self.known_keys()
-        if not all(symbol in known for symbol in symbols):
-            return []
-        if NAMED["shift"] not in symbols and any(known[symbol][1] for symbol in symbols):
-            symbols = [NAMED["shift"], *symbols]
-        return [self.first + known[symbol][0] for symbol in symbols]
-
-    def down(self) -> set[int]:
-        """Codes of the keys that are down."""
-        rows = enumerate(self.screen.query_keymap())
-        return {row * 8 + bit for row, bits in rows for bit in range(8) if bits >> bit & 1}
-
-    @contextmanager
-    def holding(self, codes: list[int]) -> Iterator[None]:
-        """Hold keys; those that were down before stay down."""
-        down = self.down()
-        fresh = [code for code in codes if code not in down]
-        for code in fresh:
-            self.send(X.KeyPress, code)
-        yield
-        for code in reversed(fresh):
-            self.send(X.KeyRelease, code)
+        for row, bits in enumerate(self.screen.query_keymap()):
+            for bit in range(8):
+                if bits >> bit & 1:
+                    self.send(X.KeyRelease, row * 8 + bit)
 
     def write(self, text: str) -> None:
         """Type any characters; unprintable ones are left out."""
@@ -240,6 +156,11 @@ class GuestInputController:
         """One event, as if from the hardware."""
         xtest.fake_input(self.screen, event, detail, x=x, y=y)
         self.screen.sync()
+
+
+def symbol_of(key: str) -> int:
+    """The X keysym of a key, by its name or its character; 0 for an unknown name."""
+    return NAMED.get(key) or (keysym(key) if len(key) == 1 else 0)
 
 
 def keysym(character: str) -> int:

@@ -6,39 +6,14 @@ import re
 from collections.abc import Sequence
 
 from bus.errors import ActionError
-
-ALIASES = {
-    "arrowup": "up",
-    "arrowdown": "down",
-    "arrowleft": "left",
-    "arrowright": "right",
-    "control": "ctrl",
-    "ctrlleft": "ctrl",
-    "ctrlright": "ctrl",
-    "shiftleft": "shift",
-    "shiftright": "shift",
-    "altleft": "alt",
-    "altright": "alt",
-    "option": "alt",
-    "win": "meta",
-    "winleft": "meta",
-    "command": "meta",
-    "cmd": "meta",
-    "super": "meta",
-    "return": "enter",
-    "esc": "escape",
-    "del": "delete",
-    "pgup": "pageup",
-    "pgdn": "pagedown",
-}
-"""Spellings that models use, and ours."""
+from envs.inputs import SAME_KEY
 
 _KEY = re.compile(r"[a-z0-9_]+|[!-/:-@\[-`{-~]")
 
 
 def split_keys(text: str, separator: str | None) -> list[str]:
     """Names in a text such as `ctrl+a`, canonical. Raises ActionError for an unknown form."""
-    keys = [ALIASES.get(key, key) for key in text.lower().split(separator)]
+    keys = [SAME_KEY.get(key, key) for key in text.lower().split(separator)]
     return [_unescaped(key) for key in _checked(keys)]
 
 
@@ -56,7 +31,7 @@ def join_keys(keys: Sequence[str], separator: str) -> str:
     text = separator.join(names)
     if split_keys(text, separator) != list(keys):
         raise ActionError(
-            f"keys {list(keys)!r} are not the names used here (see ALIASES in keys.py)"
+            f"keys {list(keys)!r} are not the names used here (see SAME_KEY in envs/inputs.py)"
         )
     return text
 
@@ -91,7 +66,7 @@ def write_keys(keys: Sequence[str]) -> list[str]:
     """The names that `read_keys` reads as `keys`. Raises ActionError if there are none."""
     if read_keys(_checked(keys)) != list(keys):
         raise ActionError(
-            f"keys {list(keys)!r} are not the names used here (see ALIASES in keys.py)"
+            f"keys {list(keys)!r} are not the names used here (see SAME_KEY in envs/inputs.py)"
         )
     return list(keys)
 

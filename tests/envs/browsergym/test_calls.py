@@ -59,9 +59,9 @@ def test_a_drag_moves_in_strides_and_a_press_that_is_held_does_too() -> None:
     ]
     assert writer.calls_of(MouseDown()) == [("move", 30, 48, 1), ("button_down", "left", 1)]
     assert writer.calls_of(Move(x=30, y=64)) == [("move", 30, 64, 2)]
-    assert writer.calls_of(MouseDown()) == [("move", 30, 64, 2)]  # it is down
-    assert writer.calls_of(MouseUp())[-1] == ("button_up", "left", 1)
-    assert writer.calls_of(MouseUp()) == [("move", 30, 64, 1)]
+    assert writer.calls_of(MouseDown()) == []  # it is down
+    assert writer.calls_of(MouseUp()) == [("button_up", "left", 1)]
+    assert writer.calls_of(MouseUp()) == []
 
 
 def test_a_key_that_is_held_stays_so_and_an_unknown_one_does_nothing() -> None:

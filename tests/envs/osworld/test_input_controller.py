@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -25,15 +26,8 @@ from envs.actions import (
     Type,
     Wait,
 )
-from envs.osworld.actions import (
-    MOST_NOTCHES,
-    MOST_POINTS,
-    RELEASE,
-    TEXT_CHUNK,
-    command_of,
-    commands_of,
-    gestures_of,
-)
+from envs.inputs import MOST_NOTCHES, MOST_POINTS, MOST_STRIDES
+from envs.osworld.actions import RELEASE, TEXT_CHUNK, GuestWriter
 from envs.osworld.guest import Guest, read_address
 
 SIZE = (800, 600)
@@ -62,10 +56,10 @@ def keysyms(events: list[list[Any]]) -> str:
 
 @pytest.fixture
 def act(xguest: Any) -> Any:
-    guest = Guest(read_address(xguest.url))
+    guest, writer = Guest(read_address(xguest.url)), GuestWriter()
 
     def perform(action: Action) -> None:
-        for command in commands_of(action, SIZE):
+        for command in writer.commands_of(action, SIZE):
             done = guest.execute(command, deadline_s=60)
             assert (done.returncode, done.error) == (0, "")
 
@@ -148,7 +142,7 @@ def test_everything_that_is_down_is_released(window: Any, act: Any, xguest: Any)
     act(KeyDown(key="shift"))
     act(KeyDown(key="a"))
     guest = Guest(read_address(xguest.url))
-    assert guest.execute(command_of(RELEASE), deadline_s=60).returncode == 0
+    assert guest.execute(RELEASE, deadline_s=60).returncode == 0
     guest.close()
     seen = window.wait_for(lambda events: sum(each[0] == "keyup" for each in events) >= 2)
     assert ["release", 20, 20, 1] in seen
@@ -206,9 +200,9 @@ def test_more_strange_characters_than_spare_keys_all_arrive(window: Any, act: An
 
 
 def test_text_is_one_json_argument_and_never_code() -> None:
-    plain = commands_of(Type(text="x"), SIZE)[0]
+    plain = GuestWriter().commands_of(Type(text="x"), SIZE)[0]
     for text in [*HOSTILE, "nul \0 and \ud800"]:
-        (command,) = commands_of(Type(text=text), SIZE)
+        (command,) = GuestWriter().commands_of(Type(text=text), SIZE)
         assert command[:-1] == plain[:-1]  # the program is the same, whatever the text
         assert command[-1].isascii()
         assert command[-1].isprintable()
@@ -217,22 +211,29 @@ def test_text_is_one_json_argument_and_never_code() -> None:
 
 @pytest.mark.parametrize("action", [Wait(), Done(), Fail(), Answer(text="x")])
 def test_an_action_without_input_gives_no_command(action: Action) -> None:
-    assert commands_of(action, SIZE) == []
+    assert GuestWriter().commands_of(action, SIZE) == []
+
+
+def events_of(action: Action) -> list[list[Any]]:
+    """The events of an action's commands."""
+    commands = GuestWriter().commands_of(action, SIZE)
+    return [event for command in commands for event in json.loads(command[-1])]
 
 
 def test_numbers_of_any_size_are_clamped_to_the_screen() -> None:
     huge = 10**30
-    assert gestures_of(Click(x=-huge, y=huge), SIZE) == [["click", 0, 599, "left", 1, []]]
-    assert gestures_of(Scroll(x=1, y=1, dy=huge, dx=-huge), SIZE) == [
-        ["scroll", 1, 1, -MOST_NOTCHES, MOST_NOTCHES]
+    assert events_of(Click(x=-huge, y=huge))[0] == ["button", "left", True, 0, 599]
+    assert events_of(Scroll(x=1, y=1, dy=huge, dx=-huge)) == [
+        ["wheel", 1, 1, -MOST_NOTCHES, MOST_NOTCHES]
     ]
-    ((_, path, *_),) = gestures_of(Drag(path=[(n, 0) for n in range(5000)]), SIZE)
-    assert len(path) <= MOST_POINTS
-    assert (path[0], path[-1]) == ([0, 0], [799, 0])
+    first, *moves, last = events_of(Drag(path=[(n, 0) for n in range(5000)]))
+    assert sum(len(points) for _, points in moves) <= MOST_POINTS * MOST_STRIDES
+    assert (first[3:], last[3:]) == ([0, 0], [799, 0])
 
 
 def test_a_long_text_is_several_commands() -> None:
     text = "ab\r\n" * TEXT_CHUNK
-    chunks = [gesture[1] for gesture in gestures_of(Type(text=text), SIZE)]
+    chunks = [event[1] for event in events_of(Type(text=text))]
     assert "".join(chunks) == "ab\n" * TEXT_CHUNK
     assert max(map(len, chunks)) == TEXT_CHUNK
+    assert len(GuestWriter().commands_of(Type(text=text), SIZE)) == len(chunks)

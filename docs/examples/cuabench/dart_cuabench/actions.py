@@ -21,6 +21,7 @@ from envs.actions import (
     Scroll,
     Type,
     Wait,
+    within,
 )
 
 NOTCH = 100
@@ -37,22 +38,21 @@ DONE: Payload = {"type": "DoneAction"}
 
 def payloads_of(action: Action, size: tuple[int, int]) -> list[Payload]:
     """The worker's actions that perform `action` on a screen of `size`; none if it has none."""
-    match action:
+    match within(action, size):
         case Click(x=x, y=y, button=button, modifiers=()):
-            return [{"type": _CLICKS[button], **_point(x, y, size)}]
+            return [{"type": _CLICKS[button], "x": x, "y": y}]
         case DoubleClick(x=x, y=y, modifiers=()):
-            return [{"type": "DoubleClickAction", **_point(x, y, size)}]
+            return [{"type": "DoubleClickAction", "x": x, "y": y}]
         case Move(x=x, y=y):
-            return [_move(x, y, size)]
-        case Drag(path=path, button="left", modifiers=()):
-            begin, end = _point(*path[0], size), _point(*path[-1], size)
-            ends = {"from_x": begin["x"], "from_y": begin["y"], "to_x": end["x"], "to_y": end["y"]}
+            return [_move(x, y)]
+        case Drag(path=[(x0, y0), *_, (x1, y1)], button="left", modifiers=()):
+            ends = {"from_x": x0, "from_y": y0, "to_x": x1, "to_y": y1}
             return [{"type": "DragAction", **ends, "duration": 1.0}]
         case Scroll(x=x, y=y, dy=dy) if dy:
             amount = NOTCH * min(abs(dy), MOST_NOTCHES)
             direction = "down" if dy > 0 else "up"
             wheel = {"type": "ScrollAction", "direction": direction, "amount": amount}
-            return [_move(x, y, size), wheel]  # the wheel turns where the pointer is
+            return [_move(x, y), wheel]  # the wheel turns where the pointer is
         case Type(text=text) if text:
             return [{"type": "TypeAction", "text": text}]
         case KeyPress(keys=[key]):
@@ -67,9 +67,5 @@ def payloads_of(action: Action, size: tuple[int, int]) -> list[Payload]:
             return []
 
 
-def _move(x: int, y: int, size: tuple[int, int]) -> Payload:
-    return {"type": "MoveToAction", **_point(x, y, size), "duration": 0.0}
-
-
-def _point(x: int, y: int, size: tuple[int, int]) -> dict[str, int]:
-    return {"x": min(max(x, 0), size[0] - 1), "y": min(max(y, 0), size[1] - 1)}
+def _move(x: int, y: int) -> Payload:
+    return {"type": "MoveToAction", "x": x, "y": y, "duration": 0.0}
