@@ -1,16 +1,13 @@
 """One call to an environment, in its own thread or process; the answer is checked.
 
-reset, judge_start, step, evaluate, solve, look   raise EnvError for an answer that is none
-Deadlines how long each may take
-reporting_wait   reports a call that is out to a WaitReporter
-AsyncEnv    an environment that is called from an event loop, wherever it lives
-as_regular_exception  an error as one that ends no process
-log_traceback    the traceback of an environment's mistake, once for each place that raises
+perform     one call by name: reset, step, evaluate, solve, look; raises EnvError for an answer that is none
+ANSWERS     the type of each call's answer
+Failure     what a call raised, in plain values
+sendable    a text that messages can hold
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import re
@@ -18,12 +15,11 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Protocol, get_args
+from typing import Any, get_args
 
-from bus.errors import EnvError, NoOracleError
-from bus.heartbeat import WaitReporter
+from bus.errors import ActionCausedError, DartError, EnvError, NoOracleError
 from bus.messages import Outcome
-from envs.actions import Action, Answer, Done, Fail
+from envs.actions import Action
 from envs.base import GuiEnv, Observation, Solvable, Task, Verdict
 from envs.elements import Element, Explorable, ScreenState
 from envs.observed import KINDS, MOST_CHARS, bounded
@@ -40,22 +36,13 @@ _FIELD = re.compile(r"\{\w+\}")
 _logged: set[tuple[str, str]] = set()
 """Places that have raised in this process, and what: their tracebacks are in its log."""
 
+_KINDS: Mapping[str, type[EnvError]] = {
+    each.__name__: each for each in (NoOracleError, ActionCausedError, EnvError)
+}
+"""Errors that keep their class on the way to the slot."""
+
 Looked = tuple[ScreenState, list[Element]]
 """Which screen is shown, and what can be done on it."""
-
-
-@dataclass(frozen=True)
-class Deadlines:
-    """Seconds that each kind of call may take."""
-
-    reset_s: float
-    step_s: float
-    evaluate_s: float
-
-    def of_step(self, action: Action, *, last: bool) -> float:
-        """Of a step; one that ends the episode is judged before it returns (GuiEnv.step)."""
-        ends = last or isinstance(action, Done | Fail | Answer)
-        return self.step_s + (self.evaluate_s if ends else 0.0)
 
 
 @dataclass(frozen=True)
@@ -68,69 +55,38 @@ class StepResult:
     reward: float | None = None  # of this step, finite; None where the environment gave none
 
 
-def reporting_wait(
-    waits: WaitReporter | None, what: str, deadline_s: float
-) -> contextlib.AbstractContextManager[None]:
-    """Report a pending call to `waits`, if given, while inside."""
-    if waits is None:
-        return contextlib.nullcontext()
-    return waits.waiting(what, deadline_s, on="environment")
+@dataclass(frozen=True)
+class Began:
+    """The first observation of an episode, and its instruction."""
 
-
-class AsyncEnv(Protocol):
-    """An environment in a thread or process of its own; each call has a deadline.
-
-    All its errors, and an unexpected exit, are raised as EnvError.
-    """
-
-    @property
-    def hung(self) -> int:
-        """Environments that overran a deadline and still run."""
-        ...
-
-    async def reset(self, task: Task, seed: int, *, free: bool = False) -> tuple[Observation, str]:
-        """Start the task; returns the first observation and the instruction.
-
-        `free`: neither a limit nor the goal ends the episode (GuiEnv.reset).
-        """
-        ...
-
-    async def judge_start(self) -> Verdict | None:
-        """The verdict on the state right after `reset`; None where it cannot be judged."""
-        ...
-
-    async def step(self, action: Action) -> StepResult:
-        """Perform one action."""
-        ...
-
-    async def evaluate(self) -> Verdict:
-        """Judge the present state."""
-        ...
-
-    async def solve(self) -> tuple[Action, str]:
-        """The environment's own next action, and its hint. Raises NoOracleError."""
-        ...
-
-    async def look(self) -> Looked | None:
-        """The present screen's state and elements; None where the environment cannot tell them."""
-        ...
-
-    async def renew(self) -> None:
-        """Close the environment; the next call makes a fresh one."""
-        ...
-
-    async def close(self) -> None:
-        """Free everything; may be called twice."""
-        ...
+    observation: Observation
+    instruction: str
 
 
 AS_GIVEN = ScreenFormat()
 
 
+def perform(
+    env: GuiEnv, call: str, payload: Mapping[str, Any], screens: ScreenFormat = AS_GIVEN
+) -> Any:
+    """The answer to a call, of the type that ANSWERS has for it. Raises what the environment raises."""
+    match call:
+        case "reset":
+            return reset(env, screens=screens, **payload)
+        case "step":
+            return step(env, payload["action"], screens)
+        case "evaluate":
+            return judge_start(env) if payload["at_start"] else evaluate(env)
+        case "solve":
+            return solve(env)
+        case _:
+            return look(env)
+
+
 def reset(
     env: GuiEnv, task: Task, seed: int, screens: ScreenFormat = AS_GIVEN, *, free: bool = False
-) -> tuple[Observation, str]:
-    """Start the task; returns the first observation, encoded as `screens`, and the instruction."""
+) -> Began:
+    """Start the task; the observation is encoded as `screens`."""
     options = {"task": task, "free": True} if free else {"task": task}
     observation, info = env.reset(seed=seed, options=options)
     told: object = info.get("instruction")
@@ -139,9 +95,8 @@ def reset(
             f"reset gave no info['instruction'] and the instruction of {task.id} is "
             f"{task.instruction!r}; fill in its fields"
         )
-    return screens.of(_checked_observation("reset", observation)), sendable(
-        str(task.instruction if told is None else told)
-    )
+    screen = screens.of(_checked_observation("reset", observation))
+    return Began(screen, sendable(str(task.instruction if told is None else told)))
 
 
 def step(env: GuiEnv, action: Action, screens: ScreenFormat = AS_GIVEN) -> StepResult:
@@ -157,6 +112,7 @@ def evaluate(env: GuiEnv) -> Verdict:
     if not isinstance(verdict, Verdict) or verdict.outcome not in get_args(Outcome):
         raise EnvError(f"evaluate gave {verdict!r}; want a Verdict of {get_args(Outcome)}")
     _check_types("evaluate", verdict, {"reason": str})
+    verdict = replace(verdict, reason=sendable(verdict.reason))
     reward: object = verdict.reward
     if reward is None:
         return verdict
@@ -271,30 +227,53 @@ def sendable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def as_regular_exception(error: BaseException, where: str) -> Exception:
-    """`error`, or an EnvError for one that a future cannot hold or that ends the process (SystemExit)."""
-    if isinstance(error, Exception) and not isinstance(error, StopIteration):
-        return error
-    return EnvError(f"{where}: {type(error).__name__}: {error}")
+@dataclass(frozen=True)
+class Failure:
+    """What a call raised, in plain values."""
+
+    kind: str  # of _KINDS
+    text: str
+    raised_at: str = ""  # of an environment's mistake: what was raised where, the same each time
+    traceback: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException, call: str) -> Failure:
+        """Errors of ours say their own text; all others are mistakes of the environment."""
+        if isinstance(error, EnvError):
+            kinds = (kind for kind, each in _KINDS.items() if isinstance(error, each))
+            return cls(next(kinds), str(error))
+        text = f"{call}: {type(error).__name__}: {error}"
+        if isinstance(error, DartError):
+            return cls(EnvError.__name__, text)
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        whole = "".join(traceback.format_exception(error))[-MOST_TRACEBACK:]
+        return cls(EnvError.__name__, text, f"{type(error).__name__} at {where}", whole)
+
+    def error(self, name: str, call: str) -> EnvError:
+        """As the error of the environment `name`; the traceback is logged.
+
+        One of the same place is not logged again: each episode's reason says the error, and an environment
+        that always raises would bury the log.
+        """
+        place = call, self.raised_at
+        if self.traceback and place not in _logged:
+            _logged.add(place)
+            logger.error(
+                "%s: %s failed; further ones at this place are not logged\n%s",
+                *(name, call, self.traceback.rstrip()),
+            )
+        return _KINDS[self.kind](f"{name}: {self.text}")
 
 
-def traceback_of(error: BaseException) -> tuple[str, str]:
-    """Where and what an error was raised, the same each time, and its traceback."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    text = "".join(traceback.format_exception(error))
-    return f"{type(error).__name__} at {where}", text[-MOST_TRACEBACK:]
-
-
-def log_traceback(what: str, raised_at: str, text: str) -> None:
-    """Log the traceback of an environment's mistake. One of the same place is not logged again.
-
-    Each episode's reason says the error; an environment that always raises would bury the log.
-    """
-    place = what.rpartition(": ")[2], raised_at
-    if place not in _logged:
-        _logged.add(place)
-        logger.error("%s; further ones at this place are not logged\n%s", what, text.rstrip())
+ANSWERS: Mapping[str, Any] = {
+    "reset": Began,
+    "step": StepResult,
+    "evaluate": Verdict | None,
+    "solve": tuple[Action, str],
+    "look": Looked | None,
+}
+"""Call -> the type of its answer."""
 
 
 def has_logged_tracebacks() -> bool:

@@ -1,39 +1,44 @@
 """The process of one environment: `python -m dart_cli.env.child`, started by IsolatedEnv.
 
-    main    reads what to make, then answers calls one by one until told to close
-    Answers the environment behind the pipe
+    main             reads what to make, then answers calls one by one until told to close
+    pack, read_from  a JSON header and a blob (a screenshot) as one frame, and back
+    encoded, decoded an answer in plain values, and back
 
-All output of the environment goes to stderr: stdout is the pipe. The process and all processes that
-it started end with the slot's process, even if that is killed.
+A frame is two lengths of four bytes, big-endian, then header and blob. Both are bounded, so that a
+faulty process cannot make its slot allocate more. All output of the environment goes to stderr: stdout is
+the pipe. The process and all processes that it started end with the slot's process, even if that is killed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import resource
 import signal
+import struct
 import sys
-import threading
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from functools import cache
+from typing import Any, BinaryIO
 
-from bus.errors import ActionCausedError, DartError, EnvError, NoOracleError
-from dart_cli.env import calls
-from dart_cli.env.pipe import PipeMessage, pack, read_from
+from pydantic import TypeAdapter
+
+from bus.errors import EnvError
+from dart_cli.env.calls import ANSWERS, Began, Failure, StepResult, perform
 from dart_cli.runtime.liveness import when_orphaned
 from dart_cli.runtime.streams import keep_going, take_streams
 from envs.actions import action_from_dict, action_to_dict
-from envs.base import GuiEnv, Observation, Verdict
-from envs.process_tree import adopt_orphans, descendants, kill_below
+from envs.base import GuiEnv, Task
+from envs.process_tree import adopt_orphans, kill_below
 from envs.registry import find_task, make_env
 from envs.screenshots import ScreenFormat
 
-CROWD_POLL_S = 0.2
-TOO_MANY = 75
-"""Exit code of an environment that had more processes than allowed."""
+LENGTHS = struct.Struct(">II")
+MOST_HEADER = 2**24  # bytes
+MOST_BLOB = 2**28
+
+PipeMessage = tuple[dict[str, Any], bytes]
 
 
 def main() -> None:
@@ -49,22 +54,14 @@ def main() -> None:
     first = read_from(requests)
     if first is None:
         return
-    about, _ = first
-    if about["memory_mb"]:
-        most = about["memory_mb"] * 2**20
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    if most := about["max_processes"]:
-        threading.Thread(target=_end_beyond, args=(most,), daemon=True).start()
-    server = EnvServer(
-        about["suite"], about["options"], about["observe"], ScreenFormat(*about["screens"])
-    )
+    server = EnvServer(**first[0])
     try:
         with contextlib.suppress(BrokenPipeError):  # the slot is gone, as at the end of the pipe
-            while (call := read_from(requests)) is not None and call[0]["call"] != "close":
-                output.write(pack(*server.answer(call[0])))
+            while (request := read_from(requests)) is not None and request[0]["call"] != "close":
+                output.write(pack(*server.answer(**request[0])))
                 output.flush()
         # The slot has asked to close, or is gone; in the latter case _end is the deadline.
-        answer = server.answer({"call": "close"})
+        answer = server.answer("close")
     finally:
         kill_below(os.getpid())
     with contextlib.suppress(BrokenPipeError):
@@ -76,93 +73,92 @@ class EnvServer:
     """One environment, made at the first call."""
 
     def __init__(
-        self,
-        suite: str,
-        options: Mapping[str, Any],
-        observe: Sequence[str],
-        screens: ScreenFormat = calls.AS_GIVEN,
+        self, suite: str, options: Mapping[str, Any], observe: list[str], screens: list[Any]
     ) -> None:
         self._suite = suite
         self._options = options
         self._observe = observe
-        self._screens = screens
+        self._screens = ScreenFormat(*screens)
         self._env: GuiEnv | None = None
 
-    def answer(self, call: dict[str, Any]) -> PipeMessage:
+    def answer(self, call: str, **payload: Any) -> PipeMessage:
         """The reply to a call; an error is a reply, too."""
         try:
-            return self._answer(call)
+            if call == "close":
+                if self._env is not None:
+                    self._env.close()
+                return {"answer": None}, b""
+            if self._env is None:
+                self._env = make_env(self._suite, observe=self._observe, **self._options)
+            if "task" in payload:
+                payload["task"] = find_task(self._suite, payload["task"])
+            if "action" in payload:
+                payload["action"] = action_from_dict(payload["action"])
+            return encoded(call, perform(self._env, call, payload, self._screens))
         except BaseException as error:  # noqa: BLE001 - it is raised again in the slot
-            return _error_reply(error, call["call"]), b""
-
-    def _answer(self, call: dict[str, Any]) -> PipeMessage:
-        what = call["call"]
-        if what == "close":
-            if self._env is not None:
-                self._env.close()
-            return {}, b""
-        if self._env is None:
-            self._env = make_env(self._suite, observe=self._observe, **self._options)
-        env = self._env
-        if what == "reset":
-            task = find_task(self._suite, call["task"])
-            screen, instruction = calls.reset(
-                env, task, call["seed"], self._screens, free=call.get("free", False)
-            )
-            return {"instruction": instruction, **_image_header(screen)}, screen.screenshot
-        if what == "step":
-            stepped = calls.step(env, action_from_dict(call["action"]), self._screens)
-            ends = {
-                "terminated": stepped.terminated,
-                "truncated": stepped.truncated,
-                "reward": stepped.reward,
-            }
-            return ends | _image_header(stepped.observation), stepped.observation.screenshot
-        if what == "solve":
-            action, hint = calls.solve(env)
-            return {"action": action_to_dict(action), "hint": hint}, b""
-        if what == "look":
-            looked = calls.look(env)
-            if looked is None:
-                return {"state": None}, b""
-            state, elements = looked
-            return {"state": asdict(state), "elements": [asdict(each) for each in elements]}, b""
-        verdict = calls.judge_start(env) if what == "judge_start" else calls.evaluate(env)
-        return {"verdict": _verdict_fields(verdict)}, b""
+            return {"failure": asdict(Failure.of(error, call))}, b""
 
 
-def _image_header(screen: Observation) -> dict[str, Any]:
-    size = {"width": screen.width, "height": screen.height}
-    kept = {"texts": dict(screen.texts), "screen_key": screen.screen_key}
-    return {"media_type": screen.media_type, **size, **kept}
+def plain(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """What a call is told, in plain values."""
+    told = dict(payload)
+    if isinstance(task := told.get("task"), Task):
+        told["task"] = task.id
+    if "action" in told:
+        told["action"] = action_to_dict(told["action"])
+    return told
 
 
-def _verdict_fields(verdict: Verdict | None) -> list[Any] | None:
-    return None if verdict is None else list(astuple(verdict))
+def encoded(call: str, answer: Any) -> PipeMessage:
+    """The answer to a call in plain values, its screenshot beside it."""
+    blob = b""
+    if isinstance(answer, Began | StepResult):
+        blob = answer.observation.screenshot
+        answer = replace(answer, observation=replace(answer.observation, screenshot=b""))
+    return {"answer": _adapter(call).dump_python(answer, mode="json")}, blob
 
 
-def _error_reply(error: BaseException, what: str) -> dict[str, Any]:
-    if isinstance(error, EnvError):
-        kinds = (kind for kind in (NoOracleError, ActionCausedError) if isinstance(error, kind))
-        return {"error": str(error), "kind": next(kinds, EnvError).__name__}
-    reply = {"error": f"{what}: {type(error).__name__}: {error}", "kind": EnvError.__name__}
-    # The slot's process logs it: this one is not the last to fail at that place.
-    told = {} if isinstance(error, DartError) else {"traceback": list(calls.traceback_of(error))}
-    return reply | told
+def decoded(call: str, message: PipeMessage) -> Any:
+    """The answer to a call. Raises EnvError, or what the environment raised."""
+    header, blob = message
+    answer = _adapter(call).validate_python(header["answer"])
+    if isinstance(answer, Began | StepResult):
+        return replace(answer, observation=replace(answer.observation, screenshot=blob))
+    return answer
+
+
+@cache
+def _adapter(call: str) -> TypeAdapter[Any]:
+    return TypeAdapter(ANSWERS.get(call))
+
+
+def pack(header: dict[str, Any], blob: bytes = b"") -> bytes:
+    """One frame."""
+    text = json.dumps(header).encode()
+    return LENGTHS.pack(len(text), len(blob)) + text + blob
+
+
+def read_from(file: BinaryIO) -> PipeMessage | None:
+    """The next frame; None at the end of the file. Raises EnvError for one too large."""
+    head = file.read(LENGTHS.size)
+    if len(head) < LENGTHS.size:
+        return None
+    header, blob = lengths(head)
+    return json.loads(file.read(header)), file.read(blob)
+
+
+def lengths(head: bytes) -> tuple[int, int]:
+    """The lengths in the head of a frame. Raises EnvError beyond the bounds."""
+    header, blob = LENGTHS.unpack(head)
+    if header > MOST_HEADER or blob > MOST_BLOB:
+        raise EnvError(f"a frame of {header} + {blob} bytes; at most {MOST_HEADER} + {MOST_BLOB}")
+    return header, blob
 
 
 def _end() -> None:
     """End this process and all that it started."""
     kill_below(os.getpid())
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _end_beyond(most: int) -> None:
-    """End this process, and all that it started, once they are more than `most`."""
-    while 1 + len(descendants(os.getpid())) <= most:
-        time.sleep(CROWD_POLL_S)
-    kill_below(os.getpid())
-    os._exit(TOO_MANY)
 
 
 if __name__ == "__main__":

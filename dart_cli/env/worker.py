@@ -24,10 +24,10 @@ from bus.errors import DartError, UserError
 from bus.heartbeat import HeartbeatSender, Load
 from bus.messages import Lease, LeaseRequest, TrajectoryEnd
 from dart_cli.config.schema import Config
+from dart_cli.env.async_env import make_async_env
 from dart_cli.env.data_client import DataClient
 from dart_cli.env.episode import BROKE, ActionSpec, Episode, action_spec_of, slot_timer
 from dart_cli.env.gate import ResumingPolicy, SuspendGate
-from dart_cli.env.isolated import make_async_env
 from dart_cli.env.peers import connected
 from dart_cli.env.router import RolloutRouter
 from dart_cli.runtime.phase_timer import as_gauges

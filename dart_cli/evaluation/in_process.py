@@ -12,7 +12,7 @@
     random_click      what a random player does in `dart env play` and `dart env check`
 
 Episodes are those of `dart env` (play_episode). Each call of an environment has its deadline of
-[env], see dart_cli.env.calls.AsyncEnv.
+[env], see dart_cli.env.async_env.AsyncEnv.
 """
 
 from __future__ import annotations
@@ -41,9 +41,8 @@ from bus.messages import (
 from bus.packed import int32s
 from dart_cli.config.endpoints import weights_dir
 from dart_cli.config.schema import Config, EnvConfig
-from dart_cli.env.calls import AsyncEnv
+from dart_cli.env.async_env import AsyncEnv, make_async_env
 from dart_cli.env.episode import BROKE, ActionSpec, Policy, action_spec_of, play_episode
-from dart_cli.env.isolated import make_async_env
 from envs.actions import Click
 from envs.base import Task
 

@@ -81,7 +81,7 @@ def _judge(store: Store, given: Mapping[str, Any]) -> Judge:
         raise UserError(f"env.judge.{key}: {first['msg']}") from None
     for key, text in found_in(JUDGE, Config(env=EnvConfig(judge=config))):
         raise UserError(f"{key} {text}")
-    return Judge(config, env.get("pass_threshold", 1.0))
+    return Judge(config)
 
 
 def _wanted(store: Store, options: JudgeOptions) -> list[TrajectoryRow]:
@@ -130,7 +130,7 @@ async def _judge_all(store: Store, judge: Judge, rows: Sequence[TrajectoryRow]) 
         with progress(f"judge {judge.name}", len(rows), "trajectories") as advance:
             workers = [
                 asyncio.create_task(work(advance))
-                for _ in range(min(len(rows), judge.config.concurrent))
+                for _ in range(min(len(rows), judge.limits.concurrent))
             ]
             try:
                 await asyncio.gather(*workers)

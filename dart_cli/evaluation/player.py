@@ -19,7 +19,7 @@ from bus.errors import TaskError
 from bus.messages import ActRequest, Completion
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import composed_tasks, trained_tasks
-from dart_cli.env.calls import AsyncEnv
+from dart_cli.env.async_env import AsyncEnv
 from dart_cli.env.episode import Policy, action_spec_of
 from dart_cli.evaluation.episodes import EpisodeStore, Kept, Planned
 from dart_cli.evaluation.films import Film, FilmFrame, films_dir, write_shot

@@ -23,7 +23,8 @@ from typing import Literal
 
 from bus.errors import EnvError
 from dart_cli.algo.exploration import Memory, Move
-from dart_cli.env.calls import AsyncEnv, StepResult
+from dart_cli.env.async_env import AsyncEnv
+from dart_cli.env.calls import StepResult
 from dart_cli.explore.choosing import RANKINGS, Candidate, DenyList, text_for
 from dart_cli.explore.graph import Edge, Graph, Screen, Sight, Start, screen_id
 from envs.base import Observation, Task, content_hash

@@ -23,7 +23,7 @@ from typing import Any, cast, get_args
 
 from bus.errors import UserError
 from dart_cli.config.schema import EnvConfig
-from dart_cli.env.calls import AsyncEnv
+from dart_cli.env.async_env import AsyncEnv
 from dart_cli.evaluation.in_process import in_slots
 from dart_cli.evaluation.suite_check.agents import Probe
 from dart_cli.evaluation.suite_check.episodes import play_probe

@@ -1,8 +1,9 @@
-"""What a judge is shown of an episode.
+"""What a judge is shown of an episode, and how its answer is read.
 
-Evidence   the task, every action as text, the first screen, the last, and some between
-messages   the same as messages for a chat model
-complaint  what is said to a model whose answer was none
+Evidence      the task, every action as text, the first screen, the last, and some between
+messages      the same as messages for a chat model
+parse_answer  an answer, read strictly; AnswerError says why a text is none
+complaint     what is said to a model whose answer was none
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from PIL import Image
 
-from bus.errors import EnvError
+from bus.errors import EngineError, EnvError
+from dart_cli.runtime.chat import without_fence
 
 Part = str | bytes
 """Of a message: a text, or an encoded image."""
@@ -25,6 +28,8 @@ AnswerKind = Literal["verdict", "score"]
 
 MOST_LINES = 400  # actions that are told; of a longer episode the first and the last of them
 MOST_CHARS = 300  # of one action's text
+MOST_REASON = 500  # characters of an answer's reason that are kept
+IMAGE_SIZE = 1280  # pixels of the longest side of a screen that is shown
 
 _FORMS: Mapping[AnswerKind, str] = {
     "verdict": '{"verdict": "pass" or "fail", "reason": "ONE SENTENCE"}',
@@ -88,15 +93,15 @@ class Evidence:
         return shown
 
 
-def messages(evidence: Evidence, kind: AnswerKind, image_size: int) -> Messages:
-    """The question; images have no side longer than `image_size` pixels. Raises EnvError for a broken one."""
+def messages(evidence: Evidence, kind: AnswerKind) -> Messages:
+    """The question; images have no side longer than IMAGE_SIZE. Raises EnvError for a broken one."""
     lines = _shortened(evidence.actions)
     told = "\n".join(lines) if lines else "none"
     parts: list[Part] = [
         f"The task:\n{evidence.instruction}\n\nThe agent's actions, in order:\n{told}"
     ]
     for title, screen in evidence.screens():
-        parts += [title, shrunk(screen, image_size)]
+        parts += [title, shrunk(screen)]
     return [("system", [system_prompt(kind)]), ("user", parts)]
 
 
@@ -120,7 +125,7 @@ def action_line(action: Mapping[str, Any]) -> str:
     return f"{action.get('kind', '?')} {values}".strip()
 
 
-def shrunk(image: bytes, longest: int) -> bytes:
+def shrunk(image: bytes, longest: int = IMAGE_SIZE) -> bytes:
     """As PNG with no side longer than `longest` pixels; a PNG that fits stays as it is. Raises EnvError."""
     try:
         with Image.open(io.BytesIO(image)) as opened:
@@ -144,3 +149,63 @@ def _shortened(actions: list[str]) -> list[str]:
         return lines
     half = MOST_LINES // 2
     return [*lines[:half], f"... {len(lines) - 2 * half} more ...", *lines[-half:]]
+
+
+# --- its answer
+
+
+class AnswerError(EngineError):
+    """A text that is no answer; says why."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a judge said."""
+
+    score: float  # in [0, 1]; 1.0 for pass, 0.0 for fail
+    reason: str
+
+
+def parse_answer(text: str, kind: AnswerKind) -> Answer:
+    """`{"verdict": "pass", "reason": "..."}` or `{"score": 0.5, "reason": "..."}`, as was asked for.
+
+    The reason may be left out. A fence of a code block around it is taken off; words beside it, other keys,
+    a key twice, and the other kind of answer are refused. Raises AnswerError.
+    """
+    try:
+        said = json.loads(without_fence(text), object_pairs_hook=_once)
+    except AnswerError:
+        raise
+    except (ValueError, RecursionError):
+        raise AnswerError("it is not JSON alone") from None
+    if not isinstance(said, dict):
+        raise AnswerError("it is not a JSON object")
+    if kind not in said:
+        raise AnswerError(f'it has no "{kind}"')
+    if strange := sorted({*said} - {kind, "reason"}):
+        raise AnswerError(f'it has "{strange[0][:40]}", which was not asked for')
+    reason = said.get("reason", "")
+    if not isinstance(reason, str):
+        raise AnswerError('"reason" is not a text')
+    value = said[kind]
+    if kind == "verdict":
+        if value not in ("pass", "fail"):
+            raise AnswerError('"verdict" is neither "pass" nor "fail"')
+        return Answer(float(value == "pass"), _line(reason))
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise AnswerError('"score" is no number from 0 to 1')
+    return Answer(float(value), _line(reason))
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise AnswerError("it has a key twice")
+    return found
+
+
+def _line(reason: str) -> str:
+    """One printable line."""
+    words = " ".join(reason.encode(errors="replace").decode().split())
+    shown = "".join(each if each.isprintable() else "?" for each in words)
+    return shown if len(shown) <= MOST_REASON else f"{shown[:MOST_REASON]}..."

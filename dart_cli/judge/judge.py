@@ -15,26 +15,48 @@ import logging
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 from weakref import WeakKeyDictionary
 
 from bus.errors import DartError, EngineError, UserError, first_line
 from bus.messages import Judgement
 from dart_cli.config.schema import JudgeConfig
-from dart_cli.judge.answers import Answer, AnswerError, parse_answer
-from dart_cli.judge.chat import ChatBackend
-from dart_cli.judge.evidence import PROMPT, Evidence, Messages, complaint, messages
-from dart_cli.runtime.chat import ChatReply, ChatServer, SettingNames, chat_server
+from dart_cli.judge.evidence import (
+    IMAGE_SIZE,
+    PROMPT,
+    Answer,
+    AnswerError,
+    Evidence,
+    Messages,
+    complaint,
+    messages,
+    parse_answer,
+)
+from dart_cli.runtime.background import in_daemon_thread
+from dart_cli.runtime.chat import ChatReply, ChatServer, SettingNames, chat_server, image_part
 
 logger = logging.getLogger(__name__)
 
 Purpose = Literal["missing", "check", "later"]
 
-BACK_OFF_S = 1.0
-"""Pause after the first request without an answer; doubled after each further one."""
 LONGEST_PAUSE_S = 30.0
 ASKED_TWICE = 2
 """How often a judge is asked whose answers are none."""
+MOST_TOKENS = 1024
+"""Of an answer, thoughts included."""
+
+
+@dataclass(frozen=True)
+class JudgeLimits:
+    """How long a judge may take, how often it is asked again, and how many episodes it judges at once."""
+
+    answer_s: float = 60.0  # of a request to a server; one that takes longer has no answer
+    attempts: int = 4  # requests, before an episode has no answer and is invalid
+    back_off_s: float = (
+        1.0  # pause after the first request without an answer; doubled after each further one
+    )
+    deadline_s: float = 300.0  # of an episode, all requests and pauses included
+    concurrent: int = 8  # episodes of one process; other slots wait
 
 
 class JudgeBackend(Protocol):
@@ -71,13 +93,10 @@ class _Opened:
 class Judge:
     """One model as it is configured."""
 
-    def __init__(
-        self, config: JudgeConfig, pass_threshold: float = 1.0, *, back_off_s: float = BACK_OFF_S
-    ) -> None:
+    def __init__(self, config: JudgeConfig, limits: JudgeLimits = JudgeLimits()) -> None:
         self.config = config
+        self.limits = limits
         self.name = name_of(config)
-        self._threshold = pass_threshold
-        self._back_off_s = back_off_s
         self._opened: WeakKeyDictionary[asyncio.AbstractEventLoop, _Opened] = WeakKeyDictionary()
 
     def evidence(self, instruction: str, first: bytes) -> Evidence:
@@ -98,19 +117,19 @@ class Judge:
             await here.backend.close()
 
     async def judge(self, evidence: Evidence, use: Purpose) -> Judgement:
-        """Its opinion; `invalid`, with the reason, where there is none within env.judge.deadline_s.
+        """Its opinion; `invalid`, with the reason, where there is none within the deadline.
 
-        Waits its turn first: env.judge.concurrent episodes are judged at once. Raises UserError where asking
+        Waits its turn first. Raises UserError where asking
         again is no use: a wrong key, address or model.
         """
         here, costs = self._here(), _Costs()
         async with here.gate:
             costs.began = time.monotonic()
             try:
-                async with asyncio.timeout(self.config.deadline_s):
+                async with asyncio.timeout(self.limits.deadline_s):
                     answer = await self._answer(here.backend, evidence, costs)
             except TimeoutError:
-                return self._judgement(use, costs, f"no answer in {self.config.deadline_s:g} s")
+                return self._judgement(use, costs, f"no answer in {self.limits.deadline_s:g} s")
             except UserError:
                 raise
             except DartError as error:
@@ -119,7 +138,7 @@ class Judge:
 
     async def _answer(self, backend: JudgeBackend, evidence: Evidence, costs: _Costs) -> Answer:
         config = self.config
-        asked = await asyncio.to_thread(messages, evidence, config.answer, config.image_size)
+        asked = await asyncio.to_thread(messages, evidence, config.answer)
         for turn in range(ASKED_TWICE):
             text = await self._reply(backend, asked, costs)
             try:
@@ -137,13 +156,13 @@ class Judge:
         for attempt in range(1, backend.attempts + 1):
             costs.calls += 1
             try:
-                reply = await backend.ask(asked, self.config.max_tokens)
+                reply = await backend.ask(asked, MOST_TOKENS)
             except EngineError as error:
                 if attempt == backend.attempts:
                     raise EngineError(
                         f"no answer to {attempt} {'request' if attempt == 1 else 'requests'}; the last: {error}"
                     ) from None
-                pause_s = min(LONGEST_PAUSE_S, self._back_off_s * 2 ** (attempt - 1))
+                pause_s = min(LONGEST_PAUSE_S, self.limits.back_off_s * 2 ** (attempt - 1))
                 logger.debug("judge %s, attempt %d: %s", self.name, attempt, error)
                 await asyncio.sleep(pause_s)
             else:
@@ -154,11 +173,10 @@ class Judge:
 
     def _judgement(self, use: Purpose, costs: _Costs, said: Answer | str) -> Judgement:
         score, reason = (None, said) if isinstance(said, str) else (said.score, said.reason)
-        threshold = self._threshold if self.config.answer == "score" else 1.0
         return Judgement(
             judge=self.name,
             use=use,
-            outcome="invalid" if score is None else "pass" if score >= threshold else "fail",
+            outcome="invalid" if score is None else "pass" if score >= 1.0 else "fail",
             score=score,
             reason=reason.encode(errors="replace").decode(),
             calls=costs.calls,
@@ -170,44 +188,72 @@ class Judge:
     def _here(self) -> _Opened:
         loop = asyncio.get_running_loop()
         if loop not in self._opened:
-            gate = asyncio.Semaphore(self.config.concurrent)
-            self._opened[loop] = _Opened(_backend(self.config), gate)
+            gate = asyncio.Semaphore(self.limits.concurrent)
+            self._opened[loop] = _Opened(_backend(self.config, self.limits), gate)
         return self._opened[loop]
 
 
-_JUDGES: dict[tuple[str, float], Judge] = {}
+_JUDGES: dict[str, Judge] = {}
 
 
-def judge_of(config: JudgeConfig, pass_threshold: float) -> Judge:
-    """The judge of a configuration: one for a process, so that `concurrent` holds over all its slots."""
-    key = config.model_dump_json(), pass_threshold
-    return _JUDGES.setdefault(key, Judge(config, pass_threshold))
+def judge_of(config: JudgeConfig) -> Judge:
+    """The judge of a configuration: one for a process, so that its limits hold over all slots."""
+    return _JUDGES.setdefault(config.model_dump_json(), Judge(config))
 
 
 def name_of(config: JudgeConfig) -> str:
     """`MODEL#1a2b3c`: what was asked otherwise has another digest, and is another judge."""
-    how = [PROMPT, config.answer, config.images, config.image_size, config.max_tokens]
+    how = [PROMPT, config.answer, config.images, IMAGE_SIZE, MOST_TOKENS]
     digest = hashlib.blake2b(json.dumps(how).encode(), digest_size=3).hexdigest()
     model = config.model if config.url else Path(config.model).name
     return f"{model}#{digest}"
 
 
-def _backend(config: JudgeConfig) -> JudgeBackend:
+def _backend(config: JudgeConfig, limits: JudgeLimits) -> JudgeBackend:
     if config.url:
-        return ChatBackend(_server(config), config.attempts)
+        server = chat_server(
+            config.url,
+            config.model,
+            key_variable=config.key_env,
+            answer_s=limits.answer_s,
+            names=SettingNames("env.judge.url", "env.judge.model", "env.judge.key_env"),
+        )
+        return ChatBackend(server, limits.attempts)
     from dart_cli.judge.model import ModelBackend  # late: torch
 
-    return ModelBackend(config.model, config.device, config.concurrent)
+    return ModelBackend(config.model, limits.concurrent)
 
 
-_NAMES = SettingNames("env.judge.url", "env.judge.model", "env.judge.key_env")
+class ChatBackend:
+    """Asks a server."""
+
+    def __init__(self, server: ChatServer, attempts: int) -> None:
+        self._server = server
+        self.attempts = attempts  # requests, where one is not answered
+
+    async def ask(self, messages: Messages, max_tokens: int) -> ChatReply:
+        """Its answer. Raises UserError where asking again is no use, EngineError without an answer."""
+        sent = await asyncio.to_thread(_as_chat, messages)
+        try:
+            async with asyncio.timeout(self._server.answer_s):
+                return await in_daemon_thread(lambda: self._server.ask(sent, max_tokens=max_tokens))
+        except TimeoutError:
+            raise EngineError(
+                f"{self._server.url}: no answer in {self._server.answer_s:g} s"
+            ) from None
+
+    async def close(self) -> None:
+        """Nothing to free."""
 
 
-def _server(config: JudgeConfig) -> ChatServer:
-    return chat_server(
-        config.url,
-        config.model,
-        key_variable=config.key_env,
-        answer_s=config.answer_s,
-        names=_NAMES,
-    )
+def _as_chat(messages: Messages) -> list[dict[str, Any]]:
+    return [{"role": role, "content": _content(parts)} for role, parts in messages]
+
+
+def _content(parts: list[str | bytes]) -> str | list[dict[str, Any]]:
+    if len(parts) == 1 and isinstance(parts[0], str):
+        return parts[0]  # servers without vision take system messages in this form alone
+    return [
+        {"type": "text", "text": part} if isinstance(part, str) else image_part(part)
+        for part in parts
+    ]

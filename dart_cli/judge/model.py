@@ -20,8 +20,8 @@ class ModelBackend:
 
     attempts = 1  # the same question has the same answer
 
-    def __init__(self, folder: str, device: str, most_at_once: int) -> None:
-        self._folder, self._device, self._most = folder, device, most_at_once
+    def __init__(self, folder: str, most_at_once: int) -> None:
+        self._folder, self._most = folder, most_at_once
         self._engine: TransformersEngine | None = None
         self._loading = asyncio.Lock()
         self._asked = 0
@@ -54,7 +54,7 @@ class ModelBackend:
         async with self._loading:
             if self._engine is None:
                 policy = await asyncio.to_thread(
-                    load_policy, self._folder, "auto", pick_device(self._device)
+                    load_policy, self._folder, "auto", pick_device("auto")
                 )
                 self._engine = TransformersEngine(policy, policy_version=-1, max_batch=self._most)
             return self._engine

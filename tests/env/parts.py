@@ -20,7 +20,7 @@ from bus.messages import (
     TrajectoryEnd,
     VersionSpan,
 )
-from dart_cli.env.calls import Deadlines
+from dart_cli.env.async_env import Deadlines
 from dart_cli.env.episode import ActionSpec
 from dart_cli.env.threaded import ThreadedEnv
 from dart_cli.policy.codec import make_codec

@@ -13,9 +13,9 @@ import pytest
 
 from bus.errors import EnvError, NoOracleError, TaskError
 from dart_cli.config.schema import EnvConfig
-from dart_cli.env.calls import Deadlines
+from dart_cli.env.async_env import Deadlines, make_async_env
 from dart_cli.env.episode import play_episode
-from dart_cli.env.isolated import IsolatedEnv, make_async_env
+from dart_cli.env.isolated import IsolatedEnv
 from dart_cli.env.pipe import MOST_BLOB, pack, read, read_from
 from envs.actions import Click
 from envs.registry import find_task, make_env

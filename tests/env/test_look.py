@@ -7,7 +7,7 @@ import pytest
 from bus.errors import EnvError
 from dart_cli.config.schema import EnvConfig
 from dart_cli.env import calls
-from dart_cli.env.isolated import make_async_env
+from dart_cli.env.async_env import make_async_env
 from envs.actions import Click
 from envs.registry import find_task, make_env
 from tests.env.unruly_suite import SUITE, UnrulySuite

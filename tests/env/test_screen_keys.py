@@ -13,8 +13,8 @@ import pytest
 from PIL import Image, ImageDraw, ImageFont
 
 from dart_cli.config.schema import EnvConfig
+from dart_cli.env.async_env import make_async_env
 from dart_cli.env.episode import play_episode
-from dart_cli.env.isolated import make_async_env
 from envs import screenshots
 from envs.actions import Click
 from envs.base import Observation

@@ -13,8 +13,8 @@ from bus.errors import EnvError
 from dart_cli.config.schema import EnvConfig
 from dart_cli.data.store.step_writer import media_type
 from dart_cli.env import calls
+from dart_cli.env.async_env import make_async_env
 from dart_cli.env.episode import play_episode
-from dart_cli.env.isolated import make_async_env
 from envs.base import Observation, content_hash, image_suffix, image_type
 from envs.registry import find_task, load_suite, make_env
 from envs.screenshots import ScreenFormat

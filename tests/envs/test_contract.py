@@ -17,7 +17,7 @@ import pytest
 
 from bus.errors import DartError, EnvError, MissingPartError, TaskError
 from dart_cli.config.schema import EnvConfig
-from dart_cli.env.isolated import make_async_env
+from dart_cli.env.async_env import make_async_env
 from envs.base import GuiEnv, Task
 from envs.explored.tasks import ExploredFile, ExploredTask, PathStep, write_file
 from envs.grid import as_explorable

@@ -34,7 +34,7 @@ from dart_cli.data.exchange.parquet_write import write_folder
 from dart_cli.data.exchange.transfer import join
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.rows import PoolRow, PoolSource, StepRow
-from dart_cli.env.calls import AsyncEnv
+from dart_cli.env.async_env import AsyncEnv
 from dart_cli.env.episode import Policy, action_spec_of
 from dart_cli.evaluation.demonstrations.policies import HintedPolicy, OraclePolicy
 from dart_cli.evaluation.demonstrations.quotas import CollectOptions, Quota

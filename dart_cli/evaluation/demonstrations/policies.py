@@ -14,7 +14,7 @@ from bus.errors import ActionError, EngineError
 from bus.messages import ActRequest, Completion
 from bus.packed import int32s
 from dart_cli.engines.base import PromptEncoder, Responder
-from dart_cli.env.calls import AsyncEnv
+from dart_cli.env.async_env import AsyncEnv
 from dart_cli.env.episode import ActionSpec
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from bus.errors import ActionCausedError, EnvError, NoOracleError
 from bus.messages import Outcome, StopReason
-from dart_cli.env.calls import AsyncEnv
+from dart_cli.env.async_env import AsyncEnv
 from dart_cli.env.episode import admitted, already_true, stop_reason_after
 from dart_cli.evaluation.in_process import player_rng
 from dart_cli.evaluation.suite_check.agents import Probe, act

@@ -23,7 +23,8 @@ from rich.console import Console
 
 from bus.errors import DartError, TaskError, UserError
 from dart_cli.config.schema import EnvConfig
-from dart_cli.env.calls import AsyncEnv, has_logged_tracebacks
+from dart_cli.env.async_env import AsyncEnv
+from dart_cli.env.calls import has_logged_tracebacks
 from dart_cli.evaluation.in_process import in_slots
 from dart_cli.evaluation.suite_check.agents import PROBES, Probe
 from dart_cli.evaluation.suite_check.episodes import play_task

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bus.messages import Outcome
 from dart_cli.config.schema import EnvConfig
-from dart_cli.env.isolated import make_async_env
+from dart_cli.env.async_env import make_async_env
 from dart_cli.evaluation.suite_check.episodes import Probed, play_probe
 from dart_cli.evaluation.suite_check.findings import (
     Bounds,

@@ -1,0 +1,263 @@
+"""An environment that is called from an event loop, wherever it lives: each call has a deadline.
+
+AsyncEnv        its calls, carried by a thread or a process
+JudgedEnv       one whose episodes a second model judges as well, or alone where a task has no evaluator
+Deadlines       how long each call may take
+Carrier         what carries a call: ThreadedEnv (threaded.py) or IsolatedEnv (isolated.py)
+make_async_env  the environment of a configuration
+reporting_wait  reports a call that is out to a WaitReporter
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from bus.errors import UserError, first_line
+from bus.heartbeat import WaitReporter
+from bus.messages import Judgement
+from dart_cli.config.schema import EnvConfig, observed_kinds
+from dart_cli.env.calls import Looked, StepResult
+from dart_cli.env.isolated import IsolatedEnv
+from dart_cli.env.threaded import ThreadedEnv
+from dart_cli.judge.evidence import Evidence
+from dart_cli.judge.judge import Judge, Purpose, judge_of
+from envs.actions import Action, Answer, Done, Fail, action_to_dict
+from envs.base import Observation, Task, Verdict
+from envs.registry import make_env
+from envs.screenshots import ScreenFormat
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds that each kind of call may take."""
+
+    reset_s: float
+    step_s: float
+    evaluate_s: float
+
+    def of_step(self, action: Action, *, last: bool) -> float:
+        """Of a step; one that ends the episode is judged before it returns (GuiEnv.step)."""
+        ends = last or isinstance(action, Done | Fail | Answer)
+        return self.step_s + (self.evaluate_s if ends else 0.0)
+
+
+class Carrier(Protocol):
+    """Carries calls to one environment, which is made at the first call."""
+
+    name: str  # in errors
+
+    @property
+    def hung(self) -> int:
+        """Environments that overran a deadline and still run."""
+        ...
+
+    async def call(self, what: str, payload: Mapping[str, Any], deadline_s: float) -> Any:
+        """The answer, of the type that calls.ANSWERS has for it. Raises EnvError, whatever broke."""
+        ...
+
+    async def renew(self) -> None:
+        """Close the environment; the next call makes a fresh one."""
+        ...
+
+
+class AsyncEnv:
+    """An environment behind a carrier. All its errors, and an unexpected exit, are EnvErrors."""
+
+    def __init__(
+        self, carrier: Carrier, deadlines: Deadlines, waits: WaitReporter | None = None
+    ) -> None:
+        """Each pending call is reported to `waits`, e.g. "env-0/2 to reset mini/popup"."""
+        self.carrier = carrier
+        self._deadlines = deadlines
+        self._waits = waits
+        self._task_id = "no task"  # the newest that was begun
+        self._steps_left = 0  # until it is cut off
+
+    @property
+    def hung(self) -> int:
+        """Environments that overran a deadline and still run."""
+        return self.carrier.hung
+
+    async def reset(self, task: Task, seed: int, *, free: bool = False) -> tuple[Observation, str]:
+        """Start the task; returns the first observation and the instruction.
+
+        `free`: neither a limit nor the goal ends the episode (GuiEnv.reset).
+        """
+        self._task_id, self._steps_left = task.id, task.max_steps
+        payload = {"task": task, "seed": seed, "free": free}
+        began = await self._call("reset", self._deadlines.reset_s, payload)
+        return began.observation, began.instruction
+
+    async def judge_start(self) -> Verdict | None:
+        """The verdict on the state right after `reset`; None where it cannot be judged."""
+        verdict: Verdict | None = await self._call(
+            "evaluate", self._deadlines.evaluate_s, {"at_start": True}
+        )
+        return verdict
+
+    async def step(self, action: Action) -> StepResult:
+        """Perform one action."""
+        self._steps_left -= 1
+        deadline_s = self._deadlines.of_step(action, last=self._steps_left <= 0)
+        stepped: StepResult = await self._call("step", deadline_s, {"action": action})
+        return stepped
+
+    async def evaluate(self) -> Verdict:
+        """Judge the present state."""
+        verdict: Verdict = await self._call(
+            "evaluate", self._deadlines.evaluate_s, {"at_start": False}
+        )
+        return verdict
+
+    async def solve(self) -> tuple[Action, str]:
+        """The environment's own next action, and its hint. Raises NoOracleError."""
+        solution: tuple[Action, str] = await self._call("solve", self._deadlines.step_s)
+        return solution
+
+    async def look(self) -> Looked | None:
+        """The present screen's state and elements; None where the environment cannot tell them."""
+        looked: Looked | None = await self._call("look", self._deadlines.step_s)
+        return looked
+
+    async def renew(self) -> None:
+        """Close the environment; the next call makes a fresh one."""
+        await self.carrier.renew()
+
+    async def close(self) -> None:
+        """Free everything; may be called twice."""
+        await self.renew()
+
+    async def _call(
+        self, what: str, deadline_s: float, payload: Mapping[str, Any] | None = None
+    ) -> Any:
+        told = f"{self.carrier.name} to {what} {self._task_id}"
+        with reporting_wait(self._waits, told, deadline_s):
+            return await self.carrier.call(what, payload or {}, deadline_s)
+
+
+class JudgedEnv(AsyncEnv):
+    """Remembers the episode for the judge, who is asked when it is evaluated."""
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        deadlines: Deadlines,
+        waits: WaitReporter | None = None,
+        *,
+        judge: Judge,
+        checks: bool,
+    ) -> None:
+        """`checks`: the judge is asked beside an evaluator, too, whose verdict stands."""
+        super().__init__(carrier, deadlines, waits)
+        self._judge, self._checks = judge, checks
+        self._task: Task | None = None
+        self._evidence: Evidence | None = None
+        self._in_use = False
+
+    async def reset(self, task: Task, seed: int, *, free: bool = False) -> tuple[Observation, str]:
+        """See AsyncEnv."""
+        self._task, self._evidence = task, None
+        screen, instruction = await super().reset(task, seed, free=free)
+        if not free and (self._checks or not task.evaluated):
+            self._evidence = self._judge.evidence(instruction, screen.screenshot)
+        return screen, instruction
+
+    async def judge_start(self) -> Verdict | None:
+        """The evaluator's verdict right after `reset`; None without an evaluator."""
+        if self._task is not None and not self._task.evaluated:
+            return None
+        return await super().judge_start()
+
+    async def step(self, action: Action) -> StepResult:
+        """See AsyncEnv."""
+        stepped = await super().step(action)
+        if self._evidence is not None:
+            self._evidence.add(action_to_dict(action), stepped.observation.screenshot)
+        return stepped
+
+    async def evaluate(self) -> Verdict:
+        """The evaluator's verdict, with the judge's opinion beside it; of a task without one, the judge's.
+
+        Raises UserError where the judge's verdict is needed and asking again is no use.
+        """
+        task, evidence = self._task, self._evidence
+        if task is None or evidence is None:
+            return await super().evaluate()
+        if not task.evaluated:
+            return judged(await self._asked(evidence, "missing"))
+        verdict = await super().evaluate()
+        try:
+            opinion = await self._asked(evidence, "check")
+        except UserError as error:  # an opinion alone must not end the run
+            logger.warning("no opinion of judge %s: %s", self._judge.name, error)
+            opinion = Judgement(
+                judge=self._judge.name, use="check", outcome="invalid", reason=first_line(error)
+            )
+        return replace(verdict, judgement=opinion)
+
+    async def renew(self) -> None:
+        """See AsyncEnv."""
+        self._evidence = None
+        await super().renew()
+
+    async def close(self) -> None:
+        """See AsyncEnv. The last one of a process frees the judge's model."""
+        try:
+            await super().close()
+        finally:
+            if self._in_use:
+                self._in_use = False
+                await self._judge.__aexit__(None, None, None)
+
+    async def _asked(self, evidence: Evidence, use: Purpose) -> Judgement:
+        if not self._in_use:
+            self._in_use = True
+            await self._judge.__aenter__()
+        what = f"the judge {self._judge.name} of {self.carrier.name}"
+        with reporting_wait(self._waits, what, self._judge.limits.deadline_s):
+            return await self._judge.judge(evidence, use)
+
+
+def judged(opinion: Judgement) -> Verdict:
+    """A judge's opinion as the verdict, which says whose it is."""
+    if opinion.score is None:
+        reason = f"no verdict of judge {opinion.judge}: {opinion.reason}"
+        return Verdict("invalid", reason, judgement=opinion)
+    said = f": {opinion.reason}" if opinion.reason else ""
+    reason = f"judged by {opinion.judge}, score {opinion.score:g}{said}"
+    return Verdict(opinion.outcome, reason, opinion.score, judgement=opinion)
+
+
+def make_async_env(config: EnvConfig, name: str, waits: WaitReporter | None = None) -> AsyncEnv:
+    """An environment of the run's suite, where env.isolation says; `name` is used in errors."""
+    observe = observed_kinds(config)
+    screens = ScreenFormat(config.screenshots)
+    carrier: Carrier
+    if config.isolation == "process":
+        carrier = IsolatedEnv(config.suite, config.options, name, screens, observe)
+    else:
+        carrier = ThreadedEnv(
+            lambda: make_env(config.suite, observe=observe, **config.options), name, screens
+        )
+    deadlines = Deadlines(
+        config.reset_deadline_s, config.step_deadline_s, config.evaluate_deadline_s
+    )
+    if config.judge is None:
+        return AsyncEnv(carrier, deadlines, waits)
+    checks = config.judge.use == "check"
+    return JudgedEnv(carrier, deadlines, waits, judge=judge_of(config.judge), checks=checks)
+
+
+def reporting_wait(
+    waits: WaitReporter | None, what: str, deadline_s: float
+) -> contextlib.AbstractContextManager[None]:
+    """Report a pending call to `waits`, if given, while inside."""
+    if waits is None:
+        return contextlib.nullcontext()
+    return waits.waiting(what, deadline_s, on="environment")
