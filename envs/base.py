@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from bus.errors import TaskError
+from bus.messages import Judgement, Outcome
 from envs.actions import Action
 from envs.own_code import did_you_mean
-
-if TYPE_CHECKING:
-    from bus.messages import Judgement, Outcome
 
 _T = TypeVar("_T")
 
@@ -82,7 +80,6 @@ class Verdict:
     outcome: Outcome
     reason: str
     reward: float | None = None  # in [0, 1]
-    by_threshold: bool = False  # the outcome follows from the reward and env.pass_threshold
     judgement: Judgement | None = None  # what a judge model said; environments leave it out
 
     def __post_init__(self) -> None:
@@ -90,14 +87,8 @@ class Verdict:
 
     @classmethod
     def scored(cls, reward: float, reason: str) -> Verdict:
-        """By the reward alone: a pass where it reaches env.pass_threshold, which is 1.0 by default."""
-        return cls("pass" if reward >= 1.0 else "fail", reason, reward, by_threshold=True)
-
-    def with_threshold(self, threshold: float) -> Verdict:
-        """The verdict of a run whose env.pass_threshold is this; it changes `scored` ones alone."""
-        if not self.by_threshold or self.reward is None:
-            return self
-        return replace(self, outcome="pass" if self.reward >= threshold else "fail")
+        """By the reward alone: a pass where it is 1."""
+        return cls("pass" if reward >= 1.0 else "fail", reason, reward)
 
 
 @runtime_checkable

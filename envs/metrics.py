@@ -76,5 +76,5 @@ def joined(scores: Iterable[float], conj: Conjunction) -> float:
 
 
 def graded(score: float, reason: str) -> Verdict:
-    """The score is the reward, held within [0, 1], and passes where it reaches env.pass_threshold."""
+    """The score is the reward, held within [0, 1], and passes where it is 1."""
     return Verdict.scored(min(max(score, 0.0), 1.0), reason)

@@ -1,7 +1,7 @@
 """Options of suites, checked by their types before anything starts.
 
 checked    a `make_env` whose options are checked by its annotations
-Seconds, Pause, Megabytes, Size, ImageEncoding   types that several suites have
+Seconds, Pause, Count, Megabytes, Size, ImageEncoding   types that several suites have
 SharedPools, ResourcePool   guests or devices that an option names, shared out to slots
 """
 
@@ -23,6 +23,7 @@ T = TypeVar("T", bound=Hashable)
 Seconds = Annotated[float, Field(gt=0, strict=True)]
 Pause = Annotated[float, Field(ge=0, strict=True)]
 """Seconds, 0 for none."""
+Count = Annotated[int, Field(ge=0, strict=True)]
 Megabytes = Annotated[float, Field(gt=0, strict=True)]
 ImageEncoding = Literal["png", "jpeg"]
 

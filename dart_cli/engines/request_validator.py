@@ -17,7 +17,7 @@ class RequestValidator:
         self._absent = policy.absent_token_ids
         self._max_length = min(max_model_len or policy.max_positions, policy.max_positions)
         is_limited = self._max_length < policy.max_positions
-        self._cure = "show fewer past screens or turns, lower env.observe_chars" + (
+        self._cure = "show fewer past screens or turns, leave texts out of env.observe" + (
             ", or raise vllm.max_model_len" if is_limited else ""
         )
         self._pointer = policy.pointer if policy.pointing == "pointer" else None

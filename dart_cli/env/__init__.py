@@ -7,10 +7,9 @@ data_client      leases and hand-ins; waits while data is away
 router           chooses a rollout worker for each request, and another one if it fails
 load_balancing   the choice itself, pure
 gate             holds completions back during the trainer's turn of a coupled run
+async_env        an environment called from an event loop, whose episodes a second model may judge, too, or alone
+threaded         its calls carried by a thread, with a deadline on every call
+isolated         its calls carried by a process of its own, which can be killed
+child            that process, and the frames to it
 calls            one call to an environment, its answer checked against the contract
-threaded         an environment in a thread, with a deadline on every call
-isolated         an environment in a process of its own, which can be killed
-judged           one whose episodes a second model judges, too, or alone
-child            that process
-pipe             the frames between slot and process
 """

@@ -129,7 +129,7 @@ def decoded(call: str, message: PipeMessage) -> Any:
 
 @cache
 def _adapter(call: str) -> TypeAdapter[Any]:
-    return TypeAdapter(ANSWERS.get(call))
+    return TypeAdapter(ANSWERS.get(call, None))
 
 
 def pack(header: dict[str, Any], blob: bytes = b"") -> bytes:

@@ -66,6 +66,9 @@ _COUNTS_AS: dict[Phase, str] = {
 }
 
 
+OBSERVE_CHARS = 8000
+"""Most characters of each text beside a screenshot in a prompt; what is cut says so."""
+
 BROKE: frozenset[StopReason] = frozenset({"broken", "environment"})
 """Ends after which the environment is renewed."""
 
@@ -119,8 +122,6 @@ class ActionSpec:
     coordinate_map_of: Callable[
         [int, int], CoordinateMap
     ]  # (width, height) of a screenshot -> its coordinate map
-    malformed: Literal["end", "noop"] = "end"
-    observe_chars: int = 8000  # most characters of each text beside a screenshot
     previous: Previous | None = None  # how earlier steps are told, where the template shows them
 
 
@@ -133,8 +134,6 @@ def action_spec_of(config: Config) -> ActionSpec:
         coordinate_map_of=lambda width, height: make_coordinate_map(
             policy.coordinates, width, height, resize_of(policy)
         ),
-        malformed=config.env.malformed,
-        observe_chars=config.env.observe_chars,
         previous=previous_of(policy),
     )
 
@@ -285,16 +284,14 @@ class Episode:
             action, error = self._read(completion.text, screen)
             if action is None:
                 await self._hand_in(_record(request, screen, completion, None, error, model_s, 0.0))
-                if self._action_spec.malformed == "end":
-                    return "malformed", Verdict("fail", error)
-            else:
-                try:
-                    stepped = await self._act(request, screen, completion, action, model_s)
-                except ActionCausedError as caused:
-                    return "broken", Verdict("fail", str(caused))
-                self._screen = stepped.observation
-                if (stop := stop_reason_after(action, stepped)) is not None:
-                    return await self._judge(stop)
+                return "malformed", Verdict("fail", error)
+            try:
+                stepped = await self._act(request, screen, completion, action, model_s)
+            except ActionCausedError as caused:
+                return "broken", Verdict("fail", str(caused))
+            self._screen = stepped.observation
+            if (stop := stop_reason_after(action, stepped)) is not None:
+                return await self._judge(stop)
             self._remember(completion, screen)
             screen = self._screen
         return await self._judge("step_limit")
@@ -336,7 +333,7 @@ class Episode:
         def to_model(x: int, y: int) -> tuple[int, int]:
             return spec.coordinate_map_of(screen.width, screen.height).to_model(x, y)
 
-        return prompt_text(screen.texts, spec.observe_chars, to_model)
+        return prompt_text(screen.texts, OBSERVE_CHARS, to_model)
 
     async def _ask(self, request: ActRequest) -> tuple[Completion, float]:
         self._enter("model")

@@ -30,8 +30,6 @@ _INDIFFERENT = frozenset(
         "env.seeds",
         "env.slots",
         "env.isolation",
-        "env.memory_mb",
-        "env.max_processes",
         "env.reset_deadline_s",
         "env.step_deadline_s",
         "env.evaluate_deadline_s",

@@ -27,7 +27,7 @@ from dart_cli.data.store.open import open_store
 from dart_cli.data.store.rows import TrajectoryRow
 from dart_cli.data.store.writer import Store
 from dart_cli.judge.evidence import Evidence
-from dart_cli.judge.judge import Judge
+from dart_cli.judge.judge import Judge, JudgeLimits
 from dart_cli.runtime.chat import MOST_FAILED
 from dart_cli.runtime.progress import Advance, progress
 from dart_cli.status.page import judge_json
@@ -46,6 +46,7 @@ class JudgeOptions:
     judge: Mapping[str, Any] = field(default_factory=dict)  # keys of [env.judge]; else the run's
     tasks: Sequence[str] = ()  # ids; empty for all
     limit: int = 0  # the newest so many; 0 for all
+    limits: JudgeLimits = field(default_factory=JudgeLimits)
 
 
 def judge_run(options: JudgeOptions) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def judge_run(options: JudgeOptions) -> dict[str, Any]:
     trajectories in a row had no answer.
     """
     with open_store(options.run_dir) as store:
-        judge = _judge(store, options.judge)
+        judge = _judge(store, options)
         done = store.judged_by(judge.name)
         wanted = _wanted(store, options)
         left = [row for row in wanted if row.id not in done]
@@ -71,17 +72,17 @@ def judge_run(options: JudgeOptions) -> dict[str, Any]:
     }
 
 
-def _judge(store: Store, given: Mapping[str, Any]) -> Judge:
+def _judge(store: Store, options: JudgeOptions) -> Judge:
     env = json.loads(store.run().config).get("env", {})
     try:
-        config = JudgeConfig.model_validate({**(env.get("judge") or {}), **given})
+        config = JudgeConfig.model_validate({**(env.get("judge") or {}), **options.judge})
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise UserError(f"env.judge.{key}: {first['msg']}") from None
     for key, text in found_in(JUDGE, Config(env=EnvConfig(judge=config))):
         raise UserError(f"{key} {text}")
-    return Judge(config)
+    return Judge(config, options.limits)
 
 
 def _wanted(store: Store, options: JudgeOptions) -> list[TrajectoryRow]:

@@ -63,7 +63,11 @@ _REASON_CHARS = 4000
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(sessions: Sessions, *, host: str, token: str, body_bytes: int) -> ASGIApp:
+BODY_BYTES = 64 * 2**20
+"""Of a request; screenshots as base64 take a third more than as files."""
+
+
+def make_app(sessions: Sessions, *, host: str, token: str, body_bytes: int = BODY_BYTES) -> ASGIApp:
     """The endpoint over these sessions; it answers only under the name `host`."""
 
     async def chat(request: Request) -> Response:
@@ -204,7 +208,7 @@ async def _body(request: Request, most: int) -> bytes:
     too_large = ApiError(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         "too_large",
-        f"a body may have {most / 2**20:g} MiB: show fewer or smaller images, or raise serve.body_mb",
+        f"a body may have {most / 2**20:g} MiB: show fewer or smaller images in it",
     )
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > most:

@@ -77,7 +77,6 @@ class SessionContext:
     data: DataClient
     action_spec: ActionSpec
     screens: ScreenFormat
-    pass_threshold: float
     ignores_sampling: bool
     patience_s: float  # for data to take a step or an end
     idle_s: float

@@ -44,6 +44,10 @@ MOST_EVALUATED = 1000
 """Steps of a session outside training that names no task."""
 LOOK_S = 0.5
 """How often sessions are checked for agents that are gone."""
+IDLE_S = 600.0
+"""Without a request after which an episode is over, as invalid: its agent is gone."""
+LEASE_WAIT_S = 30.0
+"""That a request waits for a task to play before it is answered with 503 and the reason."""
 NAME = re.compile(r"[A-Za-z0-9._:@+-]{1,128}")
 
 
@@ -67,6 +71,9 @@ class Sessions:
         router: RolloutRouter,
         gate: SuspendGate,
         heartbeat: HeartbeatSender,
+        *,
+        idle_s: float = IDLE_S,
+        lease_wait_s: float = LEASE_WAIT_S,
     ) -> None:
         env, serve = config.env, config.serve
         self._config = config
@@ -74,6 +81,7 @@ class Sessions:
         self._data = data
         self._router = router
         self._heartbeat = heartbeat
+        self._lease_wait_s = lease_wait_s
         self._context = SessionContext(
             data=data,
             action_spec=action_spec_of(config),
@@ -83,10 +91,9 @@ class Sessions:
                 env.screen_match == "similar",
                 tuple(env.screen_ignore),
             ),
-            pass_threshold=env.pass_threshold,
             ignores_sampling=serve.sampling == "ignore",
             patience_s=endpoints.DEADLINE_S,
-            idle_s=serve.idle_s,
+            idle_s=idle_s,
             waits=heartbeat,
         )
         self._timers = [slot_timer() for _ in range(serve.sessions)]
@@ -204,7 +211,7 @@ class Sessions:
             task=opening.task,
             task_seed=opening.seed,
         )
-        wait_s = self._config.serve.lease_wait_s
+        wait_s = self._lease_wait_s
         try:  # no task is leased that cannot be played
             async with asyncio.timeout(wait_s):
                 await self._router.wait_ready()
@@ -246,13 +253,13 @@ class Sessions:
         )
 
     def verdict(self, reward: float | None, outcome: str | None, reason: str) -> Verdict:
-        """What an agent hands in, in our terms: a reward alone passes from env.pass_threshold on."""
+        """What an agent hands in, in our terms: a reward alone passes where it is 1."""
         if outcome == "invalid":
             return Verdict("invalid", reason)
         if outcome in ("pass", "fail"):
             return Verdict("pass" if outcome == "pass" else "fail", reason, reward)
         assert reward is not None
-        return Verdict.scored(reward, reason).with_threshold(self._context.pass_threshold)
+        return Verdict.scored(reward, reason)
 
     def count(self, outcome: str) -> None:
         """A session ended with this outcome."""
@@ -271,7 +278,7 @@ class Sessions:
                     task.add_done_callback(ending.discard)
 
     async def _end_idle(self, session: Session) -> None:
-        reason = f"no request for {self._context.idle_s:g} s (serve.idle_s)"
+        reason = f"no request for {self._context.idle_s:g} s"
         logger.warning("session %s is over: %s", session.terms.id, reason)
         self.count("invalid")
         try:

@@ -55,7 +55,7 @@ async def run(config: Config, worker: str, stop: asyncio.Event, *, guarded: bool
         async with connected(config, worker, "serve", load, endpoint=there) as peers:
             heartbeat = peers.heartbeat
             sessions = Sessions(config, worker, peers.data, peers.router, peers.gate, heartbeat)
-            app = make_app(sessions, host=serve.host, token=token, body_bytes=serve.body_mb * 2**20)
+            app = make_app(sessions, host=serve.host, token=token)
             server = make_server(app, serve.sessions + _SPARE, signals=False)
             async with heartbeat:
                 _say(there, token, guarded=bool(token), worker=worker)

@@ -25,7 +25,7 @@ from envs.embedded.tasks import (
     small,
 )
 from envs.embedded.theme import DESK_THEMES
-from envs.options import ImageEncoding, Size, checked
+from envs.options import Count, ImageEncoding, Size, checked
 
 _MINI_KINDS: dict[str, tuple[type[mini.MiniScene], int]] = {
     "click": (mini.ClickScene, 1),
@@ -110,7 +110,7 @@ class MiniSuite:
         *,
         size: Size = size,
         encoding: ImageEncoding = "png",
-        slack: int = SLACK,
+        slack: Count = SLACK,
     ) -> EmbeddedEnv:
         """An environment of `size` pixels: (width, height) or "168x168", in PNG or JPEG."""
         return EmbeddedEnv(
@@ -228,7 +228,7 @@ class DeskSuite:
         *,
         size: Size = size,
         encoding: ImageEncoding = "png",
-        slack: int = DESK_SLACK,
+        slack: Count = DESK_SLACK,
     ) -> EmbeddedEnv:
         """An environment of `size` pixels: (width, height) or "448x336", in PNG or JPEG."""
         return EmbeddedEnv(

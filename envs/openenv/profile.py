@@ -57,7 +57,7 @@ class RewardTable(_Table):
     clip: bool = False
     """False: a reward outside [low, high] makes the episode invalid."""
     pass_from: float | None = None
-    """The reward, as the server gives it, from which an episode passes; None: env.pass_threshold decides."""
+    """The reward, as the server gives it, from which an episode passes; None: where the reward within [0, 1] is 1."""
 
 
 class ResetTable(_Table):

@@ -28,7 +28,6 @@ dir = "{folder}/run"
 [env]
 suite = "{suite}:CoinSuite"
 slots = 4
-malformed = "noop"
 [rollout]
 engine = "scripted"
 [data]

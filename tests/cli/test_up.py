@@ -31,7 +31,6 @@ path = "builtin:tiny"
 [env]
 suite = "{suite}:CoinSuite"
 slots = 8
-malformed = "noop"
 [rollout]
 max_tokens = 5
 [data]

@@ -17,7 +17,6 @@ dir = "{folder}/run"
 [env]
 suite = "{suite}:CoinSuite"
 slots = 8
-malformed = "noop"
 [rollout]
 engine = "scripted"
 max_tokens = 3

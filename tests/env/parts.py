@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+from bus.errors import ActionError
 from bus.messages import (
     Ack,
     ActRequest,
@@ -20,12 +21,13 @@ from bus.messages import (
     TrajectoryEnd,
     VersionSpan,
 )
-from dart_cli.env.async_env import Deadlines
+from dart_cli.env.async_env import AsyncEnv, Deadlines
 from dart_cli.env.episode import ActionSpec
 from dart_cli.env.threaded import ThreadedEnv
-from dart_cli.policy.codec import make_codec
-from dart_cli.policy.coordinates import make_coordinate_map
+from dart_cli.policy.codec import Codec, make_codec
+from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map
 from dart_cli.policy.history import History
+from envs.actions import Action, Wait
 from envs.base import GuiEnv
 from envs.embedded.env import EmbeddedEnv
 from envs.registry import make_env
@@ -46,14 +48,28 @@ def lease(task_id: str = "mini/menu", *, max_steps: int = 8, seed: int = 7) -> L
     )
 
 
-def action_spec(malformed: str = "end", *, images: int = 1, turns: int = 0) -> ActionSpec:
-    assert malformed in ("end", "noop")
+def action_spec(*, images: int = 1, turns: int = 0) -> ActionSpec:
     return ActionSpec(
         CODEC,
         History(images=images, turns=turns),
         lambda width, height: make_coordinate_map("thousandths", width, height),
-        malformed,  # type: ignore[arg-type]
     )
+
+
+class Lenient:
+    """A codec in which every text is an action: what another codec does not read is a wait."""
+
+    def __init__(self, codec: Codec = CODEC) -> None:
+        self._codec = codec
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._codec, name)
+
+    def parse(self, text: str, coordinates: CoordinateMap) -> Action:
+        try:
+            return self._codec.parse(text, coordinates)
+        except ActionError:
+            return Wait(seconds=0)
 
 
 def completion(text: str, *, stop: Literal["end", "suspended"] = "end") -> Completion:
@@ -154,10 +170,8 @@ class RecordedWaits:
         yield
 
 
-def threaded(make: Callable[[], GuiEnv], *, deadline_s: float = 20.0) -> ThreadedEnv:
-    return ThreadedEnv(
-        make, name="env-0/0", deadlines=Deadlines(deadline_s, deadline_s, deadline_s)
-    )
+def threaded(make: Callable[[], GuiEnv], *, deadline_s: float = 20.0) -> AsyncEnv:
+    return AsyncEnv(ThreadedEnv(make, "env-0/0"), Deadlines(deadline_s, deadline_s, deadline_s))
 
 
 def mini() -> EmbeddedEnv:

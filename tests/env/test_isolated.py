@@ -13,10 +13,10 @@ import pytest
 
 from bus.errors import EnvError, NoOracleError, TaskError
 from dart_cli.config.schema import EnvConfig
-from dart_cli.env.async_env import Deadlines, make_async_env
+from dart_cli.env.async_env import AsyncEnv, Deadlines, make_async_env
+from dart_cli.env.child import MOST_BLOB, pack, read_from
 from dart_cli.env.episode import play_episode
-from dart_cli.env.isolated import IsolatedEnv
-from dart_cli.env.pipe import MOST_BLOB, pack, read, read_from
+from dart_cli.env.isolated import IsolatedEnv, read
 from envs.actions import Click
 from envs.registry import find_task, make_env
 from tests.env.parts import Memory, Says, action_spec, lease
@@ -24,20 +24,17 @@ from tests.env.unruly_suite import SUITE, UnrulySuite
 from tests.waiting import lives, until
 
 
-def isolated(
-    *, deadline_s: float = 30.0, memory_mb: int = 0, max_processes: int = 0
-) -> IsolatedEnv:
-    return IsolatedEnv(
-        SUITE,
-        {},
-        name="env-0/0",
-        deadlines=Deadlines(30.0, deadline_s, deadline_s),
-        memory_mb=memory_mb,
-        max_processes=max_processes,
-    )
+def isolated(*, deadline_s: float = 30.0) -> AsyncEnv:
+    return AsyncEnv(IsolatedEnv(SUITE, {}, "env-0/0"), Deadlines(30.0, deadline_s, deadline_s))
 
 
-async def play(env: IsolatedEnv, kind: str) -> tuple[str, str, str]:
+def pid_of(env: AsyncEnv) -> int | None:
+    """Of its process; None while there is none."""
+    assert isinstance(env.carrier, IsolatedEnv)
+    return env.carrier.pid
+
+
+async def play(env: AsyncEnv, kind: str) -> tuple[str, str, str]:
     """(outcome, stop reason, reason) of an episode with the click that passes."""
     task = UnrulySuite.tasks[f"unruly/{kind}"]
     end = await play_episode(env, lease(), task, Says("click(30,30)"), Memory(), action_spec())
@@ -57,9 +54,9 @@ async def test_whatever_it_does_to_itself_the_slot_plays_on_with_a_fresh_one() -
         outcome, stop, reason = await play(env, kind)
         assert (outcome, stop) == ("invalid", "environment"), kind
         assert said in reason
-        before = env.pid
+        before = pid_of(env)
         await env.renew()
-        assert env.pid is None
+        assert pid_of(env) is None
         assert before is None or not lives(before)
         assert (await play(env, "well"))[:2] == ("pass", "done")
     await env.close()
@@ -79,31 +76,6 @@ async def test_what_it_has_started_ends_with_it_when_it_hangs_and_when_it_closes
     assert closed_with != hung_with
     await env.close()
     await until(lambda: not lives(hung_with) and not lives(closed_with))
-
-
-async def test_one_that_eats_memory_meets_its_bound_and_the_slot_plays_on() -> None:
-    env = isolated(memory_mb=160)
-    outcome, stop, reason = await play(env, "step-eat")
-    assert (outcome, stop) == ("invalid", "environment")
-    assert "step: MemoryError" in reason
-    await env.renew()
-    assert (await play(env, "well"))[0] == "pass"
-    await env.close()
-
-
-async def test_one_that_starts_processes_without_end_is_ended_with_all_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = tmp_path / "pid"
-    monkeypatch.setenv("UNRULY_PID", str(told))
-    env = isolated(max_processes=20)
-    outcome, stop, reason = await play(env, "step-fork")
-    assert (outcome, stop) == ("invalid", "environment")
-    assert "had more processes than env.max_processes" in reason
-    await until(lambda: not lives(int(told.read_text())))
-    await env.renew()
-    assert (await play(env, "well"))[0] == "pass"
-    await env.close()
 
 
 async def test_it_plays_as_one_in_a_thread_does() -> None:
@@ -149,7 +121,7 @@ async def test_where_there_is_no_oracle_the_error_says_so() -> None:
 async def test_a_cancelled_call_leaves_no_process_and_no_half_answer() -> None:
     env = isolated()
     await env.reset(UnrulySuite.tasks["unruly/step-hang"], 0)
-    pid = env.pid
+    pid = pid_of(env)
     assert pid is not None
     call = asyncio.create_task(env.step(Click(x=1, y=1)))
     await asyncio.sleep(0.05)
@@ -171,11 +143,11 @@ async def test_it_ends_with_all_it_started_when_the_slots_process_is_killed(
     monkeypatch.setenv("UNRULY_PID", str(daemon))
     script = (
         "import asyncio, os, signal, sys\n"
-        "from tests.env.test_isolated import isolated, play, UnrulySuite\n"
+        "from tests.env.test_isolated import isolated, pid_of, UnrulySuite\n"
         "async def main():\n"
         "    env = isolated()\n"
         "    await env.reset(UnrulySuite.tasks['unruly/reset-daemon'], 0)\n"
-        "    open(sys.argv[1], 'w').write(str(env.pid))\n"
+        "    open(sys.argv[1], 'w').write(str(pid_of(env)))\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "asyncio.run(main())\n"
     )
@@ -201,8 +173,6 @@ def test_it_ends_with_all_it_started_when_its_answer_is_no_longer_read(
         "options": {},
         "observe": [],
         "screens": ["png", 100],
-        "memory_mb": 0,
-        "max_processes": 0,
     }
     reset = {"call": "reset", "task": "unruly/reset-daemon", "seed": 0}
     child = subprocess.Popen(
@@ -218,7 +188,7 @@ def test_it_ends_with_all_it_started_when_its_answer_is_no_longer_read(
         child.stdin.flush()
         assert read_from(child.stdout) is not None
         child.stdout.close()  # as when the slot was killed while a call was out
-        child.stdin.write(pack({"call": "evaluate"}))
+        child.stdin.write(pack({"call": "evaluate", "at_start": False}))
         child.stdin.flush()
         child.wait()
     asyncio.run(until(lambda: not lives(int(daemon.read_text()))))
@@ -226,7 +196,7 @@ def test_it_ends_with_all_it_started_when_its_answer_is_no_longer_read(
 
 async def test_options_must_be_plain_values() -> None:
     with pytest.raises(TaskError, match="for another process"):
-        IsolatedEnv("mini", {"size": object()}, name="x", deadlines=Deadlines(1, 1, 1))
+        IsolatedEnv("mini", {"size": object()}, "x")
 
 
 async def test_a_frame_beyond_the_bound_is_refused_before_it_is_read() -> None:

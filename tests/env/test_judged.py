@@ -12,12 +12,13 @@ import pytest
 from bus.errors import UserError
 from bus.messages import TrajectoryEnd
 from dart_cli.config.schema import JudgeConfig
+from dart_cli.env.async_env import Deadlines, JudgedEnv
 from dart_cli.env.episode import play_episode
-from dart_cli.env.judged import JudgedEnv
-from dart_cli.judge.judge import Judge
+from dart_cli.env.threaded import ThreadedEnv
+from dart_cli.judge.judge import Judge, JudgeLimits
 from envs.base import GuiEnv, Observation, Verdict
 from envs.registry import find_task
-from tests.env.parts import Memory, Oracle, Says, action_spec, lease, mini, threaded
+from tests.env.parts import Memory, Oracle, Says, action_spec, lease, mini
 from tests.judge.chat_server import Says as Answers
 from tests.judge.chat_server import chat
 
@@ -51,8 +52,13 @@ def play(answers: Answers, *, evaluated: bool, checks: bool, solves: bool = True
     async def run(url: str) -> TrajectoryEnd:
         gui: GuiEnv = mini() if evaluated else NeverAsked()
         inner = gui if evaluated else gui.inner  # type: ignore[attr-defined]
-        config = JudgeConfig(url=url, model="eyes", attempts=1)
-        judged = JudgedEnv(threaded(lambda: gui), Judge(config), "t/0", checks=checks)
+        config = JudgeConfig(url=url, model="eyes")
+        judged = JudgedEnv(
+            ThreadedEnv(lambda: gui, "t/0"),
+            Deadlines(20.0, 20.0, 20.0),
+            judge=Judge(config, JudgeLimits(attempts=1)),
+            checks=checks,
+        )
         try:
             policy = Oracle(inner) if solves else Says("wait()")
             task = replace(MENU, evaluated=evaluated)

@@ -24,10 +24,8 @@ async def play(env: AsyncEnv, what: str, sink: Memory | None = None) -> Trajecto
 
 @asynccontextmanager
 async def scored_env(isolation: str) -> AsyncIterator[AsyncEnv]:
-    """An environment of a run whose env.pass_threshold is 0.5."""
-    config = EnvConfig.model_validate(
-        {"suite": SUITE, "isolation": isolation, "pass_threshold": 0.5}
-    )
+    """An environment of suite `scored`."""
+    config = EnvConfig.model_validate({"suite": SUITE, "isolation": isolation})
     env = make_async_env(config, "env-0/0")
     try:
         yield env
@@ -39,14 +37,14 @@ in_both = pytest.mark.parametrize("isolation", ["thread", "process"])
 
 
 @in_both
-async def test_rewards_travel_and_the_threshold_decides_where_there_is_no_outcome(
+async def test_rewards_travel_and_decide_where_there_is_no_outcome(
     isolation: str,
 ) -> None:
     async with scored_env(isolation) as env:
         for what, outcome, reward in (
             ("0.0", "fail", 0.0),
             ("0.4", "fail", 0.4),
-            ("0.5", "pass", 0.5),
+            ("1.0", "pass", 1.0),
             ("judged-0.3", "pass", 0.3),  # the environment's own outcome stands
         ):
             end = await play(env, what)
@@ -96,5 +94,3 @@ def test_a_reward_that_is_left_out_follows_from_the_outcome() -> None:
     assert [Verdict("pass", "").reward, Verdict("fail", "").reward] == [1.0, 0.0]
     assert Verdict("invalid", "", 0.5).reward is None
     assert Verdict.scored(0.99, "").outcome == "fail"
-    assert Verdict.scored(0.99, "").with_threshold(0.9).outcome == "pass"
-    assert Verdict("fail", "", 0.99).with_threshold(0.9).outcome == "fail"

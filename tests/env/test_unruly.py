@@ -13,8 +13,9 @@ from PIL import Image
 
 from bus.errors import EnvError
 from dart_cli.env import calls
+from dart_cli.env.async_env import AsyncEnv
 from dart_cli.env.episode import play_episode
-from dart_cli.env.threaded import MOST_HUNG, ThreadedEnv
+from dart_cli.env.threaded import MOST_HUNG
 from envs.actions import Action, Click, Done
 from envs.base import Observation, Task, Verdict
 from tests.env.parts import Memory, Says, action_spec, lease, threaded
@@ -36,7 +37,7 @@ def task(kind: str) -> Task:
     return UnrulySuite.tasks[f"unruly/{kind}"]
 
 
-async def play(player: ThreadedEnv, kind: str, *texts: str) -> tuple[str, str, str]:
+async def play(player: AsyncEnv, kind: str, *texts: str) -> tuple[str, str, str]:
     """(outcome, stop reason, reason) of one episode; by default the click that passes."""
     end = await play_episode(
         player, lease(), task(kind), Says(*(texts or ("click(30,30)",))), Memory(), action_spec()
@@ -129,10 +130,8 @@ async def test_a_screen_of_any_encoding_that_the_policy_reads_is_played(encoding
 def test_an_instruction_is_the_tasks_own_where_reset_gives_none_and_no_field_is_left(
     template: str, info: dict[str, Any], instruction: str
 ) -> None:
-    assert (
-        calls.reset(Instructed(info), replace(task("well"), instruction=template), 0)[1]
-        == instruction
-    )
+    asked = replace(task("well"), instruction=template)
+    assert calls.reset(Instructed(info), asked, 0).instruction == instruction
 
 
 @pytest.mark.parametrize("info", [{}, {"instruction": None}])
@@ -152,9 +151,9 @@ async def test_names_that_are_no_utf_8_can_be_printed() -> None:
     player = threaded(Wrong)
     assert (await play(player, "well"))[2] == "no file na?ve.txt"
     await player.close()
-    _, instruction = calls.reset(
+    instruction = calls.reset(
         Instructed({"instruction": "open na\udcefve.txt"}), task("well"), 0
-    )
+    ).instruction
     assert instruction == "open na?ve.txt"
 
 

@@ -31,7 +31,7 @@ from dart_cli.config import endpoints
 from dart_cli.config.endpoints import run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, random_clicks
-from dart_cli.env import data_client, isolated, worker
+from dart_cli.env import async_env, data_client, worker
 from tests.env.parts import heartbeat, lease
 from tests.env.scored_suite import SUITE as SCORED
 from tests.env.unruly_suite import SUITE
@@ -339,7 +339,7 @@ async def test_an_environment_that_breaks_gives_invalid_episodes_and_is_made_ane
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = 0
-    make_env = isolated.make_env
+    make_env = async_env.make_env
 
     def make_badly_at_first(suite: str, **options: object) -> object:
         nonlocal made
@@ -348,7 +348,7 @@ async def test_an_environment_that_breaks_gives_invalid_episodes_and_is_made_ane
             raise ConnectionError("the container is away")
         return make_env(suite, **options)
 
-    monkeypatch.setattr(isolated, "make_env", make_badly_at_first)
+    monkeypatch.setattr(async_env, "make_env", make_badly_at_first)
     data, rollout = Data(config), Rollout(config)
     async with env_process(config, slots=1):
         await until(lambda: len(data.ends) >= 3)
@@ -412,17 +412,17 @@ async def test_an_environment_that_the_action_broke_has_failed_and_is_made_anew_
 async def test_an_environment_that_kills_its_own_process_costs_its_slot_alone(
     config: Config,
 ) -> None:
-    env = {"suite": SUITE, "slots": 2, "isolation": "process", "memory_mb": 160}
+    env = {"suite": SUITE, "slots": 2, "isolation": "process"}
     config = config.model_copy(update={"env": config.env.model_copy(update=env)})
     data, rollout = Data(config), Rollout(config)
     data.task_id = "unruly/well"
-    data.misfits = ["unruly/step-die", "unruly/step-eat"]
+    data.misfits = ["unruly/step-die", "unruly/step-raise"]
     async with env_process(config, slots=2):
         await until(lambda: len(data.ends) >= 8 and data.gauge("restarts") == 2)
         assert data.gauge("hung") == 0
     reasons = [end.reason for end in data.ends if end.stop_reason == "environment"]
     assert sorted(reason.rpartition(": ")[0].partition(": ")[2] for reason in reasons) == [
-        *("step", "step: MemoryError")
+        *("step", "step: ZeroDivisionError")
     ]
     assert {end.outcome for end in data.ends[-3:] if end.stop_reason != "cancelled"} <= {
         *("pass", "fail")

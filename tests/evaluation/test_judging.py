@@ -16,6 +16,7 @@ from bus.messages import Judgement
 from dart_cli.cli.main import main
 from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.evaluation.judging import JudgeOptions, judge_run
+from dart_cli.judge.judge import JudgeLimits
 from tests.data import parts
 from tests.data.parts import Clock, make_ledger, play_group, small_config
 from tests.judge.chat_server import Says, chat
@@ -50,8 +51,8 @@ def run_dir(tmp_path: Path) -> Path:
 
 def judged(run_dir: Path, says: Says, **options: Any) -> dict[str, Any]:
     with chat(says) as url:
-        given = {"url": url, "model": "eyes", "attempts": 1, "concurrent": 1}
-        return judge_run(JudgeOptions(run_dir, given, **options))
+        given, limits = {"url": url, "model": "eyes"}, JudgeLimits(attempts=1, concurrent=1)
+        return judge_run(JudgeOptions(run_dir, given, limits=limits, **options))
 
 
 def test_opinions_are_kept_and_counted_beside_the_evaluators(run_dir: Path) -> None:

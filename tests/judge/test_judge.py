@@ -15,7 +15,7 @@ from bus.errors import UserError
 from bus.messages import Judgement
 from dart_cli.config.schema import JudgeConfig
 from dart_cli.judge.evidence import Evidence, shrunk
-from dart_cli.judge.judge import Judge, Purpose, name_of
+from dart_cli.judge.judge import Judge, JudgeLimits, Purpose, name_of
 from tests.judge.chat_server import Says, chat
 
 
@@ -32,12 +32,10 @@ def evidence(steps: int = 3, images: int = 5) -> Evidence:
     return told
 
 
-def ask(
-    says: Says, *, use: Purpose = "missing", threshold: float = 1.0, **settings: Any
-) -> Judgement:
+def ask(says: Says, *, use: Purpose = "missing", attempts: int = 4, **settings: Any) -> Judgement:
     async def run(url: str) -> Judgement:
         config = JudgeConfig(url=url, model="eyes", **settings)
-        async with Judge(config, threshold, back_off_s=0.0) as judge:
+        async with Judge(config, JudgeLimits(attempts=attempts, back_off_s=0.0)) as judge:
             return await judge.judge(evidence(images=config.images), use)
 
     with chat(says) as url:
@@ -74,13 +72,13 @@ def test_it_sees_the_task_the_actions_and_the_screens_in_order() -> None:
 @pytest.mark.parametrize(
     ("text", "outcome", "score"),
     [
-        ('{"score": 0.75, "reason": "most"}', "pass", 0.75),
+        ('{"score": 1.0, "reason": "all"}', "pass", 1.0),
         ('{"score": 0.5}', "fail", 0.5),
         ('```json\n{"score": 1}\n```', "pass", 1.0),
     ],
 )
-def test_a_score_passes_from_the_threshold_on(text: str, outcome: str, score: float) -> None:
-    said = ask(lambda _: text, answer="score", threshold=0.7)
+def test_a_score_passes_where_it_is_whole(text: str, outcome: str, score: float) -> None:
+    said = ask(lambda _: text, answer="score")
     assert (said.outcome, said.score) == (outcome, score)
 
 
@@ -151,9 +149,8 @@ def test_a_late_answer_is_none(settings: dict[str, Any], reason: str) -> None:
 
     async def run(url: str) -> Judgement:
         try:
-            return await Judge(JudgeConfig(url=url, model="eyes", **settings)).judge(
-                evidence(), "missing"
-            )
+            judge = Judge(JudgeConfig(url=url, model="eyes"), JudgeLimits(**settings))
+            return await judge.judge(evidence(), "missing")
         finally:
             over.set()
 
@@ -163,7 +160,7 @@ def test_a_late_answer_is_none(settings: dict[str, Any], reason: str) -> None:
     assert reason in said.reason
 
 
-def test_no_more_episodes_are_judged_at_once_than_configured() -> None:
+def test_no_more_episodes_are_judged_at_once_than_its_limit() -> None:
     inside, most, lock = 0, 0, threading.Lock()
     both = threading.Barrier(2, timeout=30)
 
@@ -178,7 +175,7 @@ def test_no_more_episodes_are_judged_at_once_than_configured() -> None:
         return '{"verdict": "pass"}'
 
     async def run(url: str) -> None:
-        judge = Judge(JudgeConfig(url=url, model="eyes", concurrent=2))
+        judge = Judge(JudgeConfig(url=url, model="eyes"), JudgeLimits(concurrent=2))
         said = await asyncio.gather(*(judge.judge(evidence(), "check") for _ in range(6)))
         assert {each.outcome for each in said} == {"pass"}
 
@@ -210,7 +207,7 @@ def test_large_screens_are_made_smaller() -> None:
 def test_another_way_of_asking_is_another_judge() -> None:
     config = JudgeConfig(url="http://host/v1", model="eyes")
     assert name_of(config) == name_of(
-        config.model_copy(update={"concurrent": 3, "url": "http://b/v1"})
+        config.model_copy(update={"use": "check", "url": "http://b/v1"})
     )
     assert name_of(config) != name_of(config.model_copy(update={"images": 2}))
     assert name_of(config).startswith("eyes#")

@@ -191,7 +191,13 @@ class Endpoint:
 
 @asynccontextmanager
 async def endpoint(
-    policy: Policy | None = None, *, host: str = "127.0.0.1", token: str = "", **serve: object
+    policy: Policy | None = None,
+    *,
+    host: str = "127.0.0.1",
+    token: str = "",
+    idle_s: float = 600.0,
+    lease_wait_s: float = 30.0,
+    **serve: object,
 ) -> AsyncIterator[Endpoint]:
     """The endpoint over `policy`, in this loop; `serve` are settings of [serve]."""
     config = Config.model_validate(
@@ -212,6 +218,8 @@ async def endpoint(
         cast("RolloutRouter", router),
         SuspendGate(),
         heartbeat := HeartbeatSender(Silence(), "serve", "serve-0", load),
+        idle_s=idle_s,
+        lease_wait_s=lease_wait_s,
     )
     listener = socket.create_server(("127.0.0.1", 0))
     server = make_server(

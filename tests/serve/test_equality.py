@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +18,7 @@ from dart_cli.env.episode import Episode
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer
 from envs.registry import find_task, make_env
-from tests.env.parts import Memory, action_spec, lease, mini, threaded
+from tests.env.parts import Lenient, Memory, action_spec, lease, mini, threaded
 from tests.serve.parts import Endpoint, endpoint, url
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "chat_loop.py"
@@ -101,7 +102,7 @@ async def test_an_agent_that_shows_the_same_history_gets_the_same_tokens(
         await own.engine.close()
         assert len(sink.steps) >= 4
         await _replay(there, task, sink.steps)
-        _assert_same(there.data.steps, sink.steps)
+        _assert_same(there.data.steps, sink.steps, SAME - {"action"})  # of any text, a wait
     await answers.engine.close()
 
 
@@ -112,7 +113,7 @@ async def _with_limit(answers: Answers, task_id: str, steps: int) -> tuple[Memor
         given = lease(task_id, seed=1, max_steps=steps)
         sampling = given.sampling.model_copy(update={"seed": 1000 + 10 * attempt})
         given = given.model_copy(update={"sampling": sampling})
-        spec = action_spec("noop", images=3, turns=8)
+        spec = replace(action_spec(images=3, turns=8), codec=Lenient())
         await Episode(env, given, find_task("mini", task_id), answers, sink, spec).play()
         await env.close()
         if len(sink.steps) >= 4:
@@ -151,9 +152,11 @@ def _shown(image: bytes) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url(image)}}
 
 
-def _assert_same(served: list[StepRecord], expected: list[StepRecord]) -> None:
+def _assert_same(
+    served: list[StepRecord], expected: list[StepRecord], fields: frozenset[str] = SAME
+) -> None:
     assert len(served) == len(expected) > 0
     for mine, theirs in zip(served, expected, strict=True):
-        for name in SAME:
+        for name in fields:
             assert getattr(mine, name) == getattr(theirs, name), name
         assert any(mine.sampled.behaviour_logprobs)

@@ -395,11 +395,6 @@ JUDGE = Table(
             ),
             "names {env.judge.key_env}: no such environment variable, or it is empty",
         ),
-        Rule(
-            "env.judge.answer_s",
-            lambda c: _judge(c).url and _judge(c).answer_s > _judge(c).deadline_s,
-            "must be <= env.judge.deadline_s ({env.judge.deadline_s:g}), got {value}",
-        ),
     ),
     ("env", "eval"),
 )

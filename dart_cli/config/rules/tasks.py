@@ -43,11 +43,6 @@ ENV = Table(
             "evaluation, got {value}",
         ),
         Rule(
-            "env.memory_mb",
-            lambda c: 0 < c.env.memory_mb < LEAST_MEMORY_MB,
-            f"must be 0 or >= {LEAST_MEMORY_MB}, Python alone takes that much, got {{value}}",
-        ),
-        Rule(
             "env.observe",
             lambda c: "screenshot" not in c.env.observe,
             'must have "screenshot", got {value}; add it',

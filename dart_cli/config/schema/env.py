@@ -7,11 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Strict
 
 from dart_cli.config.schema.base import (
-    MANY,
     MOST_SLOTS,
     TRAIN_SEEDS,
-    Count,
-    Device,
     PositiveSeconds,
     Section,
 )
@@ -35,32 +32,11 @@ class JudgeConfig(Section):
     """`url`: environment variable with the key, which is kept nowhere; empty for OPENAI_API_KEY, if it is set."""
 
     answer: Literal["verdict", "score"] = "verdict"
-    """What it is asked for: pass or fail; or the part of the task that is done, a reward in [0, 1] of which
-    a pass needs `env.pass_threshold`."""
+    """What it is asked for: pass or fail; or the part of the task that is done, a reward in [0, 1], of
+    which a pass needs 1."""
 
     images: int = Field(default=5, ge=2, le=64)
     """Most screenshots that it is shown: the first, the last, and others evenly between them."""
-
-    image_size: int = Field(default=1280, ge=64, le=8192)
-    """Longest side of these, pixels; larger ones are made smaller."""
-
-    max_tokens: int = Field(default=1024, ge=16, le=65_536)
-    """Of an answer, thoughts included."""
-
-    answer_s: PositiveSeconds = 60.0
-    """`url`: seconds after which a request has no answer."""
-
-    attempts: int = Field(default=4, ge=1, le=20)
-    """`url`: requests, with growing pauses, before an episode has no answer and is invalid."""
-
-    deadline_s: PositiveSeconds = 300.0
-    """Seconds for one episode, all requests and pauses included."""
-
-    concurrent: int = Field(default=8, ge=1, le=MOST_SLOTS)
-    """Episodes that one `dart env` process has judged at once; other slots wait."""
-
-    device: Device = "auto"
-    """A model folder's; `auto` takes the first GPU, else the CPU."""
 
 
 class EnvConfig(Section):
@@ -90,9 +66,6 @@ class EnvConfig(Section):
     """What the policy is given of a screen: always the screenshot; as text beside it the accessibility
     tree, or what a terminal shows, where the suite has them (docs/environments)."""
 
-    observe_chars: int = Field(default=8000, ge=100, le=200_000)
-    """Most characters of each of these texts in a prompt; what is cut says so."""
-
     screenshots: Literal["png", "webp", "jpeg"] = "png"
     """How screenshots are encoded, once, before the policy sees them: `png` leaves them as the suite
     gives them; `webp` without loss takes a third of that, and less detail of `webp` or `jpeg` still less
@@ -121,23 +94,10 @@ class EnvConfig(Section):
 
     isolation: Literal["thread", "process"] = "thread"
     """Where each environment runs: in a thread, which is cheap; or in a process, which can be killed
-    when it hangs, and which costs its slot alone when it crashes or uses too much memory."""
-
-    memory_mb: int = Field(default=0, ge=0, le=16 * MANY)
-    """`process`: most private memory of each process of an environment, MiB; 0 for no bound."""
-
-    max_processes: Count = 0
-    """`process`: most processes that an environment may have at once; beyond that it is ended, before
-    it can fill the host. 0 for no bound."""
-
-    pass_threshold: float = Field(default=1.0, gt=0, le=1)
-    """Reward that a pass needs where the evaluator gives a reward alone, as those of OSWorld do."""
+    when it hangs, and which costs its slot alone when it crashes."""
 
     judge: JudgeConfig | None = None
     """A second model that judges the episodes of tasks without an evaluator, or checks one."""
-
-    malformed: Literal["end", "noop"] = "end"
-    """What a completion that is no action does: `end` fails the episode, `noop` uses up a step."""
 
 
 def observed_kinds(env: EnvConfig) -> tuple[str, ...]:

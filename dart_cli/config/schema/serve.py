@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from dart_cli.config.schema.base import MOST_SLOTS, PositiveSeconds, Section
+from dart_cli.config.schema.base import MOST_SLOTS, Section
 
 
 class ServeConfig(Section):
@@ -20,15 +20,6 @@ class ServeConfig(Section):
 
     sessions: int = Field(default=64, ge=1, le=MOST_SLOTS)
     """Episodes that may be open at once; a further one is answered with 429."""
-
-    idle_s: PositiveSeconds = 600.0
-    """Seconds without a request after which an episode is over, as invalid: its agent is gone."""
-
-    lease_wait_s: PositiveSeconds = 30.0
-    """Seconds that a request waits for a task to play before it is answered with 503 and the reason."""
-
-    body_mb: int = Field(default=64, ge=1, le=1024)
-    """Largest request, MiB; screenshots as base64 take a third more than as files."""
 
     sampling: Literal["refuse", "ignore"] = "refuse"
     """What becomes of a request's own temperature, token limit and the like, where they differ from

@@ -123,7 +123,8 @@ class ManualEpisode:
     def play(self, player: Callable[[ManualEpisode], Iterator[Action]]) -> Verdict:
         """Play until the episode ends or the player stops. Raises EnvError if it cannot begin."""
         with _using("reset"):
-            screen, self._instruction = calls.reset(self.env, self.task, self.seed)
+            began = calls.reset(self.env, self.task, self.seed)
+        screen, self._instruction = began.observation, began.instruction
         self._show("reset", screen)
         size = f"{screen.width}x{screen.height} pixels"
         self.console.print(f"{self.task.id}, seed {self.seed}, {size}", soft_wrap=True)

@@ -50,7 +50,7 @@ class TaskReport:
     flaky: list[str] = field(default_factory=list)  # a seed that did not repeat
     oracle_failures: list[str] = field(default_factory=list)
     odd_rewards: list[str] = field(default_factory=list)  # of passes, too low
-    partial_passes: bool = False  # a pass had a reward below env.pass_threshold as it comes, 1.0
+    partial_passes: bool = False  # a pass had a reward below 1.0
     oracle: tuple[int, int] | None = None  # (passed, played); None where there is no oracle
     random: tuple[int, int] = (0, 0)  # (passed, played)
     reset_p95_s: float | None = None

@@ -10,7 +10,7 @@ from envs.embedded.env import EmbeddedEnv
 from envs.embedded.scene import SceneFactory
 from envs.embedded.suites import DESK_SLACK, DeskSuite
 from envs.embedded.theme import DESK_THEMES
-from envs.options import ImageEncoding, Size, checked
+from envs.options import Count, ImageEncoding, Size, checked
 
 APPS: dict[str, tuple[SceneFactory, int, Split]] = {
     "mail-star": (mail.StarScene, 3, "train"),
@@ -68,7 +68,7 @@ class AppsSuite:
         *,
         size: Size = size,
         encoding: ImageEncoding = "png",
-        slack: int = DESK_SLACK,
+        slack: Count = DESK_SLACK,
     ) -> EmbeddedEnv:
         """An environment of `size` pixels: (width, height) or "448x336", in PNG or JPEG."""
         return EmbeddedEnv(

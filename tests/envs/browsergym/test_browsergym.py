@@ -92,7 +92,6 @@ def test_an_answer_is_a_message_and_its_reward_a_score(env: BrowsergymEnv) -> No
     _, reward, ended, _, _ = env.step(Answer(text='it\'s "42"\n'))
     verdict = env.evaluate()
     assert (reward, ended, verdict.outcome, verdict.reward) == (0.5, True, "fail", 0.5)
-    assert verdict.with_threshold(0.5).outcome == "pass"
 
 
 def test_fail_reports_that_the_task_cannot_be_done(env: BrowsergymEnv) -> None:
