@@ -21,6 +21,7 @@ from dart_cli.algo.trackers import Tracker
 from dart_cli.data.exchange.transfer import run_id
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import CountersRow, ReplayCounts
+from dart_cli.inspection.trajectories import CANCELLED, STATES
 from dart_cli.status.page import judge_json
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
@@ -50,9 +51,22 @@ class Counts:
     mean_steps: float | None  # of those that passed or failed
 
     @property
+    def by_state(self) -> dict[str, int]:
+        """Trajectories in each state."""
+        numbers: dict[str, int] = dict.fromkeys(STATES, 0)
+        for each in self.states:
+            numbers[each.state] += each.number
+        return numbers
+
+    @property
+    def dropped(self) -> list[StateCount]:
+        """Why trajectories were dropped, the most frequent reason first."""
+        return [each for each in self.states if each.state == "dropped"]
+
+    @property
     def cancelled(self) -> int:
         """Those that the end of the run or a lease cut off."""
-        return sum(each.number for each in self.states if each.reason == "cancelled")
+        return sum(each.number for each in self.states if each.reason == CANCELLED)
 
 
 @dataclass(frozen=True)

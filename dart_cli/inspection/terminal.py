@@ -8,16 +8,16 @@ print_counts       how much there is of everything
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
 from bus.snapshot import JudgeView
 from dart_cli.data.stall_rules import INVALID_SHARE, TELLING_INVALID
-from dart_cli.data.store.rows import SizesRow
+from dart_cli.data.store.rows import SizesRow, TrajectoryRow
 from dart_cli.evaluation.marks import action_words
-from dart_cli.inspection.counts import OUTCOMES, RunCounts, StateCount, counts_of
+from dart_cli.inspection.counts import RunCounts, StateCount, counts_of
 from dart_cli.inspection.explain import Event
 from dart_cli.inspection.trajectories import CANCELLED, Shown, Step, Subject
 from dart_cli.policy.pointer.patches import DrawnPatch
@@ -25,7 +25,7 @@ from dart_cli.runtime.tables import (
     fraction,
     moment,
     or_dash,
-    page_table,
+    table_of,
     verdict_words,
     versions,
 )
@@ -64,42 +64,42 @@ def left_out_note(count: int) -> str:
 
 
 def _trajectories(place: str, rows: Sequence[Subject]) -> Table:
-    right = ("steps", "version", "seconds")
-    table = page_table(place, "trajectory", "task", "state", "outcome", *right, right=right)
-    for each in rows:
-        row = each.trajectory
-        assert row is not None
-        reason = f" {row.reason}" if row.reason else ""
-        batch = "" if row.batch_id is None else f" in {row.batch_id}"
-        table.add_row(
-            row.id,
-            each.task_id,
-            f"{row.state}{reason}{batch}",
-            verdict_words(row.outcome, row.reward) if row.outcome else "-",
-            or_dash(row.steps),
-            versions(row.oldest_version, row.newest_version),
-            or_dash(row.wall_s, ".1f"),
-        )
-    return table
+    task_of = {each.id: each.task_id for each in rows}
+    return table_of(
+        place,
+        [each.trajectory for each in rows if each.trajectory is not None],
+        {
+            "trajectory": lambda row: row.id,
+            "task": lambda row: task_of[row.id],
+            "state": _state,
+            "outcome": lambda row: verdict_words(row.outcome, row.reward) if row.outcome else "-",
+            ">steps": lambda row: or_dash(row.steps),
+            ">version": lambda row: versions(row.oldest_version, row.newest_version),
+            ">seconds": lambda row: or_dash(row.wall_s, ".1f"),
+        },
+    )
+
+
+def _state(row: TrajectoryRow) -> str:
+    batch = "" if row.batch_id is None else f"in {row.batch_id}"
+    return " ".join(filter(None, (row.state, row.reason, batch)))
 
 
 def _pool(place: str, rows: Sequence[Subject]) -> Table:
-    columns = ("trajectory", "task", "source", "steps", "log-probs", "used", "origin", "since")
-    table = page_table(f"pool of {place}", *columns, right=("steps", "used"))
-    for each in rows:
-        row = each.pool
-        assert row is not None
-        table.add_row(
-            row.trajectory_id[:13],
-            row.task_id,
-            row.source,
-            str(row.steps),
-            "known" if row.known else "unknown",
-            str(row.used),
-            row.origin or "-",
-            "evicted" if row.evicted_at else moment(row.added_at),
-        )
-    return table
+    return table_of(
+        f"pool of {place}",
+        [each.pool for each in rows if each.pool is not None],
+        {
+            "trajectory": lambda row: row.trajectory_id[:13],
+            "task": lambda row: row.task_id,
+            "source": lambda row: row.source,
+            ">steps": lambda row: str(row.steps),
+            "log-probs": lambda row: "known" if row.known else "unknown",
+            ">used": lambda row: str(row.used),
+            "origin": lambda row: row.origin or "-",
+            "since": lambda row: "evicted" if row.evicted_at else moment(row.added_at),
+        },
+    )
 
 
 # --- one trajectory --------------------------------------------------------------------------
@@ -113,24 +113,21 @@ def print_trajectory(console: Console, place: str, shown: Shown) -> None:
         console.print(f'  "{shown.instruction}"', soft_wrap=True)
     for line in _headlines(shown):
         console.print(f"  {line}")
+    columns: dict[str, Callable[[Step], str]] = {
+        ">step": lambda step: str(step.step),
+        "text": lambda step: step.text,
+        "action": lambda step: action_words(step.action) if step.action else f"none: {step.error}",
+        ">reward": lambda step: or_dash(step.reward, ".3g"),
+        ">log-prob": lambda step: or_dash(step.logprob, ".3f"),
+        ">entropy": lambda step: or_dash(step.entropy, ".3f"),
+        ">model s": lambda step: f"{step.model_s:.3f}",
+        ">env s": lambda step: f"{step.env_s:.3f}",
+        "trained": _use,
+    }
     # The shipped suites repeat the verdict's reward at the last step: that says nothing new.
-    reward = ("reward",) if any(step.reward for step in steps[:-1]) else ()
-    numbers = (*reward, "log-prob", "entropy", "model s", "env s")
-    columns = ("step", "text", "action", *numbers, "trained")
-    table = page_table("steps", *columns, right=("step", *numbers))
-    for step in steps:
-        table.add_row(
-            str(step.step),
-            step.text,
-            action_words(step.action) if step.action else f"none: {step.error}",
-            *(or_dash(step.reward, ".3g") for _ in reward),
-            or_dash(step.logprob, ".3f"),
-            or_dash(step.entropy, ".3f"),
-            f"{step.model_s:.3f}",
-            f"{step.env_s:.3f}",
-            _use(step),
-        )
-    console.print(table)
+    if not any(step.reward for step in steps[:-1]):
+        del columns[">reward"]
+    console.print(table_of("steps", steps, columns))
     for step in steps:
         for patch in step.patches:
             console.print(f"step {step.step}, token {patch.token}: {_patch(patch)}")
@@ -235,31 +232,40 @@ def print_counts(
 
 
 def _states(title: str, rows: Sequence[StateCount]) -> Table:
-    table = page_table(title, "state", "reason", "number", right=("number",))
-    for row in rows:
-        table.add_row(row.state, row.reason or "-", str(row.number))
-    return table
+    return table_of(
+        title,
+        rows,
+        {
+            "state": lambda row: row.state,
+            "reason": lambda row: row.reason or "-",
+            ">number": lambda row: str(row.number),
+        },
+    )
 
 
 def _tasks(place: str, counts: RunCounts) -> Table:
-    partial = any(each.mean_reward != each.success for each in counts.tasks.values())
-    reward = ("reward",) if partial else ()
-    expected = ("expected",) if counts.expected else ()
-    numbers = ("success", *reward, *expected, *OUTCOMES, "mean steps")
-    table = page_table(f"tasks of {place}", "task", *numbers, "pool", right=numbers)
-    for task in sorted({*counts.tasks, *counts.pool}):
-        fared = counts.tasks.get(task) or counts_of([])
-        sources = sorted(counts.pool.get(task, {}).items())
-        table.add_row(
-            task,
-            fraction(fared.success),
-            *(fraction(fared.mean_reward) for _ in reward),
-            *(fraction(counts.expected.get(task, [None])[0]) for _ in expected),
-            *(str(number) for number in fared.verdicts.values()),
-            or_dash(fared.mean_steps, ".1f"),
-            ", ".join(f"{number} {source}" for source, number in sources) or "-",
-        )
-    return table
+    nothing = counts_of([])
+    fared = {name: counts.tasks.get(name, nothing) for name in {*counts.tasks, *counts.pool}}
+    columns: dict[str, Callable[[str], str]] = {
+        "task": lambda name: name,
+        ">success": lambda name: fraction(fared[name].success),
+        ">reward": lambda name: fraction(fared[name].mean_reward),
+        ">expected": lambda name: fraction(counts.expected.get(name, [None])[0]),
+        ">pass": lambda name: str(fared[name].verdicts["pass"]),
+        ">fail": lambda name: str(fared[name].verdicts["fail"]),
+        ">invalid": lambda name: str(fared[name].verdicts["invalid"]),
+        ">mean steps": lambda name: or_dash(fared[name].mean_steps, ".1f"),
+        "pool": lambda name: _listed(counts.pool.get(name, {})),
+    }
+    if not any(each.mean_reward != each.success for each in fared.values()):
+        del columns[">reward"]
+    if not counts.expected:
+        del columns[">expected"]
+    return table_of(f"tasks of {place}", sorted(fared), columns)
+
+
+def _listed(numbers: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in sorted(numbers.items())) or "-"
 
 
 def _invalid_hints(place: str, counts: RunCounts) -> Iterator[str]:

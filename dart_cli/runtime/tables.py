@@ -1,6 +1,6 @@
 """How values read, the same on every page and in every table.
 
-page_table       an empty table with its title and columns
+page_table       an empty table with its title and columns; table_of, a row for each of some things
 verdict_words    an outcome, with its reward where that says more
 or_dash          a number; fraction, with two digits
 minutes, moment  a duration, a moment
@@ -9,14 +9,18 @@ versions         which weights sampled a trajectory
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from typing import TypeVar
 
 from rich import box
+from rich.console import RenderableType
 from rich.table import Table
 
 from bus.messages import Outcome
 from envs.base import reward_of
+
+_Row = TypeVar("_Row")
 
 
 def page_table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
@@ -32,6 +36,21 @@ def page_table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
     )
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left")
+    return table
+
+
+def table_of(
+    title: str,
+    rows: Iterable[_Row],
+    columns: Mapping[str, Callable[[_Row], RenderableType]],
+    style: Callable[[_Row], str] = lambda _: "",
+) -> Table:
+    """A row for each thing; a column's name begins with `>` where it holds numbers."""
+    names = [name.removeprefix(">") for name in columns]
+    right = [name[1:] for name in columns if name.startswith(">")]
+    table = page_table(title, *names, right=right)
+    for row in rows:
+        table.add_row(*(value(row) for value in columns.values()), style=style(row))
     return table
 
 

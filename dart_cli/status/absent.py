@@ -56,26 +56,17 @@ def over(run_dir: Path) -> str:
 
 def ended_badly(run_dir: Path) -> str:
     """The error that ended the run's data process; empty if none did."""
-    return last_error(_data_log(run_dir))
+    return last_error(log_dir(run_dir) / "data.log")
 
 
 def ended_well(run_dir: Path) -> str:
     """Why the run was over when its data process ended; empty if it was not, or an error ended it."""
-    return "" if ended_badly(run_dir) else why_over(_data_log(run_dir))
-
-
-def _data_log(run_dir: Path) -> Path:
-    return log_dir(run_dir) / "data.log"
+    return "" if ended_badly(run_dir) else _found_last(log_dir(run_dir) / "data.log", _OVER)
 
 
 def last_error(log_file: Path) -> str:
     """The error that ended the process whose log this is, in one line; empty if none did."""
     return _found_last(log_file, _ERROR)
-
-
-def why_over(log_file: Path) -> str:
-    """Why the run of this log was over when its process ended; empty if it was not."""
-    return _found_last(log_file, _OVER)
 
 
 def _found_last(log_file: Path, wanted: re.Pattern[str]) -> str:

@@ -9,7 +9,7 @@ sparkline      numbers as one line of blocks
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -20,9 +20,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from bus.snapshot import JudgeView, ProcessView, Snapshot, SyncView, UsageView
+from bus.snapshot import JudgeView, ProcessView, Snapshot, TaskView, UsageView
 from dart_cli.algo.agreement import Agreement
-from dart_cli.runtime.tables import fraction, minutes, page_table
+from dart_cli.runtime.tables import fraction, minutes, table_of
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BAR_CELLS = 24
@@ -195,22 +195,23 @@ def _is_partial(snapshot: Snapshot) -> bool:
 
 
 def _processes(snapshot: Snapshot) -> Table:
-    names = ["process", "state", "version", "load", "waits for", "heard"]
-    several_hosts = len({process.host for process in snapshot.processes}) > 1
-    table = page_table("processes", *names, right=("version", "heard"))
     order = {role: index for index, role in enumerate(_ROLE_ORDER)}
-    for process in sorted(snapshot.processes, key=lambda p: (order.get(p.role, 9), p.worker)):
-        waits = f"{process.waiting_for} ({process.waiting_s:.0f} s)" if process.waiting_for else ""
-        table.add_row(
-            f"{process.worker} ({process.host})" if several_hosts else process.worker,
-            Text(process.state, _STATE_STYLES.get(process.state, "")) if process.alive else "dead",
-            "-" if process.policy_version < 0 else str(process.policy_version),
-            _gauges(process),
-            waits,
-            f"{process.heartbeat_age_s:.0f} s",
-            style="" if process.alive else "red",
-        )
-    return table
+    hosts = {process.host for process in snapshot.processes}
+    return table_of(
+        "processes",
+        sorted(snapshot.processes, key=lambda p: (order.get(p.role, 9), p.worker)),
+        {
+            "process": lambda p: f"{p.worker} ({p.host})" if len(hosts) > 1 else p.worker,
+            "state": lambda p: Text(p.state, _STATE_STYLES.get(p.state, "")) if p.alive else "dead",
+            ">version": lambda p: "-" if p.policy_version < 0 else str(p.policy_version),
+            "load": _gauges,
+            "waits for": lambda p: (
+                f"{p.waiting_for} ({p.waiting_s:.0f} s)" if p.waiting_for else ""
+            ),
+            ">heard": lambda p: f"{p.heartbeat_age_s:.0f} s",
+        },
+        style=lambda p: "" if p.alive else "red",
+    )
 
 
 def _gauges(process: ProcessView) -> str:
@@ -269,27 +270,25 @@ def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
 
 def _syncs(snapshot: Snapshot) -> Table:
     """Each rollout worker's newest weights and what taking them cost."""
-    columns = ("worker", "version", "ago", "waited", "transfer", "pause", "in flight", "syncs")
-    table = page_table("weights taken", *columns, right=columns[1:])
     newest = sorted(snapshot.syncs, key=lambda sync: sync.done_at, reverse=True)
-    for sync in newest[:_MAX_SYNCS]:
-        table.add_row(*_sync(sync, snapshot.now), style="red" if sync.error else "")
+    table = table_of(
+        "weights taken",
+        newest[:_MAX_SYNCS],
+        {
+            "worker": lambda sync: sync.worker,
+            ">version": lambda sync: str(sync.policy_version),
+            ">ago": lambda sync: _short(max(snapshot.now - sync.done_at, 0.0)),
+            ">waited": lambda sync: _short(sync.waited_s),
+            ">transfer": lambda sync: _short(sync.transfer_s),
+            ">pause": lambda sync: _short(sync.pause_s + sync.finish_s + sync.resume_s),
+            ">in flight": lambda sync: str(sync.in_flight),
+            ">syncs": lambda sync: str(sync.syncs) + (f", {sync.refused} bad" * (sync.refused > 0)),
+        },
+        style=lambda sync: "red" if sync.error else "",
+    )
     if len(newest) > _MAX_SYNCS:
         table.add_row(f"and {len(newest) - _MAX_SYNCS} more, longer ago", style="bright_black")
     return table
-
-
-def _sync(sync: SyncView, now: float) -> list[str]:
-    refused = f", {sync.refused} bad" if sync.refused else ""
-    pause_s = sync.pause_s + sync.finish_s + sync.resume_s
-    return [
-        sync.worker,
-        str(sync.policy_version),
-        _short(max(now - sync.done_at, 0.0)),
-        *map(_short, (sync.waited_s, sync.transfer_s, pause_s)),
-        str(sync.in_flight),
-        f"{sync.syncs}{refused}",
-    ]
 
 
 def _short(seconds: float) -> str:
@@ -367,25 +366,24 @@ def _training(snapshot: Snapshot) -> Table:
 
 
 def _tasks(snapshot: Snapshot) -> Table:
-    reward = ("reward",) if _is_partial(snapshot) else ()
-    numbers = ("trajectories", "invalid", "played next")
-    columns = ("task", *reward, "success", "over versions", *numbers)
-    table = page_table("tasks", *columns, right=("reward", "success", *numbers))
-    curves = columns.index("over versions")
-    table.columns[curves].no_wrap = True  # a curve may hold spaces; it must not be broken there
-    for task in snapshot.tasks:
-        share = task.invalid_share or 0.0
-        invalid = f"{task.invalid} ({share:.0%})" if share >= 0.01 else str(task.invalid)
-        table.add_row(
-            task.task_id,
-            *(fraction(task.reward) for _ in reward),
-            fraction(task.success),
-            sparkline(task.curve[-30:], 0, 1),
-            str(task.trajectories),
-            Text(invalid, "yellow" if task.invalid else ""),
-            f"{task.weight:.0%}",
-        )
-    return table
+    columns: dict[str, Callable[[TaskView], RenderableType]] = {
+        "task": lambda task: task.task_id,
+        ">reward": lambda task: fraction(task.reward),
+        ">success": lambda task: fraction(task.success),
+        # A curve may hold spaces; it must not be broken there.
+        "over versions": lambda task: Text(sparkline(task.curve[-30:], 0, 1), no_wrap=True),
+        ">trajectories": lambda task: str(task.trajectories),
+        ">invalid": lambda task: Text(_invalid(task), "yellow" if task.invalid else ""),
+        ">played next": lambda task: f"{task.weight:.0%}",
+    }
+    if not _is_partial(snapshot):
+        del columns[">reward"]
+    return table_of("tasks", snapshot.tasks, columns)
+
+
+def _invalid(task: TaskView) -> str:
+    share = task.invalid_share or 0.0
+    return f"{task.invalid} ({share:.0%})" if share >= 0.01 else str(task.invalid)
 
 
 # --- judges ----------------------------------------------------------------------------------

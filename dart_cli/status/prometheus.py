@@ -1,6 +1,6 @@
-"""`dart status --prometheus PORT`: the snapshot as Prometheus metrics, on loopback.
+"""`dart status --prometheus PORT`: the numbers of the snapshot as Prometheus metrics, on loopback.
 
-    families         a snapshot as named numbers
+    numbers          every number of a snapshot, by the names that it has there, with labels
     run_prometheus   serves them until the run ends or Ctrl-C
 
 Every scrape gives the newest snapshot, at most `every_s` old. While no data process answers,
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from bus.errors import BusError, ConfigError, MissingPartError
 from bus.snapshot import Snapshot
@@ -21,70 +21,49 @@ from dart_cli.status.page import problems
 from dart_cli.status.watch import Watcher
 
 HOST = "127.0.0.1"
-_SAID = ("both_pass", "both_fail", "judge_alone", "evaluator_alone", "unanswered")
-_RATES = ("trajectories", "steps", "actions", "train_steps")
+_KEYED = {  # parts whose keys are values of a label
+    "dropped": "reason",
+    "groups_dropped": "reason",
+    "groups_dropped_since_batch": "reason",
+    "judges_verdicts": "verdict",
+    "metrics": "metric",
+    "permits": "worker",
+    "processes_gauges": "gauge",
+    "replays_refused": "reason",
+    "staleness_histogram": "versions",
+    "trajectories": "state",
+    "usage": "role",
+    "usage_minute": "phase",
+    "usage_total": "phase",
+    "verdicts": "verdict",
+}
+_NAMED = {  # lists, and what tells their members apart
+    "judges": ("judge",),
+    "processes": ("worker", "role", "host"),
+    "syncs": ("worker",),
+    "tasks": ("task_id",),
+}
 
-_Sample = tuple[tuple[str, ...], float | None]  # values of the labels; None is not exported
-
-
-class Family(NamedTuple):
-    """Numbers of one name."""
-
-    name: str  # without dart_
-    help: str
-    samples: list[_Sample]
-    labels: tuple[str, ...] = ()
-
-
-def families(seen: Snapshot) -> list[Family]:
-    """All metrics of a run."""
-    whole: list[tuple[str, str, float | None]] = [
-        ("healthy", "1 where nothing needs attention", not problems(seen)),
-        ("stalls", "Things that stand still for too long", len(seen.stalls)),
-        ("updates", "Batches in the weights", seen.updates),
-        ("policy_version", "Newest published weights", seen.policy_version),
-        ("store_bytes", "Database on disk", seen.store_bytes),
-        ("success", "Mean over tasks of their moving averages", seen.success),
-        ("reward", "Mean over tasks of their rewards' moving averages", seen.reward),
-        ("staleness_mean", "Versions behind, recent batches", seen.staleness.mean),
-        ("replays", "Updates on a batch again", seen.replays.updates),
-    ]
-    rates = {name: getattr(seen.rates, name) for name in _RATES}
-    groups = {name: getattr(seen.groups, name) for name in ("open", "ready", "batched")}
-    usage = {
-        (role, phase): seconds
-        for role, each in seen.usage.items()
-        for phase, seconds in each.total.items()
-    }
-    said = {(each.judge, name): getattr(each, name) for each in seen.judges for name in _SAID}
-    success = {task.task_id: task.success for task in seen.tasks}
-    invalid = {task.task_id: task.invalid_share for task in seen.tasks}
-    process = ("worker", "role", "host")
-    alive = {(each.worker, each.role, each.host): each.alive for each in seen.processes}
-    waits = {(each.worker, each.role, each.host): each.waiting_s for each in seen.processes}
-    return [
-        *(Family(name, help_, [((), value)]) for name, help_, value in whole),
-        _by("trajectories", "By state in the ledger", seen.trajectories, "state"),
-        _by("verdicts", "Judged trajectories", seen.verdicts, "verdict"),
-        _by(
-            "judged", "Judged trajectories, by what judge and evaluator say", said, "judge", "said"
-        ),
-        _by("per_minute", "Throughput of the last minute", rates, "of"),
-        _by("groups", "Groups by where they stand", groups, "state"),
-        _by("replays_refused", "Batches not trained on again", seen.replays.refused, "reason"),
-        _by("task_success", "Moving average", success, "task"),
-        _by("task_invalid", "Share of recent episodes", invalid, "task"),
-        _by("train", "Newest metrics of the trainer", seen.metrics, "metric"),
-        _by("seconds", "Time by role and phase", usage, "role", "phase"),
-        _by("alive", "Heard within the limit", alive, *process),
-        _by("waiting_seconds", "Its longest wait", waits, *process),
-    ]
+_Number = tuple[str, dict[str, str], float]
 
 
-def _by(name: str, help_: str, values: Mapping[Any, float | None], *labels: str) -> Family:
-    """A number for each value of one label, or for each tuple of values of several."""
-    samples = [((key,) if isinstance(key, str) else key, each) for key, each in values.items()]
-    return Family(name, help_, samples, labels)
+def numbers(
+    value: Any, name: str = "", labels: Mapping[str, str] | None = None
+) -> Iterator[_Number]:
+    """(name, labels, number) of each finite number in a dumped snapshot; curves and texts are left out."""
+    known = dict(labels or {})
+    if isinstance(value, int | float) and math.isfinite(value):
+        yield name, known, float(value)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            if label := _KEYED.get(name):
+                yield from numbers(each, name, known | {label: str(key)})
+            else:
+                yield from numbers(each, f"{name}_{key}".lstrip("_"), known)
+    elif isinstance(value, list) and name in _NAMED:
+        for each in value:
+            own = {label: str(each[label]) for label in _NAMED[name]}
+            yield from numbers(each, name, known | own)
 
 
 class _SnapshotCollector:
@@ -96,16 +75,18 @@ class _SnapshotCollector:
         self._family = family
 
     def collect(self) -> Iterator[Any]:
-        """One family for each name that has numbers."""
+        """One family for each name."""
         seen = self.snapshot
-        up = Family("up", "1 where data answers", [((), seen is not None)])
-        for each in (up, *(families(seen) if seen else ())):
-            family = self._family(f"dart_{each.name}", each.help, labels=each.labels)
-            for key, value in each.samples:
-                if value is not None and math.isfinite(value):
-                    family.add_metric(key, value)
-            if family.samples:
-                yield family
+        found: list[_Number] = [("up", {}, float(seen is not None))]
+        if seen is not None:
+            found += [("healthy", {}, float(not problems(seen))), *numbers(seen.model_dump())]
+        families: dict[str, Any] = {}
+        for name, labels, value in found:
+            if name not in families:
+                help_ = f"{name} of `dart status --json`"
+                families[name] = self._family(f"dart_{name}", help_, labels=list(labels))
+            families[name].add_metric(list(labels.values()), value)
+        yield from families.values()
 
 
 async def run_prometheus(

@@ -2,7 +2,6 @@
 
 line_chart   series over a common axis, with a grid; legend names their colours
 sparkline    one series of shares, small
-bar          a share of a whole
 token_bars   a value for each token, coloured by the weights that sampled it
 """
 
@@ -69,15 +68,6 @@ def sparkline(points: Sequence[Interval], label: str) -> Markup:
     """One line of shares in [0, 1] without axes; empty where there are no points."""
     line = Series(label, points)
     return line_chart([line], width=120, height=24, low=0.0, high=1.0, label=label, axes=False)
-
-
-def bar(share: float, kind: str = "") -> Markup:
-    """A share of a whole in [0, 1] as a bar; `kind` is a class of view.css."""
-    width = 100 * min(1.0, max(0.0, share))
-    return Markup(
-        '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
-        '<rect class="track" width="100" height="8"/><rect class="{}" width="{}" height="8"/></svg>'
-    ).format(f"fill {kind}".strip(), f"{width:.2f}")
 
 
 def token_bars(

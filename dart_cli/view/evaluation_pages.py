@@ -60,7 +60,7 @@ def evaluation(run_dir: Path, site: Site, query: Query, name: str) -> Values:
     values = evaluated_page(run_dir, site, query) | {
         "found": found,
         "parts": list(_parts(found)),
-        "films": [_film(run_dir, site, name, film) for film in _spread(films, MOST_FILMS)],
+        "films": [_film(run_dir, site, name, film) for film in films[:MOST_FILMS]],
         "more_films": max(0, len(films) - MOST_FILMS),
         "invalid": [row for row in found.episodes if row.outcome == "invalid"],
         "most_invalid": MOST_INVALID,
@@ -140,16 +140,6 @@ def _parts(found: Evaluation) -> Iterator[Part]:
             f"{mode}, compositions", score.compositions, score.composed, score.composed_pass_at
         )
         yield from (each for each in (part, composed) if each.rows)
-
-
-def _spread(films: Sequence[Film], most: int) -> list[Film]:
-    """At most so many, of as many tasks as possible, in their order."""
-    by_task: dict[str, list[Film]] = {}
-    for film in films:
-        by_task.setdefault(film.task_id, []).append(film)
-    turns = max(map(len, by_task.values()), default=0)
-    taken = [part[turn] for turn in range(turns) for part in by_task.values() if turn < len(part)]
-    return taken[:most]
 
 
 def _film(run_dir: Path, site: Site, name: str, film: Film) -> Values:

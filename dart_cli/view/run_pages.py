@@ -26,7 +26,7 @@ from dart_cli.data.store.open import DATABASE, open_reader
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import CurvePoint, GroupRow, GroupState, RunRow, TrajectoryRow
 from dart_cli.evaluation.results import read_evaluation
-from dart_cli.inspection.counts import OUTCOMES, Counts, RunCounts, count, counts_of
+from dart_cli.inspection.counts import OUTCOMES, RunCounts, count, counts_of
 from dart_cli.inspection.curves import (
     Series,
     by_task,
@@ -51,7 +51,6 @@ from dart_cli.inspection.trajectories import (
 from dart_cli.view.charts import (
     TASK_COLOURS,
     VERSION_COLOURS,
-    bar,
     legend,
     line_chart,
     sparkline,
@@ -115,7 +114,6 @@ def run(reader: Reader, site: Site, query: Query) -> Values:
         "disk_bytes": reader.bytes_on_disk(),
         "success_chart": _success_chart(reader, curve),
         "tasks": _task_rows(counts, curve),
-        **_states(counts.all),
         "metrics": _metric_cards(reader),
         "newest": listed(reader, newest[: -NEWEST - 1 : -1]),
         "processes": [(each, now - each.heard_at) for each in reader.processes()],
@@ -141,29 +139,6 @@ def run_row(reader: Reader) -> Values:
         "trajectories": reader.count_trajectories(),
         "begun": started and started.created_at,
         "live": any(time.time() - each.heard_at < LIVE_S for each in reader.processes()),
-    }
-
-
-def _states(counts: Counts) -> Values:
-    """How many trajectories are in which state, and why they were dropped, each with a bar."""
-    sums = dict.fromkeys(STATES, 0)
-    for each in counts.states:
-        sums[each.state] += each.number  # type: ignore[index]
-    dropped = [each for each in counts.states if each.state == "dropped"]
-    return {
-        "stages": [
-            (state, {"state": state}, number, bar(number / (counts.trajectories or 1), state))
-            for state, number in sums.items()
-        ],
-        "drops": [
-            (
-                each.reason,
-                {"state": "dropped", "reason": each.reason},
-                each.number,
-                bar(each.number / sums["dropped"], "dropped"),
-            )
-            for each in dropped
-        ],
     }
 
 
@@ -222,7 +197,6 @@ def task(reader: Reader, site: Site, query: Query, name: str) -> Values:
         "chart": _chart(lines, 220, f"success of {name} by policy version"),
         "counts": counts,
         "recent": recent(curve),
-        **_states(counts),
         "groups": _with_members(reader, reader.newest_groups(task_id=name, limit=NEWEST)),
         "pool": len(reader.pool(name)),
     }

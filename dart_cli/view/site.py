@@ -189,16 +189,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        moment=moment,
-        minutes=minutes,
-        words=action_words,
-        dash=or_dash,
-        number=lambda value: or_dash(value, ".4g"),
-        nats=lambda value: or_dash(value, ".3f"),
-        share=lambda value: or_dash(value, ".2f"),
-        tenths=lambda value: or_dash(value, ".1f"),
-        signed=lambda value: f"{value:+.3f}",
-        versions=lambda pair: versions(*pair),
-        verdict=verdict_words,
+        moment=moment, minutes=minutes, words=action_words, dash=or_dash, verdict=verdict_words
     )
+    environment.globals["versions"] = versions
     return environment

@@ -51,7 +51,7 @@ async def test_a_scrape_gives_the_run_on_loopback_alone(
     assert found["dart_healthy"] == 0  # no trainer runs
     assert found["dart_updates"] == 0
     assert found['dart_verdicts{verdict="pass"}'] == MIXED.count("pass")
-    [alive] = [v for name, v in found.items() if name.startswith("dart_alive{") and "env-0" in name]
+    [alive] = [v for name, v in found.items() if name.startswith("dart_processes_alive{") and "env-0" in name]
     assert alive == 1
 
 

@@ -6,13 +6,11 @@ import re
 from math import inf, isfinite, nan
 from xml.etree import ElementTree as ET
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dart_cli.inspection.curves import Series
 from dart_cli.view.charts import (
-    bar,
     legend,
     line_chart,
     sparkline,
@@ -57,11 +55,6 @@ def test_bars_hang_where_values_are_negative_and_take_the_colour_of_their_versio
     assert 'd="M0.5 5.00V10.00M1.5 0.00V10.00"' in token_bars(
         [1.0, 2.0], ["v0", "v0"], label="x", height=10
     )
-
-
-@pytest.mark.parametrize(("share", "width"), [(0, 0), (0.5, 50), (1, 100), (7, 100), (-1, 0)])
-def test_a_bar_stays_within_its_track(share: float, width: float) -> None:
-    assert f'class="fill" width="{width:.2f}"' in bar(share)
 
 
 def test_a_band_lies_between_its_bounds_and_the_legend_names_each_line() -> None:
