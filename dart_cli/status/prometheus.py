@@ -55,15 +55,22 @@ def numbers(
     if isinstance(value, int | float) and math.isfinite(value):
         yield name, known, float(value)
     elif isinstance(value, dict):
-        for key, each in value.items():
-            if label := _KEYED.get(name):
-                yield from numbers(each, name, known | {label: str(key)})
-            else:
-                yield from numbers(each, f"{name}_{key}".lstrip("_"), known)
+        if label := _KEYED.get(name):
+            for key, each in value.items():
+                parts = each.items() if isinstance(each, dict) else [("", each)]
+                for part, own in parts:
+                    yield from numbers(own, _joined(name, part), known | {label: str(key)})
+        else:
+            for key, each in value.items():
+                yield from numbers(each, _joined(name, key), known)
     elif isinstance(value, list) and name in _NAMED:
         for each in value:
             own = {label: str(each[label]) for label in _NAMED[name]}
             yield from numbers(each, name, known | own)
+
+
+def _joined(*names: str) -> str:
+    return "_".join(filter(None, names))
 
 
 class _SnapshotCollector:

@@ -11,10 +11,11 @@ import pytest
 from bus.errors import ConfigError, MissingPartError
 from dart_cli.config.schema import Config
 from dart_cli.data import overview
-from dart_cli.status.prometheus import run_prometheus
+from dart_cli.status.prometheus import numbers, run_prometheus
 from dart_cli.train.metric_writer import MetricWriter, check_wandb
 from tests.data.client import serving
 from tests.data.parts import MIXED, small_config
+from tests.status.test_page import snapshot
 
 
 def scrape(url: str) -> dict[str, float]:
@@ -51,8 +52,25 @@ async def test_a_scrape_gives_the_run_on_loopback_alone(
     assert found["dart_healthy"] == 0  # no trainer runs
     assert found["dart_updates"] == 0
     assert found['dart_verdicts{verdict="pass"}'] == MIXED.count("pass")
-    [alive] = [v for name, v in found.items() if name.startswith("dart_processes_alive{") and "env-0" in name]
+    [alive] = [
+        v
+        for name, v in found.items()
+        if name.startswith("dart_processes_alive{") and "env-0" in name
+    ]
     assert alive == 1
+
+
+def test_every_number_of_a_snapshot_has_its_name_and_labels() -> None:
+    found = {
+        (name, *sorted(labels.items())): value
+        for name, labels, value in numbers(snapshot(replays={"refused": {"stale": 2}}).model_dump())
+    }
+    assert found["updates",] == 7
+    assert found["tasks_success", ("task_id", "mini/popup")] == 0.5
+    assert found["usage_minute", ("phase", "playing"), ("role", "env")] == 75
+    assert found["replays_refused", ("reason", "stale")] == 2
+    assert found["staleness_histogram", ("versions", "2")] == 5
+    assert not [name for name, *_ in found if "curve" in name]
 
 
 def test_wandb_that_is_not_installed_is_refused_before_anything_begins(
